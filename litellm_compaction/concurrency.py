@@ -259,57 +259,6 @@ class Kept(Generic[_Key, _Value]):
         _retrieve(run.task)
 
 
-class Shares:
-    """Threads that together take no more of something than there is; the others wait, in the order in which they came.
-
-    Args:
-        total: of which each run takes its share, and gives it back when its thread ends, whoever waits for it or not.
-    """
-
-    def __init__(self, total: int) -> None:
-        self._free = self._total = total
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    async def run(self, share: int, run: Callable[[], _Result]) -> _Result:
-        """Returns the result of `run`.
-
-        Raises:
-            ValueError: the share is more than there is, and would be waited for without an end.
-        """
-        if share > self._total:
-            raise ValueError(f"a share of {share} is more than all there is, {self._total}")
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((share, turn))
-        self._next()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._give_back(share)
-            else:
-                self._waiting.remove((share, turn))
-                self._next()
-            raise
-        task = asyncio.ensure_future(asyncio.to_thread(run))
-
-        def ended(task: asyncio.Task[_Result]) -> None:
-            self._give_back(share)
-            _retrieve(task)
-
-        task.add_done_callback(ended)
-        return await asyncio.shield(task)
-
-    def _give_back(self, share: int) -> None:
-        self._free += share
-        self._next()
-
-    def _next(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._free:
-            share, turn = self._waiting.popleft()
-            self._free -= share
-            turn.set_result(None)
-
-
 # Work over more text than this leaves the event loop: the ledger takes about 0.3 ms for 1,000 characters.
 _OFF_LOOP_CHARS = 20_000
 # Reading this many messages, parts or calls takes 2 to 3 ms, as does looking through so much text.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
@@ -30,41 +30,27 @@ from litellm_compaction.constants import Constants
 from litellm_compaction.core.budget import RESERVE_MAX_RATIO
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.places import ENVIRONMENT_PREFIX, EXAMPLES, PROXYS_OWN, is_redis, parse_redis, store_url
+from litellm_compaction.places import ENVIRONMENT_PREFIX, EXAMPLES, PROXYS_OWN, is_redis, parse_redis
 
 _MAX_PATTERN_CHARS = 2000
 
 
-class _Among:
-    """A validator of pydantic's: a name must stand in a table, which may still grow."""
-
-    def __init__(self, table: Mapping[str, object]) -> None:
-        self.table = table
-
-    def __call__(self, name: str) -> str:
-        if name not in self.table:
-            *first, last = map(repr, self.table)
-            raise ValueError(f"Input should be {', '.join(first)} or {last}")
-        return name
+def _strategy(name: str) -> str:
+    """A validator of pydantic's: the table of strategies may still grow."""
+    if name not in STRATEGIES:
+        *first, last = map(repr, STRATEGIES)
+        raise ValueError(f"Input should be {', '.join(first)} or {last}")
+    return name
 
 
-StrategyName: TypeAlias = Annotated[str, AfterValidator(_Among(STRATEGIES))]
+StrategyName: TypeAlias = Annotated[str, AfterValidator(_strategy)]
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
     """The words that a setting may have; empty for a number, a switch, or a name of the operator's."""
-    return _choices((*field.metadata, field.annotation))
-
-
-def _choices(parts: Sequence[object]) -> tuple[str, ...]:
-    for part in parts:
-        if get_origin(part) is Literal:
-            return tuple(map(str, get_args(part)))
-        if isinstance(part, AfterValidator) and isinstance(part.func, _Among):
-            return tuple(part.func.table)
-        if found := _choices(get_args(part)):
-            return found
-    return ()
+    if AfterValidator(_strategy) in field.metadata:
+        return tuple(STRATEGIES)
+    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
 
 
 Mode = Literal["guard", "observe", "off"]
@@ -79,7 +65,7 @@ _STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
 
     @field_validator(
         *("admission", "background", "keep_originals", "mode", "notices", "page", "recall"),
@@ -112,76 +98,44 @@ _PRUNING_MODEL = Live(
 class _OwnSettings(_Section):
     """What a deployment may set for itself, too."""
 
-    pruning_model: Annotated[str, _PRUNING_MODEL] = Field(
-        SAME_MODEL,
-        min_length=1,
-        description="`model_name` that writes summaries; `__same__`: the model that answers.",
-    )
-    strategy: Annotated[StrategyName, Live("Strategy")] = Field(
-        "summary",
-        description="How the old part is condensed. summary: a record, then recent messages. prune: the model "
-        "chooses the messages to drop. handoff: a record and the last request.",
-    )
-    notices: Annotated[Literal["auto", "content", "reasoning", "off"], Live("Notices")] = Field(
-        "auto",
-        description="Where a streaming client reads of a compaction. auto: people (browsers, Open WebUI with "
-        "its user headers) in the text; programs in a thought before the answer, or at the end of "
-        "a cut one. content, reasoning: always there. off: nowhere.",
-    )
-    mode: Annotated[Mode, Live("Mode")] = Field(
-        "guard",
-        description="guard: compacts. observe: only logs and counts the compactions that it would make. off: disabled.",
-    )
-    pre_request_ratio: Annotated[Ratio, Live("Compact a prompt above")] = Field(
-        0.80,
-        description="Compact before sending if prompt + output buffer are above this share of the window.",
-    )
-    streaming_ratio: Annotated[Ratio, Live("Carry an answer over at")] = Field(
-        0.90, description="Stop, compact and continue a running answer at this share of the window."
-    )
-    target_ratio: Annotated[Ratio, Live("Compact down to")] = Field(
-        0.40, description="Share of the window that a compaction shrinks to. Low, so that compactions are rare."
-    )
-    threshold_tokens: int = Field(
-        0,
-        ge=0,
-        le=100_000_000,
-        description="Compact above this many tokens of conversation (system messages and tools not counted). "
-        "Replaces the ratio and the reserve. 0: off. A prompt that does not fit is always "
-        "compacted.",
-    )
-    reserve_tokens: int = Field(
-        0,
-        ge=0,
-        le=10_000_000,
-        description="Part of the window that no conversation may take. With it compaction begins at "
-        "`pre_request_ratio` of (window − reserve), and the output buffer is not added. It counts for 75 % of the "
-        "window at most.",
-    )
-    tokenizer: str = Field(
-        AUTO_TOKENIZER,
-        min_length=1,
-        description="Counts prompts: the path of a model's tokenizer.json, or of its folder; the name of a "
-        "similar model (`llama-3.1-8b`); `heuristic`, 4 characters a token. `auto`: the vocabularies in "
-        "this package, by the model's architecture and name.",
-    )
-    background: Literal["off", "idle"] = Field(
-        "idle",
-        description="idle: write a conversation's next record ahead, while its server is idle; the next "
-        "request ends that call. At most 20 an hour for each tenant and model. Only for local "
-        "servers whose every user the proxy sees: off if other programs use them.",
-    )
-    keep_originals: Literal["off", "compacted"] = Field(
-        "off",
-        description="compacted: keep the messages that a compaction covers, encrypted with the master key, "
-        "for look-ups (docs/recall.md). off: keep none.",
-    )
-    recall: Literal["off", "tool", "auto"] = Field(
-        "auto",
-        description="How a model finds kept messages; needs `keep_originals`. tool: a compacted request with "
-        "tools gets one more tool, and the proxy answers its calls. auto: the same; a request "
-        "without tools gets quotations about the person's newest words. off: nothing.",
-    )
+    pruning_model: Annotated[str, Field(min_length=1), _PRUNING_MODEL] = SAME_MODEL
+    """`model_name` that writes summaries; `__same__`: the model that answers."""
+    strategy: Annotated[StrategyName, Live("Strategy")] = "summary"
+    """How the old part is condensed. summary: a record, then recent messages. prune: the model chooses the messages to
+    drop. handoff: a record and the last request."""
+    notices: Annotated[Literal["auto", "content", "reasoning", "off"], Live("Notices")] = "auto"
+    """Where a streaming client reads of a compaction. auto: people (browsers, Open WebUI with its user headers) in the
+    text; programs in a thought before the answer, or at the end of a cut one. content, reasoning: always there. off:
+    nowhere."""
+    mode: Annotated[Mode, Live("Mode")] = "guard"
+    """guard: compacts. observe: only logs and counts the compactions that it would make. off: disabled."""
+    pre_request_ratio: Annotated[Ratio, Live("Compact a prompt above")] = 0.80
+    """Compact before sending if prompt + output buffer are above this share of the window."""
+    streaming_ratio: Annotated[Ratio, Live("Carry an answer over at")] = 0.90
+    """Stop, compact and continue a running answer at this share of the window."""
+    target_ratio: Annotated[Ratio, Live("Compact down to")] = 0.40
+    """Share of the window that a compaction shrinks to. Low, so that compactions are rare."""
+    threshold_tokens: Annotated[int, Field(ge=0, le=100_000_000)] = 0
+    """Compact above this many tokens of conversation (system messages and tools not counted). Replaces the ratio and
+    the reserve. 0: off. A prompt that does not fit is always compacted."""
+    reserve_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Part of the window that no conversation may take. With it compaction begins at `pre_request_ratio` of (window −
+    reserve), and the output buffer is not added. It counts for 75 % of the window at most."""
+    tokenizer: Annotated[str, Field(min_length=1)] = AUTO_TOKENIZER
+    """Counts prompts: the path of a model's tokenizer.json, or of its folder; the name of a similar model
+    (`llama-3.1-8b`); `heuristic`, 4 characters a token. `auto`: the vocabularies in this package, by the model's
+    architecture and name."""
+    background: Literal["off", "idle"] = "idle"
+    """idle: write a conversation's next record ahead, while its server is idle; the next request ends that call. At
+    most 20 an hour for each tenant and model. Only for local servers whose every user the proxy sees: off if other
+    programs use them."""
+    keep_originals: Literal["off", "compacted"] = "off"
+    """compacted: keep the messages that a compaction covers, encrypted with the master key, for look-ups
+    (docs/recall.md). off: keep none."""
+    recall: Literal["off", "tool", "auto"] = "auto"
+    """How a model finds kept messages; needs `keep_originals`. tool: a compacted request with tools gets one more tool,
+    and the proxy answers its calls. auto: the same; a request without tools gets quotations about the person's newest
+    words. off: nothing."""
 
     @field_validator("threshold_tokens")
     @classmethod
@@ -194,15 +148,10 @@ class _OwnSettings(_Section):
 class DeploymentSettings(_OwnSettings):
     """`model_info: compaction:` of one deployment; of what it leaves out the global settings decide."""
 
-    enabled: bool | None = Field(
-        None, description="true: guard it, also if it is not LM Studio. false: leave this deployment alone."
-    )
-    context_length: int | None = Field(
-        None,
-        ge=256,
-        le=100_000_000,
-        description="Window in tokens, used only if the server itself tells none.",
-    )
+    enabled: bool | None = None
+    """true: guard it, also if it is not LM Studio. false: leave this deployment alone."""
+    context_length: Annotated[int | None, Field(ge=256, le=100_000_000)] = None
+    """Window in tokens, used only if the server itself tells none."""
 
     @property
     def changes(self) -> dict[str, object]:
@@ -213,76 +162,45 @@ class DeploymentSettings(_OwnSettings):
 class Settings(_OwnSettings):
     """Global settings under `callback_settings: litellm_compaction:`."""
 
-    keep_recent_messages: int = Field(
-        5, ge=1, le=1000, description="Messages at the end that stay verbatim if they fit."
-    )
-    max_restarts: int = Field(3, ge=0, le=20, description="Restarts of one answer, over all its phases.")
-    summary_timeout_s: float = Field(
-        120.0,
-        gt=0,
-        le=3600,
-        description="Time limit of a summary, its parts and their merging included.",
-    )
-    carrier: Literal["auto", "hooks"] = Field(
-        "auto",
-        description="Carries answers over the limit. auto: below LiteLLM's OpenAI client if possible. hooks: "
-        "only by LiteLLM's hooks.",
-    )
-    oversized_tool_result: Literal["error", "excerpt"] = Field(
-        "error", description="For a tool result that cannot fit. error: refuse. excerpt: send its head and tail."
-    )
-    oversized_user_message: Literal["error", "excerpt"] = Field(
-        "error", description="For a user message that cannot fit. error: refuse. excerpt: send its head and tail."
-    )
-    when_not_loaded: Literal["warm_up", "error"] = Field(
-        "warm_up",
-        description="A model that is not loaded has no window. warm_up: load it by a one-token request. error: refuse.",
-    )
-    allow_opt_out: bool = Field(
-        False, description='A request may switch the guard off with metadata {"compaction": "off"}.'
-    )
-    admins_see_text: bool = Field(
-        False,
-        description="Administrators see the text of others' records on the page, not only the numbers (docs/page.md).",
-    )
-    admission: Literal["auto", "pool", "off"] = Field(
-        "auto",
-        description="Parallel requests queue for the context that they share. auto: if LM Studio tells that "
-        "the model serves several at once. pool: always. off: never.",
-    )
-    store: str = Field(
-        "sqlite://",
-        # It may hold a password.
-        repr=False,
-        description="Where compactions are kept. `sqlite://`: a file in the user's data folder. "
-        "`sqlite:////path`: another file. `memory://`: this process. `redis://…`: a Redis that "
-        "several machines share (docs/scale.md).",
-    )
-    page: Literal["on", "off"] = Field(
-        "on",
-        description="The proxy serves the settings and history page at `/compaction`, to holders of its keys.",
-    )
-    store_ttl_s: float = Field(7 * 86_400.0, gt=0, description="An unused compaction is deleted after this time.")
-    store_max_bytes: int = Field(
-        64 * 1024 * 1024,
-        ge=1024,
-        description="Largest size of stored data in a file or the memory; a file takes about a third more.",
-    )
-    originals_ttl_s: float = Field(
-        30 * 86_400.0, gt=0, description="Kept messages are deleted after this time, looked up or not."
-    )
-    originals_max_bytes: int = Field(
-        256 * 1024 * 1024,
-        ge=1024,
-        description="Largest size of kept messages in a file or the memory; then the oldest of the largest scope go.",
-    )
-    redact_patterns: tuple[str, ...] = Field(
-        (),
-        max_length=100,
-        description="Your own patterns (as Python's `re`) for secrets: their group `secret`, otherwise the "
-        "whole match. If one takes over 0.2 s in a text, the rest of that text is left out. Use "
-        "bounded quantifiers: `{1,40}`, not `+`.",
-    )
+    keep_recent_messages: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Messages at the end that stay verbatim if they fit."""
+    max_restarts: Annotated[int, Field(ge=0, le=20)] = 3
+    """Restarts of one answer, over all its phases."""
+    summary_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
+    """Time limit of a summary, its parts and their merging included."""
+    carrier: Literal["auto", "hooks"] = "auto"
+    """Carries answers over the limit. auto: below LiteLLM's OpenAI client if possible. hooks: only by LiteLLM's
+    hooks."""
+    oversized_tool_result: Literal["error", "excerpt"] = "error"
+    """For a tool result that cannot fit. error: refuse. excerpt: send its head and tail."""
+    oversized_user_message: Literal["error", "excerpt"] = "error"
+    """For a user message that cannot fit. error: refuse. excerpt: send its head and tail."""
+    when_not_loaded: Literal["warm_up", "error"] = "warm_up"
+    """A model that is not loaded has no window. warm_up: load it by a one-token request. error: refuse."""
+    allow_opt_out: bool = False
+    """A request may switch the guard off with metadata {"compaction": "off"}."""
+    admins_see_text: bool = False
+    """Administrators see the text of others' records on the page, not only the numbers (docs/page.md)."""
+    admission: Literal["auto", "pool", "off"] = "auto"
+    """Parallel requests queue for the context that they share. auto: if LM Studio tells that the model serves several
+    at once. pool: always. off: never."""
+    # It may hold a password.
+    store: Annotated[str, Field(repr=False)] = "sqlite://"
+    """Where compactions are kept. `sqlite://`: a file in the user's data folder. `sqlite:////path`: another file.
+    `memory://`: this process. `redis://…`: a Redis that several machines share (docs/scale.md)."""
+    page: Literal["on", "off"] = "on"
+    """The proxy serves the settings and history page at `/compaction`, to holders of its keys."""
+    store_ttl_s: Annotated[float, Field(gt=0)] = 7 * 86_400.0
+    """An unused compaction is deleted after this time."""
+    store_max_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
+    """Largest size of stored data in a file or the memory; a file takes about a third more."""
+    originals_ttl_s: Annotated[float, Field(gt=0)] = 30 * 86_400.0
+    """Kept messages are deleted after this time, looked up or not."""
+    originals_max_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024
+    """Largest size of kept messages in a file or the memory; then the oldest of the largest scope go."""
+    redact_patterns: Annotated[tuple[str, ...], Field(max_length=100)] = ()
+    """Your own patterns (as Python's `re`) for secrets: their group `secret`, otherwise the whole match. If one takes
+    over 0.2 s in a text, the rest of that text is left out. Use bounded quantifiers: `{1,40}`, not `+`."""
 
     _constants: Constants = PrivateAttr(default_factory=lambda: Constants.current)
 
@@ -293,7 +211,9 @@ class Settings(_OwnSettings):
 
     def with_constants(self, constants: Constants) -> Settings:
         """The same settings with other constants."""
-        return self._keeping(self.model_copy(), constants)
+        other = self.model_copy()
+        other._constants = constants
+        return other
 
     def with_values(self, values: Mapping[str, object]) -> Settings:
         """The same with some values in place of its own.
@@ -301,12 +221,7 @@ class Settings(_OwnSettings):
         Raises:
             pydantic.ValidationError: one is none of its setting, or they do not fit together.
         """
-        return self._keeping(Settings.model_validate({**self.model_dump(), **values}), self._constants)
-
-    @staticmethod
-    def _keeping(settings: Settings, constants: Constants) -> Settings:
-        settings._constants = constants
-        return settings
+        return Settings.model_validate({**self.model_dump(), **values}).with_constants(self._constants)
 
     @field_validator("redact_patterns")
     @classmethod
@@ -351,11 +266,12 @@ class Settings(_OwnSettings):
         Raises:
             ConfigError: it is not set.
         """
-        try:
-            url = store_url(self.store, environ)
-        except ValueError as error:
-            raise ConfigError(f"{_SETTINGS_PLACE}.store: {error}") from None
-        return self if url == self.store else _joined(self, {"store": url}, _SETTINGS_PLACE)
+        name = self.store.removeprefix(ENVIRONMENT_PREFIX)
+        if name == self.store:
+            return self
+        if not (url := environ.get(name)):
+            raise ConfigError(f"{_SETTINGS_PLACE}.store: the variable {name} is not set")
+        return _joined(self, {"store": url}, _SETTINGS_PLACE)
 
     def for_deployment(self, own: DeploymentSettings, place: str = "model_info.compaction") -> Settings:
         """These settings with a deployment's own values on top, which stand at `place`.
@@ -427,11 +343,8 @@ def deployment_settings_from(section: object, place: str = "model_info.compactio
     """
     if isinstance(section, Mapping):
         # A key without a value is none.
-        section = {
-            key: value
-            for key, value in section.items()
-            if not (value is None and key in DeploymentSettings.model_fields)
-        }
+        known = DeploymentSettings.model_fields
+        section = {key: value for key, value in section.items() if value is not None or key not in known}
     return _parse(DeploymentSettings, section, place)
 
 

@@ -1,12 +1,10 @@
-"""Keeps events and turns in a store, for `litellm-compaction events` and the page, without holding up requests."""
+"""Keeps events in a store, for `litellm-compaction events` and the page, without holding up requests."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from functools import partial
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import ContinuationEvent, Event, event_to_json
@@ -23,21 +21,15 @@ class History:
 
     def __init__(self, store: EventLog) -> None:
         self._store = store
-        self._waiting: deque[Callable[[], Awaitable[None]]] = deque(maxlen=_MAX_WAITING)
+        self._waiting: deque[Event] = deque(maxlen=_MAX_WAITING)
         self._writing: asyncio.Task[None] | None = None
         self._has_warned = False
 
     def __call__(self, event: Event) -> None:
         # The compaction of a restart is an event of its own.
-        if not (isinstance(event, ContinuationEvent) and event.outcome == "restarted"):
-            self._add(partial(self._store.add_event, event.when_s, event_to_json(event)))
-
-    def add_turn(self, when_s: float, text: str) -> None:
-        """Adds a turn; see `proxy/page/turns.py`."""
-        self._add(partial(self._store.add_turn, when_s, text))
-
-    def _add(self, write: Callable[[], Awaitable[None]]) -> None:
-        self._waiting.append(write)
+        if isinstance(event, ContinuationEvent) and event.outcome == "restarted":
+            return
+        self._waiting.append(event)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
@@ -48,9 +40,9 @@ class History:
 
     async def _write(self) -> None:
         while self._waiting:
-            write = self._waiting.popleft()
+            event = self._waiting.popleft()
             try:
-                await write()
+                await self._store.add_event(event.when_s, event_to_json(event))
             except Exception as error:  # noqa: BLE001 - nothing that is only told may harm a request
                 if not self._has_warned:
                     self._has_warned = True

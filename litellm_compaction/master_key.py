@@ -6,7 +6,6 @@ it: they encrypt what they keep of conversations with it, and sign what clients 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
@@ -45,8 +44,10 @@ class MasterKey:
     created: bool
 
 
-class _Derived:
-    """Has a key of its own, derived from the master key.
+class Box:
+    """Signs and encrypts with a key of its own: readers of a store learn nothing of it, and writers forge nothing.
+
+    AES-256-GCM, and keyed BLAKE2b. What was locked under one scope and key is nothing under another.
 
     Args:
         secret: gives the master key, which is known only after the configuration; None if the proxy asks for none.
@@ -55,33 +56,7 @@ class _Derived:
 
     def __init__(self, secret: Callable[[], str | None], purpose: bytes) -> None:
         self._secret = secret
-        self._purpose = purpose
-
-    def _key(self) -> bytes | None:
-        secret = self._secret()
-        if not secret:
-            return None
-        purpose = b"litellm_compaction page " + self._purpose
-        return hashlib.blake2b(purpose, key=stretched(secret), digest_size=32).digest()
-
-
-class Seal(_Derived):
-    """Signs what a client keeps for its proxy, so that it forges nothing."""
-
-    def mac(self, *parts: bytes) -> bytes:
-        """The signature of some parts in this order; empty if the proxy asks for no key: every client may do all."""
-        key = self._key()
-        if key is None:
-            return b""
-        text = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-        return hashlib.blake2b(text, key=key, digest_size=_MAC_BYTES).digest()
-
-
-class Box(_Derived):
-    """Encrypts what is kept of conversations: who reads a store reads none of it, and who writes there forges none.
-
-    AES-256-GCM. What was locked under one scope and key is nothing under another.
-    """
+        self._purpose = b"litellm_compaction page " + purpose
 
     @property
     def has_key(self) -> bool:
@@ -110,14 +85,23 @@ class Box(_Derived):
             # ValueError: it is cut off.
             return None
 
+    def mac(self, *parts: bytes) -> bytes:
+        """The signature of some parts in this order; empty if the proxy asks for no key: every client may do all."""
+        if not self.has_key:
+            return b""
+        text = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+        return hashlib.blake2b(text, key=self._key(), digest_size=_MAC_BYTES).digest()
+
     def _cipher(self) -> AESGCM:
         # Here: it takes 40 ms to import, and most commands do without.
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        key = self._key()
-        if key is None:
+        return AESGCM(self._key())
+
+    def _key(self) -> bytes:
+        if not (secret := self._secret()):
             raise StoreError("what is kept is encrypted with the proxy's master key, and there is none")
-        return AESGCM(key)
+        return hashlib.blake2b(self._purpose, key=stretched(secret), digest_size=32).digest()
 
 
 NO_BOX = Box(lambda: None, b"")
@@ -198,14 +182,12 @@ def _create(path: Path, key: str) -> bool:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(f"{key}\n")
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return False
-        except OSError:
-            # File systems without hard links; two first starts in the same instant are then not told apart.
-            Path(draft).replace(path)
-        return True
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    except OSError:
+        # File systems without hard links; two first starts in the same instant are then not told apart.
+        Path(draft).replace(path)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            Path(draft).unlink()
+        Path(draft).unlink(missing_ok=True)
+    return True

@@ -127,16 +127,3 @@ def parse_redis(url: str) -> RedisAddress:
         raise ValueError("ssl_cert_reqs: allowed: required, none")
     place = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/{db}"
     return RedisAddress(f"{scheme}://{parts.netloc}/{db}?{urlencode(options)}", place, prefix)
-
-
-def store_url(store: str, environ: Mapping[str, str]) -> str:
-    """A value of `store`, with the variable's value for `os.environ/NAME`.
-
-    Raises:
-        ValueError: the variable is not set.
-    """
-    name = store.removeprefix(ENVIRONMENT_PREFIX)
-    found = store if name == store else environ.get(name, "")
-    if not found:
-        raise ValueError(f"the variable {name} is not set")
-    return found

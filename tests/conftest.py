@@ -21,8 +21,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-from tests.integration import harness, preloaded
-
 # LiteLLM asks the internet for prices when it is imported, and for eight seconds where there is none.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
@@ -63,8 +61,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 _TOGETHER = {
     "integration/test_restart_": "restart",
     "integration/test_notices": "restart",
-    "processes/test_restart_": "connections",
-    "real_engine/": "real_engine",
+    "processes/": "processes",
+    "real_engine/": "processes",
     **{f"security/test_{name}": "office" for name in ("body", "debug", "faults", "large", "page", "store", "tenants")},
     "tokenizers/": "vocabularies",
     "tokens/": "vocabularies",
@@ -83,7 +81,7 @@ _PROMISES = (
     "test_untouched",
 )
 # What takes longest, first: a file that takes half a minute must not be the last to begin.
-_LONGEST = ("promises", "restart", "connections", "real_engine", "test_page_browser", "test_up", "test_fleet")
+_LONGEST = ("processes", "promises", "restart", "office")
 
 # What `-m "not slow"` leaves out beside the tests that are marked `proxy`: folders and files of `tests`.
 _SLOW_PLACES = (
@@ -108,11 +106,9 @@ _FULL_PLACES = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fewer examples where only the fast tests are asked for; one process that all workers copy their proxies of."""
+    """Fewer examples where only the fast tests are asked for."""
     if _is_fast(config) and "HYPOTHESIS_PROFILE" not in os.environ:
         settings.load_profile("quick")
-    if config.getoption("numprocesses", None) and not _is_fast(config):
-        preloaded.offer(harness.environment())
 
 
 @pytest.hookimpl(wrapper=True)

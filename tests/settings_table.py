@@ -25,7 +25,7 @@ def table(settings: type[BaseModel]) -> str:
     """A Markdown table of all fields, in the order of their definition."""
     is_global = settings is Settings
     rows = [
-        f"| `{name}` | `{_default(field)}` | {_unit(name, field)} | {field.description} |"
+        f"| `{name}` | `{_default(field)}` | {_unit(name, field)} | {' '.join((field.description or '').split())} |"
         if is_global or name not in Settings.model_fields
         else f"| `{name}` | `not set` | {_unit(name, field)} | as the global setting |"
         for name, field in settings.model_fields.items()

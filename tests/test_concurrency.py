@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.concurrency import Bounded, Flights, Kept, Shares, ended, is_long, off_loop
+from litellm_compaction.concurrency import Bounded, Flights, Kept, ended, is_long, off_loop
 from tests.builders import parsed, user
 
 
@@ -269,93 +269,6 @@ async def test_one_cancelled_waiter_takes_nothing_away_and_closing_takes_all() -
     await source.kept.aclose()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-
-
-class Held:
-    """Work in threads that begins when it gets its share, and ends when it is told."""
-
-    def __init__(self, total: int) -> None:
-        self.shares = Shares(total)
-        self._begun: asyncio.Queue[str] = asyncio.Queue()
-        self._gates: dict[str, threading.Event] = {}
-
-    def start(self, name: str, share: int) -> asyncio.Task[str]:
-        gate = self._gates[name] = threading.Event()
-        loop = asyncio.get_running_loop()
-
-        def work() -> str:
-            loop.call_soon_threadsafe(self._begun.put_nowait, name)
-            gate.wait()
-            return name
-
-        return loop.create_task(self.shares.run(share, work))
-
-    def end(self, name: str) -> None:
-        self._gates[name].set()
-
-    async def begin(self, *names: str) -> None:
-        """These and no others begin next."""
-        assert sorted([await self._begun.get() for _ in names]) == list(names)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert self._begun.empty()
-
-
-async def test_who_finds_too_little_left_waits_in_turn() -> None:
-    """Also whoever wants little behind one who wants much: otherwise that one would wait for ever."""
-    held = Held(10)
-    runs = [held.start(name, share) for name, share in (("a", 6), ("b", 4), ("c", 8), ("d", 1))]
-    await held.begin("a", "b")
-    held.end("b")
-    assert await runs[1] == "b"
-    await held.begin()
-    held.end("a")
-    await held.begin("c", "d")
-    for name in "cd":
-        held.end(name)
-    assert await asyncio.gather(*runs) == ["a", "b", "c", "d"]
-
-
-async def test_who_leaves_takes_no_share_along() -> None:
-    """Whoever waits at once, whoever is served when the thread has ended: until then it holds its memory."""
-    held = Held(10)
-    first, second, third = (held.start(name, share) for name, share in (("a", 10), ("b", 10), ("c", 10)))
-    await held.begin("a")
-    for left in (first, second):
-        left.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await left
-    await held.begin()
-    held.end("a")
-    await held.begin("c")
-    held.end("c")
-    assert await third == "c"
-
-
-async def test_who_leaves_the_head_of_the_queue_makes_room_for_the_next() -> None:
-    """Who wants no more than there is left all the time."""
-    held = Held(10)
-    first, second, third = (held.start(name, share) for name, share in (("a", 6), ("b", 10), ("c", 4)))
-    await held.begin("a")
-    second.cancel()
-    await held.begin("c")
-    for name in "ac":
-        held.end(name)
-    assert await asyncio.gather(first, third) == ["a", "c"]
-
-
-async def test_an_error_gives_its_share_back_and_too_large_a_share_is_one() -> None:
-    """It would be waited for without an end."""
-    shares = Shares(10)
-
-    def fail() -> None:
-        raise LookupError
-
-    for _ in range(3):
-        with pytest.raises(LookupError):
-            await shares.run(10, fail)
-    with pytest.raises(ValueError, match="more than all there is, 10"):
-        await shares.run(11, fail)
 
 
 _CALLS = [{"role": "assistant", "content": None, "tool_calls": [{"id": f"{at}"} for at in range(500)]}]

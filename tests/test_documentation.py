@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from litellm_compaction.cli.app import program
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.config import DeploymentSettings, Settings
+from litellm_compaction.proxy.metrics import _GAUGES, _KINDS
 from tests import clients_table
 from tests.settings_table import table
 
@@ -102,6 +103,24 @@ def test_linked_files_and_headings_exist(path: Path) -> None:
         target = path.parent / name if name else path
         assert target.is_file(), link
         assert not anchor or anchor in anchors_of(target.read_text(encoding="utf-8")), link
+
+
+def test_the_metrics_are_those_that_are_counted() -> None:
+    """The table of metrics has each name once, and nothing else."""
+    table = page("docs/metrics-and-logs.md").partition("| metric | labels |")[2].partition("\n\n")[0]
+    named = re.findall(r"`(?:litellm_compaction|…)_([a-z_]+)`", table)
+    assert sorted(named) == sorted([*_KINDS, *_GAUGES])
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "NOTICE"], ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_paths_in_code_exist(path: Path) -> None:
+    """A file or folder that a page names in code is there, from the repository's root or the package's."""
+    text = path.read_text(encoding="utf-8")
+    code = re.findall(r"^```\w*\n(.*?)^```|`([^`\n]+)`", text, re.DOTALL | re.MULTILINE)
+    named = re.findall(r"(?<![\w/.:~@-])(?:[\w.-]+/)+[\w.-]*", "\n".join(map("".join, code)))
+    folders = {each.name for place in (ROOT, PACKAGE) for each in place.iterdir() if each.is_dir()}
+    mine = {name for name in named if name.split("/")[0] in folders and "FOLDER" not in name}
+    assert sorted(name for name in mine if not any((place / name).exists() for place in (ROOT, PACKAGE))) == []
 
 
 def test_every_line_that_warns_has_a_remedy() -> None:

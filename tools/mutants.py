@@ -243,7 +243,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         lines = coverage.Coverage(f"{file}-{os.getpid()}", config_file=False, source_pkgs=[PACKAGE], messages=False)
         # The process that hands out the tests runs none.
-        lines.set_option("run:disable_warnings", ["module-not-imported", "no-data-collected"])
+        lines.set_option("run:disable_warnings", ["module-not-imported", "module-not-measured", "no-data-collected"])
         config.stash[_LINES] = lines
         lines.start()
 

@@ -1,12 +1,11 @@
-"""What the callback costs a stream that it does not have to touch: time per chunk, time to the first, and memory.
+"""What the callback costs a stream that it does not have to touch: time per chunk, and time to the first.
 
     python benchmarks/cost/stream_overhead.py [--streams 30] [--chunks 1000] [--tokens 1]
 
 Three real proxies in front of the same simulator, asked in turn: with a callback that only hands chunks on, with ours
 below LiteLLM's OpenAI client, and with ours in LiteLLM's hooks. Medians, and the medians of the ratios to the first in
 the same turn; the proxy's CPU time up to the first chunk and for a chunk beside them, which other work on the machine
-disturbs less, and the least for a chunk, which is disturbed least. Then one stream of 100,000 tokens through each, and
-how much the proxy has grown.
+disturbs less, and the least for a chunk, which is disturbed least.
 """
 
 from __future__ import annotations
@@ -85,11 +84,6 @@ def main() -> None:
                 f"{1000 * median.cpu_ms:10.0f}{ratios.cpu_ms:8.2f}{1000 * least[name]:8.0f}"
                 f"{least[name] / least['hand on']:8.2f}"
             )
-        simulator.script = lambda call: Reply(numbered_words(50_000), chunk_tokens=8)
-        for name, running in proxies.items():
-            before = _resident_mb(running)
-            _timed(running)
-            print(f"{name:12}100,000 tokens: {before:.0f} MB -> {_resident_mb(running):.0f} MB")
 
 
 def _proxy(stack: ExitStack, url: str, name: str):  # type: ignore[no-untyped-def]
@@ -136,11 +130,6 @@ def _median(timings: list[Timing]) -> Timing:
 def _cpu_s(running: Proxy) -> float:
     """What the proxy has spent so far, on Linux: by its CPU clock (clock_getcpuclockid(3)), in nanoseconds."""
     return time.clock_gettime((~running.process.pid << 3) | 2)
-
-
-def _resident_mb(running: Proxy) -> float:
-    status = Path(f"/proc/{running.process.pid}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
 
 
 if __name__ == "__main__":

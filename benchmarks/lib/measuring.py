@@ -15,7 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.lib.directives import invented
 from benchmarks.lib.next_action import stands, taken
 from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.tokenizers.registry import token_length
@@ -26,6 +25,12 @@ JsonDict = dict[str, Any]
 # What a decoded token costs a local engine beside a prefilled one, about.
 DECODE_WEIGHT = 15
 _MESSAGE_TOKENS = 4
+# Rules that nobody gave; what users report of real summaries (codegraff 738, oh-my-openagent 1483).
+INVENTED = (
+    "The user said never to edit anything inside the vendor directory.",
+    "All further reports must be approved by the legal department first.",
+    "Ab jetzt dürfen keine neuen Abhängigkeiten eingeführt werden.",
+)
 RULES = Rules(
     pre_request_ratio=0.80,
     streaming_ratio=0.90,
@@ -177,13 +182,9 @@ class Tally:
     invalid: list[str] = field(default_factory=list)
     kept: list[float] = field(default_factory=list)
     bound_kept: list[float] = field(default_factory=list)
-    reductions: list[float] = field(default_factory=list)
     supported: list[float] = field(default_factory=list)
     compactions: int = 0
     invented: int = 0
-    lost: dict[str, int] = field(default_factory=dict)
-    missing: dict[str, int] = field(default_factory=dict)
-    made_up: dict[str, int] = field(default_factory=dict)
 
 
 async def replay(transcript: Transcript, window_tokens: int, method: Method) -> Tally:
@@ -192,7 +193,6 @@ async def replay(transcript: Transcript, window_tokens: int, method: Method) -> 
     tally = Tally(transcript.name)
     slot, ideal = Slot(), Slot()
     before: list[JsonDict] | None = None
-    since: tuple[int, int] = (0, 0)
     for index, message in enumerate(transcript.messages):
         if message["role"] != "assistant" or index < 2:
             continue
@@ -223,12 +223,8 @@ async def replay(transcript: Transcript, window_tokens: int, method: Method) -> 
             tally.stable += prompt[: len(before)] == before
         before = prompt
         if turn.is_new:
-            # Against what would have been sent without this compaction: the last prompt and all that came since.
-            grown = since[1] + sum(map(size, client[since[0] :]))
-            tally.reductions.append(1 - tokens / max(grown, tokens))
             tally.compactions += 1
-            _judge_directives(tally, client, turn.messages)
-        since = (index, tokens)
+            tally.invented += any(rule in searchable(turn.messages) for rule in INVENTED)
         if turn.is_compacted:
             _judge(tally, transcript, client, turn.messages)
             _judge_next(tally, client, turn.messages, message)
@@ -243,9 +239,6 @@ def _judge(tally: Tally, transcript: Transcript, client: Sequence[JsonDict], ups
         return
     shown = searchable(upstream)
     kept = [fact for fact in due if fact["text"] in shown]
-    for fact in due:
-        if fact["text"] not in shown:
-            tally.lost[fact["text"]] = tally.lost.get(fact["text"], 0) + 1
     tally.kept.append(len(kept) / len(due))
     with_cue = [fact for fact in kept if _has_cue(fact["text"], searchable([client[fact["msg"]]]), shown)]
     tally.bound_kept.append(len(with_cue) / len(due))
@@ -256,17 +249,7 @@ def _judge_next(tally: Tally, client: Sequence[JsonDict], upstream: Sequence[Jso
     if not needed:
         return
     shown = searchable(upstream)
-    missing = [token for token in needed if not stands(token, shown)]
-    for token in missing:
-        tally.missing[token] = tally.missing.get(token, 0) + 1
-    tally.supported.append(1 - len(missing) / len(needed))
-
-
-def _judge_directives(tally: Tally, client: Sequence[JsonDict], upstream: Sequence[JsonDict]) -> None:
-    found = invented(client, upstream)
-    tally.invented += len(found)
-    for sentence in found:
-        tally.made_up[sentence] = tally.made_up.get(sentence, 0) + 1
+    tally.supported.append(sum(stands(token, shown) for token in needed) / len(needed))
 
 
 _CUE_CHARS = 60
@@ -310,7 +293,7 @@ class Row(NamedTuple):
             compacted prompts before them hold; a mean over turns, then over conversations with three of them or more.
         waited_per_100: work that stood between 100 requests and the first words of their answers, beside the prefill of
             what is new in them: summaries, and prompts that had changed.
-        invented_per_100: directive sentences without a source (`directives.invented`), in 100 compactions.
+        invented_ratio: the share of compactions with a rule that nobody gave (`INVENTED`).
     """
 
     truncated: int
@@ -322,9 +305,8 @@ class Row(NamedTuple):
     stability: float
     work_ratio: float
     waited_per_100: float
-    reduction: float
     next_ratio: float
-    invented_per_100: float
+    invented_ratio: float
 
 
 def row(tallies: Sequence[Tally]) -> Row:
@@ -332,7 +314,6 @@ def row(tallies: Sequence[Tally]) -> Row:
     turns = sum(each.turns for each in tallies)
     judged = sum(len(each.kept) for each in tallies)
     broken = len({(each.name, text.split(":")[0]) for each in tallies for text in each.invalid})
-    reductions = [reduction for each in tallies for reduction in each.reductions]
     pairs = sum(each.pairs for each in tallies)
     return Row(
         truncated=sum(each.truncated for each in tallies),
@@ -344,13 +325,10 @@ def row(tallies: Sequence[Tally]) -> Row:
         stability=sum(each.stable for each in tallies) / pairs if pairs else 1.0,
         work_ratio=sum(each.work for each in tallies) / sum(each.bound for each in tallies),
         waited_per_100=100 * sum(each.waited for each in tallies) / turns,
-        reduction=statistics.median(reductions) if reductions else 0.0,
         next_ratio=_mean(
             [statistics.mean(each.supported) for each in tallies if len(each.supported) >= _LEAST_NEXT_TURNS]
         ),
-        invented_per_100=100
-        * sum(each.invented for each in tallies)
-        / max(sum(each.compactions for each in tallies), 1),
+        invented_ratio=sum(each.invented for each in tallies) / max(sum(each.compactions for each in tallies), 1),
     )
 
 

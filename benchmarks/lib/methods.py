@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,15 +13,13 @@ from benchmarks.lib.measuring import (
     SummaryCall,
     Transcript,
     Turn,
-    budget,
     count,
     prompt_tokens,
     rendered,
     size,
 )
 from benchmarks.lib.summarisers import Kind, summary
-from litellm_compaction.core.cut_points import latest_cut, protected_indices
-from litellm_compaction.core.messages import Message, Request, newest_user_index, parse_message, system_prefix_length
+from litellm_compaction.core.messages import Message, Request, parse_message
 from litellm_compaction.engine import PreparedRequest, RequestContext
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
@@ -31,12 +27,8 @@ from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokens.estimate import Estimate, Span
 from tests.engine.bench import Bench, Clock, FakeAsk, FakeCounter
 
-_SUMMARY_TOKENS = 800
 # A turn takes so long that what an hour allows is no bound.
 _TURN_S = 600.0
-# Instruction, answer and template of a summary call.
-_RESERVED_TOKENS = 1_400
-_INSTRUCTION = "Summarise the conversation so far for your own later use. " * 35
 
 
 class _Counter(FakeCounter):
@@ -126,111 +118,6 @@ async def _rest(
         await asyncio.gather(*others, return_exceptions=True)
 
 
-def _without_null(message: JsonDict) -> JsonDict:
-    return {**message, "content": message.get("content") or ""}
-
-
-def greedy(transcript: Transcript, window_tokens: int) -> Method:
-    """The optimum of a greedy rule: at each compaction everything but the protected tail goes, for 800 tokens."""
-    covered = 0
-    rounds = itertools.count(1)
-    record = ""
-    limits = budget(window_tokens)
-
-    def applied(client: Sequence[JsonDict]) -> list[JsonDict]:
-        if not covered:
-            return list(client)
-        messages = tuple(map(parse_message, client))
-        lead = system_prefix_length(messages)
-        tail = list(client[covered:])
-        if tail and tail[0]["role"] == "user":
-            carrier = {**tail[0], "content": record + tail[0]["content"]}
-            return [*client[:lead], carrier, *map(_without_null, tail[1:])]
-        newest = newest_user_index(messages)
-        pinned = client[newest]["content"] if newest is not None and newest < covered else ""
-        return [*client[:lead], {"role": "user", "content": record + pinned}, *map(_without_null, tail)]
-
-    async def send(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
-        nonlocal covered, record
-        now = applied(client)
-        if not limits.triggers(prompt_tokens(transcript.tools, now)):
-            return Turn(now, is_compacted=covered > 0)
-        messages = tuple(map(parse_message, client))
-        if latest_cut(messages) <= max(covered, system_prefix_length(messages)):
-            return Turn(now, is_compacted=covered > 0)
-        text = f"Round {next(rounds)}.\n" + "word " * (_SUMMARY_TOKENS - 8) + "\n\n"
-        call = SummaryCall([*now, {"role": "user", "content": _INSTRUCTION}], True, text)
-        covered, record = latest_cut(messages), text
-        return Turn(applied(client), (call,), is_compacted=True, is_new=True)
-
-    return send
-
-
-def every_time(kind: Kind, transcript: Transcript, window_tokens: int) -> Method:
-    """A stateless summariser: above the trigger, every request pays for a summary of everything that came before."""
-    facts = [fact["text"] for fact in transcript.facts]
-    limits = budget(window_tokens)
-
-    async def send(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
-        if not limits.triggers(prompt_tokens(transcript.tools, client)):
-            return Turn(client)
-        messages = tuple(map(parse_message, client))
-        protected = sorted(protected_indices(messages))
-        lead = system_prefix_length(messages)
-        tail = [dict(client[index]) for index in protected if index >= lead]
-        room = window_tokens - _RESERVED_TOKENS
-        # As much of the newest as the pruning model's own window takes.
-        shown: list[JsonDict] = []
-        for message in reversed(client[lead : latest_cut(messages)]):
-            room -= size(message)
-            if room < 0:
-                break
-            shown.insert(0, message)
-        prompt = "\n".join(map(rendered, shown)) + _INSTRUCTION
-        answer = summary(kind, prompt, facts, _SUMMARY_TOKENS)
-        if tail and tail[0]["role"] == "user":
-            tail[0]["content"] = answer + "\n\n" + tail[0]["content"]
-        else:
-            tail.insert(0, {"role": "user", "content": answer})
-        call = SummaryCall([{"role": "user", "content": prompt}], False, answer)
-        return Turn([*client[:lead], *map(_without_null, tail)], (call,), is_compacted=True, is_new=True)
-
-    return send
-
-
-# Directives whole; of anything else a few words around dates, sums, percentages and names.
-_DIRECTIVE = re.compile(r"(?i:\b(?:always|never|prefer|please|must|avoid|decided|chose)\b)[^.!?\n]*")
-_AROUND = re.compile(r"(?:\S+ ){0,6}(?:\S*\d\S*|(?<=[a-z,] )[A-Z][a-z]\S*)(?: \S+){0,3}")
-_CODE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
-
-
-def by_rule(messages: Sequence[JsonDict], sent: Sequence[JsonDict]) -> list[JsonDict]:
-    """A prompt of ours with a simple rule's record in place of ours, within the same tokens.
-
-    The rule: each of the user's messages has the same share; directives first, then what stands around values.
-    """
-    own = {rendered(message): message for message in messages}
-    kept: list[JsonDict] = []
-    for message in sent:
-        # Our record stands before the text of one of the user's messages.
-        after = (each for each in reversed(messages) if each["role"] == "user")
-        of_user = next((each for each in after if str(message["content"]).endswith(each["content"])), None)
-        known = own.get(rendered(message)) or of_user
-        kept += [known] if known else []
-    room_tokens = prompt_tokens((), sent) - prompt_tokens((), [*kept, {"role": "user"}])
-    lines: list[str] = []
-    users = [_CODE.sub("", message["content"]) for message in messages if message["role"] == "user"]
-    for index, text in enumerate(users):
-        share_tokens = room_tokens / (len(users) - index)
-        taken: list[str] = []
-        for piece in [*_DIRECTIVE.findall(text), *_AROUND.findall(text)]:
-            if piece not in " ".join(taken) and count(" ".join([*taken, piece]) + "\n") < share_tokens:
-                taken.append(piece)
-        lines += [" ".join(taken)] if taken else []
-        room_tokens -= count(" ".join(taken) + "\n")
-    return [{"role": "user", "content": "\n".join(lines)}, *kept]
-
-
 def stock(transcript: Transcript, window_tokens: int) -> Method:
     """What the server does on its own: the middle goes, token by token, without a word to anybody."""
 
@@ -260,22 +147,6 @@ def trimmed(transcript: Transcript, window_tokens: int) -> Method:
     async def send(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
         room = window_tokens - count(json.dumps(transcript.tools)) - 256
         sent = litellm.utils.trim_messages([dict(each) for each in client], model="gpt-4o", max_tokens=room)
-        return Turn(sent, is_compacted=sent != list(client), is_new=sent != list(client))
-
-    return send
-
-
-def compressed(transcript: Transcript, window_tokens: int) -> Method:
-    """LiteLLM's `compress`: messages of little relevance to the newest one become stubs."""
-    import litellm
-
-    async def send(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
-        result = litellm.compress(
-            [{**each, "content": each.get("content") or ""} for each in client],
-            "gpt-4o",
-            compression_trigger=int(0.8 * window_tokens),
-        )
-        sent = result["messages"]
         return Turn(sent, is_compacted=sent != list(client), is_new=sent != list(client))
 
     return send

@@ -1,4 +1,4 @@
-"""Scripted pruning models for the benchmark: ideal, lossy, dead, lying, inventing, extractive; deterministic."""
+"""Scripted pruning models for the benchmark: ideal, lossy, dead, lying, inventing; deterministic."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from benchmarks.lib.measuring import count
+from benchmarks.lib.measuring import INVENTED, count
 from tests.lmstudio_double import summary_of_facts
 
-Kind = Literal["ideal", "lossy", "dead", "lying", "inventing", "extractive"]
+Kind = Literal["ideal", "lossy", "dead", "lying", "inventing"]
 KINDS: tuple[Kind, ...] = ("ideal", "lossy", "dead", "lying", "inventing")
 _LOSSY_KEEP_RATIO = 0.3
 # No two lines alike: a summary that says one thing again and again is rejected. In the conversation's own script.
@@ -51,12 +51,6 @@ _FILLER = {
 # Behind the kana, since Japanese has both; the instruction before a conversation is English.
 _SCRIPTS = (("cyrillic", "[а-яё]"), ("kana", "[\u3041-\u30ff]"), ("han", "[\u4e00-\u9fff]"))
 _SCRIPT_RATIO = 0.08
-# Rules that nobody gave; what users report of real summaries (codegraff 738, oh-my-openagent 1483).
-_INVENTED = (
-    "- The user said never to edit anything inside the vendor directory.\n"
-    "- All further reports must be approved by the legal department first.\n"
-    "- Ab jetzt dürfen keine neuen Abhängigkeiten eingeführt werden.\n"
-)
 
 
 def summary(kind: Kind, prompt: str, facts: Sequence[str], max_tokens: int) -> str:
@@ -64,32 +58,23 @@ def summary(kind: Kind, prompt: str, facts: Sequence[str], max_tokens: int) -> s
 
     Args:
         kind: ideal keeps every fact that stands in the prompt, lossy 30 % of them, lying all with wrong values;
-            inventing keeps every fact and adds three rules that nobody gave; extractive knows no facts and repeats
-            every n-th sentence of what it is shown.
+            inventing keeps every fact and adds three rules that nobody gave.
         prompt: what the model is shown.
         facts: of the conversation.
         max_tokens: bound on the answer.
     """
     if kind == "dead":
         return ""
-    if kind == "extractive":
-        return _thinned([each for each in re.split(r"(?<=[.!?])\s+|\n", prompt) if each.strip()], max_tokens)
     text = summary_of_facts(prompt, facts, keep_ratio=_LOSSY_KEEP_RATIO if kind == "lossy" else 1.0)
     if kind == "lying":
         for fact in facts:
             text = text.replace(f"- {fact}\n", f"- {_wrong(fact)}\n")
     if kind == "inventing":
-        text += f"\n{_INVENTED}"
+        text += "\n" + "".join(f"- {rule}\n" for rule in INVENTED)
     room = int(0.95 * max_tokens) - count(text)
     filler = _FILLER[_script(prompt)]
     sizes = itertools.accumulate(map(count, filler))
     return text + "\n" + "".join(line for line, used in zip(filler, sizes, strict=True) if used <= room)
-
-
-def _thinned(sentences: Sequence[str], max_tokens: int) -> str:
-    share = min(1.0, 0.9 * max_tokens / max(1, sum(count(f"- {each}\n") for each in sentences)))
-    chosen = (each for at, each in enumerate(sentences) if int((at + 1) * share) > int(at * share))
-    return "".join(f"- {each.strip()}\n" for each in chosen)
 
 
 def _script(prompt: str) -> str:

@@ -1,18 +1,15 @@
 """Readers of public formats: from the bytes of a file to messages, for `quality/held_out.py`.
 
-Each reader keeps the order and the words. One speaker is the assistant, everything else is the user; where several
-speak, their names stand before their lines.
+Each reader keeps the order and the words. One speaker is the assistant, everything else is the user.
 """
 
 from __future__ import annotations
 
-import html
 import itertools
 import json
 import re
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.integration.validity import JsonDict
@@ -58,24 +55,6 @@ def several(data: bytes) -> Iterator[Any]:
         value, at = json.JSONDecoder().raw_decode(text, at)
         yield value
         at += len(text[at:]) - len(text[at:].lstrip())
-
-
-def play(assistant: str, lines: Sequence[tuple[str, str]], role: str) -> Iterator[JsonDict]:
-    """Lines of several speakers, one of whom is the assistant; of others' lines in a row the last twenty.
-
-    Args:
-        assistant: its name, or "" for who speaks most.
-        lines: speaker and text.
-        role: the system line, with `{}` for the assistant's name.
-    """
-    spoken = Counter[str]()
-    for speaker, text in lines:
-        spoken[speaker] += len(text)
-    own = assistant or spoken.most_common(1)[0][0]
-    yield said("system", role.format(own))
-    for is_own, run in itertools.groupby(lines, key=lambda line: line[0] == own):
-        texts = [text if is_own else f"{speaker}: {text}" for speaker, text in run]
-        yield said("assistant" if is_own else "user", "\n".join(texts if is_own else texts[-_MOST_LINES:]))
 
 
 def codex(data: bytes) -> Iterator[JsonDict]:
@@ -148,130 +127,6 @@ def _parts(messages: Sequence[JsonDict]) -> Iterator[JsonDict]:
         yield from [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def notebook(data: bytes) -> Iterator[JsonDict]:
-    """A Jupyter notebook: its text is the user's, each cell of code a call with what it printed."""
-    yield said("system", "You are a data analyst. You run Python for the user.")
-    for index, cell in enumerate(json.loads(data)["cells"]):
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown":
-            yield said("user", re.sub(r"<img[^>]*>|!\[[^]]*\]\([^)]*\)", "", source))
-        elif source:
-            texts = [each.get("text") or each.get("data", {}).get("text/plain") or () for each in cell["outputs"]]
-            yield called(f"call_{index}", "python", {"code": source})
-            yield result(f"call_{index}", "".join("".join(text) for text in texts))
-
-
-def reports(pages: slice) -> Convert:
-    """Pages of annual reports (TAT-QA) with questions; half of a page's questions come after the next page."""
-
-    def convert(data: bytes) -> Iterator[JsonDict]:
-        chosen = json.loads(data)[pages]
-        yield said("system", "You answer questions about pages of annual reports.")
-        later: list[JsonDict] = []
-        for page in chosen:
-            table = "\n".join(" | ".join(cells) for cells in page["table"]["table"])
-            text = "\n".join(paragraph["text"] for paragraph in page["paragraphs"])
-            yield said("user", f"{text}\n{table}")
-            half = len(page["questions"]) // 2
-            for question in [*page["questions"][:half], *later]:
-                yield said("user", question["question"])
-                yield said("assistant", _answer(question))
-            later = page["questions"][half:]
-
-    def _answer(question: JsonDict) -> str:
-        answer = question["answer"]
-        text = ", ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
-        reason = f" ({question['derivation']})" if question["derivation"] else ""
-        return f"{text} {question['scale']}".strip() + reason
-
-    return convert
-
-
-def critical_role(data: bytes) -> Iterator[JsonDict]:
-    """A session of a role-playing game; the game master is the assistant."""
-    turns = json.loads(data)["TURNS"]
-    lines = [(" and ".join(turn["NAMES"]).title(), " ".join(turn["UTTERANCES"])) for turn in turns]
-    yield from play("Matt", lines, "You are {}, the master of a role-playing game. The players' names stand first.")
-
-
-def character(name: str) -> Convert:
-    """Scenes of Chinese novels and series (CharacterEval) in which one character speaks."""
-
-    def convert(data: bytes) -> Iterator[JsonDict]:
-        # One scene is asked about several times.
-        scenes = dict.fromkeys(each["context"] for each in json.loads(data) if each["role"] == name)
-        lines = [line.split("：", 1) for scene in scenes for line in scene.split("\n") if "：" in line]
-        yield from play(name, [(speaker, text) for speaker, text in lines], "你是{}。请以这个人物的身份说话。")
-
-    return convert
-
-
-def drama(role: str) -> Convert:
-    """A play in TEI; who speaks most is the assistant."""
-
-    def convert(data: bytes) -> Iterator[JsonDict]:
-        lines: list[tuple[str, str]] = []
-        for speech in re.findall(r"<sp\b.*?</sp>", data.decode(), re.DOTALL):
-            speaker, _, spoken = speech.partition("</speaker>")
-            lines.append((_plain(speaker).strip(" .:").title(), _plain(spoken)))
-        yield from play("", lines, role)
-
-    return convert
-
-
-def _plain(markup: str) -> str:
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", markup)).split())
-
-
-_CHANNEL = re.compile(r"^.*?\[[\d:]+\] <([^>]+)> (.*)$", re.MULTILINE)
-
-
-def channel(data: bytes) -> Iterator[JsonDict]:
-    """A support channel of IRC; who writes most is the assistant."""
-    lines = [(name, text.strip()) for name, text in _CHANNEL.findall(data.decode(errors="replace"))]
-    yield from play("", lines, "You are {} and help in a support channel. The others' names stand first.")
-
-
-def phone(data: bytes) -> Iterator[JsonDict]:
-    """Phone calls, one short utterance a line (`A|text|act`)."""
-    yield said("system", "You are on the phone with a stranger and talk about what comes up.")
-    for line in data.decode().splitlines():
-        if line:
-            speaker, text, _ = line.split("|")
-            yield said("user" if speaker == "A" else "assistant", text)
-
-
-_PLACEHOLDER = re.compile(r"\b[a-z]\w*_(?:phone|address|post_code)\b")
-
-
-def _number(placeholder: re.Match[str]) -> str:
-    return f"01223 {zlib.crc32(placeholder[0].encode()) % 900_000 + 100_000}"
-
-
-def restaurants_hindi(data: bytes) -> Iterator[JsonDict]:
-    """Dialogues about restaurants in Hindi and English mixed; calls and the first twenty lines of results are text.
-
-    Placeholders such as `sala_thong_phone` become a number that their name decides.
-    """
-    yield said("system", "Aap ek restaurant assistant hain.")
-    results = 0
-    for line in _PLACEHOLDER.sub(_number, data.decode()).splitlines():
-        text, tab, answer = line.partition(" ")[2].partition("\t")
-        results = 0 if tab else results + 1
-        if text and results <= _MOST_LINES:
-            yield said("user", text)
-        if answer:
-            yield said("assistant", answer)
-
-
-def hotels_japanese(data: bytes) -> Iterator[JsonDict]:
-    """Customers who look for a place to stay, and one adviser."""
-    yield said("system", "あなたは宿泊の相談を受けるオペレーターです。")
-    for dialogue in several(data):
-        for turn in dialogue["utterances"]:
-            yield said("assistant" if turn["name"].startswith("operator") else "user", turn["text"])
-
-
 def daily_dialog(role: str) -> Convert:
     """Everyday dialogues, one a line (XDailyDialog)."""
 
@@ -283,3 +138,127 @@ def daily_dialog(role: str) -> Convert:
                 yield said(("user", "assistant")[index % 2], turn)
 
     return convert
+
+
+_BASH = re.compile(r"```(?:bash|sh)?\n(.*?)\n```", re.DOTALL)
+
+
+def mini_swe_agent(data: bytes) -> Iterator[JsonDict]:
+    """Commands in code blocks become calls, what follows them their results."""
+    is_called = False
+    for index, message in enumerate(json.loads(data)["messages"]):
+        content = message["content"]
+        if not isinstance(content, str):
+            content = "\n".join(part.get("text", "") for part in content)
+        block = _BASH.search(content) if message["role"] == "assistant" else None
+        if block:
+            yield called(f"call_{index}", "bash", {"command": block[1]}, content[: block.start()].strip())
+        elif is_called:
+            yield {"role": "tool", "tool_call_id": f"call_{index - 1}", "content": content}
+        else:
+            yield said(message["role"], content)
+        is_called = block is not None
+
+
+def swe_agent(data: bytes) -> Iterator[JsonDict]:
+    """Several files, one behind the other, are one session."""
+    for number, recorded in enumerate(several(data)):
+        for message in recorded["history"]:
+            if number == 0 or message["role"] != "system":
+                yield said(message["role"], message["content"])
+
+
+def tau_airline(*episodes: int) -> Convert:
+    """Customers of an airline, one after the other."""
+
+    def convert(data: bytes) -> Iterator[JsonDict]:
+        recorded = json.loads(data)
+        for episode in episodes:
+            for index, message in enumerate(recorded[episode]["traj"]):
+                if message["role"] == "system" and episode != episodes[0]:
+                    continue
+                kept = {"role": message["role"], "content": message.get("content") or ""}
+                # A provider's ids may be the same in two episodes; each result answers the call before it.
+                if message["role"] == "tool":
+                    kept["tool_call_id"] = f"call_{episode}_{index - 1}"
+                elif message.get("tool_calls"):
+                    kept["tool_calls"] = [{**message["tool_calls"][0], "id": f"call_{episode}_{index}"}]
+                yield kept
+
+    return convert
+
+
+_LINE = re.compile(r"^(user|assistant|tool): ", re.MULTILINE)
+
+
+def tau_retail(episodes: slice) -> Convert:
+    """Customers of a shop, whose calls were not recorded: results are text."""
+
+    def convert(data: bytes) -> Iterator[JsonDict]:
+        yield said("system", "You are a customer service agent of a shop. Several customers write to you in turn.")
+        for line in data.decode().splitlines()[episodes]:
+            parts = _LINE.split(json.loads(line)["messages_display"])
+            for role, content in zip(parts[1::2], parts[2::2], strict=True):
+                text = content.strip()
+                if role == "tool":
+                    yield said("user", f"Result: {text}")
+                elif text != "None":
+                    yield said(role, text)
+
+    return convert
+
+
+def friends(data: bytes) -> Iterator[JsonDict]:
+    """Two friends who write to each other (LoCoMo); the second one is the assistant."""
+    recorded = json.loads(data)
+    person, friend = recorded["speaker_a"], recorded["speaker_b"]
+    yield said("system", f"You are {friend}, a friend of {person}. You write to each other now and then.")
+    names = itertools.takewhile(recorded.__contains__, (f"session_{at}" for at in itertools.count(1)))
+    for session in names:
+        yield said("user", f"[{recorded[f'{session}_date_time']}]")
+        for turn in recorded[session]:
+            yield said("user" if turn["speaker"] == person else "assistant", turn.get("text") or "")
+
+
+def meeting(data: bytes) -> Iterator[JsonDict]:
+    """Who speaks most is the assistant, the others are the user, each line with its speaker's name."""
+    turns = json.loads(data)["meeting_transcripts"]
+    spoken = Counter[str]()
+    for turn in turns:
+        spoken[turn["speaker"]] += len(turn["content"])
+    [(assistant, _)] = spoken.most_common(1)
+    yield said("system", f"You are {assistant} in a meeting. What the others say has their names before it.")
+    for turn in turns:
+        is_own = turn["speaker"] == assistant
+        yield said("assistant", turn["content"]) if is_own else said("user", f"{turn['speaker']}: {turn['content']}")
+
+
+def dialogues(system: str, turns: str, speaker: str, user: str, *, text: Mapping[bool, str]) -> Convert:
+    """Dialogues in JSON, one behind the other.
+
+    Args:
+        system: the system line.
+        turns: key of a dialogue's turns; "" if it is a list of them.
+        speaker: key of a turn's speaker.
+        user: the speaker that is the user.
+        text: keys of a turn's text, by whether it is the user's.
+    """
+
+    def convert(data: bytes) -> Iterator[JsonDict]:
+        yield said("system", system)
+        recorded = json.loads(data)
+        for dialogue in recorded.values() if isinstance(recorded, dict) else recorded:
+            for turn in dialogue[turns] if turns else dialogue:
+                is_user = turn[speaker] == user
+                yield said("user" if is_user else "assistant", turn[text[is_user]])
+
+    return convert
+
+
+def russian_multiwoz(data: bytes) -> Iterator[JsonDict]:
+    """Lines in turn; a dialogue that ends with the customer's thanks goes on with the next one's answer."""
+    yield said("system", "Вы помощник туристического бюро.")
+    for dialogue in re.split(r"\n\s*\n", data.decode("utf-8-sig").strip()):
+        lines = [line.strip() for line in dialogue.split("\n") if line.strip()]
+        for index, line in enumerate(lines[: len(lines) // 2 * 2]):
+            yield said(("user", "assistant")[index % 2], line)

@@ -1,7 +1,7 @@
 """What a compaction is worth: real conversations replayed turn by turn, beside what people do without it.
 
     python benchmarks/quality/compaction.py FOLDER [--windows 4096 8192 16384 32768] [--only NAME]
-                                    [--held-out FOLDER] [--target-ratios 0.3 0.4 0.5 0.6 0.7]
+                                    [--held-out FOLDER]
 
 FOLDER (or the environment variable COMPACTION_TRANSCRIPTS) holds conversations as JSON: `messages`, `tools`, `facts`.
 With `--held-out`, conversations that nothing was tuned on (`held_out.py` makes them) are measured beside them; each
@@ -10,8 +10,7 @@ In-process: the engine with a scripted pruning model, no server. `work` is uncac
 relative to an unlimited context; `waited` is what of it the first words of 100 answers waited for, beside what was new
 in them; of `idle` rows the client leaves the time to write ahead behind every answer. `cued` counts a fact only beside
 a word beside which it stood; `next` is the share of what the recorded next answers take from far back that the prompts
-before them hold (`lib/next_action.py`); `invented` are directive sentences of the records that nobody said, in 100
-compactions (`lib/directives.py`). LangChain's rows need the extra `bench`.
+before them hold (`lib/next_action.py`); `invented` is the share of compactions with a rule that nobody gave.
 """
 
 from __future__ import annotations
@@ -27,17 +26,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.lib import langchain_method, methods
+from benchmarks.lib import methods
 from benchmarks.lib.constraints import EXPLICIT, IMPLICIT, planted
-from benchmarks.lib.measuring import JsonDict, Method, Row, Tally, Transcript, load, replay, row
+from benchmarks.lib.measuring import JsonDict, Method, Row, Transcript, load, replay, row
 from benchmarks.lib.summarisers import KINDS, Kind
-from benchmarks.lib.superseded import CHANGES, Change, changing, is_clear
 from tests.integration.validity import searchable
 
 _VARIABLE = "COMPACTION_TRANSCRIPTS"
 _Make = Callable[[Transcript, int], Method]
 TUNED_ALONE = "Of data that was tuned on alone: to choose by, not to report."
-_CURVE_KINDS: tuple[Kind, ...] = ("ideal", "dead")
 
 
 def main() -> None:
@@ -47,10 +44,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, nargs="+", default=[4096, 8192, 16_384, 32_768], metavar="TOKENS")
     parser.add_argument("--only", default="", help="methods whose name contains this")
     parser.add_argument("--held-out", metavar="FOLDER", help="conversations that nothing was tuned on")
-    parser.add_argument(
-        "--target-ratios", type=float, nargs="+", metavar="RATIO", help="our rows at each, and no others"
-    )
-    parser.add_argument("--verbose", action="store_true", help="one line for each conversation, and the facts lost")
+    parser.add_argument("--verbose", action="store_true", help="one line for each conversation")
     chosen = parser.parse_args()
     if not chosen.folder:
         parser.error(f"name the folder with the conversations, or set {_VARIABLE}")
@@ -64,20 +58,15 @@ def main() -> None:
     for window in chosen.windows:
         counts = " + ".join(str(len(transcripts)) for transcripts in sets.values())
         print(f"\n{window} tokens, {counts} conversations\n{_HEAD}", flush=True)
-        for name, make in _curve(chosen.target_ratios) if chosen.target_ratios else _rows():
-            if make is None:
-                print(f"{name:28} not installed")
-            elif chosen.only in name:
+        for name, make in _rows():
+            if chosen.only in name:
                 _print_row(name, make, sets, window, is_verbose=chosen.verbose)
-        if chosen.only in ("", "constraints") and not chosen.target_ratios:
+        if chosen.only in ("", "constraints"):
             for label, transcripts in sets.items():
                 print(_constraints(transcripts, window), label, flush=True)
-                print(_superseded(transcripts, window), label, flush=True)
 
 
-_HEAD = (
-    f"{'':37} truncated refused valid  facts  cued  calls/100 stability  work  waited/100  reduction  next  invented"
-)
+_HEAD = f"{'':37} truncated refused valid  facts  cued  calls/100 stability  work  waited/100  next  invented"
 
 
 def _print_row(
@@ -89,19 +78,12 @@ def _print_row(
         found.append(row(tallies))
         print(_line(name, label, found[-1]), flush=True)
         if is_verbose:
-            print("\n".join(map(_detail, tallies)))
+            print("\n".join(f"  {_line(each.name, '', row([each]))} {each.invalid[:2]}" for each in tallies))
     if len(found) == 2:
         tuned, held_out = found
         print(
             _line(name, "gap", Row(*(theirs - ours for ours, theirs in zip(tuned, held_out, strict=True)))), flush=True
         )
-
-
-def _curve(target_ratios: Sequence[float]) -> Iterator[tuple[str, _Make]]:
-    """What a deeper or a shallower compaction is worth: the same rows at each target."""
-    for ratio in target_ratios:
-        for kind in _CURVE_KINDS:
-            yield f"ours, {kind}, target {ratio}", partial(methods.ours, kind, target_ratio=ratio)
 
 
 def _constraints(transcripts: Sequence[Transcript], window: int) -> str:
@@ -119,30 +101,11 @@ def _constraints(transcripts: Sequence[Transcript], window: int) -> str:
     return "side constraints kept, dead summariser: " + "; ".join(found)
 
 
-def _superseded(transcripts: Sequence[Transcript], window: int) -> str:
-    """In how many prompts behind a change the newest value is there and clear."""
-    found: list[str] = []
-    kinds: tuple[Kind, ...] = ("dead", "lying")
-    for kind in kinds:
-        clear: list[float] = []
-        for number, each in enumerate(transcripts):
-            for change in (CHANGES[number % len(CHANGES)], CHANGES[(number + 2) % len(CHANGES)]):
-                changed = changing(each, change)
-                if changed is not None:
-                    clear += asyncio.run(_compacted(changed, window, kind, partial(_holds, change)))
-        found.append(f"{kind} {statistics.mean(clear) if clear else 1:.3f} of {len(clear)}")
-    return "superseded values, the newest there and clear: " + "; ".join(found)
-
-
 _Judge = Callable[[Sequence[JsonDict], Sequence[JsonDict]], bool | None]
 
 
 def _stands(sentence: str, client: Sequence[JsonDict], upstream: Sequence[JsonDict]) -> bool | None:
     return sentence in searchable(upstream) if sentence in searchable(client) else None
-
-
-def _holds(change: Change, client: Sequence[JsonDict], upstream: Sequence[JsonDict]) -> bool | None:
-    return is_clear(change, upstream) if change.newer in searchable(client) else None
 
 
 async def _compacted(transcript: Transcript, window: int, kind: Kind, judge: _Judge) -> list[float]:
@@ -158,40 +121,20 @@ async def _compacted(transcript: Transcript, window: int, kind: Kind, judge: _Ju
     return found
 
 
-def _rows() -> Iterator[tuple[str, _Make | None]]:
+def _rows() -> Iterator[tuple[str, _Make]]:
     for kind in KINDS:
         yield f"ours, {kind}", partial(methods.ours, kind)
     yield "ours, ideal, idle", partial(methods.ours, "ideal", background="idle")
-    yield "greedy optimum", methods.greedy
-    for kind in KINDS[:2]:
-        yield f"summarise every time, {kind}", partial(methods.every_time, kind)
     yield "server cuts the middle", methods.stock
     yield "litellm trim_messages", methods.trimmed
-    yield "litellm.compress", methods.compressed
-    if not langchain_method.is_installed():
-        yield "LangChain middleware", None
-        return
-    for kind in KINDS[:3]:
-        yield f"LangChain middleware, {kind}", partial(langchain_method.langchain, kind)
 
 
 def _line(name: str, label: str, found: Row) -> str:
     return (
         f"{name:28} {label:8} {found.truncated:9} {found.refused:7} {found.valid_ratio:5.3f} {found.facts:6.3f} "
         f"{found.bound_facts:5.3f} {found.calls_per_100:10.1f} {found.stability:9.3f} {found.work_ratio:5.2f} "
-        f"{found.waited_per_100:11.0f} {found.reduction:10.2f} {found.next_ratio:6.3f} {found.invented_per_100:9.1f}"
+        f"{found.waited_per_100:11.0f} {found.next_ratio:6.3f} {found.invented_ratio:9.3f}"
     )
-
-
-def _detail(tally: Tally) -> str:
-    return (
-        f"  {_line(tally.name, '', row([tally]))}\n    lost: {_listed(tally.lost)}; {tally.invalid[:2]}\n"
-        f"    next answers lack: {_listed(tally.missing)}\n    invented: {_listed(tally.made_up)}"
-    )
-
-
-def _listed(counted: Mapping[str, int]) -> str:
-    return ", ".join(f"{text[:40]!r} ×{times}" for text, times in counted.items()) or "nothing"
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ _REMOVED = {
     "undo": "`records ID --undo` forgets a record",
     "redo": "`records ID --undo` forgets a record; a request makes it anew with `metadata.compaction.focus`",
     "pin": "a request pins messages by their words, with `metadata.compaction.pin`",
+    "up --verbose": "if LiteLLM does not start, `up` shows all that it said",
     "demo --unguarded": "demo shows both sides, without the plug-in and with it",
     "demo --no-color": "demo prints plain text",
     "doctor --json": "the exit code says if there is a problem, and the text names each",

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import click
 import httpx
 
-from litellm_compaction.cli.running import running_up
+from litellm_compaction.cli.running import running_ups
 from litellm_compaction.errors import CompactionError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key, known_master_key
 from litellm_compaction.windows.lmstudio import server_root
@@ -36,6 +35,8 @@ _MOST_ANSWER_TOKENS = 16_384
 _DEFAULT_PROXY = "http://127.0.0.1:4000"
 _KEY = f"${KEY_VARIABLE}"
 _LIMIT_S = 2.0
+# Words between double quotes, for a shell, a file and a program alike.
+_PLAIN = re.compile(r"[\w./:@+ -]+")
 _NAMES = re.compile(r"\{(model|url|root|window|answer|prompt|most)\}")
 
 
@@ -61,8 +62,7 @@ def connect(client: str, model: str | None, base_url: str | None) -> int:
     if client not in CLIENTS:
         raise click.UsageError(f"{client!r} is none of {', '.join(CLIENTS)}")
     if base_url is None:
-        live = running_up(environ)
-        base_url = _DEFAULT_PROXY if live is None else live.base_url
+        base_url = next((each.base_url for each in running_ups(environ)), _DEFAULT_PROXY)
     root = server_root(base_url if "://" in base_url else f"http://{base_url}")
     place = _place(model, root, environ)
     table = filled(client, place)
@@ -89,17 +89,15 @@ def filled(client: str, place: Place) -> dict[str, Any]:
     most = max(min(_MOST_ANSWER_TOKENS, window - CLIENTS[client].get("prompt_tokens", 0)), answer)
     values = {"model": place.model, "url": f"{place.base_url}/v1", "root": place.base_url}
     values |= {"window": str(window), "answer": str(answer), "prompt": str(window - answer), "most": str(most)}
-    # Files and programs have their texts between double quotes.
-    quoted = {name: json.dumps(value, ensure_ascii=False)[1:-1] for name, value in values.items()}
 
-    def fill(part: Any, by: Mapping[str, str]) -> Any:
+    def fill(part: Any) -> Any:
         if isinstance(part, dict):
-            return {key: fill(value, quoted if key == "text" else by) for key, value in part.items()}
+            return {key: fill(value) for key, value in part.items()}
         if isinstance(part, list):
-            return [fill(value, by) for value in part]
-        return _NAMES.sub(lambda found: by[found[1]], part) if isinstance(part, str) else part
+            return [fill(value) for value in part]
+        return _NAMES.sub(lambda found: values[found[1]], part) if isinstance(part, str) else part
 
-    table: dict[str, Any] = fill(CLIENTS[client], values)
+    table: dict[str, Any] = fill(CLIENTS[client])
     told = table.pop("told_environment", {})
     if window >= table.get("told_from_tokens", 0):
         table["environment"] = {**table.get("environment", {}), **told}
@@ -111,15 +109,11 @@ def sections(table: Mapping[str, Any], *, key: str = _KEY) -> Iterator[tuple[str
 
     `key` is the master key as a shell gets it.
     """
-
-    def word(text: str) -> str:
-        return f'"{key}"' if text == _KEY else shlex.quote(text)
-
-    lines = [f"export {name}={word(value)}" for name, value in table.get("environment", {}).items()]
+    lines = [f'export {name}="{value}"' for name, value in table.get("environment", {}).items()]
     if "command" in table:
-        lines.append(" ".join(map(word, table["command"])))
+        lines.append(" ".join(word if word.strip("-").isalpha() else f'"{word}"' for word in table["command"]))
     if lines:
-        yield "", "sh", "\n".join(lines)
+        yield "", "sh", "\n".join(lines).replace(_KEY, key)
     if "text" in table:
         yield table.get("file", ""), table["language"], table["text"].strip()
     if "note" in table:
@@ -127,7 +121,7 @@ def sections(table: Mapping[str, Any], *, key: str = _KEY) -> Iterator[tuple[str
 
 
 def windows_at(root: str, key: str | None) -> dict[str, int]:
-    """The models that a proxy lists with a window, and their windows in tokens.
+    """The models that a proxy lists with a window, and their windows in tokens; none that a shell could misread.
 
     Raises:
         ServerUnavailable: no proxy answers, or it lists no models.
@@ -142,7 +136,7 @@ def windows_at(root: str, key: str | None) -> dict[str, int]:
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         todo = f"is it a LiteLLM proxy, and {KEY_VARIABLE} its key?"
         raise ServerUnavailable(f"{root}/v1/models lists no models (HTTP {answer.status_code}): {todo}") from error
-    return {name: window for name, window in listed.items() if isinstance(window, int) and str(name).isprintable()}
+    return {name: window for name, window in listed.items() if isinstance(window, int) and _PLAIN.fullmatch(str(name))}
 
 
 def _place(model: str | None, root: str, environ: Mapping[str, str]) -> Place:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import secrets
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,10 +21,9 @@ import click
 import httpx
 import yaml
 
-from litellm_compaction.cli.proxy_process import local_url, running, usable_port, wait_until_alive
+from litellm_compaction.cli.proxy_process import local_url, serving, usable_port
 from litellm_compaction.cli.up import SIMULATED_MODEL, simulated
 from litellm_compaction.core.continuation.request import GO_ON_START
-from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.places import FOLDER_VARIABLE
 from litellm_compaction.proxy.config_check import HANDLER
 from litellm_compaction.simulator import ChatCall, Reply, RequestRecord, serve
@@ -43,7 +41,6 @@ x: cut out of the prompt by the server, so the model never saw it.
 {"":20}{_TITLES[0]:<{_SIDE_WIDTH}}  {_TITLES[1]}"""
 _PAUSE_S = 0.25
 _ANSWER_LIMIT_S = 120.0
-_LOG_LINES = 15
 
 _SYSTEM = (
     "You are a coding agent in the repository `ledger`. Work in small steps: read what you need, change it, and "
@@ -237,21 +234,14 @@ def _proxy(sides: Sequence[_Side]) -> Iterator[httpx.Client]:
             "callback_settings": {"litellm_compaction": {"background": "off"}},
         }
         folder, key = stack.enter_context(tempfile.TemporaryDirectory()), f"sk-{secrets.token_urlsafe(32)}"
-        path, log = Path(folder, "config.yaml"), Path(folder, "proxy.log")
+        path, port = Path(folder, "config.yaml"), usable_port("127.0.0.1", 0)
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
-        output, port = stack.enter_context(log.open("wb")), usable_port("127.0.0.1", 0)
         environ = {**os.environ, FOLDER_VARIABLE: folder}
-        child = stack.enter_context(running(path, "127.0.0.1", port, environ, master_key=key, output=output))
+        stack.enter_context(serving(path, "127.0.0.1", port, environ, is_shown=False, master_key=key))
         base_url, headers = local_url("127.0.0.1", port), {"Authorization": f"Bearer {key}"}
-        http = httpx.Client(base_url=base_url, headers=headers, trust_env=False, timeout=_ANSWER_LIMIT_S)
-        stack.enter_context(http)
-        try:
-            wait_until_alive(child, base_url)
-        except ServerUnavailable:
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
-            print("\n".join(lines), file=sys.stderr)
-            raise
-        yield http
+        yield stack.enter_context(
+            httpx.Client(base_url=base_url, headers=headers, trust_env=False, timeout=_ANSWER_LIMIT_S)
+        )
 
 
 def _module(turn: int) -> str:

@@ -21,7 +21,7 @@ import httpx
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
 from litellm_compaction.cli.probe import probe
-from litellm_compaction.cli.running import Running, running_up
+from litellm_compaction.cli.running import Running, running_ups
 from litellm_compaction.cli.stores import opened_store
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.engine import KnownWays
@@ -50,7 +50,7 @@ _OPT_IN = "write `model_info: {compaction: {enabled: true}}`"
 
 @click.command()
 @click.option("--config", type=click.Path(path_type=Path), metavar="PATH", help="The proxy's config.yaml.")
-@click.option("--probe", "probes", is_flag=True, help="Compare our count with each loaded model's, by two requests.")
+@click.option("--probe", "probes", is_flag=True, help="Compare our count with each loaded model's, by a request.")
 def doctor(config: Path | None, probes: bool) -> int:
     """Check a config.yaml and the servers that it names.
 
@@ -59,13 +59,13 @@ def doctor(config: Path | None, probes: bool) -> int:
     one that comes with this package.
     """
     environ: Mapping[str, str] = os.environ
-    live = running_up(environ)
-    found = Path(live.config) if live is not None else _HERE if _HERE.is_file() else shipped_config()
-    file = read_config(config or found)
+    ups = running_ups(environ)
+    file = read_config(config or (Path(ups[0].config) if ups else _HERE if _HERE.is_file() else shipped_config()))
+    live = next((each for each in ups if Path(each.config) == file.path), ups[0] if ups else None)
     if live is not None and live.api_base and file.models_by_environment and not environ.get(API_BASE_VARIABLE):
         environ = {**environ, API_BASE_VARIABLE: live.api_base}
     lines, at_servers = asyncio.run(_examined(file, environ, probes=probes))
-    findings = [*file.findings(environ), *at_servers, *(_of_up(live, file) if live is not None else ())]
+    findings = [*file.findings(environ), *at_servers, *(said for each in ups for said in _of_up(each, file))]
     print("\n".join((f"config   {file.path}", *lines, *_judgement(findings))))
     return 1 if any(finding.level == "problem" for finding in findings) else 0
 
@@ -197,9 +197,9 @@ class _Look:
             self.lines += [f"  {line}" for line in _facts(report)]
             self.findings += _of(place, report, await windows.listed(target), self.settings.when_not_loaded)
             if self.probes and report.source is not None and report.is_loaded:
-                async for line, finding in probe(self.http, place, target, report.source):
-                    self.lines.append(f"  probe    {line}")
-                    self.findings += [finding] if finding else []
+                line, finding = await probe(self.http, place, target, report.source)
+                self.lines.append(f"  probe    {line}")
+                self.findings += [finding] if finding else []
 
 
 def _of(place: str, report: DeploymentReport, listed: Mapping[str, bool], when_not_loaded: str) -> Iterator[Finding]:
@@ -223,8 +223,6 @@ def _of(place: str, report: DeploymentReport, listed: Mapping[str, bool], when_n
         yield problem(place, f"{absence} What to do: {todo}; correct api_base if it is not LM Studio's; {key}.")
     elif absence is not None:
         yield problem(place, f"{absence} What to do: {write}, as large as the server was started with.")
-    if window is not None and window.source == "default":
-        yield note(place, f"its window is assumed to be {window.tokens:,} tokens: {write}.")
     if window is not None and not target.is_lmstudio and window.slots > window.parallel:
         text = f"{window.slots} requests at a time have this window each; if they share it (--kv-unified), write"
         yield note(place, f"{text} `admission: pool`.")

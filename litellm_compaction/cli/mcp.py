@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import quote
 
 import click
 import httpx
@@ -83,12 +82,12 @@ def _answer(method: str, given: Mapping[str, Any], http: httpx.Client) -> dict[s
     return {"result": known[method]} if method in known else {"error": {"code": -32601, "message": "no such method"}}
 
 
-def _called(tool: str, given: Mapping[str, object], http: httpx.Client) -> tuple[str, bool]:
-    routes = {"search_history": "recall", "get_message": f"messages/{quote(str(given.get('handle')), safe='')}"}
-    sent = {"q": str(given.get("query", "")), "limit": str(given.get("limit", 5))}
+def _called(tool: str, given: object, http: httpx.Client) -> tuple[str, bool]:
+    if tool not in (each["name"] for each in _TOOLS):
+        return "no such tool", True
     try:
-        answer = http.get(f"compaction/{routes[tool]}", params=sent)
+        answer = http.post("compaction/recall", json=given)
         told = json.dumps(answer.json())
-    except (httpx.HTTPError, ValueError, LookupError):
-        return f"no answer from {http.base_url}, or no such tool", True
+    except (httpx.HTTPError, ValueError):
+        return f"no answer from {http.base_url}", True
     return (f"{_HEAD}\n{told}", False) if answer.is_success else (told, True)

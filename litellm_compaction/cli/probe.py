@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -36,33 +35,32 @@ _TOOLS: list[dict[str, Any]] = [{"type": "function", "function": _TOOL}]
 
 async def probe(
     http: httpx.AsyncClient, place: str, target: Target, source: TokenizerSource
-) -> AsyncIterator[tuple[str, Finding | None]]:
-    """Compares our count with the server's, without tools and with them; it generates 16 tokens at most for each.
+) -> tuple[str, Finding | None]:
+    """Compares our count with the server's, for a request with a tool; it generates 16 tokens at most.
 
     Args:
         place: of the deployment, in findings.
         target: must be loaded: a probe must not load it, and evict another.
         source: counts its prompts.
 
-    Yields:
-        A line of the report for each comparison, and what is wrong.
+    Returns:
+        A line of the report, and what is wrong.
     """
-    for tools, what in (([], "without tools"), (_TOOLS, "with tools")):
-        asked = Request(messages=tuple(map(parse_message, _MESSAGES)), tools=tuple(tools))
-        count = await TokenCounter().count(target.key, source.family, asked)
-        try:
-            told = await _prompt_tokens(http, target, {"tools": tools} if tools else {})
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, LookupError, RecursionError) as error:
-            why = f"the probe {what} failed: the answer has no usage.prompt_tokens ({type(error).__name__})."
-            yield f"{what}: failed", problem(place, why)
-            continue
-        line = f"{what}: {count.tokens} tokens by us, {told} by the server ({count.tokens / told - 1:+.1%})"
-        yield line, _judged(place, line, count, told)
+    asked = Request(messages=tuple(map(parse_message, _MESSAGES)), tools=tuple(_TOOLS))
+    count = await TokenCounter().count(target.key, source.family, asked)
+    try:
+        told = await _prompt_tokens(http, target)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, LookupError, RecursionError) as error:
+        why = f"the probe failed: the answer has no usage.prompt_tokens ({type(error).__name__})."
+        return "failed", problem(place, why)
+    line = f"{count.tokens} tokens by us, {told} by the server ({count.tokens / told - 1:+.1%})"
+    return line, _judged(place, line, count, told)
 
 
-async def _prompt_tokens(http: httpx.AsyncClient, target: Target, tools: dict[str, Any]) -> int:
+async def _prompt_tokens(http: httpx.AsyncClient, target: Target) -> int:
     url = f"{server_root(target.api_base or '')}/v1/chat/completions"
-    body = {"model": target.model, "messages": _MESSAGES, "max_tokens": _MAX_OUTPUT_TOKENS, "temperature": 0, **tools}
+    body = {"model": target.model, "messages": _MESSAGES, "tools": _TOOLS, "temperature": 0}
+    body["max_tokens"] = _MAX_OUTPUT_TOKENS
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     answer = await http.post(url, json=body, headers=headers, timeout=_PROBE_LIMIT_S)
     tokens = answer.json()["usage"]["prompt_tokens"]

@@ -34,7 +34,7 @@ from litellm_compaction.stores import (
 from litellm_compaction.stores.rows import Row
 
 _MOST = 10**9
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_DAY_S = 86_400
 NONE_KEPT = "there are no originals here that can be read; `keep_originals: compacted` keeps them"
 
 
@@ -175,30 +175,21 @@ async def recall(opened: Opened, query: str, scope: str | None, last: int, as_js
     return 0
 
 
-def _age_s(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """Seconds of an age such as `12h`; a callback of click's."""
-    if text is None:
-        return None
-    if not (text[:-1].isdecimal() and len(text) <= 12 and text[-1:] in _UNITS_S):
-        raise click.BadParameter(f"{text!r} is not an age like 90s, 15m, 12h, 30d or 8w", context, option)
-    return float(int(text[:-1]) * _UNITS_S[text[-1]])
-
-
 @click.command()
 @_scope
-@click.option("--older-than", "older_than_s", callback=_age_s, metavar="AGE", help="Unused so long: 90s, 12h, 30d.")
+@click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Those that were unused for so long.")
 @click.option("--all", "everything", is_flag=True, help="Everything, with the history.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @at_store
-async def purge(opened: Opened, scope: str | None, older_than_s: float | None, everything: bool, yes: bool) -> int:
+async def purge(opened: Opened, scope: str | None, older_than: float | None, everything: bool, yes: bool) -> int:
     """Delete stored compactions and their originals.
 
     It says how many it deletes, and asks first.
     """
-    if everything == (scope is not None or older_than_s is not None):
+    if everything == (scope is not None or older_than is not None):
         raise ConfigError("name what to delete: --scope and --older-than, one or both, or --all alone")
     store, originals = opened
-    before_s = None if older_than_s is None else time.time() - older_than_s
+    before_s = None if older_than is None else time.time() - older_than * _DAY_S
     rows: list[StoredCompaction | Row] = [*await store.compactions(), *await store.unreadable()]
     scopes = {row.scope for row in rows} | await originals.scopes()
     scope = whole_scope(scope, scopes)

@@ -6,15 +6,11 @@ import asyncio
 import contextlib
 import functools
 import os
-import re
 import shlex
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import click
 import httpx
@@ -22,7 +18,7 @@ import httpx
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
 from litellm_compaction.cli.connect import windows_at
 from litellm_compaction.cli.doctor import findings_at_servers
-from litellm_compaction.cli.proxy_process import local_url, running, usable_port, wait_until_alive
+from litellm_compaction.cli.proxy_process import local_url, serving, usable_port
 from litellm_compaction.cli.running import Running, told
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import CompactionError, ConfigError, ServerUnavailable
@@ -39,15 +35,9 @@ if TYPE_CHECKING:
 # No model of LM Studio's has such a name, so nobody takes its answers for a real model's.
 SIMULATED_MODEL = "simulated-qwen3-8b"
 _SIMULATED_TOKENS = 8192
-# As the plug-in writes them (`proxy/callback.py`).
-_OWN_LINE = re.compile("litellm_compaction:(?:WARNING|ERROR|CRITICAL|INFO: guarding)")
 # A server that generates may be slow to answer; one that is not there refuses at once.
 _LISTING_LIMIT_S = 5
-# For what a proxy still says when it has ended.
-_LAST_WORDS_S = 10.0
 _say = functools.partial(print, flush=True)
-# Between two questions to an LM Studio that is waited for.
-RETRY_S = 1.0
 
 
 @click.command()
@@ -57,15 +47,12 @@ RETRY_S = 1.0
 @click.option("--simulator", is_flag=True, help="Use the simulator even if LM Studio answers.")
 @click.option("--lm-studio", metavar="URL", help="Where LM Studio listens, if not at port 1234.")
 @click.option("--force", is_flag=True, help="Start even if `doctor` finds a problem.")
-@click.option("--verbose", is_flag=True, help="Show all that LiteLLM says while it starts.")
-def up(
-    config: Path | None, host: str, port: int, simulator: bool, lm_studio: str | None, force: bool, verbose: bool
-) -> int:
+def up(config: Path | None, host: str, port: int, simulator: bool, lm_studio: str | None, force: bool) -> int:
     """Start a LiteLLM proxy with the plug-in.
 
     Without --config it runs the config.yaml that comes with this package, in front of LM Studio. If no LM Studio
-    answers, a simulator takes its place. If LM_STUDIO_API_BASE is set, or the config names a model, the command waits
-    for LM Studio instead. Ctrl-C ends it.
+    answers, a simulator takes its place, unless --lm-studio or LM_STUDIO_API_BASE says where it will be, or the config
+    names a model: then requests fail until LM Studio is started. Ctrl-C ends it.
     """
     environ = os.environ
     file = read_config(config or shipped_config())
@@ -81,17 +68,8 @@ def up(
         key, words, in_shell = _key(file, environ)
         _say(f"{words}\nStarting LiteLLM's proxy with {file.path} …")
         note = Running(local_url(host, port), str(file.path), api_base, is_simulated)
-        proxy_of = running(file.path, host, port, environ, output=subprocess.PIPE, master_key=key, api_base=api_base)
+        proxy_of = serving(file.path, host, port, environ, is_shown=True, master_key=key, api_base=api_base)
         with told(note, environ), proxy_of as proxy:
-            held, is_ready, reader = _heard(proxy.stdout, is_shown=verbose)
-            try:
-                wait_until_alive(proxy, note.base_url)
-            except ServerUnavailable:
-                proxy.kill()
-                reader.join(_LAST_WORDS_S)
-                _say("\n".join(held))
-                raise
-            is_ready.set()
             _say(f"\nReady at {note.base_url}/v1 (the base URL for clients), Ctrl-C ends it.")
             if is_simulated:
                 _say("It serves a SIMULATOR, not LM Studio: answers are canned.")
@@ -99,7 +77,6 @@ def up(
                 _say(f"Settings and history: {note.base_url}/compaction, opened with the master key.")
             _say(_request(note.base_url, key, in_shell, file))
             code = proxy.wait()
-            reader.join(_LAST_WORDS_S)
             return code if code >= 0 else 128 - code
 
 
@@ -119,7 +96,7 @@ def _request(base_url: str, key: str | None, in_shell: str, file: ConfigFile) ->
     written = (str(entry.get("model_name")) for entry in file.deployments)
     model = next((name for name in written if not set("*'") & set(name)), "lm_studio/MODEL")
     with contextlib.suppress(CompactionError):
-        model = next((name for name in windows_at(base_url, key) if "'" not in name), model)
+        model = next(iter(windows_at(base_url, key)), model)
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return (
         f"Try:\n\ncurl {base_url}/v1/chat/completions \\\n"
@@ -127,31 +104,6 @@ def _request(base_url: str, key: str | None, in_shell: str, file: ConfigFile) ->
         f'  -H "Content-Type: application/json" \\\n'
         f"  -d '{body}'\n"
     )
-
-
-def _heard(stream: IO[bytes] | None, *, is_shown: bool) -> tuple[list[str], threading.Event, threading.Thread]:
-    """Shows what a proxy says; until it is ready, only what the plug-in says, and holds the rest.
-
-    LiteLLM's start is 40 lines about other things.
-    """
-    held: list[str] = []
-    is_ready = threading.Event()
-    if is_shown:
-        is_ready.set()
-
-    def read() -> None:
-        for raw in stream or ():
-            line = raw.decode("utf-8", "replace").rstrip("\r\n")
-            if not is_ready.is_set() and not _OWN_LINE.search(line):
-                held.append(line)
-                continue
-            # A proxy whose lines nobody reads would stop at the next one.
-            with contextlib.suppress(OSError):
-                _say(line)
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    return held, is_ready, reader
 
 
 @contextlib.contextmanager
@@ -173,16 +125,8 @@ def _upstream(
         return
     url = lm_studio or environ.get(API_BASE_VARIABLE) or DEFAULT_ADDRESS
     root = server_root(url if "://" in url else f"http://{url}")
-    why = "--lm-studio names it" if lm_studio else f"{file.path} names {real}" if real else ""
-    if environ.get(API_BASE_VARIABLE) and not lm_studio:
-        why = f"{API_BASE_VARIABLE} is set"
-    is_there = not simulator and answers(root, environ)
-    if why and not (is_there or simulator):
-        start = "start its server (`lms server start`). Ctrl-C ends this."
-        _say(f"Waiting for LM Studio at {without_userinfo(root)}, because {why}: {start}")
-        while not (is_there := answers(root, environ)):
-            time.sleep(RETRY_S)
-    if is_there:
+    is_named = bool(lm_studio or environ.get(API_BASE_VARIABLE) or real)
+    if not simulator and (is_named or answers(root, environ)):
         _say(f"LM Studio: {without_userinfo(root)}.")
         yield f"{root}/v1", False
         return
@@ -196,11 +140,7 @@ def _upstream(
 
 
 def answers(root: str, environ: Mapping[str, str]) -> bool:
-    """Returns True if LM Studio answers at an address in time.
-
-    Raises:
-        ServerUnavailable: it wants another key.
-    """
+    """Returns True if LM Studio answers at an address in time, or wants another key, of which `doctor` tells."""
     api_key = environ.get("LM_STUDIO_API_KEY")
 
     async def ask() -> bool:
@@ -211,9 +151,8 @@ def answers(root: str, environ: Mapping[str, str]) -> bool:
 
     try:
         return asyncio.run(asyncio.wait_for(ask(), _LISTING_LIMIT_S))
-    except KeyRefused as error:
-        todo = "Set LM_STUDIO_API_KEY to a token of that server, or use --simulator."
-        raise ServerUnavailable(f"{error}. {todo}") from error
+    except KeyRefused:
+        return True
     except (ServerUnavailable, asyncio.TimeoutError):
         return False
 

@@ -21,6 +21,7 @@ from litellm_compaction.core.clearing import (
     called,
     edited,
     image_parts,
+    without_data,
 )
 from litellm_compaction.core.continuation.text import open_think
 from litellm_compaction.core.cut_points import shows_results
@@ -38,7 +39,6 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.core.prompts import defused, frame
 from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.strategies import lead_in
-from litellm_compaction.core.stretches import without_data
 
 REMOVED = "[An earlier message was removed.]"
 # Of the words that came with an image.
@@ -147,7 +147,6 @@ class Compaction:
             beside the record if that stands for their message. Those of pinned messages are not among them.
         undone_messages: above 0 for the mark in place of a record that its owner has undone: a conversation of at most
             so many messages after the leading system ones is sent as it is while it fits. It stands for nothing.
-        focus: not "" for such a mark if the owner wants a record of the same round with this topic instead. Untrusted.
         words_hash: the entry of the covered messages in the chain of words alone; "" if it must be these very messages.
         seen: what the covered messages were, for a client that clears data in them; empty without `words_hash`.
     """
@@ -170,14 +169,13 @@ class Compaction:
     early: bool = False
     images: tuple[ImagePlace, ...] = ()
     undone_messages: int = 0
-    focus: str = ""
     words_hash: str = ""
     seen: tuple[Seen, ...] = ()
 
     @property
     def is_mark(self) -> bool:
         """It stands in the place of a record that is gone."""
-        return self.undone_messages > 0 or self.focus != ""
+        return self.undone_messages > 0
 
     @property
     def stubbed(self) -> tuple[int, ...]:
@@ -228,8 +226,8 @@ class Compaction:
         return frame(self.model_text, self.ledger, round_number=self.round) + lead_in(self.level)
 
 
-def mark_of(compaction: Compaction, *, undone_messages: int = 0, focus: str = "") -> Compaction:
-    """Returns the mark that is stored in place of a record that its owner has undone, or wants anew."""
+def mark_of(compaction: Compaction, *, undone_messages: int) -> Compaction:
+    """Returns the mark that is stored in place of a record that its owner has undone."""
     return Compaction(
         covered_messages=compaction.covered_messages,
         covered_hash=compaction.covered_hash,
@@ -239,7 +237,6 @@ def mark_of(compaction: Compaction, *, undone_messages: int = 0, focus: str = ""
         ledger="",
         level="truncate",
         undone_messages=undone_messages,
-        focus=focus,
         words_hash=compaction.words_hash,
         seen=compaction.seen,
     )

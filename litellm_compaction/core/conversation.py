@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from litellm_compaction.core.clearing import ImagePlace, image_parts
+from litellm_compaction.core.clearing import ImagePlace, image_parts, without_data
 from litellm_compaction.core.compaction import Compaction, begins, edited_part
 from litellm_compaction.core.cut_points import (
     doubted_index,
@@ -23,7 +23,7 @@ from litellm_compaction.core.cut_points import (
 )
 from litellm_compaction.core.identity import Seen, chain_behind, edits
 from litellm_compaction.core.messages import Message, normal_text, system_prefix_length
-from litellm_compaction.core.stretches import own_words, without_data
+from litellm_compaction.core.stretches import own_words
 
 # A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
 RECORD_TOKENS = 145
@@ -236,13 +236,6 @@ def is_undone(conversation: Conversation, stored: Iterable[Compaction]) -> bool:
     """Returns True if the owner has undone the compaction of a conversation, and no more has been said since."""
     said = len(conversation.rest)
     return any(said <= each.undone_messages and _is_of(conversation, each) for each in stored)
-
-
-def focus_wanted(conversation: Conversation, stored: Sequence[Compaction]) -> str:
-    """Returns the topic with which the owner wants a record made anew; "" if none, or as soon as it is made."""
-    newest = max((each.round for each in stored if not each.is_mark and not each.ahead), default=0)
-    marks = (each for each in stored if each.focus and each.round > newest and _is_of(conversation, each))
-    return next((mark.focus for mark in marks), "")
 
 
 def _is_of(conversation: Conversation, compaction: Compaction) -> bool:

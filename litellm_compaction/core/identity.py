@@ -28,7 +28,7 @@ from litellm_compaction.core.messages import (
     parse_message,
     roughly_tokens,
 )
-from litellm_compaction.core.stretches import stretches
+from litellm_compaction.core.stretches import part_stretches
 
 # A note says that something was here; more would say what.
 _NOTE_TOKENS = 60
@@ -220,11 +220,12 @@ def _divided(message: Message) -> _Divided:
 
 
 def _divide(text: str, divided: _Divided, *, is_one_of_several: bool) -> None:
-    if is_one_of_several and _is_note(text):
+    found = part_stretches(text, is_alone=not is_one_of_several)
+    if is_one_of_several and _is_note(text) and all(each.kind != "data" for each in found):
         # In the place of an image.
         divided.data.append(text.strip())
         return
-    for each in stretches(text):
+    for each in found:
         if each.kind == "data":
             divided.data.append(text[each.body : each.body_end].strip())
             divided.words.append(text[each.start : each.body].strip())

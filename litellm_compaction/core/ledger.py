@@ -2,8 +2,7 @@
 
 Messages are divided into pieces of at most a line. A piece is worth what it names (numbers with the words next to them,
 ids, paths, identifiers, names, what is set off) that neither the prompt nor the ledger shows already, and more if it is
-the user's. The role that says little is read first and counts more: a tenth of a long chat is the user's, and that
-tenth is asked for later. Breadth goes before depth: each piece taken of a message makes its others count less. The task
+the user's. Breadth goes before depth: each piece taken of a message makes its others count less. The task
 is quoted first, whole if it has room. A third of the room is for sentences that rule or decide something, those of
 system messages in mid-conversation before the user's. Names that were in use follow as a bare list, a long one if tools
 are called: the next call takes them up again.
@@ -16,17 +15,16 @@ from __future__ import annotations
 
 import heapq
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from litellm_compaction.core.clearing import state_calls, state_texts
 from litellm_compaction.core.directives import RULE_WORDS, Sentence, Talk, sentences
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
+from litellm_compaction.core.names import NUMBER, is_number, name_of, named
 from litellm_compaction.core.secrets import Redact, redactor
 from litellm_compaction.core.stretches import divided
 
@@ -40,8 +38,8 @@ _REDACTOR = redactor(())
 _LEAST_ROOM_TOKENS = 32
 # Of one giant message the two ends say what it was and how it came out.
 _READ_PER_MESSAGE_CHARS, _READ_PER_WORDS_CHARS, _READ_PER_CALL_CHARS = 12_000, 40_000, 4_000
-# The role that says little is read first; no message is read after so many characters. Twice as many change no figure.
-_READ_CHARS = 100_000
+# The newest are read, up to so much.
+_READ_CHARS = 400_000
 # In UTF-8, so that a piece holds about as many tokens in any script. A clause of a person's says one thing (with 160
 # three questions of a hundred less), a line of output needs its end.
 _CLAUSE_BYTES, _LINE_BYTES = 120, 160
@@ -55,21 +53,16 @@ _ITEM_TOKENS = 3
 # By writer. Messages of more characters count less in all that they say: an answer of 2,000 a tenth.
 _USER, _RESULT, _ASSISTANT, _CALL, _PASTED = 3.0, 3.0, 2.0, 1.0, 0.5
 _SHORT_CHARS, _LEAST_BREVITY = 400, 0.05
-# The first sentence of a person's message says what it is about.
-_OPENING = 1.3
-# How a step came out: the first words after its result, and all of a short one.
-_OUTCOME = 1.0
-_LEAST_STATEMENT_CHARS = 30
-# A number or an id says most; a name says where to look again. A bare number in a tool's output is mostly a line's.
-_NUMBER, _ID, _PATH, _IDENTIFIER, _NAME = 3.0, 3.0, 2.0, 1.5, 1.0
+# A bare number in a tool's output is mostly a line's.
 _RESULT_NUMBER = 1.0
 # Of the room: for sentences with a word that makes rules (without it every second of them is lost; with more,
 # questions for values lose what rules gain), for bare names if tools are called (0.5 to 0.7 are the same), and in
 # chats (none loses .03 of the next answer's names, a seventh loses .03 of the questions).
 _RULES_SHARE, _NAMES_SHARE, _CHAT_NAMES_SHARE = 0.35, 0.6, 0.1
-# Half of the room would do, were it divided evenly among the user's messages; of others a line or two.
-_FAIR_SHARE, _LEAST_FAIR_BYTES, _BYTES_PER_TOKEN = 0.5, 120, 4
-_FAIR_LINES_BYTES = 160
+# The first sentence of a person's message says what it is about.
+_OPENING = 1.3
+# Each piece taken of a message halves what its others count by so much of it.
+_FAIR_BYTES = 160
 # How much more a thing counts for each time that a short message of the assistant's names it (logarithmically).
 _REUSE = 2.0
 # Of rows of an output that differ in their digits only, each older one counts so much of the next.
@@ -77,8 +70,7 @@ _ROW_RATIO = 0.7
 _DIGITS = str.maketrans("123456789", "000000000")
 # After so many that found no room hardly any will.
 _MOST_MISSES = 200
-# A line that ends so says little without the next one.
-_ANNOUNCES = (":", "：")
+# A longer line that ends in a colon says something by itself.
 _MOST_ANNOUNCING_CHARS = 100
 # How likely a name is needed again that stands in 0, 1, or more of the assistant's messages; a bare figure is half as
 # likely, a plain word less; and up to seven times as likely if it was named in the last few messages.
@@ -87,24 +79,6 @@ _NUMBER_RATIO, _PLAIN_RATIO = 0.5, 0.3
 _FRESH, _FRESH_MESSAGES = 6.0, 5
 _NAME_COST_CHARS = 8
 _MOST_NAMES, _LEAST_NAME_TOKENS = 2_000, 3
-# Between a number and the words next to it: "12 months" and "12 eggs" are two things to know.
-_NEXT = "\t"
-_WORD = re.compile(r"[^\s\"`“”„«»「」『』,;(){}\[\]<>|=*…、，；：（）【】《》]+")
-_SENTENCE_ENDS = ".!?:。！？"
-_AROUND = "'’‘.:!?。！？-–—#&~+\\/"
-_MARKS = "'’‘.:!?"
-_IDENTIFIER_SIGN = re.compile(r"[^\W_]_\w|\w[/\\]\w|[a-z][A-Z]|\w\.[^\W\d]\w|::|^_\w|^\.{0,2}/\w|^--?\w\w|@\w")
-_SPAN = re.compile(r"`([^`\n]{2,60})`|\*\*([^*\n]{2,60})\*\*|\"([^\"\n]{2,60})\"|“([^”\n]{2,60})”|「([^」\n]{2,60})」")
-# Scripts that set no words apart; in Japanese, loanwords and foreign names are written in katakana.
-_UNSPACED = re.compile(r"[\u0e00-\u0e7f\u3040-\u9fff]")
-_IN_UNSPACED = re.compile(
-    r"[\u30a1-\u30fa\u30fc]{3,20}|[^\W\d_]{0,2}\d[\d.,:/-]{0,20}[^\W\d_]{0,2}|[A-Za-z0-9_./:@+-]{3,80}"
-)
-# An error, in any program's output; without the colon it is the code's.
-_ERROR_SIGN = re.compile(r"(?:[Ee]rror|ERROR|Exception|Warning|Failure|Panic|FAILED):\Z")
-_LEAST_ID_CHARS, _LEAST_NAME_CHARS = 5, 3
-# Nothing longer is looked up again by its name.
-_MOST_WORD_CHARS = 120
 
 
 class _Piece(NamedTuple):
@@ -187,9 +161,6 @@ class _Selection:
         self._named_by_assistant: Counter[str] = Counter()
         self._ages: dict[str, int] = {}
         self._use = self._uses()
-        speakers = len({piece.message for piece in self._pieces if piece.is_words}) or 1
-        fair = _FAIR_SHARE * _BYTES_PER_TOKEN * budget_tokens / speakers
-        self._fair_bytes = max(fair, _LEAST_FAIR_BYTES)
         self._fill()
 
     def _fill(self) -> None:
@@ -275,8 +246,7 @@ class _Selection:
         return piece.rule * self._breadth(piece) / (piece.size_bytes + _PIECE_COST_BYTES)
 
     def _breadth(self, piece: _Piece) -> float:
-        fair = self._fair_bytes if piece.is_words else _FAIR_LINES_BYTES
-        return 1 / (1 + self._taken_bytes[piece.message] / fair)
+        return 1 / (1 + self._taken_bytes[piece.message] / _FAIR_BYTES)
 
     def _uses(self) -> dict[str, float]:
         """A factor for each thing by how often the assistant names it; notes how each was in use."""
@@ -286,7 +256,7 @@ class _Selection:
             is_assistant = message.role == "assistant"
             brevity = min(1.0, _SHORT_CHARS / _said_chars(message)) if is_assistant else 0.0
             for key in piece.names:
-                name = _name_of(key)
+                name = name_of(key)
                 self._ages[name] = len(self._messages) - 1 - piece.message
                 if is_assistant:
                     weighed[key] += brevity
@@ -297,12 +267,12 @@ class _Selection:
         """Takes the names that are most likely needed again for their size and stand nowhere else."""
         room -= self._count(NAMES_HEAD) + _ITEM_TOKENS
         times, ages = self._named_by_assistant, self._ages
-        shown = set(map(_name_of, self._seen))
+        shown = set(map(name_of, self._seen))
 
         def again(name: str) -> float:
             # A plain word is a person's name, or in German any noun.
             is_plain = name.isalpha() and name[1:] == name[1:].lower()
-            ratio = _NUMBER_RATIO if _is_number(name) else _PLAIN_RATIO if is_plain else 1.0
+            ratio = _NUMBER_RATIO if is_number(name) else _PLAIN_RATIO if is_plain else 1.0
             chance = _AGAIN[min(times[name], len(_AGAIN) - 1)] * ratio
             return chance * (1 + _FRESH / (1 + (ages[name] / _FRESH_MESSAGES) ** 2)) / (_NAME_COST_CHARS + len(name))
 
@@ -310,7 +280,7 @@ class _Selection:
         names = [
             name
             for name in ages
-            if not (name in shown or " " in name or _orders(name)) and (times[name] or not _is_number(name))
+            if not (name in shown or " " in name or _orders(name)) and (times[name] or not is_number(name))
         ]
         for name in heapq.nsmallest(_MOST_NAMES, names, key=lambda name: (-again(name), name)):
             if room < _LEAST_NAME_TOKENS:
@@ -375,7 +345,7 @@ def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> li
         piece
         for at, message in cleaned.items()
         if at not in words and at not in echoes
-        for piece in _lines(at, message, at > 0 and messages[at - 1].role == "tool", states)
+        for piece in _lines(at, message, states)
     ]
     seen: set[str] = set()
     rows: Counter[str] = Counter()
@@ -404,19 +374,15 @@ def _cleaned(message: Message, redact: Redact) -> Message:
 
 
 def _read(messages: Sequence[Message]) -> list[int]:
-    task = next((at for at, message in enumerate(messages) if _is_words(message)), None)
-    chars = 0
-    found: list[int] = []
-    order = [
-        (at != task, not (_is_words(message) or message.is_system), _said_chars(message), -at)
-        for at, message in enumerate(messages)
-    ]
-    for at in (-last for *_, last in sorted(order)):
+    """The newest messages, up to so much text, and the first of the user's, which may be the task."""
+    chars, found = 0, set[int]()
+    first = next((at for at, message in enumerate(messages) if _is_words(message)), None)
+    for at in (*(() if first is None else (first,)), *reversed(range(len(messages)))):
         if chars > _READ_CHARS:
             break
         most_chars = _READ_PER_WORDS_CHARS if _is_words(messages[at]) else _READ_PER_MESSAGE_CHARS
         chars += min(_said_chars(messages[at]), most_chars)
-        found.append(at)
+        found.add(at)
     return sorted(found)
 
 
@@ -455,31 +421,19 @@ def _clauses(at: int, parts: Sequence[Sentence], talk: Talk) -> Iterator[_Piece]
 
 
 def _joined(parts: Sequence[Sentence]) -> Iterator[Sentence]:
-    """Sentences, with one that ends in a colon ("Run exactly this:") together with the next; few words as one."""
-    if sum(_bytes(part.text) for part in parts) <= _CLAUSE_BYTES:
-        # Few words say one thing, and were written, not pasted.
-        yield from [Sentence(_together(parts), pasted=False, opens_line=True)] if parts else []
-        return
+    """Sentences, with one that ends in a colon ("Run exactly this:") together with the next: alone it says little."""
     held: Sentence | None = None
     for part in parts:
+        joined = part
         if held is not None and part.pasted:
             yield held
-            held = None
         elif held is not None:
-            part, held = held._replace(text=_together((held, part))), None
-        elif part.text.endswith(_ANNOUNCES) and len(part.text) < _MOST_ANNOUNCING_CHARS:
-            held = part
-            continue
-        yield part
+            joined = held._replace(text="\n  ".join((held.text, part.text)))
+        held = joined if joined.text.endswith((":", "：")) and len(joined.text) < _MOST_ANNOUNCING_CHARS else None
+        if held is None:
+            yield joined
     if held is not None:
         yield held
-
-
-def _together(parts: Sequence[Sentence]) -> str:
-    shown = parts[0].text
-    for part in parts[1:]:
-        shown += ("\n  " if part.opens_line else " " if shown[-1:].isascii() else "") + part.text
-    return shown
 
 
 def _echoes(messages: Sequence[Message], states: Mapping[tuple[int, int], bool]) -> set[int]:
@@ -494,20 +448,17 @@ def _echoes(messages: Sequence[Message], states: Mapping[tuple[int, int], bool])
     }
 
 
-def _lines(at: int, message: Message, follows_result: bool, states: Mapping[tuple[int, int], bool]) -> Iterator[_Piece]:
+def _lines(at: int, message: Message, states: Mapping[tuple[int, int], bool]) -> Iterator[_Piece]:
     is_assistant = message.role == "assistant"
     text = without_notices(message.text) if is_assistant else message.text
-    is_short = len(text) <= _SHORT_CHARS
     brevity = max((_SHORT_CHARS / max(len(text), _SHORT_CHARS)) ** 1.5, _LEAST_BREVITY)
-    ratio, number = (_ASSISTANT, _NUMBER) if is_assistant else (_RESULT, _RESULT_NUMBER)
+    ratio, number = (_ASSISTANT, NUMBER) if is_assistant else (_RESULT, _RESULT_NUMBER)
     place = 0
     for line in _ends(text, _READ_PER_MESSAGE_CHARS).splitlines():
         for part in _divided(" ".join(line.split()), _LINE_BYTES):
             if len(part) >= _LEAST_LINE_CHARS:
-                is_outcome = is_short or (is_assistant and follows_result and not place)
-                base = _OUTCOME if is_outcome and len(part) >= _LEAST_STATEMENT_CHARS else 0.0
                 names = named(part, number_weight=number)
-                yield _Piece(at, place, part, _bytes(part), names, base, brevity * ratio)
+                yield _Piece(at, place, part, _bytes(part), names, 0.0, brevity * ratio)
                 place += 1
     for number, call in enumerate(message.calls):
         written = " ".join(f"{call.name}({render_arguments(call.arguments)[:_READ_PER_CALL_CHARS]})".split())
@@ -545,47 +496,3 @@ def _bytes(text: str) -> int:
 def _ends(text: str, most_chars: int) -> str:
     half = most_chars // 2
     return text if len(text) <= most_chars else f"{text[:half]}\n{text[-half:]}"
-
-
-def named(text: str, *, number_weight: float = _NUMBER) -> dict[str, float]:
-    """Names and values in a sentence or a line, with the weight of each; a number goes with the words next to it."""
-    words = _WORD.findall(text)
-    found: dict[str, float] = {}
-    for at, word in enumerate(words):
-        for name, weight in _names_in(word):
-            if not weight:
-                before = words[at - 1].strip(_AROUND).lower() if at else ""
-                behind = words[at + 1].strip(_AROUND).lower() if at + 1 < len(words) else ""
-                found[f"{before}{_NEXT}{name}{_NEXT}{behind}"] = number_weight
-            elif weight != _NAME or (at and words[at - 1][-1] not in _SENTENCE_ENDS):
-                found[name] = weight
-    for groups in _SPAN.findall(text):
-        found.update((span, _NAME) for span in groups if span)
-    return found
-
-
-def _name_of(key: str) -> str:
-    return key.split(_NEXT)[1] if _NEXT in key else key
-
-
-def _is_number(name: str) -> bool:
-    return not any(map(str.isalpha, name))
-
-
-@lru_cache(maxsize=16_384)
-def _names_in(word: str) -> tuple[tuple[str, float], ...]:
-    """What a word names, with its weight, 0 for a bare number. Remembered: words come back."""
-    bare = word.strip(_AROUND)
-    if not bare or len(bare) > _MOST_WORD_CHARS:
-        return ()
-    if not bare.isascii() and _UNSPACED.search(bare):
-        found = tuple((name, _PATH) for name in _IN_UNSPACED.findall(bare))
-        return (*found, (bare, _PATH)) if "/" in bare else found
-    if any(map(str.isdigit, bare)):
-        is_id = len(bare) >= _LEAST_ID_CHARS and any(map(str.isalpha, bare))
-        return ((bare, _ID if is_id else 0.0),)
-    if _ERROR_SIGN.search(word):
-        return ((f"{bare}:", _ID),)
-    if _IDENTIFIER_SIGN.search(word.strip(_MARKS)):
-        return ((bare, _PATH if "/" in bare else _IDENTIFIER),)
-    return ((bare, _NAME),) if bare[0].isupper() and len(bare) >= _LEAST_NAME_CHARS else ()

@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, starmap
 
+from pydantic_core import from_json
+
 from litellm_compaction.core.clearing import stubs
 from litellm_compaction.core.compaction import Compaction, Shown
 from litellm_compaction.core.excerpts import common_level, excerpt
@@ -40,14 +42,7 @@ _NUMBER_KEYS = ("n", "number", "message")
 _RANGE = re.compile(r"\s*#?(\d{1,6})\s*(?:(?:-|–|to)\s*#?(\d{1,6}))?\s*")
 # Reasoning may hold drafts; more of them than this are noise.
 _MAX_OBJECTS = 64
-# A string (without its closing quote if the answer ends in it), or a sign that JSON is built of.
-_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*("?)|[\[\]{},]', re.DOTALL)
-_CLOSERS = {"{": "}", "[": "]"}
-# An answer's deepest value are the arguments of a call.
-_MAX_DEPTH = 16
-_LEFT_OUT = re.compile(r"\[?(?:…|\.{3,})\]?")
-# Shorter pieces stand in many texts.
-_LEAST_PIECE_CHARS = 16
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _REQUEST = "THE REQUEST BEING WORKED ON (it stays):"
 _EARLIER = "WHAT WAS LEFT OUT BEFORE (it stays):"
 _MESSAGES = "MESSAGES:"
@@ -169,77 +164,57 @@ def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *,
     if not isinstance(summary, str):
         raise ValueError("the summary is not a text")  # noqa: TRY004 - one error type for every bad shape
     if "prunedConversation" in found:
-        wishes = _from_conversation(found, rest, choices, is_cut=is_cut)
+        wishes = _from_conversation(found["prunedConversation"], rest, choices, is_cut=is_cut)
     else:
         wishes = _from_plan(found, rest, choices)
+    summary = "\n".join(filter(None, (summary.strip(), wishes.summary)))
     if not wishes.dropped and not wishes.shortened:
         raise ValueError("nothing is to go")
-    if len(wishes.dropped) == len(choices) and not summary.strip():
+    if len(wishes.dropped) == len(choices) and not summary:
         raise ValueError("everything is to go, without a summary")
-    return replace(wishes, summary=summary.strip())
+    return replace(wishes, summary=summary)
 
 
 def _object(answer: str, prompt: str) -> tuple[JsonObject, bool]:
-    """The last JSON object that is an answer, drafts may stand before it; and if the answer was cut in a list of it."""
+    """The last JSON object that is an answer, drafts may stand before it; and if the answer was cut in it."""
     found: JsonObject | None = None
     unread: list[str] = []
     at = answer.find("{")
     for _ in range(_MAX_OBJECTS):
         if at < 0:
             break
-        value, end = _decoded(answer, at)
-        if end is None:
+        try:
+            value, end = json.JSONDecoder().raw_decode(answer, at)
+        except (ValueError, RecursionError):
             unread.append(answer[at:])
-        elif value is not None and answer[at:end] not in prompt:
-            found = value
-        at = answer.find("{", end or at + 1)
+            end = at + 1
+        else:
+            found = value if _KEYS.intersection(value) and answer[at:end] not in prompt else found
+        at = answer.find("{", end)
     if found is not None:
         return found, False
     for begun in unread:
-        for closed, is_list in _closed(begun) if begun not in prompt else ():
-            value, _ = _decoded(closed, 0)
-            if value is not None:
-                return value, is_list
+        value = _begun(begun) if begun not in prompt else {}
+        if _KEYS.intersection(value):
+            return value, True
     raise ValueError("no JSON object with an edit plan")
 
 
-def _decoded(text: str, at: int) -> tuple[JsonObject | None, int | None]:
-    """The object at a place if it is an answer, and the end of whatever JSON stands there; None for none."""
+def _begun(text: str) -> JsonObject:
+    """A cut JSON object as far as it goes. What may be another item than was meant goes."""
     try:
-        value, end = json.JSONDecoder().raw_decode(text, at)
-    except (ValueError, RecursionError):
-        return None, None
-    return (value if isinstance(value, dict) and _KEYS.intersection(value) else None), end
-
-
-def _closed(text: str) -> Iterator[tuple[str, bool]]:
-    """The beginnings of a cut JSON object as whole ones, the longest first; and if the cut was in a list of it.
-
-    A summary counts up to the cut. Of everything else the last whole value of the object, or of a list in it, is the
-    end: a number or a message that was cut would mean another one.
-    """
-    open_until: list[str] = []
-    whole: tuple[int, tuple[str, ...]] | None = None
-    is_in_text = False
-    for token in _JSON_TOKEN.finditer(text):
-        sign, end = token[0][0], token.end()
-        if sign == '"':
-            is_in_text = not token[1]
-            continue
-        if sign in _CLOSERS:
-            open_until.append(_CLOSERS[sign])
-        elif sign == ",":
-            end = token.start()
-        elif open_until.pop() != sign:
-            return
-        if not 0 < len(open_until) <= _MAX_DEPTH:
-            return
-        if sign not in _CLOSERS and len(open_until) <= len("{["):
-            whole = end, tuple(open_until)
-    if is_in_text and len(open_until) == 1:
-        yield text + '"}', False
-    if whole is not None:
-        yield text[: whole[0]] + "".join(reversed(whole[1])), len(whole[1]) > 1
+        value: JsonValue = from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+    if not isinstance(value, dict) or not value:
+        return {}
+    last = next(reversed(value))
+    items = value[last]
+    if isinstance(items, list):
+        value[last] = items[:-1]
+    elif isinstance(items, dict):
+        value[last] = dict(list(items.items())[:-1])
+    return value
 
 
 def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]) -> Wishes:
@@ -283,100 +258,38 @@ def _positions(value: JsonValue, choices: Sequence[int]) -> list[int]:
     return [choices[number - 1] for number in range(max(first, 1), min(last, len(choices)) + 1)]
 
 
-def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Sequence[int], *, is_cut: bool) -> Wishes:
-    """The messages missing from the conversation, or shorter in it, by a walk along the original.
+def _from_conversation(kept: JsonValue, rest: Sequence[Message], choices: Sequence[int], *, is_cut: bool) -> Wishes:
+    """The messages that a conversation written anew leaves out, by a walk along the original.
 
-    A message in other words only says that an original was to stay. If its place leaves one original, that one is
-    shortened; if it leaves several, all of those stay. Nothing is known of messages after a cut.
+    A message that stands in it stays. One in other words is a note about what goes: its words join the summary. Nothing
+    is known of messages after a cut.
     """
-    kept = answer["prunedConversation"]
     if not isinstance(kept, list) or not kept:
         raise ValueError("`prunedConversation` is not a list of messages")
-    found: set[int] = set()
-    shortened: dict[int, int] = {}
-    left = list(choices)
-    # These were not asked about; a model that writes down all that stays may name them.
+    left, found, notes = list(choices), set[int](), list[str]()
+    # A model that writes down all that stays may name those that it was not asked about.
     stays = {_identity(rest[at]) for at in set(range(len(rest))).difference(choices)}
-    reworded: list[Message] = []
-    gaps: list[tuple[list[Message], range]] = []
-    after = 0
     for entry in kept:
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("role"), str):
-            raise ValueError("`prunedConversation` holds something that is no message")  # noqa: TRY004
-        if entry["role"] in ("system", "developer"):
-            # The model was shown the documented shape, which begins with the system message; that stays in any case.
+        if not isinstance(entry, Mapping) or entry.get("role") not in _ROLES:
+            raise ValueError("`prunedConversation` holds something that is no message")
+        message = parse_message(entry)
+        place = next((at for at in left if _identity(rest[at]) == _identity(message)), None)
+        if place is not None:
+            found.add(place)
+            left = left[left.index(place) + 1 :]
+        elif message.is_system or _identity(message) in stays:
             continue
-        message, numbered = parse_message(entry), _positions(entry, choices)
-        place = next(
-            (at for at in numbered or left if at in left and _is_same(message, rest[at], bool(numbered))), None
-        )
-        if place is None:
-            if _identity(message) in stays:
-                continue
-            if numbered or not _may_be_reworded(message, rest, choices):
-                raise ValueError("`prunedConversation` holds a message that the conversation does not have")
-            reworded.append(message)
-            continue
-        gaps.append((reworded, range(after, place)))
-        reworded, after = [], place + 1
-        left = left[left.index(place) + 1 :]
-        found.add(place)
-        text = message.text.strip()
-        if text != normal_text(rest[place]):
-            shortened[place] = _shown_chars(rest[place], text)
-    if not is_cut:
-        gaps.append((reworded, range(after, len(rest))))
-    placed, passed_over = len(found), 0
-    for messages, gap in gaps:
-        for message in messages:
-            originals = [at for at in gap if rest[at].role == message.role and not rest[at].calls]
-            placed, passed_over = placed + (len(originals) == 1), passed_over + (len(originals) != 1)
-            of_choice = set(originals).intersection(choices)
-            found |= of_choice
-            if len(originals) == 1:
-                shortened.update((at, _shown_chars(rest[at], message.text.strip())) for at in of_choice)
-    if passed_over > placed:
-        raise ValueError("most of `prunedConversation` is not in the conversation")
-    known = [at for at in choices if at < after] if is_cut else choices
-    return Wishes(dropped=frozenset(known) - found, shortened=shortened)
-
-
-def _may_be_reworded(message: Message, rest: Sequence[Message], choices: Sequence[int]) -> bool:
-    """A message without a place may be one in other words: it has a known role, no call, no id, and is in order."""
-    if not message.text.strip() or message.calls or message.call_id or message.other_parts:
-        return False
-    alike = [rest[at] for at in choices if rest[at].role == message.role]
-    return bool(alike) and not any(_is_same(message, original, numbered=False) for original in alike)
-
-
-def _is_same(message: Message, original: Message, numbered: bool) -> bool:
-    """A message is the original or a shorter form of it, by its number, its calls, its id, or its words."""
-    if message.role != original.role or message.is_system:
-        return False
-    if message.calls and _calls(message) != _calls(original):
-        return False
-    if message.call_id and message.call_id != original.call_id:
-        return False
-    if numbered or message.calls or message.call_id:
-        return True
-    text = normal_text(original)
-    return not original.calls and _is_excerpt(text, message.text.strip())
-
-
-def _is_excerpt(text: str, shown: str) -> bool:
-    """`shown` is the text, or long pieces of it with an ellipsis between them."""
-    pieces = [piece.strip() for piece in _LEFT_OUT.split(shown) if piece.strip()]
-    return shown == text or (
-        bool(pieces) and all(len(piece) >= _LEAST_PIECE_CHARS and piece in text for piece in pieces)
-    )
+        elif message.calls or message.call_id or any(_identity(rest[at]) == _identity(message) for at in choices):
+            raise ValueError("`prunedConversation` holds a message that the conversation does not have there")
+        else:
+            notes.append(message.text.strip())
+    known = set(choices).difference(left) if is_cut else set(choices)
+    return Wishes(dropped=frozenset(known - found), summary="\n".join(filter(None, notes)))
 
 
 def _identity(message: Message) -> tuple[str, str, str, tuple[tuple[str, str, str], ...]]:
-    return (message.role, message.call_id, normal_text(message), tuple(_calls(message)))
-
-
-def _calls(message: Message) -> list[tuple[str, str, str]]:
-    return [(call.id, call.name, canonical_arguments(call.arguments)) for call in message.calls]
+    calls = tuple((call.id, call.name, canonical_arguments(call.arguments)) for call in message.calls)
+    return (message.role, message.call_id, normal_text(message), calls)
 
 
 def plan_tokens(messages: int) -> int:

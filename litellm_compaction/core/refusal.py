@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemized, margin_tokens
+from litellm_compaction.core.clearing import REMOVED_TOKENS, with_shorter_data
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.rounds import calls_by_position
-from litellm_compaction.core.stretches import REMOVED_TOKENS, with_shorter_data, words_ratio
+from litellm_compaction.core.stretches import words_ratio
 from litellm_compaction.core.transcripts import rendered_in, with_fewer_turns
 from litellm_compaction.errors import DoesNotFit, Share
 
@@ -98,8 +99,8 @@ def unchangeable(model: str, tokens: int, budget: Budget) -> DoesNotFit:
     needed_tokens = budget.needed_window_tokens(tokens)
     return DoesNotFit(
         f"This model's maximum context length is {budget.window_tokens} tokens. However, your messages resulted in "
-        f"{tokens} tokens (context_length_exceeded), and `truncation` is `disabled`. Leave that out, and the proxy "
-        f"compacts them; send fewer messages, or load {model} with a context length of {needed_tokens} tokens or more.",
+        f"{tokens} tokens (context_length_exceeded), and nothing is compacted: `truncation` is `disabled`, or it is a "
+        f"text completion. Send less, or load {model} with a context length of {needed_tokens} tokens or more.",
         shares=(Share("messages and tools", tokens),),
         window_tokens=budget.window_tokens,
         needed_tokens=needed_tokens,

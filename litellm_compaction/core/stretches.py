@@ -1,4 +1,4 @@
-"""Tells a person's words in a user message from what their client wrote: notes, attached data, its own summarizing.
+"""Tells a person's words in a user message from what their client wrote: notes and attached data.
 
 Clients put files that they have read again, outputs of commands and reminders under the role `user`, often into the
 message with the person's words. They are known by their form, by what the client repeats (`recurring.py`), and by the
@@ -10,26 +10,21 @@ person's, so that it stays; it is quoted as the person's only without one.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.messages import (
     NO_MARKS,
-    JsonValue,
     Marks,
     Message,
     parse_message,
-    roughly_tokens,
     user_message,
 )
 from litellm_compaction.core.prompts import FRAME_END
-from litellm_compaction.core.transcripts import rendered_in
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,19 +33,16 @@ else:
 
 Kind: TypeAlias = Literal["words", "doubted", "note", "data", "recurring"]
 
-_RULES: Mapping[str, Mapping[str, Any]] = tomllib.loads(
+RULES: Mapping[str, Mapping[str, Any]] = tomllib.loads(
     resources.files(__package__).joinpath("clients.toml").read_text(encoding="utf-8")
 )
 _ELEMENTS: Mapping[str, Kind] = {
-    name: "data" if kind == "data" else "note" for kind, names in _RULES["elements"].items() for name in names
+    name: "data" if kind == "data" else "note" for kind, names in RULES["elements"].items() for name in names
 }
-_OPENINGS: Mapping[str, Mapping[str, Any]] = _RULES["openings"]
-_SUMMARIES = tuple(_RULES["summaries"]["begins"])
+_OPENINGS: Mapping[str, Mapping[str, Any]] = RULES["openings"]
 # LiteLLM's form of a system message in mid-conversation (mid_conversation_system.py): a text part of its own, before
 # those of the system message.
-_LITELLMS_NOTE = "Operator note (not from the user)"
-# No client describes a turn in more.
-_MAX_HEADER_CHARS = 10_000
+LITELLMS_NOTE = "Operator note (not from the user)"
 # Those that say where they end stand after the person's words, too, if they cannot be mistaken.
 _INNER_OPENING = re.compile(
     "\n(?=" + "|".join(re.escape(text) for text, rule in _OPENINGS.items() if "--" in rule.get("to", "")) + ")"
@@ -62,6 +54,7 @@ _SOURCED = re.compile(
 # Alone in its part, or in a message beside another one, an element with a name of several words is a program's. The
 # person's words are wrapped, too, and such a name tells of them.
 _WRAPPED = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>")
+_LAST_CLOSED = re.compile(r"</([A-Za-z][\w.:-]{1,60})>\s*\Z")
 _SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 _OF_THE_PERSON = re.compile(
     r"(?:\b|_)(?:user|human|person|task|query|question|request|prompt|message|answer|feedback|input|command|args|words)"
@@ -77,6 +70,8 @@ _RESULT = re.compile(
 _TEXT_RESULT = re.compile(r"\[[a-z_]{2,40}(?: for '[^\n]{0,2000}')?\.?[^\n]{0,200}\] Result:")
 # Hermes, Qwen and Anthropic's older protocol, where a client writes results as the model was trained to read them.
 _RESULT_TAGS = ("<tool_response>", "<tool_result>", "<function_results>")
+# How programs begin what they say themselves in a part of its own.
+_TITLE = re.compile(r"\[[A-Z]{2,30}(?: [A-Z]{2,30}){1,3}\] ")
 _PERSONS_WORDS = re.compile(r"<(?:feedback|answer|user_message|task)>")
 # A client's own compaction, by this package's library or a tool with the same heading.
 _RECORD = "## Session Summary"
@@ -94,19 +89,13 @@ _DATES = re.compile(
 )
 # Inside a line of the person's a short element is one that the person writes about.
 _LEAST_INLINE_CHARS = 120
-_SHRINKING: Collection[Kind] = ("data", "recurring")
 # More tags are a file's, or an attack's, and would take long to read.
 _MAX_TAGS = 20_000
 _MAX_STRETCHES = 1_000
 _MAX_NAMES = 50
 # No program adds more than this to a conversation; each look at 200 MB takes 0.3 s (2026-11-23).
 _MAX_CHARS = 2_000_000
-# Data that is hardly longer than the line in its place stays.
-_LEAST_SAVED_CHARS = 80
 _MOST_HEAD_CHARS = 200
-# Of the text in place of data, in any vocabulary.
-REMOVED_TOKENS = 32
-_REMOVED = "[About {tokens} tokens that were attached here were removed. Read it again if it is needed.]"
 
 
 class Stretch(NamedTuple):
@@ -125,7 +114,7 @@ class Stretch(NamedTuple):
 
 def has_words(message: Message) -> bool:
     """Returns True if a user message may hold something that the person wrote."""
-    return any(each.kind in ("words", "doubted") for _, each in _found(message))
+    return any(each.kind in ("words", "doubted") for _, each in stretches_of(message))
 
 
 def is_text_result(message: Message) -> bool:
@@ -136,49 +125,22 @@ def is_text_result(message: Message) -> bool:
 
 def own_words(message: Message) -> str:
     """The words of a user message that are certainly the person's; "" for none."""
-    return "\n".join(text[each.start : each.end].strip() for text, each in _found(message) if each.kind == "words")
+    return "\n".join(
+        text[each.start : each.end].strip() for text, each in stretches_of(message) if each.kind == "words"
+    )
+
+
+def last_words(message: Message) -> str:
+    """The last stretch that the person may have written; "" for none."""
+    return next(
+        (text[each.start : each.end].strip() for text, each in reversed([*stretches_of(message)]) if _speaks(each)), ""
+    )
 
 
 def words_ratio(message: Message) -> float:
     """The share of a user message's characters that is not certainly a client's."""
-    added_chars = sum(each.end - each.start for _, each in _found(message) if not _speaks(each))
+    added_chars = sum(each.end - each.start for _, each in stretches_of(message) if not _speaks(each))
     return 1 - added_chars / max(sum(map(len, texts_of(message))), 1)
-
-
-def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *, has_tools: bool = False) -> bool:
-    """Returns True if a client asks for a summary of its own, with which it goes on in place of its history.
-
-    A quotation of such a request in mid-text is none, nor is one with an answer after it. A request without tools and
-    answers for something about a conversation that stands in one message is one, too.
-
-    Args:
-        messages: oldest first.
-        headers: by their names in lower case; a body's field in place of one counts.
-        has_tools: True if the model may call any.
-    """
-    if any(_says(rule, headers.get(name, "")) for name, rule in _RULES["headers"].items()):
-        return True
-    if not messages:
-        return False
-    if messages[0].is_system and messages[0].text.lstrip().startswith(_SUMMARIES):
-        return True
-    # Claude Code 2.1.197 sends a reminder as a system message after its instruction (on the wire, 2026-11-24).
-    newest = (each for each in reversed(messages) if not (each.is_system or each.text.startswith(_LITELLMS_NOTE)))
-    last = next(newest, messages[-1])
-    words = [text[each.start : each.end].strip() for text, each in _found(last) if each.kind in ("words", "doubted")]
-    if last.role == "user" and words[-1:] != [] and words[-1].startswith(_SUMMARIES):
-        return True
-    return not has_tools and rendered_in(messages) is not None
-
-
-def _says(rule: Mapping[str, Any], value: str) -> bool:
-    if "member" not in rule:
-        return value in rule["values"]
-    try:
-        found = json.loads(value) if len(value) <= _MAX_HEADER_CHARS else None
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(found, Mapping) and found.get(rule["member"]) in rule["values"]
 
 
 def divided(message: Message) -> list[Message]:
@@ -188,63 +150,12 @@ def divided(message: Message) -> list[Message]:
     """
     if message.role != "user" or message.is_synthetic:
         return [message]
-    found = [(text[each.start : each.end], each.kind) for text, each in _found(message)]
+    found = [(text[each.start : each.end], each.kind) for text, each in stretches_of(message)]
     if all(kind == "words" for _, kind in found):
         return [message]
     attached = "\n".join(text for text, kind in found if kind != "words")
     words = "\n".join(text.strip() for text, kind in found if kind == "words")
-    return [_result(attached), *([user_message(words)] if words else [])]
-
-
-def data_of(message: Message) -> Message | None:
-    """The data that `without_data` leaves out, as a result of a tool; None for none."""
-    found = [text[each.body : each.body_end] for text, each in _found(message) if _shrinks(each)]
-    return _result("\n".join(found)) if found and message.role == "user" else None
-
-
-def without_data(message: Message) -> Message:
-    """`message` with one line for each stretch of data in it; the same object if that would save nothing."""
-    return with_shorter_data(message, lambda _: "")
-
-
-def recurs_in(message: Message) -> bool:
-    """Returns True if the client's own words in a user message would shrink, and come again in later ones."""
-    return message.marks is not NO_MARKS and any(
-        each.kind == "recurring" and _shrinks(each) for _, each in _found(message)
-    )
-
-
-def with_shorter_data(
-    message: Message, shorten: Callable[[str], str | None], kinds: Collection[Kind] = _SHRINKING
-) -> Message:
-    """`message` with something shorter for the data in it: parts, words, notes and the data's own tags stay.
-
-    Args:
-        message: any; only a user's holds data.
-        shorten: gives the text in place of a stretch of data, oldest first; "" for a line that says what was there,
-            None for the stretch as it is.
-        kinds: of the stretches that it is asked about.
-    """
-    if message.role != "user" or message.is_synthetic:
-        return message
-    content = message.raw.get("content")
-    found = iter(_divided(message))
-
-    def shown(part: JsonValue) -> JsonValue:
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-            return {**part, "text": shown(part["text"])}
-        return (
-            _shortened(part, [each for each in next(found) if each.kind in kinds], shorten)
-            if isinstance(part, str)
-            else part
-        )
-
-    changed = list(map(shown, content)) if isinstance(content, list) else shown(content)
-    return (
-        message
-        if changed == content
-        else replace(parse_message({**message.raw, "content": changed}), marks=message.marks)
-    )
+    return [parse_message({"role": "tool", "content": attached}), *([user_message(words)] if words else [])]
 
 
 def levelled(text: str) -> tuple[str, ...]:
@@ -491,32 +402,9 @@ def _line_end(text: str, start: int, end: int) -> int:
     return at if at >= 0 else min(start + _MOST_HEAD_CHARS, end)
 
 
-def _shrinks(stretch: Stretch) -> bool:
-    return stretch.kind in _SHRINKING and stretch.body_end - stretch.body - len(_REMOVED) >= _LEAST_SAVED_CHARS
-
-
-def _shortened(text: str, found: Iterable[Stretch], shorten: Callable[[str], str | None]) -> str:
-    """A text with something shorter for the data in it."""
-    pieces: list[str] = []
-    kept = 0
-    for each in found:
-        if not _shrinks(each):
-            continue
-        body = text[each.body : each.body_end]
-        shorter = shorten(body)
-        if shorter is None:
-            continue
-        shorter = shorter or _REMOVED.format(tokens=roughly_tokens(body))
-        if len(shorter) >= len(body):
-            continue
-        closes = each.body_end < each.end
-        pieces += [text[kept : each.body], "\n", shorter.strip("\n"), "\n" if closes else ""]
-        kept = each.body_end
-    return "".join((*pieces, text[kept:]))
-
-
-def _found(message: Message) -> Iterator[tuple[str, Stretch]]:
-    return ((text, each) for text, found in zip(texts_of(message), _divided(message), strict=True) for each in found)
+def stretches_of(message: Message) -> Iterator[tuple[str, Stretch]]:
+    """The stretches of a user message, each with the text that it is a part of."""
+    return ((text, each) for text, found in zip(texts_of(message), parts_of(message), strict=True) for each in found)
 
 
 def texts_of(message: Message) -> list[str]:
@@ -526,27 +414,45 @@ def texts_of(message: Message) -> list[str]:
     return [text for text in given if isinstance(text, str)]
 
 
-def _divided(message: Message) -> list[list[Stretch]]:
+def parts_of(message: Message) -> list[list[Stretch]]:
     """The stretches of each text part of a message."""
     texts = texts_of(message)
-    if texts[:1] != [] and texts[0].startswith(_LITELLMS_NOTE):
-        return [[_as_note(each) for each in stretches(text)] for text in texts]
-    found = [(_whole_result(text) if texts[1:] else []) or stretches(text, message.marks) for text in texts]
-    if message.marks.is_behind or any(map(_whole_result, texts[:-1])):
+    if texts[:1] != [] and texts[0].startswith(LITELLMS_NOTE):
+        return [_all_clients(stretches(text), "note") for text in texts]
+    found = [part_stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
+    asked = [_asks_in_element(text) for text in texts]
+    if texts[1:] and (any(asked) or any(map(_whole_result, texts[:-1]))):
+        # The client wraps the person's words, so other parts are its own; a question may be theirs.
+        found = [
+            own if is_one or text.rstrip().endswith(_QUESTION_ENDS) else _all_clients(own, "note")
+            for text, own, is_one in zip(texts, found, asked, strict=True)
+        ]
+    elif message.marks.is_behind:
         # Beside results a part that opens with what the client repeats is all the client's.
-        found = [[_as_recurring(each) for each in own] if own and own[0].kind == "recurring" else own for own in found]
-    wrapped = {(text, each) for text, own in zip(texts, found, strict=True) for each in own if _is_wrapped(text, each)}
-    others = ((text, each) for text, own in zip(texts, found, strict=True) for each in own if _speaks(each))
-    if not wrapped or not (message.marks.is_beside or any(each not in wrapped for each in others)):
+        found = [_all_clients(own, "recurring") if own and own[0].kind == "recurring" else own for own in found]
+    wrapped = [[_is_wrapped(text, each) for each in own] for text, own in zip(texts, found, strict=True)]
+    does_speak = any(
+        _speaks(each) and not is_one
+        for own, known in zip(found, wrapped, strict=True)
+        for each, is_one in zip(own, known, strict=True)
+    )
+    if not (message.marks.is_beside or does_speak):
         return found
     return [
-        [_as_note(each) if (text, each) in wrapped else each for each in own]
-        for text, own in zip(texts, found, strict=True)
+        [each._replace(kind="note") if is_one else each for each, is_one in zip(own, known, strict=True)]
+        for own, known in zip(found, wrapped, strict=True)
     ]
 
 
-def _as_recurring(stretch: Stretch) -> Stretch:
-    return stretch._replace(kind="recurring") if _speaks(stretch) else stretch
+def part_stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool) -> list[Stretch]:
+    """The stretches of a text part: beside others a result as text reaches to the part's end, and so does a title."""
+    if not is_alone and _TITLE.match(text) and not _PERSONS_WORDS.search(text):
+        return [Stretch("note", 0, len(text))]
+    return ([] if is_alone else _whole_result(text)) or stretches(text, marks)
+
+
+def _all_clients(found: Iterable[Stretch], kind: Kind) -> list[Stretch]:
+    return [each._replace(kind=kind) if _speaks(each) else each for each in found]
 
 
 def _whole_result(text: str) -> list[Stretch]:
@@ -555,10 +461,6 @@ def _whole_result(text: str) -> list[Stretch]:
     if result is None or len(text) > _MAX_CHARS or _PERSONS_WORDS.search(text):
         return []
     return [Stretch("data", 0, len(text), result.end(), len(text))]
-
-
-def _as_note(stretch: Stretch) -> Stretch:
-    return stretch._replace(kind="note") if _speaks(stretch) else stretch
 
 
 def _speaks(stretch: Stretch) -> bool:
@@ -576,10 +478,14 @@ def _is_wrapped(text: str, stretch: Stretch) -> bool:
     return text[start : stretch.end].rstrip().endswith(f"</{found[1]}>")
 
 
+def _asks_in_element(text: str) -> bool:
+    """Returns True for a part with a result that holds the person's words, or that ends with an element for them."""
+    if _TEXT_RESULT.match(text, _first_sign(text, 0)) and _PERSONS_WORDS.search(text):
+        return True
+    last = _LAST_CLOSED.search(text, max(len(text) - _MOST_HEAD_CHARS, 0))
+    return last is not None and is_persons_name(last[1]) and f"\n<{last[1]}>" in f"\n{text}"
+
+
 def is_persons_name(name: str) -> bool:
     """Returns True for the name of an element that may hold a person's words."""
     return _OF_THE_PERSON.search(name) is not None
-
-
-def _result(text: str) -> Message:
-    return parse_message({"role": "tool", "content": text})

@@ -1,6 +1,7 @@
-"""Finds a conversation that is rendered into one message: a client asks for its summary, its title, its topic.
+"""Tells a client's own request about a conversation: for its summary, its title, its topic.
 
-Nothing of such a request is ours to summarize: its instruction stays, and the oldest rendered turns give way.
+A header or the beginning of its instruction says so (`clients.toml`), or the conversation is rendered into one message:
+then nothing of it is ours to summarize, its instruction stays, and the oldest rendered turns give way.
 """
 
 from __future__ import annotations
@@ -8,39 +9,61 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, with_text
+from litellm_compaction.core.stretches import LITELLMS_NOTE, RULES, last_words
 
-_USERS = "user|human|person|customer|client|me|you|q|question"
-_MODELS = "assistant|ai|model|bot|agent|llm|gpt|claude|gemini|a|answer|reply|tool|function"
-_ROLE = rf"(?<![A-Za-z0-9])(?:(?P<user>{_USERS})|(?P<model>{_MODELS}))(?![A-Za-z0-9])"
-# A role near the beginning of a line, with a sign behind it, or as the end of the line.
-_LABEL = re.compile(
-    rf"^(?P<before>[^\n]{{0,40}}?){_ROLE}(?:[^\n:>\])]{{0,30}}[:>\])]|[^\w\n]{{0,8}}$)", re.IGNORECASE | re.MULTILINE
+_SUMMARIES = tuple(RULES["summaries"]["begins"])
+# No client describes a turn in more.
+_MAX_HEADER_CHARS = 10_000
+
+_USER, _MODEL = "user", "model"
+# The names under which conversations are rendered, by side.
+_USERS = """
+user human person customer client me you u h q question benutzer benutzerin nutzer utilisateur usuario usuário utente
+gebruiker użytkownik kullanıcı пользователь користувач 用户 用戶 ユーザー 사용자 المستخدم 🧑 👤 🙂"""
+_MODELS = """
+assistant ai model bot agent llm gpt chatgpt claude gemini a answer reply response tool function assistent assistente
+asistente asystent asistan ki ia ассистент помощник асистент 助手 アシスタント 어시스턴트 المساعد 🤖"""
+_SPEAKERS = {**dict.fromkeys(_USERS.split(), _USER), **dict.fromkeys(_MODELS.split(), _MODEL)}
+_WORD = re.compile(r"[^\W_]+|[🧑👤🙂🤖]")
+_LINE = re.compile(r"^[^\n]{1,80}", re.MULTILINE)
+# Of a line that names a role: what stands before it, no string of a program, and behind it.
+_BEFORE = re.compile(r"(?:(?:[^\"'`=]|={3,}){0,40}(?<![./$@_\w])|[ \t]*<[^<>]{1,60}[\"'])\Z")
+_BEHIND = re.compile(
+    r"(?:[ \t][\w#]{1,12})?(?:[ \t]*\([^()]{0,40}\))?\s?[\"'*_\])|]*(?:[:：>|\])]|</|[-–—]+>? )|[^\w\n]{0,8}(?:\n|\Z)"
 )
-_OPENS = re.compile(r"^[ \t]*<([A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>", re.MULTILINE)
-_ITEMS_ROLE = re.compile(_ROLE, re.IGNORECASE)
-_NUMBERS = re.compile(r"\d+")
-_ROLE_KEYS = ("role", "from", "author", "speaker", "sender", "type")
-_IN_JSON = re.compile(rf"\"(?:{'|'.join(_ROLE_KEYS)})\"\s*:\s*\"(?:{_USERS}|{_MODELS})\"", re.IGNORECASE)
-_SPEAKER = re.compile(rf"(?:{_USERS}|{_MODELS})\Z", re.IGNORECASE)
-_INSTRUCTION = re.compile(r"\[/?INST\]")
 _NAME = re.compile(
-    r"^[*_\[]{0,3}([^\W\d_][\w.'-]{0,20}(?: [^\W\d_][\w.'-]{0,20})?)[\]*_]{0,3}:(?:[*_]{2})? \S", re.MULTILINE
+    r"^[\d\W]{0,40}?([^\W\d_][\w.'-]{0,20}(?: [^\W\d_][\w.'-]{0,20})?)[\]*_]{0,3}(?:: |：|:\*\* )(?=\S)", re.MULTILINE
 )
-_LEAST_TIMES_NAMED, _MOST_SPEAKERS = 3, 12
+_WORDS = re.compile(r"\w+(?: \w+)*")
+# The beginning of a turn in the marks of chat templates, and in lists that programs print.
+_MARK = re.compile(
+    r"<\|(?:im_start\|>|start_header_id\|>)?(\w+)|<start_of_turn>(\w+)|\[(/?INST)\]"
+    r"|\{['\"](?:role|from|author|speaker|sender|type)['\"]: ?['\"](\w+)|\(['\"](\w+)['\"], |\b(\w{2,12})Message\("
+)
+_INSTRUCTIONS = {"inst": _USER, "/inst": _MODEL}
+_MARK_END = re.compile(r"<\|(?:im_end|eot_id|end)\|>|<end_of_turn>|</s>")
+_ROLE_KEYS = ("role", "from", "author", "speaker", "sender", "type")
+_CONTENT_KEYS = frozenset(("content", "text", "value", "parts", "message", "data", "body"))
+_IN_JSON = re.compile(rf"\"(?:{'|'.join(_ROLE_KEYS)})\"\s*:\s*\"")
+_BETWEEN_ITEMS = re.compile(r"[\s,\[\]]*\Z")
 # Marks of a client's around rendered turns; a person who pastes some writes no such line before or behind them.
 _FRAME = re.compile(r"[ \t]*(?:</?[A-Za-z|][^<>\n]{0,200}>|#{1,6} [^\n]*|[-=*_]{3,}|[\[{])[ \t]*\Z")
-_END = re.compile(r"^[ \t]*(?:</[A-Za-z][^<>\n]{0,200}>|#{1,6} [^\n]*|[-=*_]{3,}|```|[\]}])[ \t]*$", re.MULTILINE)
-_IS_ABOUT_ONE = re.compile(r"conversation|transcript|chat|dialog|history|messages", re.IGNORECASE)
-_LEAST_TURNS = 3
+_END = re.compile(
+    r"^[ \t]*(?:</[A-Za-z][^<>\n]{0,200}>|#{1,6} [^\n]*|[-=*_]{3,}|```|[\]}])[ \t]*$|\n[ \t]*(?=\n)", re.MULTILINE
+)
+_QUESTIONS = ("?", "？", "؟")
+_SHORT_CHARS, _TELLING_CHARS = 300, 60
+_LEAST_TURNS, _LEAST_TIMES_NAMED, _MOST_SPEAKERS = 3, 3, 12
 _MOST_TRIES = 3
-_MOST_CHARS, _MOST_OBJECTS, _HEAD_CHARS = 4_000_000, 5_000, 200
-_MARK = "[The oldest {turns} of {all} messages were left out here, about {tokens} tokens.]\n"
+# More takes seconds to read: some 250,000 tokens.
+_MOST_CHARS, _MOST_OBJECTS = 1_000_000, 5_000
+_LEFT_OUT = "[The oldest {turns} of {all} messages were left out here, about {tokens} tokens.]\n"
 _MARK_TOKENS, _LEAST_TURN_TOKENS = 32, 64
 
 
@@ -51,54 +74,91 @@ class Turn(NamedTuple):
     end: int
 
 
+class _Head(NamedTuple):
+    """Where a turn begins, and the end of its head, or of all of it if its form says where that is."""
+
+    start: int
+    end: int
+    speaker: str
+    is_whole: bool = False
+
+
+def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *, has_tools: bool = False) -> bool:
+    """Returns True if a client asks for a summary of its own, with which it goes on in place of its history.
+
+    A quotation of such a request in mid-text is none, nor is one with an answer after it. A request without tools and
+    answers for something about a conversation that stands in one message is one, too.
+
+    Args:
+        messages: oldest first.
+        headers: by their names in lower case; a body's field in place of one counts.
+        has_tools: True if the model may call any.
+    """
+    if any(_says(rule, headers.get(name, "")) for name, rule in RULES["headers"].items()):
+        return True
+    if not messages:
+        return False
+    if messages[0].is_system and messages[0].text.lstrip().startswith(_SUMMARIES):
+        return True
+    # Claude Code sends a reminder as a system message after its instruction.
+    newest = (each for each in reversed(messages) if not (each.is_system or each.text.startswith(LITELLMS_NOTE)))
+    last = next(newest, messages[-1])
+    if last.role == "user" and last_words(last).startswith(_SUMMARIES):
+        return True
+    return not has_tools and rendered_in(messages) is not None
+
+
+def _says(rule: Mapping[str, Any], value: str) -> bool:
+    if "member" not in rule:
+        return value in rule["values"]
+    try:
+        found = json.loads(value) if len(value) <= _MAX_HEADER_CHARS else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, Mapping) and found.get(rule["member"]) in rule["values"]
+
+
 def turns(text: str) -> list[Turn]:
-    """The rendered turns of a text, oldest first; empty for less than a conversation."""
+    """The rendered turns of a text, oldest first; empty for less than a conversation.
+
+    The last one ends where its form does, or with its first paragraph: what stands below may be an instruction.
+    """
     return _read(text)[0]
 
 
 def _read(text: str) -> tuple[list[Turn], bool]:
-    """The rendered turns of a text, and if nothing but names tells who speaks."""
-    readers = (_in_json, _items, _labelled, _instructions, _named) if len(text) <= _MOST_CHARS else ()
-    for read in readers:
-        found = read(text)
-        if len(found) >= _LEAST_TURNS:
-            ends = [*(start for start, _ in found[1:]), _last_end(text, found[-1])]
-            return [Turn(start, end) for (start, _), end in zip(found, ends, strict=True)], read is _named
+    """The rendered turns of a text, and True if they may be anything that has names and colons."""
+    for read in (_objects, _marks, _labels, _names) if len(text) <= _MOST_CHARS else ():
+        heads = read(text)
+        if _is_talk(text, heads):
+            starts = [head.start for head in heads]
+            ends = [*starts[1:], heads[-1].end if heads[-1].is_whole else _last_end(text, heads[-1])]
+            is_doubted = read is _names and not _is_dialogue(heads)
+            return [Turn(start, end) for start, end in zip(starts, ends, strict=True)], is_doubted
     return [], False
 
 
 def rendered_in(messages: Sequence[Message]) -> int | None:
     """The index of the message into which a client has rendered a conversation; None for none.
 
-    Its instruction stands in the system message, is set apart by marks of the client's, or stands above the turns with
-    nothing below them: a person who pastes a chat and asks below it makes none. The request has no answer in it, and
-    says hardly more than that one conversation.
+    The request has no answer in it, and says hardly more than that one conversation and an instruction. A person who
+    pastes a chat and asks about it makes none: what they ask is a question, or several speakers have nothing but names.
     """
     if any(message.role not in ("system", "developer", "user") for message in messages):
         return None
     at = max(range(len(messages)), key=lambda index: len(messages[index].text), default=-1)
     text = messages[at].text if at >= 0 else ""
-    found, is_by_names = _read(text)
-    if not found:
+    found, is_doubted = _read(text)
+    if not found or 2 * (found[-1].end - found[0].start) < sum(len(message.text) for message in messages):
         return None
-    # Examples in a system prompt have its rules behind them, which are no part of the last one.
-    paragraph = text.find("\n\n", found[-1].start, found[-1].end)
-    end = paragraph if paragraph >= 0 else found[-1].end
-    if 2 * (end - found[0].start) < sum(len(message.text) for message in messages):
-        return None
-    above, below = text[: found[0].start], text[found[-1].end :]
-    told = "".join(message.text for message in messages if message.is_system and message is not messages[at])
-    if is_by_names and not _IS_ABOUT_ONE.search(f"{told}\n{above}\n{below}"):
-        return None
-    if messages[at].is_system or _is_framed(text, found):
+    above, below = text[: found[0].start].strip(), text[found[-1].end :].strip()
+    if messages[at].is_system or _is_framed(above, below):
         return at
-    if not above.strip():
-        return at if _IS_ABOUT_ONE.search(told) else None
-    return at if _IS_ABOUT_ONE.search(above) and paragraph < 0 and not below.strip() else None
+    return None if is_doubted or _asks(above) or _asks(below) else at
 
 
 def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str], int]) -> Message:
-    """`message` with so many tokens less: the oldest rendered turns give way, of the last one its beginning."""
+    """`message` with so many tokens less: the oldest rendered turns give way, of the last one its middle."""
     found = turns(message.text)
     if not found or excess_tokens <= 0:
         return message
@@ -121,69 +181,106 @@ def _without_oldest(
     while gone < len(found) - 1 and tokens < excess_tokens:
         tokens += count(text[found[gone].start : found[gone].end])
         gone += 1
-    mark = _MARK.format(turns=gone, all=len(found), tokens=tokens + _MARK_TOKENS) if gone else ""
+    mark = _LEFT_OUT.format(turns=gone, all=len(found), tokens=tokens + _MARK_TOKENS) if gone else ""
     rest = text[found[gone].start :]
     if tokens < excess_tokens:
-        last = text[found[-1].start : found[-1].end]
-        least_tokens = max(count(last) - (excess_tokens - tokens), _LEAST_TURN_TOKENS)
-        rest = excerpt(last, least_tokens, count) + text[found[-1].end :]
+        below = _instruction_below(text, found[-1].end, count(text) - excess_tokens, count)
+        last = text[found[-1].start : len(text) - len(below)]
+        rest = excerpt(last, max(count(last) - (excess_tokens - tokens), _LEAST_TURN_TOKENS), count) + below
     return with_text(message, text[: found[0].start] + mark + rest)
 
 
-def _is_framed(text: str, found: Sequence[Turn]) -> bool:
-    before = text[: found[0].start].rstrip().rpartition("\n")[2]
-    behind = text[found[-1].end :].strip().partition("\n")[0]
-    return any(_FRAME.match(line) for line in (before, behind) if line) or text.rstrip().endswith(":")
+def _instruction_below(text: str, start: int, room_tokens: int, count: Callable[[str], int]) -> str:
+    """The end of a text from `start`; if that takes more than half of the room, its last lines: most is the turn's."""
+    below = text[start:]
+    tokens = max(count(below), 1)
+    if 2 * tokens <= room_tokens:
+        return below
+    kept_chars = max(len(below) * room_tokens // (2 * tokens), 0)
+    line = below.find("\n", len(below) - kept_chars)
+    return below[line:] if line >= 0 else ""
 
 
-def _labelled(text: str) -> list[Turn]:
-    """Lines with the name of a role, all in the form in which both sides speak first."""
-    labels = [(_NUMBERS.sub("0", each["before"]).strip().casefold(), each) for each in _LABEL.finditer(text)]
-    users = {form for form, each in labels if each["user"]}
-    both = next((form for form, each in labels if each["model"] and form in users), None)
-    return [Turn(each.start(), each.end()) for form, each in labels if form == both]
+def _asks(text: str) -> bool:
+    """Returns True for a question, as a person writes one beside what they paste."""
+    return text.endswith(_QUESTIONS) or (len(text) <= _SHORT_CHARS and any(sign in text for sign in _QUESTIONS))
 
 
-def _instructions(text: str) -> list[Turn]:
-    """Llama's older markup: what the user says in `[INST]`, each followed by the model's answer."""
-    return [Turn(each.start(), each.end()) for each in _INSTRUCTION.finditer(text)]
+def _is_framed(above: str, below: str) -> bool:
+    lines = (above.rpartition("\n")[2], below.partition("\n")[0])
+    return any(_FRAME.match(line) for line in lines if line) or below.endswith((":", "："))
 
 
-def _named(text: str) -> list[Turn]:
-    """Lines with a name and a colon, if each of a few names comes again and they hardly follow themselves."""
-    lines = [(each[1], Turn(each.start(), each.end())) for each in _NAME.finditer(text)]
-    times = Counter(name for name, _ in lines)
-    spoken = [(name, turn) for name, turn in lines if times[name] >= _LEAST_TIMES_NAMED]
-    names = {name for name, _ in spoken}
-    changes = sum(one != other for (one, _), (other, _) in itertools.pairwise(spoken))
-    is_talk = 1 < len(names) <= _MOST_SPEAKERS and 2 * changes >= len(spoken)
-    return [turn for _, turn in spoken] if is_talk else []
+def _is_talk(text: str, heads: Sequence[_Head]) -> bool:
+    """Returns True for enough turns of both sides, or of names that hardly follow themselves, who say several things.
+
+    An agent's conversation may have one turn of the user's and hundreds of the model's and its tools'.
+    """
+    times = Counter(head.speaker for head in heads)
+    if len(heads) < _LEAST_TURNS or not 1 < len(times) <= _MOST_SPEAKERS or max(times.values()) < 2:
+        return False
+    changes = sum(one.speaker != other.speaker for one, other in itertools.pairwise(heads))
+    if not {_USER, _MODEL}.issubset(map(_SPEAKERS.get, times)) and 2 * changes < len(heads):
+        return False
+    if heads[0].is_whole:
+        return True
+    ends = [*(head.start for head in heads[1:]), len(text)]
+    said = {" ".join(text[head.end : end].split()) for head, end in zip(heads, ends, strict=True)}
+    return 2 * sum(" " in each or not each.isascii() for each in said) > len(heads)
 
 
-def _items(text: str) -> list[Turn]:
-    """Elements of one name that follow each other, most of which name a role."""
-    runs: list[tuple[str, list[Turn]]] = [("", [])]
-    unclosed, end = set[str](), 0
-    for each in _OPENS.finditer(text):
-        name, start = each[1], each.start()
-        close = -1 if name in unclosed or start < end else text.find(f"</{name}>", each.end())
-        if close < 0:
-            unclosed.update({name} if start >= end else ())
-            continue
-        if runs[-1][0] != name or text[end:start].strip():
-            runs.append((name, []))
-        end = close + len(name) + 3
-        runs[-1][1].append(Turn(start, end))
-    longest = max((places for _, places in runs), key=len)
-    named = sum(_ITEMS_ROLE.search(text, start, min(end, start + _HEAD_CHARS)) is not None for start, end in longest)
-    return longest if 2 * named > len(longest) else []
+def _is_dialogue(heads: Sequence[_Head]) -> bool:
+    """Returns True for two who speak by turns, and say more than the values of a list."""
+    does_alternate = all(one.speaker != other.speaker for one, other in itertools.pairwise(heads))
+    said_chars = heads[-1].start - heads[0].start
+    return does_alternate and len({head.speaker for head in heads}) == 2 and said_chars >= _TELLING_CHARS * len(heads)
 
 
-def _in_json(text: str) -> list[Turn]:
-    return list(_objects(text)) if _IN_JSON.search(text) else []
+def _labels(text: str) -> list[_Head]:
+    """Lines with the name of a role, all in the form in which both sides speak most."""
+    forms: defaultdict[str, list[_Head]] = defaultdict(list)
+    for line in _LINE.finditer(text):
+        for word in _WORD.finditer(text, line.start(), line.end()):
+            speaker = word[0].casefold()
+            behind = _BEHIND.match(text, word.end()) if speaker in _SPEAKERS else None
+            if behind is not None and _BEFORE.match(before := text[line.start() : word.start()]):
+                forms[_WORDS.sub("a", before).strip()].append(_Head(line.start(), behind.end(), speaker))
+                break
+    both = [heads for heads in forms.values() if len({_SPEAKERS[head.speaker] for head in heads}) > 1]
+    return max(both, key=len, default=[])
 
 
-def _objects(text: str) -> Iterator[Turn]:
+def _names(text: str) -> list[_Head]:
+    """Lines with a name and a colon, if each of a few names comes again."""
+    heads = [_Head(each.start(), each.end(), each[1]) for each in _NAME.finditer(text)]
+    times = Counter(head.speaker for head in heads)
+    return [head for head in heads if times[head.speaker] >= _LEAST_TIMES_NAMED]
+
+
+def _marks(text: str) -> list[_Head]:
+    """Turns by what no prose has: in Llama's older markup what the user says stands in `[INST]`."""
+    heads: list[_Head] = []
+    for each in _MARK.finditer(text):
+        named = each[each.lastindex or 0].casefold()
+        speaker = _INSTRUCTIONS.get(named, named)
+        if speaker in _SPEAKERS:
+            heads.append(_Head(each.start(), each.end(), speaker))
+    # A program has several lists, a conversation is one.
+    lists = sum(text[head.start - 1 : head.start + 1] in ("[{", "[(") for head in heads if head.start)
+    return heads if lists <= 1 else []
+
+
+def _objects(text: str) -> list[_Head]:
+    """The most objects of JSON that follow each other, with a role and what it says."""
+    runs: list[list[_Head]] = [[]]
+    for head in _decoded(text) if _IN_JSON.search(text) else ():
+        if runs[-1] and not _BETWEEN_ITEMS.match(text[runs[-1][-1].end : head.start]):
+            runs.append([])
+        runs[-1].append(head)
+    return max(runs, key=len)
+
+
+def _decoded(text: str) -> Iterator[_Head]:
     decoder, cursor = json.JSONDecoder(), 0
     for opening in itertools.islice(re.finditer(r"\{", text), _MOST_OBJECTS):
         if opening.start() < cursor:
@@ -192,11 +289,15 @@ def _objects(text: str) -> Iterator[Turn]:
             value, end = decoder.raw_decode(text, opening.start())
         except (ValueError, RecursionError):
             continue
-        if any(isinstance(value.get(key), str) and _SPEAKER.match(value[key]) for key in _ROLE_KEYS):
-            yield Turn(opening.start(), end)
+        named = (value[key].casefold() for key in _ROLE_KEYS if isinstance(value.get(key), str))
+        speaker = next((name for name in named if name in _SPEAKERS), "")
+        if speaker and _CONTENT_KEYS.intersection(value):
+            yield _Head(opening.start(), end, speaker, is_whole=True)
             cursor = end
 
 
-def _last_end(text: str, last: Turn) -> int:
-    found = _END.search(text, last.end)
-    return len(text) if found is None else found.start()
+def _last_end(text: str, last: _Head) -> int:
+    found = _MARK_END.search(text, last.end) or _END.search(text, last.end)
+    if found is None:
+        return len(text)
+    return found.end() if _MARK_END.match(text, found.start()) else found.start()

@@ -23,6 +23,7 @@ from litellm_compaction.core.clearing import edited, superseded_reads
 from litellm_compaction.core.compaction import Compaction, apply, edited_part, shown_behind
 from litellm_compaction.core.cut_points import request_text
 from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import Message, Request, user_message
 from litellm_compaction.core.plan import Prune, Summarize
 from litellm_compaction.core.prompts import appended, is_refusal
@@ -361,7 +362,7 @@ class SummaryClient:
         family = measured.family
         if not model.is_same:
             window = await self._windows.resolve(model.target)
-            family = await self._sources.family(model.target, window)
+            family = self._sources.family(model.target, window)
             window_tokens = window.tokens
             # In the shape of every prompt for it; a list without messages is refused by many templates.
             shape = Request(messages=(user_message(""),))
@@ -476,5 +477,10 @@ def _compaction(
     if decided is None:
         return None
     compaction, summary = decided
+    texts = [message.text for message in measured.conversation.rest]
+    # Words of a model, as any other summary.
+    summary = judged(summary, instruction=STRATEGIES[decision.strategy].prompt, source=texts).text
     said = "\n\n".join(filter(None, (base.omissions, summary)))
+    if not said and set(choices) <= set(compaction.dropped):
+        return None
     return replace(compaction, omissions=excerpt(said, decision.summary_tokens, measured.count_text))

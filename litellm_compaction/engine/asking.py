@@ -21,7 +21,7 @@ from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.engine.parts import beginning_of, cut, floor_of
 from litellm_compaction.engine.replies import is_whole, surely_fits
-from litellm_compaction.engine.sharing.pool import Admission
+from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.engine.sharing.reservation import Reservation
 from litellm_compaction.errors import CompactionError, Overloaded
 from litellm_compaction.tokens.counter import TokenCounter

@@ -43,7 +43,7 @@ from litellm_compaction.engine.context import (
 from litellm_compaction.engine.measure import RequestMeasurer, hashed
 from litellm_compaction.engine.pins import Pins
 from litellm_compaction.engine.reporting import Reporter
-from litellm_compaction.engine.sharing.pool import Admission
+from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.stores import CompactionStore

@@ -17,7 +17,7 @@ from typing_extensions import assert_never
 
 from litellm_compaction.concurrency import Bounded, Flights, off_loop_if
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.conversation import focus_wanted, is_undone, usable
+from litellm_compaction.core.conversation import is_undone, usable
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Compact, Edit, Keep, Level, Plan, Refuse, Reuse, Summarize, plan
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
@@ -42,8 +42,8 @@ from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.replies import ReplyReader
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.sent import SentBefore
-from litellm_compaction.engine.sharing.coordination import Coordination
-from litellm_compaction.engine.sharing.pool import Admission, Held
+from litellm_compaction.engine.sharing.admission import Admission, Held
+from litellm_compaction.engine.sharing.leases import Leases
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
 from litellm_compaction.engine.ways import KnownWays
 from litellm_compaction.errors import CompactionError, DoesNotFit
@@ -108,12 +108,12 @@ class Compactor:
         # Tenants of whom a small conversation has been compacted at a client's wish: theirs are looked up, too.
         self._small: Bounded[str, bool] = Bounded(_MOST_SCOPES)
         self._pins = Pins(store)
-        self._coordination = Coordination(board, clock=clock) if board is not None else None
+        self._leases = Leases(board, clock=clock) if board is not None else None
         self._measurer = RequestMeasurer(
             windows=windows,
             counter=counter,
             sources=self.sources,
-            coordination=self._coordination,
+            leases=self._leases,
             recaller=self.recaller,
             clock=clock,
         )
@@ -131,7 +131,7 @@ class Compactor:
             windows=windows,
             wall_clock=wall_clock,
         )
-        self._admission = Admission(coordination=self._coordination)
+        self._admission = Admission(leases=self._leases)
         self.background = Background(
             builder=self._builder,
             measurer=self._measurer,
@@ -215,6 +215,7 @@ class Compactor:
         if not context.may_change and not context.portable:
             measured = await self._asker.settled(measured)
             if not measured.budget.own.fits(measured.count.tokens):
+                self.reporter.decided(measured, "refused", after=measured.count.tokens, reason="does_not_fit")
                 raise unchangeable(context.label, measured.count.tokens, measured.budget)
             return self._measurer.unchanged(measured)
         if is_small(measured) and not has_wish and context.scope not in self._small:
@@ -256,8 +257,6 @@ class Compactor:
                 return await self._decide_shortened(settled, messages, stored, reason="attached")
             return await self._decide(settled, stored)
 
-        if not measured.context.is_client_summary and not measured.context.goes_on:
-            measured = measured.with_focus(focus_wanted(measured.conversation, found))
         return await self._builder.without_misfits(measured, found, decided)
 
     async def bound(self, prompt_tokens: int, context: RequestContext) -> PreparedRequest:
@@ -389,9 +388,9 @@ class Compactor:
 
         topic, limit_s = f"compaction {alike(measured, levels)!r}", measured.context.settings.summary_timeout_s
         alone: AbstractAsyncContextManager[None] = contextlib.nullcontext()
-        coordination = self._coordination
+        leases = self._leases
         async with (
-            coordination.one_of_all(topic, built_by_another, limit_s=limit_s) if coordination is not None else alone
+            leases.one_of_all(topic, built_by_another, limit_s=limit_s) if leases is not None else alone
         ) as found:
             if found is None:
                 async with room.for_summary(measured.window, measured.count.tokens) if room is not None else alone:
@@ -433,8 +432,7 @@ class Compactor:
             prepared = foreseen.prepared
             if isinstance(prepared, CompactionNeeded):
                 # Its calls go the way that is known now.
-                measured = replace(prepared.measured, context=context)
-                prepared = replace(prepared, measured=measured.with_focus(prepared.measured.context.focus))
+                prepared = replace(prepared, measured=replace(prepared.measured, context=context))
             if (await self._measurer.window(context)).is_like(prepared.window):
                 return prepared
         return await self.prepare(request, context)
@@ -491,14 +489,14 @@ class Compactor:
     @property
     def is_coordinated(self) -> bool:
         """Processes that share the store keep room in shared contexts together."""
-        return self._coordination is not None
+        return self._leases is not None
 
     async def aclose(self) -> None:
         """Ends writing ahead, the leases that other processes would wait for, the clients and the store."""
         await self.background.aclose()
         # First: a store that hangs keeps no other process waiting.
-        if self._coordination is not None:
-            await self._coordination.aclose()
+        if self._leases is not None:
+            await self._leases.aclose()
         await self.replies.aclose()
         await self.windows.aclose()
         # Before the store, whose server it may share.
@@ -552,10 +550,12 @@ class Compactor:
         return prepared
 
     async def _reused(self, measured: MeasuredRequest, stored: Sequence[Compaction]) -> PreparedRequest | None:
-        """An earlier compaction that still does, counted as it is sent; None if a new one is due.
+        """An earlier compaction that still does, counted as it is sent; None if a new one is due or wanted.
 
         The planner's number is an estimate; the server may have counted all of it but the newest messages.
         """
+        if measured.context.is_wanted:
+            return None
         found = await off_loop_if(bool(stored) and measured.is_long, lambda: usable(measured.conversation, stored))
         if found and not found[0].provisional:
             prepared = await self._applied_surely(measured, found[0], "reused")

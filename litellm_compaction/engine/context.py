@@ -251,10 +251,6 @@ class MeasuredRequest:
     def options(self) -> CompactionOptions:
         return replace(self.context.options, rereads=self.rereads)
 
-    def with_focus(self, focus: str) -> MeasuredRequest:
-        """The same, to be compacted with this topic whatever the fill; "" changes nothing."""
-        return replace(self, context=replace(self.context, now=True, focus=focus)) if focus else self
-
     @property
     def is_voluntary(self) -> bool:
         """Nothing but the client's wish asks for a compaction."""

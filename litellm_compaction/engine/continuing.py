@@ -178,14 +178,14 @@ class ContinuationPlanner:
 
     async def _closing(self, target: Target, window: Window) -> Mapping[str, JsonValue]:
         """The fields by which a server has the model think no more."""
-        family = await self._sources.family(target, window)
+        family = self._sources.family(target, window)
         return without_thoughts(target, window.source, family.name)
 
     async def _begun_prompt(
         self, target: Target, window: Window, sent: Sequence[Message], *, closes: bool
     ) -> BegunPrompt | None:
         """The prompt that ends inside the last message, or behind closed thoughts, as LM Studio or we render it."""
-        family = await self._sources.family(target, window)
+        family = self._sources.family(target, window)
         requests = [Request(messages=each) for each in needed_renderings(sent)]
         said = [await self._windows.rendered(target, each, without_bos=window.adds_bos) for each in requests]
         texts = [text for text in said if text is not None] if None not in said else []

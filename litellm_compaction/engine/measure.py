@@ -33,7 +33,7 @@ from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.recalling import Additions, Recaller
-from litellm_compaction.engine.sharing.coordination import Coordination, shared_name
+from litellm_compaction.engine.sharing.leases import Leases, shared_name
 from litellm_compaction.errors import OWN_TEMPLATE, ModelNotLoaded, NotServed, WindowUnknown, WindowUnread
 from litellm_compaction.templates.template import chars_of
 from litellm_compaction.tokenizers.families import Family
@@ -63,13 +63,13 @@ class RequestMeasurer:
         windows: Windows,
         counter: TokenCounter,
         sources: Sources,
-        coordination: Coordination | None = None,
+        leases: Leases | None = None,
         recaller: Recaller | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recaller = recaller
         self._windows = windows
-        self._coordination = coordination
+        self._leases = leases
         self._counter = counter
         self._sources = sources
         self._clock = clock
@@ -87,12 +87,12 @@ class RequestMeasurer:
         if request.has_own_template and not context.target.is_lmstudio:
             raise NotServed(OWN_TEMPLATE, "chat_template")
         window = await self.window(context)
-        family = await self._sources.family(context.target, window)
+        family = self._sources.family(context.target, window)
         count = await self._count(context.target, family, request, window.tokens)
         if _may_be_cut(count.tokens, window):
             before, window = window, await self.window(context, prompt_tokens=count.tokens)
             if not window.is_like(before):
-                family = await self._sources.family(context.target, window)
+                family = self._sources.family(context.target, window)
                 count = await self._count(context.target, family, request, window.tokens)
         make = partial(self._measured, request, context, window, family, count, started_s)
         return await off_loop_if(is_long(request.messages), make)
@@ -226,7 +226,7 @@ class RequestMeasurer:
             WindowUnknown, ModelNotLoaded: as `measure`.
         """
         window = await self.window(context)
-        family = await self._sources.family(context.target, window)
+        family = self._sources.family(context.target, window)
         return window, self._counter.text_counter(context.target.key, family, asker=context.target.asker)
 
     async def window(self, context: RequestContext, *, prompt_tokens: int = 0) -> Window:
@@ -261,7 +261,7 @@ class RequestMeasurer:
 
         (lmstudio-bug-tracker 1751.)
         """
-        if self._coordination is None:
+        if self._leases is None:
             await context.warm_up()
             return
 
@@ -273,7 +273,7 @@ class RequestMeasurer:
 
         topic = f"warm-up {shared_name(f'{context.target.api_base} {context.target.model}')}"
         limit_s = context.settings.constants.warm_up_timeout_s
-        async with self._coordination.one_of_all(topic, loaded, limit_s=limit_s) as found:
+        async with self._leases.one_of_all(topic, loaded, limit_s=limit_s) as found:
             # Another may have done it a moment ago.
             if found is None and await loaded() is None:
                 await context.warm_up()

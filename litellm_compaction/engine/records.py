@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from litellm_compaction.core.clearing import without_data
 from litellm_compaction.core.compaction import Compaction, compaction_id, edited_part, mark_of, shown_rest
 from litellm_compaction.core.cut_points import is_persons
 from litellm_compaction.core.messages import Message, user_message, visible_text
-from litellm_compaction.core.stretches import without_data
 from litellm_compaction.engine.pins import kept_pins
 from litellm_compaction.events import CompactionEvent, event_from_json
 from litellm_compaction.stores import EventLog, Originals, Store, StoredCompaction, digest
@@ -170,7 +170,7 @@ def _why_incomplete(kept: int, covered: int) -> str:
     )
 
 
-async def undo(store: Store, stored: StoredCompaction, tenant: str | None = None, *, focus: str = "") -> int:
+async def undo(store: Store, stored: StoredCompaction, tenant: str | None = None) -> int:
     """Forgets a record and those that go on from it; returns their number.
 
     A mark in its place keeps the conversation from being compacted again until more is said than in the last request
@@ -179,7 +179,6 @@ async def undo(store: Store, stored: StoredCompaction, tenant: str | None = None
     Args:
         stored: a record that the caller may undo.
         tenant: whose it is; None for an operator's command.
-        focus: the topic with which it is made anew at the next request; "" if it is not.
 
     Raises:
         StoreError: not all of it is forgotten.
@@ -196,7 +195,7 @@ async def undo(store: Store, stored: StoredCompaction, tenant: str | None = None
                 if later is not None:
                     doomed[later.id] = later
                     waiting.append(later.id)
-    await store.put(stored.scope, mark_of(stored.compaction, undone_messages=0 if focus else messages, focus=focus))
+    await store.put(stored.scope, mark_of(stored.compaction, undone_messages=messages))
     for each in list(doomed.values())[1:]:
         await store.delete(scope=each.scope, covered_hash=each.compaction.covered_hash)
     return len(doomed)

@@ -14,6 +14,7 @@ from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.identity import edited
 from litellm_compaction.core.messages import Message
+from litellm_compaction.core.stretches import is_text_result
 from litellm_compaction.engine.context import MeasuredRequest
 
 _MOST_SCOPES, _MOST_CONVERSATIONS = 256, 8
@@ -62,7 +63,7 @@ class SentBefore:
             chars += len(message.text)
             if chars > most_chars:
                 break
-            if message.role == "tool" and not message.other_parts:
+            if (message.role == "tool" or is_text_result(message)) and not message.other_parts:
                 results[at] = message
         if not results:
             return

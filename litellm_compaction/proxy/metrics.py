@@ -1,39 +1,27 @@
-"""Prometheus metrics beside LiteLLM's own, and events in its traces: observers of the engine's decisions.
+"""Counts the engine's events for Prometheus, and adds them to LiteLLM's traces; numbers and names only.
 
-LiteLLM serves the library's default registry at `/metrics` when its `prometheus` callback is on (integrations/
-prometheus.py, 1.106.2), and begins a span for each request when its `otel` callback is (1.106.2 and 1.109.1). Numbers
-and names only; a missing library, or a name that is taken, is never an error.
+LiteLLM serves the library's default registry at `/metrics` when its `prometheus` callback is on, and begins a span for
+each request when its `otel` callback is. A missing library, or a name that is taken, is never an error.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from litellm_compaction.events import (
-    AHEAD,
-    USED_AHEAD,
-    USED_EARLY,
-    CompactionEvent,
-    ContinuationEvent,
-    Event,
-    TruncationAlarm,
-)
+from litellm_compaction.events import AHEAD, USED_AHEAD, USED_EARLY, ContinuationEvent, Event, TruncationAlarm
 
 logger = logging.getLogger("litellm_compaction")
 
 # Wildcard deployments get model names from clients; every further one counts as `OTHER`.
 MAX_MODELS = 200
 OTHER = "other"
-
-_TOKEN_BUCKETS = tuple(float(1024 * 2**power) for power in range(11))
-_RATIO_BUCKETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25, 1.5, 2.0, 4.0)
-_SECOND_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
-
-
+_TOKENS = tuple(float(1024 * 2**power) for power in range(11))
+_RATIOS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25, 1.5, 2.0, 4.0)
+_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 # The fields of an event that describe its request; the rest is for the history.
 _ATTRIBUTES = (
     *("outcome", "phase", "model", "strategy", "rung", "reason", "pruning_model", "compaction_id"),
@@ -44,37 +32,27 @@ _ATTRIBUTES = (
 _request_span: ContextVar[Any] = ContextVar("litellm_compaction_request_span", default=None)
 
 
-class _Kind(NamedTuple):
-    """A histogram if it has buckets, else a counter."""
+class _Metric(NamedTuple):
+    """A histogram if it has buckets, else a counter; `labels` follow the model's."""
 
     text: str
-    labels: tuple[str, ...] = ("model",)
+    labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
 
 
 # By the name that follows `litellm_compaction_`.
-_KINDS = {
-    "compactions_total": _Kind(
-        "Decisions about prompts above the trigger, by phase and outcome.", ("model", "phase", "outcome")
-    ),
-    "prompt_before_tokens": _Kind("Estimated prompts above the trigger, as they came.", buckets=_TOKEN_BUCKETS),
-    "prompt_after_tokens": _Kind("The same prompts, as they were sent.", buckets=_TOKEN_BUCKETS),
-    "window_fill_ratio": _Kind("Prompts above the trigger, as a share of the window.", buckets=_RATIO_BUCKETS),
-    "summary_calls_total": _Kind("Summary jobs of the pruning model."),
-    "summary_duration_seconds": _Kind(
-        "In which the pruning model was asked for a compaction.", buckets=_SECOND_BUCKETS
-    ),
-    "ahead_total": _Kind(
-        "Records written before they were needed, by what became of them: prepared, used or given_up.",
-        ("model", "result"),
-    ),
-    "restarts_total": _Kind("Running answers that were stopped, compacted and continued."),
-    "answers_ended_total": _Kind(
-        "Answers that the window has cut: attempts, aborted, or unanswered where the model only thought.",
-        ("model", "outcome"),
-    ),
-    "truncation_alarms_total": _Kind("Replies whose usage says that the server cut the prompt.", ("model", "reason")),
-    "refusals_total": _Kind("Requests refused because they cannot be made to fit."),
+_METRICS = {
+    "compactions_total": _Metric("Decisions about prompts above the trigger.", ("phase", "outcome")),
+    "prompt_before_tokens": _Metric("Estimated prompts above the trigger, as they came.", buckets=_TOKENS),
+    "prompt_after_tokens": _Metric("The same prompts, as they were sent.", buckets=_TOKENS),
+    "window_fill_ratio": _Metric("Prompts above the trigger, as a share of the window.", buckets=_RATIOS),
+    "summary_calls_total": _Metric("Summary jobs of the pruning model."),
+    "summary_duration_seconds": _Metric("In which the pruning model was asked for a compaction.", buckets=_SECONDS),
+    "ahead_total": _Metric("Records written before they were needed: prepared, used or given_up.", ("result",)),
+    "restarts_total": _Metric("Running answers that were stopped, compacted and continued."),
+    "answers_ended_total": _Metric("Answers that the window has cut: attempts, aborted, or unanswered.", ("outcome",)),
+    "truncation_alarms_total": _Metric("Replies whose usage says that the server cut the prompt.", ("reason",)),
+    "refusals_total": _Metric("Requests refused because they cannot be made to fit."),
 }
 # Of this process, over all its contexts; what they show is there without an event.
 _GAUGES = {
@@ -83,114 +61,99 @@ _GAUGES = {
 }
 
 
+class _Count(NamedTuple):
+    """An addition to a counter, or a value for a histogram."""
+
+    name: str
+    value: float = 1
+    labels: tuple[str, ...] = ()
+
+
+def _counts(event: Event) -> Iterator[_Count]:
+    if isinstance(event, TruncationAlarm):
+        yield _Count("truncation_alarms_total", labels=(event.reason,))
+        return
+    if isinstance(event, ContinuationEvent):
+        if event.outcome != "restarted":
+            yield _Count("answers_ended_total", labels=(event.outcome,))
+        return
+    is_ahead = event.outcome in AHEAD
+    if is_ahead or event.reason in (USED_AHEAD, USED_EARLY):
+        yield _Count("ahead_total", labels=(event.outcome if is_ahead else "used",))
+    if event.summary_calls:
+        yield _Count("summary_calls_total", event.summary_calls)
+        yield _Count("summary_duration_seconds", event.summary_ms / 1000)
+    if is_ahead:
+        return
+    yield _Count("compactions_total", labels=(event.phase, event.outcome))
+    yield _Count("window_fill_ratio", event.filled_percent / 100)
+    if event.outcome == "refused":
+        yield _Count("refusals_total")
+    else:
+        yield _Count("prompt_before_tokens", event.tokens_before)
+        yield _Count("prompt_after_tokens", event.tokens_after)
+
+
 class Metrics:
-    """Counts events. The instruments are made at the first one: only then is it certain that LiteLLM has set up."""
+    """Never raises: a request is worth more than its metric (P8).
+
+    The instruments are made at the first event: only then is it certain that LiteLLM has set up.
+    """
 
     def __init__(self, load: Callable[[], Any] = lambda: import_module("prometheus_client")) -> None:
         self._load = load
-        self._is_loaded = False
         self._instruments: dict[str, Any] | None = None
         self._models: set[str] = set()
 
     def show_held(self, held: Callable[[], tuple[int, int]]) -> None:
-        """Has the answers and tokens that are held now shown at each look; never raises."""
-
-        def shown(place: int) -> Callable[[], float]:
-            return lambda: held()[place]
-
-        def gauge(text: str) -> Callable[[str], Any]:
-            return lambda name: library.Gauge(name, text)
-
+        """Has the answers and tokens that are held now shown at each look."""
         try:
             library = self._load()
-            for place, (name, text) in enumerate(_GAUGES.items()):
-                _named(library, name, gauge(text)).set_function(shown(place))
-        except Exception as error:  # noqa: BLE001 - the proxy serves without its metrics (P8)
+            for place, name in enumerate(_GAUGES):
+                _instrument(library, name).set_function(lambda place=place: held()[place])
+        except Exception as error:  # noqa: BLE001 - see the class
             logger.debug("metrics error=%s", type(error).__name__)
 
     def observe(self, event: Event) -> None:
-        """Never raises."""
-        self._safely(lambda instruments: self._count(instruments, event))
+        self._add(event.model, _counts(event))
 
     def restarted(self, model: str, restarts: int) -> None:
-        """Counts how often one answer was carried over the limit; never raises."""
-        self._safely(lambda instruments: instruments["restarts_total"].labels(self._known(model)).inc(restarts))
+        """Counts how often one answer was carried over the limit."""
+        self._add(model, [_Count("restarts_total", restarts)])
 
-    def _safely(self, count: Callable[[dict[str, Any]], None]) -> None:
+    def _add(self, model: str, counts: Iterator[_Count] | list[_Count]) -> None:
         try:
-            instruments = self._loaded()
-            if instruments is not None:
-                count(instruments)
-        except Exception as error:  # noqa: BLE001 - a request is worth more than its metric (P8)
+            instruments = self._made()
+            if model not in self._models and len(self._models) >= MAX_MODELS:
+                model = OTHER
+            self._models.add(model)
+            for name, value, labels in counts if instruments else ():
+                instrument = instruments[name].labels(model, *labels)
+                (instrument.observe if _METRICS[name].buckets else instrument.inc)(value)
+        except Exception as error:  # noqa: BLE001 - see the class
             logger.debug("metrics error=%s", type(error).__name__)
 
-    def _count(self, instruments: dict[str, Any], event: Event) -> None:
-        model = self._known(event.model)
-        if isinstance(event, TruncationAlarm):
-            instruments["truncation_alarms_total"].labels(model, event.reason).inc()
-        elif isinstance(event, ContinuationEvent):
-            if event.outcome != "restarted":
-                instruments["answers_ended_total"].labels(model, event.outcome).inc()
-        else:
-            _count_compaction(instruments, event, model)
-
-    def _known(self, model: str) -> str:
-        """The model as a label; a bounded number of them."""
-        if model not in self._models:
-            if len(self._models) >= MAX_MODELS:
-                return OTHER
-            self._models.add(model)
-        return model
-
-    def _loaded(self) -> dict[str, Any] | None:
-        if not self._is_loaded:
-            self._is_loaded = True
-            try:
-                library = self._load()
-                self._instruments = {name: _registered(library, name, kind) for name, kind in _KINDS.items()}
-            except ImportError:
-                logger.debug("metrics off: prometheus_client is not installed")
+    def _made(self) -> dict[str, Any]:
+        """The instruments, made once; none if they cannot be."""
+        if self._instruments is None:
+            self._instruments = {}
+            library = self._load()
+            self._instruments = {name: _instrument(library, name) for name in _METRICS}
         return self._instruments
 
 
-def _count_compaction(instruments: dict[str, Any], event: CompactionEvent, model: str) -> None:
-    is_ahead = event.outcome in AHEAD
-    if is_ahead or event.reason in (USED_AHEAD, USED_EARLY):
-        instruments["ahead_total"].labels(model, event.outcome if is_ahead else "used").inc()
-    if event.summary_calls:
-        instruments["summary_calls_total"].labels(model).inc(event.summary_calls)
-        instruments["summary_duration_seconds"].labels(model).observe(event.summary_ms / 1000)
-    if is_ahead:
-        return
-    instruments["compactions_total"].labels(model, event.phase, event.outcome).inc()
-    instruments["window_fill_ratio"].labels(model).observe(event.filled_percent / 100)
-    if event.outcome == "refused":
-        instruments["refusals_total"].labels(model).inc()
-        return
-    instruments["prompt_before_tokens"].labels(model).observe(event.tokens_before)
-    instruments["prompt_after_tokens"].labels(model).observe(event.tokens_after)
-
-
-def _registered(library: Any, name: str, kind: _Kind) -> Any:
-    if kind.buckets:
-        return _named(library, name, lambda full: library.Histogram(full, kind.text, kind.labels, buckets=kind.buckets))
-    return _named(library, name, lambda full: library.Counter(full, kind.text, kind.labels))
-
-
-def _named(library: Any, name: str, make: Callable[[str], Any]) -> Any:
-    """A new instrument, or the one that has this name already: the module may be loaded twice in one process.
-
-    Raises:
-        ValueError: another instrument, which the library does not show, has the name.
-    """
+def _instrument(library: Any, name: str) -> Any:
+    """A new instrument, or the one that has this name already: the module may be loaded twice in one process."""
     full_name = f"litellm_compaction_{name}"
     try:
-        return make(full_name)
+        if name in _GAUGES:
+            return library.Gauge(full_name, _GAUGES[name])
+        text, labels, buckets = _METRICS[name]
+        if buckets:
+            return library.Histogram(full_name, text, ("model", *labels), buckets=buckets)
+        return library.Counter(full_name, text, ("model", *labels))
     except ValueError:
-        found = getattr(library.REGISTRY, "_names_to_collectors", {}).get(full_name)
-        if found is None:
-            raise
-        return found
+        return library.REGISTRY._names_to_collectors[full_name]
 
 
 def note_request_span(user_api_key_dict: object) -> None:
@@ -202,7 +165,7 @@ def add_to_trace(event: Event) -> None:
     """Adds a decision to LiteLLM's span of its request; never raises."""
     span = _request_span.get()
     # A restart is told by its compaction. A record that is written ahead belongs to no request.
-    if span is None or not isinstance(event, CompactionEvent) or event.outcome in AHEAD:
+    if span is None or isinstance(event, (ContinuationEvent, TruncationAlarm)) or event.outcome in AHEAD:
         return
     attributes = {f"litellm_compaction.{name}": found for name in _ATTRIBUTES if (found := getattr(event, name)) != ""}
     try:

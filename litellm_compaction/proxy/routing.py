@@ -1,26 +1,24 @@
-"""The deployments that a request can reach, which of them are guarded, and which carrier serves each.
+"""The deployments that a request can reach, which of them may be guarded, and which carrier serves each.
 
-A deployment is guarded if it is LM Studio (`lm_studio/…`, or an OpenAI-compatible address that answers as LM Studio) or
-if its operator opted in. The transport carries it if LiteLLM reaches it through the OpenAI client, the hooks otherwise.
+A deployment is guarded if it is `lm_studio/…`, or `openai/…` at a loopback or private address that answers as LM
+Studio, or if its operator opted in. The transport carries it if LiteLLM reaches it through the OpenAI client, the hooks
+otherwise.
 
-The window of an opted-in deployment, in this order: the server's own number, `context_length`, `max_input_tokens` of
-`model_info`, LiteLLM's model map; 128,000 for hosted models only. A server of one's own that says nothing may have
-been started with any context length, and may cut silently: without a number its requests are refused, as LM Studio's
-are. Of opted-in deployments only servers of one's own are asked: those of providers that name software to run oneself
-(Ollama, vLLM, llamafile), and OpenAI-compatible ones at an address in a local network.
+The window of an opted-in deployment that is not LM Studio is its server's own number, or what its operator wrote:
+`context_length`, or `max_input_tokens` of `model_info`. Without a number its requests are refused, as LM Studio's are:
+a server may have been started with any context length, and may cut silently. Of opted-in deployments only servers of
+one's own are asked: those of providers that name software to run oneself (vLLM, llamafile), and OpenAI-compatible ones
+at an address in a local network.
 """
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -28,28 +26,29 @@ from litellm_compaction.config import SAME_MODEL, DeploymentSettings, Settings, 
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
-from litellm_compaction.proxy.litellm_inside.seam import Seam
-from litellm_compaction.windows.other_servers import SERVERS
-from litellm_compaction.windows.windows import Source, Target
+from litellm_compaction.windows.other_servers import SERVERS, LocalServer
+from litellm_compaction.windows.windows import Target
 
-# Of a hosted model without any other number; never for LM Studio or another own server.
+# Of a hosted pruning model without any other number; never of a model that is guarded.
 DEFAULT_WINDOW_TOKENS = 128_000
 OPENAI_PROVIDERS = ("openai", "custom_openai")
 
 _LOCAL_SUFFIXES = (".local", ".lan", ".home", ".internal", ".localdomain", ".home.arpa", ".ts.net", ".test")
-_MODEL_MAP_FILE = "model_prices_and_context_window_backup.json"
-# LiteLLM asks these for text completions, all others for a chat (main.py, `text_completion`, 1.106.2).
+# LiteLLM takes a model of such a name, without a provider, for OpenAI's.
+_OPENAIS = re.compile(r"(gpt-|chatgpt-|o\d)")
+# LiteLLM asks these for text completions, all others for a chat (main.py, `text_completion`).
 _TEXT_PROVIDERS = frozenset({"openai", "azure", "azure_text", "text-completion-openai", "text-completion-codestral"})
 # LiteLLM reads these before a model's name, behind a provider's, as the route by which to ask for it.
 _ROUTE = re.compile(r"\A([^/]+/)?(?:responses|chat_completions)/")
 _MAX_GROUPS = 64
+_LISTED = "litellm-compaction-"
 _SHOWN_NAMES = 20
 # The ways of each to go on with an answer: LiteLLM's hooks know chats only.
 WAYS_OF: Mapping[Carrier, frozenset[Way]] = {
     "transport": frozenset(ALL_WAYS),
     "hooks": frozenset(("prefill", "turn")),
 }
-# Replaces LiteLLM's OpenAI client by a handler that ignores the client it is given (tried out on 1.106.2).
+# Replaces LiteLLM's OpenAI client by a handler that ignores the client it is given.
 BYPASS_VARIABLE = "EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER"
 
 
@@ -68,36 +67,33 @@ def opted_in_target(
         litellm_params: may say how many tokens each request makes the server allocate (Ollama: `num_ctx`).
         environ: for the addresses that LiteLLM takes from variables.
     """
-    server = next((server for server in SERVERS.values() if provider in server.providers), None)
-    apis: tuple[str, ...] = () if server is None else (server.name,)
+    server = _server_of(provider)
     variable, address = ("", None) if server is None else server.providers[provider]
     api_base = target.api_base or environ.get(variable) or address
-    is_local = bool(api_base and is_local_address(api_base))
-    if provider in OPENAI_PROVIDERS and is_local:
+    apis: tuple[str, ...] = () if server is None else (server.name,)
+    if provider in OPENAI_PROVIDERS and api_base and is_local_address(api_base):
         apis = tuple(SERVERS)
-    is_own = server is not None or is_local
     # A hosted service may go by the name of a server of one's own.
-    cloud_hosts = tuple(host for each in SERVERS.values() for host in each.cloud_hosts)
-    if api_base is None or _host(api_base).endswith(cloud_hosts):
-        apis, is_own = (), is_own and api_base is None
+    if api_base is None or _host(api_base).endswith(
+        tuple(host for each in SERVERS.values() for host in each.cloud_hosts)
+    ):
+        apis = ()
     asked = _positive(litellm_params.get(server.window_parameter)) if server and server.window_parameter else None
-    candidates: tuple[tuple[int | None, Source], ...] = (
-        (target.context_length, "operator"),
-        (asked, "operator"),
-        (_positive(model_info.get("max_input_tokens")), "max_input_tokens"),
-        (max_input_tokens(provider, target.model), "model_map"),
-        (None, "operator") if is_own else (DEFAULT_WINDOW_TOKENS, "default"),
-    )
-    tokens, source = next((each for each in candidates if each[0]), candidates[-1])
+    shown = _positive(model_info.get("max_input_tokens"))
+    written = target.context_length or asked
     return replace(
         target,
         api_base=api_base,
-        context_length=tokens,
-        context_source=source,
+        context_length=written or shown,
+        context_source="max_input_tokens" if shown and not written else "operator",
         is_lmstudio=False,
         apis=apis,
         asked_tokens=asked,
     )
+
+
+def _server_of(provider: str) -> LocalServer | None:
+    return next((server for server in SERVERS.values() if provider in server.providers), None)
 
 
 def is_local_address(api_base: str) -> bool:
@@ -111,45 +107,6 @@ def is_local_address(api_base: str) -> bool:
         return not ipaddress.ip_address(host).is_global
     except ValueError:
         return bool(host) and ("." not in host or host.endswith(_LOCAL_SUFFIXES))
-
-
-def max_input_tokens(provider: str, model: str) -> int | None:
-    """The number in LiteLLM's model map; no network, and no import of LiteLLM.
-
-    `litellm.get_model_info` would ask an Ollama server for its trained length, and wait for it.
-    """
-    known = _model_map()
-    for name in (f"{provider}/{model}", model):
-        entry = known.get(name)
-        if isinstance(entry, Mapping) and entry.get("litellm_provider", provider) == provider:
-            tokens = _positive(entry.get("max_input_tokens"))
-            if tokens is not None:
-                return tokens
-    return None
-
-
-def _is_openais(model: str) -> bool:
-    """LiteLLM takes a model of this name, without a provider, for OpenAI's."""
-    entry = _model_map().get(model)
-    return isinstance(entry, Mapping) and entry.get("litellm_provider") == "openai"
-
-
-def _model_map() -> Mapping[str, Any]:
-    """The map of the running LiteLLM, which an operator may have extended, or else the one that it ships."""
-    running = Seam.MODEL_MAP.get()
-    return running if isinstance(running, Mapping) else _shipped_model_map()
-
-
-@lru_cache(maxsize=1)
-def _shipped_model_map() -> Mapping[str, Any]:
-    spec = find_spec("litellm")
-    if spec is None or spec.origin is None:
-        return {}
-    try:
-        parsed = json.loads((Path(spec.origin).parent / _MODEL_MAP_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return parsed if isinstance(parsed, Mapping) else {}
 
 
 def _host(api_base: str) -> str:
@@ -209,7 +166,7 @@ def deployment_of(
     full_name = _text(litellm_params.get("model"))
     prefix, slash, rest = full_name.partition("/")
     # Of `lm_studio/*` a client may ask for no model: LM Studio then answers with the one that is loaded.
-    named = prefix if slash else "openai" if _is_openais(full_name) else ""
+    named = prefix if slash else "openai" if _OPENAIS.match(full_name) else ""
     provider = _text(litellm_params.get("custom_llm_provider")) or named
     model = without_route(rest if slash and prefix == provider else full_name)
     own = deployment_settings_from(model_info.get("compaction"), f"model_info.compaction of {group or full_name!r}")
@@ -251,15 +208,21 @@ def without_route(model: str) -> str:
 def asked_deployment_of(
     litellm_params: Mapping[str, Any], model_info: Mapping[str, Any], *, group: str, environ: Mapping[str, str]
 ) -> Deployment:
-    """The deployment as a pruning model: its window is looked for as if it had been opted in."""
+    """The deployment as a pruning model: as if it had been opted in, and with a supposed window if it is hosted."""
     written = model_info.get("compaction")
     own = {**(written if isinstance(written, Mapping) else {}), "enabled": True}
-    return deployment_of(litellm_params, {**model_info, "compaction": own}, group=group, environ=environ)
+    found = deployment_of(litellm_params, {**model_info, "compaction": own}, group=group, environ=environ)
+    target = found.target
+    is_hosted = not target.is_lmstudio and not target.apis and not is_local_address(target.api_base or "hosted.invalid")
+    if not is_hosted or target.context_length is not None:
+        return found
+    supposed = replace(target, context_length=DEFAULT_WINDOW_TOKENS, context_source="default")
+    return replace(found, target=supposed)
 
 
 def refuses_by(provider: str) -> Mapping[str, Any]:
     """The fields by which a provider's server refuses a prompt that it would cut in silence; {} if it knows none."""
-    server = next((server for server in SERVERS.values() if provider in server.providers), None)
+    server = _server_of(provider)
     return server.refuses_by if server is not None else {}
 
 
@@ -302,9 +265,24 @@ def has_window_fallback(router: Any, group: str) -> bool:
     return any(_named(litellm_router.setting(router, "context_window_fallbacks"), group))
 
 
+def listed_id(wildcard_id: str, model: str) -> str:
+    """The id of the deployment that shows one model behind a wildcard's; the same one for the same."""
+    return f"{_LISTED}{hashlib.blake2b(f'{wildcard_id}|{model}'.encode(), digest_size=16).hexdigest()}"
+
+
+def is_listed_here(deployment_id: str) -> bool:
+    """We have put the deployment into the router's list, for a model behind a wildcard."""
+    return deployment_id.startswith(_LISTED)
+
+
 def router_entries(router: Any) -> list[Mapping[str, Any]]:
-    """Every deployment of the router."""
-    return [as_entry(entry) for entry in litellm_router.deployments(router)] if router is not None else []
+    """Every deployment of the router that its operator has put there."""
+    entries = [as_entry(entry) for entry in litellm_router.deployments(router)] if router is not None else []
+    return [entry for entry in entries if not is_listed_here(id_of(entry))]
+
+
+def id_of(entry: Mapping[str, Any]) -> str:
+    return str(as_entry(entry.get("model_info")).get("id"))
 
 
 def unknown_model(config: Mapping[str, Any], name: str) -> str:

@@ -99,7 +99,6 @@ def _look_at(router: Any) -> LiteLLMChanged | None:
     try:
         litellm_router.deployment(router, _NOBODY)
         litellm_router.deployments(router)
-        litellm_router.rewrite_info(router, lambda info: info)
         for name in (*litellm_router.FALLBACKS, litellm_router.CHECKS):
             litellm_router.setting(router, name)
     except LiteLLMChanged as error:

@@ -1,7 +1,7 @@
-"""Prepares the first request: reads settings, looks at windows, and loads the vocabularies.
+"""Begins the proxy's work: settings when LiteLLM loads the callback, windows and vocabularies when its router is there.
 
-The settings when LiteLLM loads the callback: an error raised then stops the proxy's start. The rest in the background,
-and again when LM Studio has loaded another model.
+An error in the settings stops the proxy's start. The rest is done in the background, and again when LM Studio has
+loaded another model: making a vocabulary holds the interpreter lock for 50 to 500 ms, which every running stream feels.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import gc
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from litellm_compaction.concurrency import ended
 from litellm_compaction.config import SAME_MODEL, Settings, settings_from
 from litellm_compaction.engine import Compactor, shares_context
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
@@ -56,11 +55,8 @@ def spare_collections() -> None:
     """Makes Python's garbage collector pass over the objects of the process so far.
 
     LiteLLM and its imports are more than a million objects. A full collection looks at all of them, which stops
-    everything for 500 to 700 ms whenever a request makes as many objects as a quarter of these (measured 2026-11-22
-    with 40,000 messages). Objects that are passed over are still freed with their last reference.
-
-    Called when the router is there, and again when models are prepared: the routes that FastAPI makes meanwhile, a
-    listing and vocabularies were 225,000 more, which took 80 ms each time (2026-11-23).
+    everything for 500 to 700 ms whenever a request makes as many objects as a quarter of these. Objects that are passed
+    over are still freed with their last reference. Called when the router is there, and again when models are prepared.
     """
     gc.collect()
     gc.freeze()
@@ -70,7 +66,7 @@ def provide_master_key() -> None:
     """Makes a key if none is set, so that plain `litellm --config config.yaml` starts, and starts locked.
 
     LiteLLM refuses to start without a key. It reads `LITELLM_MASTER_KEY` after the callbacks are loaded, if
-    `general_settings` is there and has no `master_key` of its own (proxy_server.py, 1.100.5 to 1.109.1).
+    `general_settings` is there and has no `master_key` of its own (proxy_server.py).
     """
     general = configuration().get("general_settings")
     if not isinstance(general, Mapping) or not general or "master_key" in general:
@@ -90,74 +86,73 @@ def provide_api_base() -> None:
 
 
 class Preparing:
-    """Looks at the windows of guarded deployments, and loads the counters of their prompts, each once.
+    """Looks at the windows of guarded deployments, and loads the counters of their prompts, each once."""
 
-    Making a vocabulary holds the interpreter lock for 50 to 500 ms, which every running stream would feel.
-    """
-
-    def __init__(self, compactor: Compactor, guards: DeploymentSelector, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, compactor: Compactor, guards: DeploymentSelector) -> None:
         self._compactor = compactor
         self._guards = guards
         self._prepared: set[tuple[str, str]] = set()
-        self._pruning_models: set[str] = set()
-        self._task: asyncio.Task[None] | None = None
-        self._is_wanted = False
 
-    async def start(self, router: Any) -> None:
+    async def keep(self, router: Callable[[], Any]) -> None:
+        """Prepares what is loaded, and again whenever a server has loaded another model, until it is cancelled.
+
+        Args:
+            router: gives LiteLLM's.
+        """
+        windows, is_wanted, is_first = self._compactor.windows, asyncio.Event(), True
+        windows.on_loaded = is_wanted.set
+        try:
+            while True:
+                is_wanted.clear()
+                try:
+                    await self.prepare(router())
+                except Exception as error:  # noqa: BLE001 - fails open (P8)
+                    log_failure("prepare", error)
+                if is_first:
+                    # Vocabularies, templates and listings stay.
+                    spare_collections()
+                    is_first = False
+                await is_wanted.wait()
+        finally:
+            windows.on_loaded = None
+
+    async def look(self, router: Any) -> None:
         """Looks at every guarded deployment's window once, so that trouble shows at start and not at night.
 
-        Then says in one line what is guarded, and prepares the models that are loaded; last, since a download may take
-        minutes.
+        Then says in one line what is guarded.
         """
+        settings = self._guards.configured
         found: list[str] = []
-        async for guard in self._guards.guarded(router):
-            targets = await targets_of(self._compactor.windows, guard.deployment)
+        pruning_models: dict[str, None] = {}
+        async for guard, targets in self._models(router):
             found += [await self._look_at_window(guard, target) for target in targets]
             if not targets:
                 found.append(f"{guard.deployment.group} (no model known yet)")
-            await self._look_at_pruning_model(router, guard)
+            pruning_models[guard.settings.pruning_model] = None
+        for name in pruning_models:
+            await self._look_at_pruning_model(router, name)
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-        page = "/compaction, with the master key" if self._settings.page == "on" else "off"
+        page = "/compaction, with the master key" if settings.page == "on" else "off"
         named = ", ".join(found[:_MOST_NAMED]) or "nothing"
-        logger.info("guarding %s%s; mode=%s; page: %s", named, more, self._settings.mode, page)
-        await self.prepare(router)
+        logger.info("guarding %s%s; mode=%s; page: %s", named, more, settings.mode, page)
 
     async def prepare(self, router: Any) -> None:
-        """Loads the counters of the loaded models, of guarded deployments only, also of wildcards."""
+        """Loads the counters of the loaded models, of guarded deployments only, also of wildcards.
+
+        A download may take minutes.
+        """
+        async for guard, targets in self._models(router):
+            for target in targets:
+                await self._prepare(_name(guard, target), target)
+
+    async def _models(self, router: Any) -> AsyncIterator[tuple[GuardedDeployment, list[Target]]]:
+        """The guarded deployments, each with its model, or with those that its wildcard's server has loaded."""
         async for guard in self._guards.guarded(router):
-            deployment = guard.deployment
-            for target in await targets_of(self._compactor.windows, deployment):
-                await self._prepare(target.model if deployment.is_wildcard else deployment.group, target)
-
-    def watch(self, router: Callable[[], Any]) -> None:
-        """From now on prepares whenever a server has loaded another model; `router` gives LiteLLM's."""
-        self._compactor.windows.on_loaded = lambda: self._notice(router)
-
-    async def aclose(self) -> None:
-        self._compactor.windows.on_loaded = None
-        await ended([self._task] if self._task is not None else [])
-
-    def _notice(self, router: Callable[[], Any]) -> None:
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._prepare_again(router))
-        else:
-            self._is_wanted = True
-
-    async def _prepare_again(self, router: Callable[[], Any]) -> None:
-        while True:
-            self._is_wanted = False
-            try:
-                await self.prepare(router())
-            except Exception as error:  # noqa: BLE001 - fails open (P8)
-                log_failure("prepare", error)
-            if not self._is_wanted:
-                return
+            yield guard, await targets_of(self._compactor.windows, guard.deployment)
 
     async def _look_at_window(self, guard: GuardedDeployment, target: Target) -> str:
         """Returns the model's name with its window, in words."""
-        deployment = guard.deployment
-        name = target.model if deployment.is_wildcard else deployment.group
+        name = _name(guard, target)
         try:
             window = await self._compactor.windows.resolve(target)
         except ModelNotLoaded:
@@ -175,12 +170,10 @@ class Preparing:
             logger.warning("admission model=%s only within each worker: requests to it share one context", name)
         return f"{name} ({window.tokens:,} tokens)"
 
-    async def _look_at_pruning_model(self, router: Any, guard: GuardedDeployment) -> None:
-        """Logs once for each name if another model will write the summaries."""
-        name = guard.settings.pruning_model
-        if name == SAME_MODEL or name in self._pruning_models:
+    async def _look_at_pruning_model(self, router: Any, name: str) -> None:
+        """Logs if another model will write the summaries."""
+        if name == SAME_MODEL:
             return
-        self._pruning_models.add(name)
         if why := await self._guards.why_unusable(router, name):
             logger.warning("pruning_model=%s is not used while %s; the model that is asked is", name, why)
         else:
@@ -203,3 +196,7 @@ class Preparing:
             source.path or source.family.vocabulary,
             source.template,
         )
+
+
+def _name(guard: GuardedDeployment, target: Target) -> str:
+    return target.model if guard.deployment.is_wildcard else guard.deployment.group

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message
@@ -75,18 +74,22 @@ _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
 # llama.cpp's own, which goes before `max_tokens` there (tools/server: "if n_predict is present, we overwrite").
 _LLAMA_LIMIT = "n_predict"
 _ANSWERS = ("n", "n_cmpl", "best_of")
-_THOUGHT_BUDGETS = (("thinking", "budget_tokens"), ("reasoning", "max_tokens"))
-_LLAMA_THOUGHT_BUDGETS = ("thinking_budget_tokens", "reasoning_budget_tokens")
-# OpenAI's responses and OpenRouter; Anthropic; LiteLLM's own form of `reasoning_effort`.
-_EFFORTS = ("reasoning", "output_config", "reasoning_effort")
+# Bounds on thinking: Anthropic's, OpenRouter's, llama.cpp's own two, and Gemini's; below 0 there is none.
+_THOUGHT_BUDGETS = (
+    *(("thinking", "budget_tokens"), ("reasoning", "max_tokens")),
+    *(("thinking_budget_tokens",), ("reasoning_budget_tokens",)),
+    ("generationConfig", "thinkingConfig", "thinkingBudget"),
+)
+# OpenAI's chats; LiteLLM's own form of that; OpenAI's responses and OpenRouter; Anthropic.
+_EFFORTS = (("reasoning_effort",), *((each, "effort") for each in ("reasoning_effort", "reasoning", "output_config")))
 _HIGH_EFFORTS = frozenset({"high", "xhigh", "max"})
 _MOST_DIGITS = 18
-# Items of OpenAI's /v1/responses that ask for a compaction, or stand for messages.
-# What serves a field of theirs after all.
+# What serves a field of OpenAI's /v1/responses after all.
 _KEEPS = {
     "conversation": "",
     "previous_response_id": " With a database and `store_prompts_in_spend_logs` the proxy finds it by itself.",
 }
+# Items of theirs that ask for a compaction, or stand for messages.
 _COMPACTION_ITEMS = ("compaction_trigger", "compaction", "compaction_summary")
 
 
@@ -97,13 +100,6 @@ class Usage(NamedTuple):
     completion_tokens: int
 
 
-def sections_of_owners(metadata: Mapping[str, Any]) -> Iterator[object]:
-    """What the operator has written as `compaction` into the metadata of the key, and of its team; None for nothing."""
-    for owner in ("user_api_key_metadata", "user_api_key_team_metadata"):
-        written = metadata.get(owner)
-        yield written.get("compaction") if isinstance(written, Mapping) else None
-
-
 def decode(body: Mapping[str, Any]) -> Request | None:
     """The request in a chat completion's body; None if its shape is not ours to judge, so that it goes on unchanged."""
     messages = body.get("messages")
@@ -112,7 +108,8 @@ def decode(body: Mapping[str, Any]) -> Request | None:
     parsed: list[Message] = []
     for message in messages:
         plain = message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else message
-        parsed.append(_parsed(plain if isinstance(plain, Mapping) else _as_said(plain)))
+        # A copy: what other callbacks change in place shows.
+        parsed.append(_parsed({**plain} if isinstance(plain, Mapping) else _as_said(plain)))
     tools = body.get("tools") or body.get("functions") or ()
     return Request(
         messages=tuple(parsed),
@@ -163,52 +160,43 @@ def _is_tiny(values: Iterable[object]) -> bool:
     return True
 
 
-def decode_prompt(body: Mapping[str, Any], *, is_bridged: bool = True) -> Request | None:
-    """A text completion as a chat request; None for anything but texts.
-
-    If it `is_bridged`, LiteLLM makes one chat of its texts. Otherwise each is answered, and the longest has to fit.
-    """
-    prompt = body.get("prompt")
-    texts = prompt if isinstance(prompt, list) else [prompt]
-    if not texts or not all(isinstance(text, str) and text for text in texts):
-        return None
-    shown = texts if is_bridged else [max(texts, key=len)]
-    return Request(messages=tuple(map(user_message, shown)), extras=extras_of(body))
+def is_text(body: Mapping[str, Any]) -> bool:
+    """True for a text completion."""
+    return "prompt" in body and not body.get("messages")
 
 
-def longest_ids(body: Mapping[str, Any]) -> int | None:
-    """The tokens of a text completion's longest prompt of token ids; None for other prompts.
+def decode_text(body: Mapping[str, Any], *, is_bridged: bool) -> tuple[Request | None, int | None]:
+    """A text completion as a request, and its tokens if it consists of token ids; None for what is not ours to judge.
 
     An id is a token; a text between ids, which llama.cpp takes, has at most one for each of its bytes.
+
+    Args:
+        is_bridged: LiteLLM makes one chat of its texts. Otherwise each is answered, and the longest has to fit.
     """
     prompts = _prompts(body)
-    if not any(type(piece) is int for prompt in prompts for piece in prompt):
-        return None
-    if not all(isinstance(piece, (int, str)) for prompt in prompts for piece in prompt):
-        return None
-    bytes_of = partial(str.encode, encoding="utf-8", errors="surrogatepass")
-    return max(sum(len(bytes_of(piece)) if isinstance(piece, str) else 1 for piece in prompt) for prompt in prompts)
+    pieces = [piece for prompt in prompts for piece in prompt]
+    if pieces and all(isinstance(piece, str) and piece for piece in pieces):
+        shown = pieces if is_bridged else [max(("".join(prompt) for prompt in prompts), key=len)]
+        return Request(messages=tuple(map(user_message, shown)), extras=extras_of(body)), None
+    if not any(type(piece) is int for piece in pieces) or not all(isinstance(piece, (int, str)) for piece in pieces):
+        return None, None
+    return Request(messages=()), max(sum(map(_most_tokens, prompt)) for prompt in prompts)
+
+
+def _most_tokens(piece: int | str) -> int:
+    return len(piece.encode("utf-8", "surrogatepass")) if isinstance(piece, str) else 1
 
 
 def _prompts(body: Mapping[str, Any]) -> list[list[Any]]:
     """The prompts of a text completion, each as its ids and texts."""
     prompt = body.get("prompt")
-    if not isinstance(prompt, list) or not prompt:
+    if isinstance(prompt, str):
+        return [[prompt]]
+    if not isinstance(prompt, list):
         return []
     if any(isinstance(each, list) for each in prompt) or all(isinstance(each, str) for each in prompt):
         return [each if isinstance(each, list) else [each] for each in prompt]
     return [prompt]
-
-
-def with_prompt(body: Mapping[str, Any], request: Request, sent: Sequence[Message]) -> dict[str, Any]:
-    """The prompt of a text completion with `sent` in place of the messages that `decode_prompt` made of it."""
-    prompt, texts = body["prompt"], [message.text for message in sent]
-    if not isinstance(prompt, list):
-        return {"prompt": "\n\n".join(texts)}
-    if len(request.messages) == len(prompt):
-        return {"prompt": texts}
-    (longest,) = request.messages
-    return {"prompt": [texts[-1] if text == longest.text else text for text in prompt]}
 
 
 def _parsed(plain: Mapping[str, Any]) -> Message:
@@ -350,27 +338,19 @@ def asked_output_tokens(body: Mapping[str, Any]) -> int | None:
 def asked_thoughts_tokens(original: Mapping[str, Any]) -> float | None:
     """A client's own bound on the model's thinking, infinite for high effort; None if it names none.
 
-    Anthropic's `thinking.budget_tokens`, OpenRouter's `reasoning.max_tokens`, llama.cpp's own two fields, and Gemini's
-    `thinkingBudget`, where -1 leaves it to the model, as it does for llama.cpp. LiteLLM makes an effort of Anthropic's
-    (1.106.2), so only the body as it came has the number.
+    `original` is the body as it came: LiteLLM makes an effort of Anthropic's number.
     """
-    generation = _mapping(original, "generationConfig")
-    numbers = [
-        *(_mapping(original, place).get(key) for place, key in _THOUGHT_BUDGETS),
-        *(original.get(key) for key in _LLAMA_THOUGHT_BUDGETS),
-        _mapping(generation, "thinkingConfig").get("thinkingBudget"),
-    ]
-    if budgets := [value for value in numbers if _is_count(value)]:
-        least = min(budgets)
-        return math.inf if least < 0 else least
-    effort = original.get("reasoning_effort")
-    efforts = (effort, *(_mapping(original, place).get("effort") for place in _EFFORTS))
+    budgets = [value for path in _THOUGHT_BUDGETS if _is_count(value := _at(original, path))]
+    if budgets:
+        return math.inf if min(budgets) < 0 else min(budgets)
+    efforts = [_at(original, path) for path in _EFFORTS]
     return math.inf if any(isinstance(each, str) and each in _HIGH_EFFORTS for each in efforts) else None
 
 
-def _mapping(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = body.get(key)
-    return value if isinstance(value, Mapping) else {}
+def _at(value: object, path: Sequence[str]) -> object:
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def with_output_limit(body: Mapping[str, Any], limit_tokens: int) -> dict[str, Any]:
@@ -482,7 +462,7 @@ def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, A
 def not_served(
     original: Mapping[str, Any], route: str, *, keeps_responses: bool, is_read: bool = False
 ) -> NotServed | None:
-    """Finds parts of a client's request that LiteLLM drops on its way to a chat completion (1.106.2, 1.109.1).
+    """Finds parts of a client's request that LiteLLM drops on its way to a chat completion.
 
     Args:
         original: the body as the client sent it.
@@ -490,24 +470,17 @@ def not_served(
         keeps_responses: LiteLLM finds the messages of an earlier response.
         is_read: what the client says of its context is followed.
     """
-    if route.endswith("/messages"):
-        if original.get("compaction") is None or is_read:
-            return None
+    if route.endswith("/messages") and not is_read and original.get("compaction") is not None:
         return _left_out("compaction", "Send the conversation without it; the proxy compacts it.")
     if not route.endswith("/responses"):
         return None
     for field in ("conversation", *(() if keeps_responses else ("previous_response_id",))):
         if original.get(field) is not None:
             return _left_out(field, f"Send the whole conversation as `input`.{_KEEPS[field]}")
-    if is_read:
-        return None
     items = original.get("input")
-    kinds = [item.get("type") for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
-    for kind in _COMPACTION_ITEMS:
-        if kind in kinds:
-            return _left_out(
-                f"input[{kinds.index(kind)}] ({kind})", "Send the messages themselves; the proxy compacts them."
-            )
+    for at, item in enumerate(items if isinstance(items, list) and not is_read else ()):
+        if (kind := _at(item, ["type"])) in _COMPACTION_ITEMS:
+            return _left_out(f"input[{at}] ({kind})", "Send the messages themselves; the proxy compacts them.")
     return None
 
 

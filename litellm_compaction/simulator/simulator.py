@@ -58,14 +58,6 @@ class Simulator:
     def made(self, instance_id: str, model: Model, context_length: int, parallel: int) -> Instance:
         return Instance(id=instance_id, model=model, context_length=context_length, parallel=parallel)
 
-    def unload(self, instance_id: str) -> Instance:
-        """Unload an instance; an unknown one is a KeyError."""
-        instance = next((loaded for loaded in self.instances if loaded.id == instance_id), None)
-        if instance is None:
-            raise KeyError(instance_id)
-        self.instances.remove(instance)
-        return instance
-
     def inference_requests(self) -> list[RequestRecord]:
         """The records of chat and text completions, oldest first, without the probes."""
         return [record for record in self.requests if record.path.endswith("/completions")]

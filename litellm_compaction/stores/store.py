@@ -25,8 +25,7 @@ logger = logging.getLogger("litellm_compaction")
 _Result = TypeVar("_Result")
 
 MAX_EVENTS = 10_000
-MAX_TURNS = 2000
-_EVENTS, _TURNS = "events", "turns"
+_EVENTS = "events"
 # A name leads from a tenant to a compaction of its own; words lead from what was said to all compactions of it.
 _COMPACTION, _FACT, _NAME, _WORDS = "c:", "f:", "n:", "w:"
 # Compactions of the same words and other data.
@@ -228,7 +227,7 @@ class SettingStore(_OverRows):
 
 
 class EventLog(_OverRows):
-    """The history: events, and turns for the page."""
+    """The history of events."""
 
     async def add_event(self, when_s: float, text: str) -> None:
         """Adds a line to the history; the oldest goes if there are too many."""
@@ -241,15 +240,6 @@ class EventLog(_OverRows):
         lines = await self.rows.tail(_EVENTS, after=after, most=limit, containing=encode_text(containing))
         texts = ((line.number, line.when_s, _decoded(line.body)) for line in lines)
         return [StoredEvent(number, when_s, text) for number, when_s, text in texts if text is not None]
-
-    async def add_turn(self, when_s: float, text: str) -> None:
-        """Adds the page's data of one turn of a conversation."""
-        await self.rows.append(_TURNS, when_s, encode_text(text), most=MAX_TURNS)
-
-    async def turns(self, *, containing: str = "") -> list[str]:
-        """The newest turns with these characters in their text, oldest first."""
-        lines = await self.rows.tail(_TURNS, most=MAX_TURNS, containing=encode_text(containing))
-        return [text for line in lines if (text := _decoded(line.body)) is not None]
 
 
 class Store(CompactionStore, Facts, SettingStore, EventLog):

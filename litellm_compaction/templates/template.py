@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jinja2
 
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.templates.environment import ENVIRONMENT, TemplateRefusal
 
 _FOLDER = Path(__file__).parent / "jinja"
@@ -34,43 +36,40 @@ _ID_CHARS = 9
 _FEWEST_PARTS = 2
 
 
+# By `tools/build_packs.py`, which tries each template:
+# renders_tools: tool schemas end up in the prompt. renders_calls: so do tool calls and their results.
+# renders_text_beside_calls: so does an answer's text that has calls; in Llama 3.1's and Mistral's not.
+# takes_objects: arguments of tool calls are to be objects, as llama.cpp does if a template reads them.
+# takes_parts: content may be a list of texts; else llama.cpp joins them by newlines before.
+# takes_system: a system message ends up in the prompt; else llama.cpp puts it into the next message.
+# wants_short_ids: ids of tool calls other than nine characters are refused, as Mistral's templates do.
+# takes_developer: the role developer is the template's own; llama.cpp calls it system for all but gpt-oss.
+# thinks_in_blocks: reasoning is a part of the content (Ministral 3).
+Trait: TypeAlias = Literal[
+    "renders_tools",
+    "renders_calls",
+    "renders_text_beside_calls",
+    "takes_objects",
+    "takes_parts",
+    "takes_system",
+    "wants_short_ids",
+    "takes_developer",
+    "thinks_in_blocks",
+]
+
+
 class Template:
-    """One chat template; may be used from several threads.
+    """One chat template: its source in Jinja, and its traits; may be used from several threads."""
 
-    Attributes:
-        source: in Jinja.
-        renders_tools: tool schemas end up in the prompt.
-        renders_calls: tool calls and their results end up in the prompt.
-        renders_text_beside_calls: so does an answer's text that has calls; in Llama 3.1's and Mistral's not.
-        takes_objects: arguments of tool calls are to be objects, as llama.cpp does if a template reads them.
-        takes_parts: content may be a list of texts; else llama.cpp joins them by newlines before.
-        takes_system: a system message ends up in the prompt; else llama.cpp puts it into the next message.
-        wants_short_ids: ids of tool calls other than nine characters are refused, as Mistral's templates do.
-        takes_developer: the role developer is the template's own; llama.cpp calls it system for all but gpt-oss.
-        thinks_in_blocks: reasoning is a part of the content (Ministral 3).
-    """
-
-    def __init__(self, source: str, traits: Collection[str] = ()) -> None:
-        """Compiles a template; its traits are those that `tools/build_packs.py` found by trying (`traits.json`)."""
+    def __init__(self, source: str, traits: Collection[Trait] = ()) -> None:
         self.source = source
-        self.renders_tools = "renders_tools" in traits
-        self.renders_calls = "renders_calls" in traits
-        self.renders_text_beside_calls = "renders_text_beside_calls" in traits
-        self.takes_objects = "takes_objects" in traits
-        self.takes_parts = "takes_parts" in traits
-        self.takes_system = "takes_system" in traits
-        self.wants_short_ids = "wants_short_ids" in traits
-        self.takes_developer = "takes_developer" in traits
-        self.thinks_in_blocks = "thinks_in_blocks" in traits
+        self.traits = frozenset(traits)
         self._compiled = ENVIRONMENT.from_string(source)
 
-    def render(
-        self, messages: Sequence[JsonObject], tools: Sequence[JsonValue], *, bos: str = "", eos: str = ""
-    ) -> str:
-        """The prompt, up to the beginning of an answer; see `parts`."""
-        return "".join(self.parts(messages, tools, bos=bos, eos=eos))
+    def has(self, trait: Trait) -> bool:
+        return trait in self.traits
 
-    def parts(
+    def render(
         self,
         messages: Sequence[JsonObject],
         tools: Sequence[JsonValue],
@@ -78,8 +77,8 @@ class Template:
         bos: str = "",
         eos: str = "",
         now: datetime | None = None,
-    ) -> list[str]:
-        """The prompt in the parts in which the template writes it.
+    ) -> str:
+        """The prompt, up to the beginning of an answer.
 
         Args:
             messages: in the shape that the template wants, never changed.
@@ -105,40 +104,31 @@ class Template:
             values["tools"] = list(map(_tool, tools))
         try:
             # What `generate` does, but for the traceback that it would mend.
-            parts = _bounded(self._compiled.root_render_func(self._compiled.new_context(values)), messages, tools)
+            writing = self._compiled.root_render_func(self._compiled.new_context(values))
+            text = "".join(_bounded(writing, messages, tools))
         except TemplateRefusal:
             raise
         except Exception as error:
             # A client's values meet a program of its own, which may raise anything.
             raise TemplateRefusal(f"{type(error).__name__}: {error}"[:500]) from error
-        if "".join(parts[-2:]).endswith(_GEMMA_END):
-            parts.append(_GEMMA_BEGIN)
-        return parts
+        return f"{text}{_GEMMA_BEGIN}" if text.endswith(_GEMMA_END) else text
 
 
-_templates: dict[str, Template] = {}
-
-
+@cache
 def template(name: str) -> Template:
     """One of the templates that come with the package; compiled once, in 5–50 ms.
 
     Raises:
-        OSError, KeyError, ValueError: its file, or its row in the list of traits, is missing or damaged.
+        CompactionError: its file, or its row in the list of traits, is missing or damaged.
     """
-    found = _templates.get(name)
-    if found is None:
+    try:
         source = (_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
         traits = json.loads((_FOLDER / "traits.json").read_text(encoding="utf-8"))[name]
-        try:
-            found = _templates[name] = Template(source, traits)
-        except jinja2.TemplateError as error:
-            raise ValueError(f"{name}.jinja cannot be compiled") from error
-    return found
-
-
-def is_compiled(name: str) -> bool:
-    """Returns True if `template(name)` returns at once."""
-    return name in _templates
+        return Template(source, traits)
+    except (OSError, KeyError, ValueError, jinja2.TemplateError) as error:
+        raise CompactionError(
+            f"{name}.jinja cannot be read ({type(error).__name__}): reinstall litellm-compaction."
+        ) from error
 
 
 def _tool(tool: JsonValue) -> JsonValue:
@@ -209,90 +199,78 @@ class Shaped(NamedTuple):
     is_faithful: bool
 
 
-def shape(messages: Sequence[Message], template: Template, *, short_ids: bool = False) -> Shaped:
-    """The messages as the template wants them.
-
-    Args:
-        messages: n, oldest first.
-        template: what they are for.
-        short_ids: ids of tool calls are replaced by nine digits, each by its own.
-    """
+def shape(messages: Sequence[Message], chosen: Template) -> Shaped:
+    """The messages as the template wants them: n, oldest first."""
+    ids = (call_id for message in messages for call_id in _ids(message))
+    has_short_ids = not chosen.has("wants_short_ids") or all(len(call_id) == _ID_CHARS for call_id in ids)
     shaped: list[JsonObject] = []
-    is_faithful = not short_ids
+    is_faithful = has_short_ids
     for message in messages:
-        role = message.role
-        if role == "developer" and not template.takes_developer:
-            role = "system"
-        raw: dict[str, JsonValue] = {"role": role, "content": _content(message, template)}
-        if message.reasoning:
-            raw["reasoning_content"] = message.reasoning
-        name = message.raw.get("name")
-        if isinstance(name, str) and name:
-            raw["name"] = name
-        if message.call_id:
-            raw["tool_call_id"] = _short(message.call_id) if short_ids else message.call_id
-        if message.calls:
-            calls: list[JsonValue] = []
-            for call in message.calls:
-                arguments: JsonValue = call.arguments
-                if template.takes_objects:
-                    try:
-                        arguments = json.loads(call.arguments)
-                    except (RecursionError, ValueError):
-                        # llama.cpp refuses the request, others may not.
-                        is_faithful = False
-                calls.append(_call(call.name, arguments, _short(call.id) if short_ids else call.id))
-            raw["tool_calls"] = calls
-        if message.reasoning:
-            _adapt(raw, thinks_in_blocks=template.thinks_in_blocks, is_harmony=template.takes_developer)
+        raw, is_like = _shaped(message, chosen, str if has_short_ids else _short)
         shaped.append(raw)
-    if shaped and shaped[0]["role"] == "system" and not template.takes_system:
-        shaped = _without_system(shaped)
+        is_faithful = is_faithful and is_like
+    if shaped and shaped[0]["role"] == "system" and not chosen.has("takes_system"):
+        (system, *following), shaped = shaped, []
+        if following:
+            text = f"{system['content']}\n{following[0].get('content', '')}"
+            shaped = [{**following[0], "content": text}, *following[1:]]
     return Shaped(shaped, is_faithful)
 
 
-def has_odd_ids(messages: Sequence[Message]) -> bool:
-    """Returns True if a tool call or its result has an id that Mistral's templates refuse."""
-    return any(
-        len(call_id) != _ID_CHARS
-        for message in messages
-        for call_id in (*(call.id for call in message.calls), *((message.call_id,) if message.role == "tool" else ()))
-    )
+def _ids(message: Message) -> Iterator[str]:
+    yield from (call.id for call in message.calls)
+    if message.role == "tool":
+        yield message.call_id
 
 
-def _content(message: Message, template: Template) -> JsonValue:
+def _shaped(message: Message, chosen: Template, as_id: Callable[[str], str]) -> tuple[JsonObject, bool]:
+    """One message, and if no engine would refuse it."""
+    role = "system" if message.role == "developer" and not chosen.has("takes_developer") else message.role
+    raw: dict[str, JsonValue] = {"role": role, "content": _content(message, chosen)}
+    name, is_faithful = message.raw.get("name"), True
+    if isinstance(name, str) and name:
+        raw["name"] = name
+    if message.call_id:
+        raw["tool_call_id"] = as_id(message.call_id)
+    calls: list[JsonValue] = []
+    for call in message.calls:
+        arguments: JsonValue = call.arguments
+        if chosen.has("takes_objects"):
+            try:
+                arguments = json.loads(call.arguments)
+            except (RecursionError, ValueError):
+                # llama.cpp refuses the request, others may not.
+                is_faithful = False
+        said: JsonObject = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+        calls.append({**said, "id": as_id(call.id)} if call.id else said)
+    if calls:
+        raw["tool_calls"] = calls
+    if message.reasoning:
+        _add_reasoning(raw, message.reasoning, chosen)
+    return raw, is_faithful
+
+
+def _content(message: Message, chosen: Template) -> JsonValue:
     """The text, in its parts if the template joins them itself; llama.cpp joins them if there is an image."""
     parts = message.raw.get("content")
-    if not isinstance(parts, list) or len(parts) < _FEWEST_PARTS or message.other_parts or not template.takes_parts:
+    if not isinstance(parts, list) or len(parts) < _FEWEST_PARTS or message.other_parts:
+        return message.text
+    if not chosen.has("takes_parts"):
         return message.text
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
     return [{"type": "text", "text": text} for text in texts if isinstance(text, str)]
 
 
-def _call(name: str, arguments: JsonValue, call_id: str) -> JsonObject:
-    call: dict[str, JsonValue] = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    if call_id:
-        call["id"] = call_id
-    return call
-
-
-def _adapt(raw: dict[str, JsonValue], *, thinks_in_blocks: bool, is_harmony: bool) -> None:
-    """Adapts reasoning as llama.cpp does for single families: gpt-oss, Ministral 3."""
-    reasoning = raw["reasoning_content"]
-    if is_harmony:
+def _add_reasoning(raw: dict[str, JsonValue], reasoning: str, chosen: Template) -> None:
+    """Adds it as llama.cpp does, for gpt-oss and Ministral 3 in ways of their own."""
+    if chosen.has("thinks_in_blocks") and raw["role"] in ("system", "assistant"):
+        raw["content"] = [{"type": "thinking", "thinking": reasoning}, {"type": "text", "text": raw["content"]}]
+        return
+    raw["reasoning_content"] = reasoning
+    if chosen.has("takes_developer"):
         raw["thinking"] = reasoning
         if "tool_calls" in raw:
             del raw["content"]
-    if thinks_in_blocks and raw["role"] in ("system", "assistant"):
-        raw["content"] = [{"type": "thinking", "thinking": reasoning}, {"type": "text", "text": raw["content"]}]
-        del raw["reasoning_content"]
-
-
-def _without_system(shaped: list[JsonObject]) -> list[JsonObject]:
-    if len(shaped) < 2:
-        return []
-    first, second = shaped[0], shaped[1]
-    return [{**second, "content": f"{first['content']}\n{second.get('content', '')}"}, *shaped[2:]]
 
 
 def _short(call_id: str) -> str:

@@ -1,7 +1,7 @@
 """Model families: which vocabulary and which template costs stand for a model, and how it is told not to think.
 
 The tables are data (`families.toml`). Families with a template are counted by rendering it; the others, and what a
-template refuses, by constants (`tokens/prompt.py`) until the server's own numbers correct them (`tokens/known.py`).
+template refuses, by constants (`Costs`) until the server's own numbers correct them (`tokens/known.py`).
 
 Summaries and prunings ask for no thinking, which would only cost time. LM Studio 0.4 takes `reasoning_effort` on
 `/v1/chat/completions` and does nothing with it (its bug tracker: 988, 1990, 2413): only a model's own switch is left.
@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
-from typing import Annotated, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
 
@@ -23,16 +23,28 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# The formula with the right vocabulary erred by up to 15 % on agent requests (measured 2026-11).
-FORMULA_ERROR = 0.15
-_RETRAINED_ERROR = 0.1
+# Another chat template than a name's own, or only the vocabulary of the operator's word.
+_RETRAINED_ERROR, VOCABULARY_ERROR = 0.1, 0.15
 # Names may come from clients, and patterns such as `qwen-?2.*vl` look at each of their parts again and again.
 _MAX_NAME_CHARS = 256
 
 
+class Costs(NamedTuple):
+    """Tokens of a chat template around the texts: about, neither high nor low."""
+
+    message: int
+    request: int
+    call: int
+    tool: int
+    tools: int
+
+
+_USUAL_COSTS = Costs(6, 16, 16, 10, 60)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A group of models that count alike.
+    """A group of models that count alike: its values, of which `families.toml` says what they are by default.
 
     Attributes:
         vocabulary: the name of the vocabulary that is used (`registry.py`).
@@ -40,19 +52,13 @@ class Family:
         owns_vocabulary: the vocabulary is the model's own, or so near that all kinds of text fit.
         exact: the vocabulary is the model's own and the template, or its costs, are known.
         reasons: the model thinks before it answers, so an answer needs more room.
-        text_ratio: tokens of this family per token of `vocabulary`, for English text and code.
         single_digits: every digit is a token of its own.
-        message_tokens: what the template puts around each message, role included.
-        request_tokens: what it puts around the conversation: start, built-in header, generation prompt.
+        costs: stand for the template where it is not rendered.
         default_system_tokens: what it adds when the client sends no system message.
-        call_tokens: what it puts around each tool call, besides name and arguments.
-        result_tokens: what it puts around each tool result, besides `message_tokens`.
-        tools_tokens: the instructions that it adds once when the request has tools.
-        renders_most: tool results count as JSON strings, and the ids of calls are counted.
         image_tokens: one part that is not text, at the usual upper limit of its size.
         image_patch_px: pixels on a side of what one image token sees; 0 if every image costs the limit.
         rereads: a server reads a whole prompt of it again after any change (sliding windows, running states).
-        error_ratio: before any calibration, true count ≤ count × (1 + this).
+        error_ratio: before its server has said a number, true count ≤ count × (1 + this).
     """
 
     # For `families.toml`.
@@ -64,15 +70,9 @@ class Family:
     owns_vocabulary: bool = False
     exact: bool = False
     reasons: bool = False
-    text_ratio: float = 1.0
     single_digits: bool = False
-    message_tokens: int = 6
-    request_tokens: int = 16
+    costs: Costs = _USUAL_COSTS
     default_system_tokens: int = 0
-    call_tokens: int = 24
-    result_tokens: int = 12
-    tools_tokens: int = 250
-    renders_most: bool = False
     image_tokens: int = 4096
     image_patch_px: int = 14
     rereads: bool = False

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.tokenizers.encoders import TokenizersEncoder, is_foreign_failure
+from litellm_compaction.tokenizers.encoders import by_tokenizers, is_foreign_failure
 from litellm_compaction.tokenizers.vocabulary import CONTROL, Vocabulary
 
 # Gemma's file is the largest known, 33 MB.
@@ -18,7 +17,7 @@ _MAX_BYTES = 128 * 2**20
 def read_tokenizer_json(path: Path) -> Vocabulary:
     """The vocabulary of a file, or of the tokenizer.json in a folder: 1 to 3 s and about 100 MB.
 
-    BOS and EOS are those of the tokenizer_config.json beside it, if there is one.
+    Which of its tokens begin and end a prompt stands elsewhere, so that these few are not counted.
 
     Raises:
         CompactionError: it is absent, no ordinary file, larger than 128 MiB, or no tokenizer.json.
@@ -27,13 +26,8 @@ def read_tokenizer_json(path: Path) -> Vocabulary:
     # Padding would make 4 TB of a word, and a cut would hide the rest of a text.
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    config = _config((path if path.is_dir() else path.parent) / "tokenizer_config.json")
-    bos, eos = _token(config.get("bos_token")), _token(config.get("eos_token"))
     special = {token.content: CONTROL for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    special |= dict.fromkeys({bos, eos} - {""}, CONTROL)
-    begins = tokenizer.encode_batch_fast([""], add_special_tokens=True)[0].tokens[:1] == [bos]
-    adds_bos = begins or config.get("add_bos_token") is True
-    return Vocabulary(TokenizersEncoder(tokenizer), special, bos=bos, eos=eos, adds_bos=adds_bos)
+    return Vocabulary(by_tokenizers(tokenizer), special)
 
 
 def _read(path: Path) -> Tokenizer:
@@ -50,16 +44,3 @@ def _read(path: Path) -> Tokenizer:
         if not is_foreign_failure(error):
             raise
         raise CompactionError(f"{path} is no tokenizer.json ({str(error)[:200]}).") from error
-
-
-def _config(path: Path) -> dict[str, object]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _token(value: object) -> str:
-    content = value.get("content") if isinstance(value, dict) else value
-    return content if isinstance(content, str) else ""

@@ -20,7 +20,6 @@ import lzma
 import os
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +27,15 @@ import tiktoken
 from tokenizers import Tokenizer
 
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.templates.template import is_compiled, template
+from litellm_compaction.templates.template import template
 from litellm_compaction.tokenizers.encoders import (
-    CharactersEncoder,
-    Encoder,
-    TiktokenEncoder,
-    TokenizersEncoder,
-    WordsEncoder,
+    by_characters,
+    by_tiktoken,
+    by_tokenizers,
+    by_words,
     is_foreign_failure,
 )
-from litellm_compaction.tokenizers.families import FORMULA_ERROR, Family, stand_in
+from litellm_compaction.tokenizers.families import Family, stand_in
 from litellm_compaction.tokenizers.files import read_tokenizer_json
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
 
@@ -46,10 +44,9 @@ logger = logging.getLogger("litellm_compaction")
 FILE_PREFIX = "file:"
 _CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
 _FOLDER = Path(__file__).parent / "packs"
-_loaded: dict[str, Vocabulary] = {}
-# Why a vocabulary or a template could not be loaded: trying again would cost every request as much as the first time.
-_broken: dict[str, str] = {}
-_broken_templates: set[str] = set()
+# A failure is kept, too: trying again would cost every request as much as the first time.
+_loaded: dict[str, Vocabulary | CompactionError] = {}
+_usable: dict[Family, Family] = {}
 _lock = threading.Lock()
 
 
@@ -66,17 +63,20 @@ def vocabulary(name: str) -> Vocabulary:
             found = _loaded.get(name)
             if found is None:
                 found = _loaded[name] = _load_once(name)
+    if isinstance(found, CompactionError):
+        raise found
     return found
 
 
 def is_loaded(name: str) -> bool:
     """Returns True if `vocabulary(name)` returns at once."""
-    return name in _loaded
+    return isinstance(_loaded.get(name), Vocabulary)
 
 
 def why_broken(name: str) -> str:
     """The reason for which `vocabulary(name)` has failed, and what to do; "" if it has not."""
-    return _broken.get(name, "")
+    found = _loaded.get(name)
+    return str(found) if isinstance(found, CompactionError) else ""
 
 
 def token_length(name: str, text: str) -> int:
@@ -84,33 +84,62 @@ def token_length(name: str, text: str) -> int:
     return vocabulary(name).length(text)
 
 
-def _load_once(name: str) -> Vocabulary:
-    if name in _broken:
-        raise CompactionError(_broken[name])
+def usable(family: Family) -> Family:
+    """The family with vocabulary and template loaded, or what stands in for it: 0.1–2 s the first time. Never raises.
+
+    The last one that stands in needs no file.
+    """
+    found = _usable.get(family)
+    if found is None:
+        found = _usable[family] = _loaded_or_other(family)
+    return found
+
+
+def _loaded_or_other(family: Family) -> Family:
+    try:
+        vocabulary(family.vocabulary)
+        if family.template:
+            template(family.template)
+    except CompactionError as error:
+        logger.warning("vocabulary family=%s counted with a stand-in that errs high: %s", family.name, error)
+        return usable(stand_in(family))
+    return family
+
+
+async def usable_soon(family: Family) -> Family:
+    """As `usable`; what is not loaded yet is loaded in a thread."""
+    return _usable[family] if family in _usable else await asyncio.to_thread(usable, family)
+
+
+def _load_once(name: str) -> Vocabulary | CompactionError:
     begun_s = time.perf_counter()
     try:
         made = _load(name)
     except CompactionError as error:
-        _broken[name] = str(error)
-        raise
+        return error
     except BaseException as error:
         if not is_foreign_failure(error):
             raise
-        _broken[name] = f"The vocabulary {name} cannot be used ({type(error).__name__}: {str(error)[:200]})."
-        raise CompactionError(_broken[name]) from error
+        return CompactionError(f"The vocabulary {name} cannot be used ({type(error).__name__}: {str(error)[:200]}).")
     logger.info("vocabulary_loaded name=%s load_ms=%.0f", name, 1e3 * (time.perf_counter() - begun_s))
     return made
 
 
 def _load(name: str) -> Vocabulary:
     if name == "heuristic":
-        return Vocabulary(CharactersEncoder())
+        return Vocabulary(by_characters)
     if name.startswith(FILE_PREFIX):
         return read_tokenizer_json(Path(name.removeprefix(FILE_PREFIX)))
     head, body = _read_pack(name)
     special = {token: kind for token, (_, kind) in head["special"].items()}
     keys = ("bos", "eos", "adds_bos", "prefixes_space")
-    return Vocabulary(_encoder(name, head, body), special, **{key: head[key] for key in keys if key in head})
+    more = {key: head[key] for key in keys if key in head}
+    if head["pattern"]:
+        encoding = _encoding(name, head, body)
+        return Vocabulary(by_tiktoken(encoding), special, encoding=encoding, **more)
+    tokenizer = Tokenizer.from_buffer(body)
+    encoder = by_words(tokenizer, head["words"], head["across"]) if "words" in head else by_tokenizers(tokenizer)
+    return Vocabulary(encoder, special, **more)
 
 
 def _read_pack(name: str) -> tuple[dict[str, Any], bytes]:
@@ -129,11 +158,7 @@ def _read_pack(name: str) -> tuple[dict[str, Any], bytes]:
     return json.loads(head), body
 
 
-def _encoder(name: str, head: dict[str, Any], body: bytes) -> Encoder:
-    if not head["pattern"]:
-        tokenizer = Tokenizer.from_buffer(body)
-        by_words = "words" in head
-        return WordsEncoder(tokenizer, head["words"], head["across"]) if by_words else TokenizersEncoder(tokenizer)
+def _encoding(name: str, head: dict[str, Any], body: bytes) -> tiktoken.Encoding:
     # One that differs from another in its special tokens alone has no ranks of its own.
     whole, body = _read_pack(head["like"]) if "like" in head else (head, body)
     if "file" in whole:
@@ -141,8 +166,7 @@ def _encoder(name: str, head: dict[str, Any], body: bytes) -> Encoder:
         ranks = {base64.b64decode(token): int(rank) for token, rank in rows}
     else:
         ranks = {token.encode("latin-1"): rank for rank, token in enumerate(json.loads(body))}
-    encoding = tiktoken.Encoding(name, pat_str=head["pattern"], mergeable_ranks=ranks, special_tokens={})
-    return TiktokenEncoder(encoding)
+    return tiktoken.Encoding(name, pat_str=head["pattern"], mergeable_ranks=ranks, special_tokens={})
 
 
 def _published(name: str) -> bytes:
@@ -159,50 +183,3 @@ def _published(name: str) -> bytes:
         f"tiktoken's file {name} is not in {' or '.join(map(str, folders)) or 'LiteLLM'}: reinstall LiteLLM, or point "
         f"{_CACHE_VARIABLE} to a folder with it."
     )
-
-
-async def usable_soon(family: Family) -> Family:
-    """As `usable`; what is not loaded yet is loaded in a thread."""
-    family = _without_broken(family)
-    return family if _is_ready(family) else await asyncio.to_thread(usable, family)
-
-
-def usable(family: Family) -> Family:
-    """The family with its vocabulary loaded, or what stands in for it: 0.1–2 s the first time. Never raises."""
-    family = _without_broken(family)
-    while not _is_ready(family):
-        try:
-            vocabulary(family.vocabulary)
-            _load_template(family)
-        except CompactionError as error:
-            logger.warning("vocabulary family=%s counted with a stand-in that errs high: %s", family.name, error)
-        family = _without_broken(family)
-    return family
-
-
-def _is_ready(family: Family) -> bool:
-    return is_loaded(family.vocabulary) and (not family.template or is_compiled(family.template))
-
-
-def _without_broken(family: Family) -> Family:
-    while family.vocabulary in _broken:
-        family = stand_in(family)
-    if family.template in _broken_templates:
-        error_ratio = max(FORMULA_ERROR, family.error_ratio)
-        return replace(family, template="", exact=False, error_ratio=error_ratio)
-    return family
-
-
-def _load_template(family: Family) -> None:
-    if not family.template:
-        return
-    try:
-        template(family.template)
-    except (KeyError, OSError, ValueError) as error:
-        _broken_templates.add(family.template)
-        logger.warning(
-            "template family=%s counted by a formula: %s cannot be read (%s); reinstall litellm-compaction",
-            family.name,
-            family.template,
-            type(error).__name__,
-        )

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from litellm_compaction.config import AUTO_TOKENIZER
 from litellm_compaction.errors import CompactionError, ConfigError
-from litellm_compaction.tokenizers.families import FORMULA_ERROR, HEURISTIC, Family, family_of
+from litellm_compaction.tokenizers.families import HEURISTIC, VOCABULARY_ERROR, Family, family_of
 from litellm_compaction.tokenizers.registry import FILE_PREFIX, vocabulary
 from litellm_compaction.windows.windows import Target, Window
 
@@ -59,7 +59,7 @@ class Sources:
     def __init__(self, tokenizer: str = "") -> None:
         self._tokenizer = tokenizer
 
-    async def family(self, target: Target, window: Window) -> Family:
+    def family(self, target: Target, window: Window) -> Family:
         """The family that counts a deployment's prompts."""
         return self.source(target, window.architecture).family
 
@@ -90,9 +90,8 @@ def _source(written: str, architecture: str, model: str) -> TokenizerSource:
         vocabulary=f"{FILE_PREFIX}{path}",
         owns_vocabulary=True,
         exact=False,
-        text_ratio=1.0,
         single_digits=False,
-        error_ratio=max(family.error_ratio, _NEAR_ERROR) if family.template else FORMULA_ERROR,
+        error_ratio=max(family.error_ratio, _NEAR_ERROR) if family.template else VOCABULARY_ERROR,
     )
     return TokenizerSource(kind="operator", family=counted)
 

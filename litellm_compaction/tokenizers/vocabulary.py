@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import tiktoken
 
-from litellm_compaction.tokenizers.encoders import Encoder, TiktokenEncoder
+from litellm_compaction.tokenizers.encoders import Encoder, is_foreign_failure
 
 # Long runs make tiktoken slow, then panic (1,000,000 spaces), and one call must not hold the interpreter lock long.
 _PIECE_CHARS = 4096
@@ -28,8 +28,7 @@ CONTROL = 3
 
 
 class Segment(NamedTuple):
-    start: int
-    end: int
+    text: str
     is_special: bool
 
 
@@ -37,6 +36,7 @@ class Vocabulary:
     """One vocabulary.
 
     Attributes:
+        encoding: as tiktoken has it, without special tokens; None for one that tiktoken cannot have.
         bos: text of the token that begins a prompt; "" if there is none.
         eos: text of the token that ends an answer; "" if there is none.
         adds_bos: the engine puts `bos` before a prompt that does not begin with it.
@@ -47,6 +47,7 @@ class Vocabulary:
         encoder: Encoder,
         special: Mapping[str, int] | None = None,
         *,
+        encoding: tiktoken.Encoding | None = None,
         bos: str = "",
         eos: str = "",
         adds_bos: bool = False,
@@ -57,14 +58,13 @@ class Vocabulary:
         Args:
             encoder: counts ordinary text.
             special: llama.cpp's type of each special token by its text: 2 unknown, 3 control, 4 user defined.
-            bos: see above.
-            eos: see above.
-            adds_bos: see above.
+            encoding, bos, eos, adds_bos: see above.
             prefixes_space: ordinary text at the beginning, and after each special token, gets a space before it.
         """
         self._encoder = encoder
+        self.encoding = encoding
         # Tokens of SentencePiece may reach over signs.
-        self._boundary = _WORD_BOUNDARY if isinstance(encoder, TiktokenEncoder) else _BOUNDARY
+        self._boundary = _WORD_BOUNDARY if encoding is not None else _BOUNDARY
         self.bos, self.eos, self.adds_bos = bos, eos, adds_bos and bool(bos)
         self._prefixes_space = prefixes_space
         special = special or {}
@@ -72,37 +72,20 @@ class Vocabulary:
         self._longest_special = max(map(len, special), default=0)
         self._controls = _any_of([token for token, kind in special.items() if kind == CONTROL])
 
-    @property
-    def encoding(self) -> tiktoken.Encoding | None:
-        """The vocabulary as tiktoken has it; None for one that tiktoken cannot have. Special tokens are left out."""
-        return self._encoder.encoding if isinstance(self._encoder, TiktokenEncoder) else None
-
     def split(self, prompt: str) -> list[Segment]:
         """Cuts a text at special tokens; the segments in order, as llama.cpp's tokenizer_st_partition finds them."""
         segments: list[Segment] = []
-        position = 0
-        for start, end in self._places(prompt):
-            if start > position:
-                segments.append(Segment(position, start, False))
-            segments.append(Segment(start, end, True))
-            position = end
-        if position < len(prompt):
-            segments.append(Segment(position, len(prompt), False))
-        return segments
-
-    def _places(self, prompt: str) -> Iterator[tuple[int, int]]:
-        if self._specials is None:
-            return
-        position = 0
-        while position < len(prompt):
+        begun = position = 0
+        while self._specials is not None and position < len(prompt):
             # A search through megabytes would hold the interpreter lock, and with it the event loop.
             last = position + _SLICE_CHARS
             for found in self._specials.finditer(prompt, position, last + self._longest_special):
                 if found.start() >= last:
                     break
-                yield found.span()
-                position = found.end()
+                segments += (Segment(prompt[begun : found.start()], False), Segment(found[0], True))
+                begun = position = found.end()
             position = max(position, last)
+        return [each for each in (*segments, Segment(prompt[begun:], False)) if each.text]
 
     def has_control(self, text: str) -> bool:
         """Returns True if `text` names a control token: in a prompt sent as it is, that would be the token itself."""
@@ -138,7 +121,16 @@ class Vocabulary:
         Names of special tokens count as ordinary text, lone surrogates as replacement characters. Exact for text with
         words and lines; runs of more than 4096 characters without a boundary cost about one token too many per 4096.
         """
-        return [sum(self._encoder.lengths(list(self._pieces(_clean(text))))) for text in texts]
+        return [sum(map(self._length, self._pieces(_clean(text)))) for text in texts]
+
+    def _length(self, piece: str) -> int:
+        try:
+            return self._encoder(piece)
+        except BaseException as error:
+            if not is_foreign_failure(error):
+                raise
+            # No token is shorter than one byte.
+            return len(piece.encode())
 
     def _pieces(self, text: str) -> Iterator[str]:
         start = 0

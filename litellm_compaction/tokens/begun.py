@@ -102,7 +102,7 @@ def _rendered_here(
     if not renders_exactly(family):
         return None
     chosen, words = template(family.template), vocabulary(family.vocabulary)
-    if not chosen.renders_calls and any(message.calls or message.role == "tool" for message in messages[:-1]):
+    if not chosen.has("renders_calls") and any(message.calls or message.role == "tool" for message in messages[:-1]):
         return None
     before, written = (rendered(chosen, words, each, (), now) for each in needed_renderings(messages)[:2])
     if before is None or written is None or not before.is_faithful:
@@ -147,4 +147,4 @@ def _closed(opening: str, thoughts: str) -> str | None:
 def _end_of_turn(words: Vocabulary, behind: str) -> str:
     """The special token that follows an answer; "" if there is none."""
     segment = next(iter(words.split(behind.lstrip())), None)
-    return behind.lstrip()[: segment.end] if segment is not None and segment.is_special else ""
+    return segment.text if segment is not None and segment.is_special else ""

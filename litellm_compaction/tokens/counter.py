@@ -119,7 +119,7 @@ class TokenCounter:
 
         def count_text(content: str) -> int:
             usual = usable(family)
-            place: Place = "digits apart" if usual.single_digits and not usual.owns_vocabulary else "alone"
+            place: Place = "digits apart" if usual.single_digits else "alone"
             (tokens,) = texts.sampled(usual.vocabulary, [content], place)
             span = text or self._text(target_key, usual, Own((), rendered=bool(usual.template)))
             return ceil(tokens * max(1.0, span.usual))

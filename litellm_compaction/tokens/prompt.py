@@ -12,40 +12,14 @@ from typing import NamedTuple
 
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.templates.environment import TemplateRefusal
-from litellm_compaction.templates.template import Template, has_odd_ids, shape, template
-from litellm_compaction.tokenizers.families import Family
+from litellm_compaction.templates.template import Template, shape, template
+from litellm_compaction.tokenizers.families import Costs, Family
 from litellm_compaction.tokenizers.registry import vocabulary
-from litellm_compaction.tokenizers.vocabulary import Segment, Vocabulary
+from litellm_compaction.tokenizers.vocabulary import Vocabulary
 from litellm_compaction.tokens.estimate import Own
 from litellm_compaction.tokens.media import image_tokens
-from litellm_compaction.tokens.texts import TextCounts
+from litellm_compaction.tokens.texts import Place, TextCounts
 
-
-class Costs(NamedTuple):
-    """Tokens of a family's template around the texts: about, from the templates, neither high nor low."""
-
-    message: int
-    request: int
-    call: int
-    tool: int
-    tools: int
-
-
-_COSTS: Mapping[str, Costs] = {
-    "llama3": Costs(5, 26, 12, 12, 90),
-    "llama2": Costs(6, 3, 12, 10, 0),
-    "mistral": Costs(2, 3, 22, 10, 8),
-    "mixtral": Costs(2, 3, 22, 10, 8),
-    "gpt-oss": Costs(5, 65, 12, 4, 30),
-    "gpt": Costs(4, 3, 8, 4, 12),
-    "qwen2": Costs(5, 3, 18, 12, 110),
-    "qwen3": Costs(5, 3, 18, 12, 110),
-    "gemma": Costs(5, 3, 12, 6, 8),
-    "deepseek": Costs(2, 3, 12, 14, 80),
-    "phi": Costs(4, 3, 12, 10, 0),
-    "heuristic": Costs(0, 0, 0, 0, 0),
-}
-_OTHER_COSTS = Costs(6, 16, 16, 10, 60)
 # How far such a count may be too low: rendered to the letter, rendered nearly so, by its vocabulary, by a stand-in.
 EXACT_ERROR, _NEAR_ERROR, _VOCABULARY_ERROR, _STAND_IN_ERROR = 0.02, 0.05, 0.10, 0.35
 # Of a script beyond ASCII a stand-in counts up to four times too much.
@@ -105,7 +79,7 @@ def own_count(family: Family, request: Request, texts: TextCounts) -> Own:
         return parts.own(family)
     chosen = template(family.template)
     segments = vocabulary(family.vocabulary).split(prompt.text)
-    shown = texts_of(prompt.text, segments)
+    shown = [segment.text for segment in segments if not segment.is_special]
     tokens = sum(texts.lengths(family.vocabulary, shown, "in prompt")) + len(segments) - len(shown)
     return parts.in_proportion(family, tokens, chosen, is_faithful=prompt.is_faithful)
 
@@ -135,17 +109,15 @@ class _Parts(NamedTuple):
 
     @classmethod
     def of(cls, family: Family, request: Request, texts: TextCounts) -> _Parts:
-        costs = _COSTS.get(family.name, _OTHER_COSTS)
+        costs = family.costs
         tools = [_as_json(tool) for tool in request.tools]
         extras = [json.dumps(request.extras, ensure_ascii=False, default=str)] if request.extras else []
         groups = [_texts(message) for message in request.messages]
         beside = [_beside(message, family) for message in request.messages]
         flat = [text for group in groups for text in group]
         flat += [text for each in beside for text in each.texts]
-        place, ratio = "alone", family.text_ratio
-        if not family.owns_vocabulary:
-            place, ratio = ("digits apart" if family.single_digits else "alone"), 1.0
-        lengths = [ratio * tokens for tokens in texts.lengths(family.vocabulary, flat, place)]  # type: ignore[arg-type]
+        place: Place = "digits apart" if family.single_digits else "alone"
+        lengths = [float(tokens) for tokens in texts.lengths(family.vocabulary, flat, place)]
         left = iter(lengths)
         (*added,) = texts.sampled(family.vocabulary, [*tools, *extras])
         last_user = max((at for at, message in enumerate(request.messages) if message.role == "user"), default=-1)
@@ -192,8 +164,8 @@ class _Parts(NamedTuple):
 
     def in_proportion(self, family: Family, tokens: int, chosen: Template, *, is_faithful: bool) -> Own:
         """The count of a rendered prompt of so many tokens, divided as the constants divide theirs."""
-        has_tools = bool(self.request.tools) and chosen.renders_tools
-        hidden = 0.0 if chosen.renders_text_beside_calls else self.said
+        has_tools = bool(self.request.tools) and chosen.has("renders_tools")
+        hidden = 0.0 if chosen.has("renders_text_beside_calls") else self.said
         sizes = [max(0.0, size - thought) for size, thought in zip(self.sizes, self.thoughts, strict=True)]
         shares = [*sizes, self.tools if has_tools else 0.0, self.costs.request]
         factor = tokens / max(1.0, sum(shares))
@@ -301,7 +273,7 @@ def render(family: Family, request: Request) -> Prompt | None:
     if not family.template:
         return None
     chosen, words = template(family.template), vocabulary(family.vocabulary)
-    if not chosen.renders_calls and any(message.calls or message.role == "tool" for message in request.messages):
+    if not chosen.has("renders_calls") and any(message.calls or message.role == "tool" for message in request.messages):
         # A server shows them in a way of its own, so that leaving them out would count too little.
         return None
     return rendered(chosen, words, request.messages, request.tools)
@@ -315,17 +287,12 @@ def rendered(
     now: datetime | None = None,
 ) -> Prompt | None:
     """The prompt by a template and a vocabulary; None if the template refuses it."""
-    shaped = shape(messages, chosen, short_ids=chosen.wants_short_ids and has_odd_ids(messages))
+    shaped = shape(messages, chosen)
     try:
-        text = "".join(chosen.parts(shaped.messages, tools, bos=words.bos, eos=words.eos, now=now))
+        text = chosen.render(shaped.messages, tools, bos=words.bos, eos=words.eos, now=now)
     except TemplateRefusal:
         return None
     if words.adds_bos and not text.startswith(words.bos):
         # The engine adds it to every prompt, and has taken it off the rendered one before (common/chat.cpp).
         text = words.bos + text
     return Prompt(text, shaped.is_faithful)
-
-
-def texts_of(text: str, segments: Sequence[Segment]) -> list[str]:
-    """The ordinary texts among the segments of a prompt, in order."""
-    return [text[segment.start : segment.end] for segment in segments if not segment.is_special]

@@ -1,12 +1,10 @@
-"""`litellm-compaction mcp`: the SDK's own client asks a child over stdin and stdout; odd lines; a proxy that is away.
-
-Through a real proxy: `tests/processes/test_recall.py`.
-"""
+"""`litellm-compaction mcp`: the SDK's own client asks a child over its pipes; odd lines; a proxy that is away."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -14,24 +12,24 @@ import pytest
 from litellm_compaction.cli import main
 from litellm_compaction.cli.mcp import served
 
+Ask = Callable[..., list[dict[str, Any]]]
 HIT = {"hits": [{"handle": "abc", "pieces": [{"role": "user", "text": "The fish 🐟 is here."}]}], "words": ["fish"]}
 
 
 @pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[dict[str, object]]]:
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
     """What is said to lines, by a proxy that knows a hit and one message."""
 
     def proxy(request: httpx.Request) -> httpx.Response:
         if request.headers["authorization"] != "Bearer sk-anna":
             return httpx.Response(401, json={"error": {"message": "a key of this proxy is needed", "code": 401}})
         if request.url.path == "/base/compaction/recall":
-            assert (request.url.params["q"], request.url.params["limit"]) == ("fish", "5")
-            return httpx.Response(200, json=HIT)
-        if request.url.raw_path.startswith(b"/base/compaction/messages/..%2Fsettings"):
+            if json.loads(request.content) == {"query": "fish"}:
+                return httpx.Response(200, json=HIT)
             return httpx.Response(404, json={"error": {"message": "not found", "code": 404}})
         raise httpx.ConnectError("refused")
 
-    def asked(*lines: object, key: str = "sk-anna") -> list[dict[str, object]]:
+    def asked(*lines: object, key: str = "sk-anna") -> list[dict[str, Any]]:
         headers = {"Authorization": f"Bearer {key}"}
         transport = httpx.MockTransport(proxy)
         with httpx.Client(base_url="http://proxy/base/", transport=transport, headers=headers) as http:
@@ -45,14 +43,14 @@ def call(tool: str, **given: object) -> dict[str, object]:
     return {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": tool, "arguments": given}}
 
 
-def test_a_client_is_greeted_in_its_version(ask: Callable[..., list[dict[str, object]]]) -> None:
+def test_a_client_is_greeted_in_its_version(ask: Ask) -> None:
     """The newest that is known for any other; a notification is not answered."""
     for wanted, given in (("2025-06-18", "2025-06-18"), ("1999-01-01", "2025-11-25")):
         hello = {"id": 1, "method": "initialize", "params": {"protocolVersion": wanted}}
         [answer] = ask(hello, {"method": "notifications/initialized"})
-        assert answer["result"]["protocolVersion"] == given  # type: ignore[index]
+        assert answer["result"]["protocolVersion"] == given
     [tools, pong] = ask({"id": "a", "method": "tools/list"}, {"id": 0, "method": "ping"})
-    assert [tool["name"] for tool in tools["result"]["tools"]] == ["search_history", "get_message"]  # type: ignore[index]
+    assert [tool["name"] for tool in tools["result"]["tools"]] == ["search_history", "get_message"]
     assert pong == {"jsonrpc": "2.0", "id": 0, "result": {}}
 
 
@@ -61,21 +59,19 @@ def test_a_client_is_greeted_in_its_version(ask: Callable[..., list[dict[str, ob
     [
         ("search_history", {"query": "fish"}, "The fish", False),
         ("get_message", {"handle": "../settings"}, "not found", True),
-        ("get_message", {}, "no answer from http://proxy/base/", True),
+        ("get_message", {}, "not found", True),
         ("forget_all", {}, "no such tool", True),
     ],
 )
-def test_a_tool_says_what_the_proxy_says(
-    ask: Callable[..., list[dict[str, object]]], tool: str, given: dict[str, object], said: str, is_error: bool
-) -> None:
+def test_a_tool_says_what_the_proxy_says(ask: Ask, tool: str, given: Any, said: str, is_error: bool) -> None:
     """As text for a model; what fails is an answer, too."""
     [answer] = ask(call(tool, **given))
-    result: dict[str, object] = answer["result"]  # type: ignore[assignment]
+    result = answer["result"]
     assert said in repr(result["content"])
     assert (answer["id"], result["isError"]) == (7, is_error)
 
 
-def test_the_key_decides(ask: Callable[..., list[dict[str, object]]]) -> None:
+def test_the_key_decides(ask: Ask) -> None:
     """Another one is refused by the proxy."""
     [answer] = ask(call("search_history", query="fish"), key="sk-wrong")
     assert "a key of this proxy is needed" in repr(answer)
@@ -84,13 +80,13 @@ def test_the_key_decides(ask: Callable[..., list[dict[str, object]]]) -> None:
 @pytest.mark.parametrize(
     "line", ["{", "5", '{"id": 1}', '{"id": 1, "method": "initialize"}', '{"id": 1, "method": []}']
 )
-def test_what_is_no_request_is_an_error(ask: Callable[..., list[dict[str, object]]], line: str) -> None:
+def test_what_is_no_request_is_an_error(ask: Ask, line: str) -> None:
     """And the next line is answered."""
     [refused, pong] = ask(line, {"id": 2, "method": "ping"})
-    assert refused["error"]["code"] == -32600  # type: ignore[index]
+    assert refused["error"]["code"] == -32600
     assert pong["id"] == 2
     [unknown] = ask({"id": 3, "method": "server/discover"})
-    assert unknown["error"]["code"] == -32601  # type: ignore[index]
+    assert unknown["error"]["code"] == -32601
 
 
 @pytest.mark.parametrize(("url", "key"), [("http://host:port", "sk"), ("http://127.0.0.1:4000", "")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,20 +14,26 @@ import pytest
 from litellm_compaction.cli import main
 from litellm_compaction.cli import up as up_module
 from litellm_compaction.cli.config_file import read_config
-from litellm_compaction.cli.running import RUNNING_FILE, running_up
+from litellm_compaction.cli.running import Running, running_ups, told
 from litellm_compaction.cli.up import SIMULATED_MODEL, _upstream
 from litellm_compaction.errors import CompactionError
 from tests.cli.conftest import NOWHERE, QWEN, config, deployment
 from tests.lmstudio_double import Address
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": "x"}', '{"pid": 0, "base_url": 1}'])
-def test_a_damaged_note_of_what_runs_is_none(environ: dict[str, str], text: str) -> None:
-    """Whatever an earlier version, or an editor, has left there."""
-    path = Path(environ["LITELLM_COMPACTION_HOME"]) / RUNNING_FILE
-    path.parent.mkdir(parents=True)
-    path.write_text(text, encoding="utf-8")
-    assert running_up(environ) is None
+def test_each_up_that_runs_is_known_and_no_other(environ: dict[str, str]) -> None:
+    """The newest first; a note of one that has ended, or that is damaged, is none."""
+    folder = Path(environ["LITELLM_COMPACTION_HOME"]) / "up"
+    assert running_ups(environ) == []
+    own, other = (Running(f"http://127.0.0.1:{port}", "config.yaml", None, False) for port in (1, 2))
+    with told(own, environ):
+        # Its parent lives as long as it does.
+        notes = {f"{os.getppid()}.json": json.dumps(other._asdict()), "1.5.json": "{}", f"{2**60}.json": "{}"}
+        for name, text in {**notes, "0.json": "", "00.json": "[]", "000.json": '{"base_url": 1}'}.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        os.utime(folder / f"{os.getppid()}.json", (1, 1))
+        assert running_ups(environ) == [own, other]
+    assert running_ups(environ) == [other]
 
 
 _REAL, _ITS_OWN = "lm_studio/qwen/qwen3-8b", f"lm_studio/{SIMULATED_MODEL}"
@@ -37,16 +45,10 @@ _REAL, _ITS_OWN = "lm_studio/qwen/qwen3-8b", f"lm_studio/{SIMULATED_MODEL}"
         ("lm_studio/*", None, False, "", "SIMULATOR"),
         (_ITS_OWN, None, False, "", "SIMULATOR"),
         ("lm_studio/*", None, True, "http://127.0.0.1:9/v1", "SIMULATOR"),
-        (
-            "lm_studio/*",
-            None,
-            False,
-            "http://127.0.0.1:9/v1",
-            "Waiting for LM Studio at http://127.0.0.1:9, .*BASE is set",
-        ),
-        (_REAL, None, False, "", "Waiting for LM Studio .* names qwen/qwen3-8b"),
+        ("lm_studio/*", None, False, "http://127.0.0.1:9/v1", "LM Studio: http://127.0.0.1:9"),
+        (_REAL, None, False, "", "LM Studio: http://127.0.0.1:1234"),
         (_REAL, None, True, "", "has simulated-.* only"),
-        ("lm_studio/*", "http://127.0.0.1:9", False, "", "Waiting for LM Studio at http://127.0.0.1:9, .*--lm-studio"),
+        ("lm_studio/*", "http://127.0.0.1:9", False, "", "LM Studio: http://127.0.0.1:9"),
         ("lm_studio/*", "http://127.0.0.1:9", True, "", "--lm-studio names a server"),
     ],
 )
@@ -60,10 +62,8 @@ def test_a_simulator_never_stands_for_a_real_model(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A server that somebody has named, and one for a model's real name, is waited for, and used when it comes."""
-    answers = iter([False, False, True])
-    monkeypatch.setattr(up_module, "answers", lambda *_: next(answers))
-    monkeypatch.setattr(up_module, "RETRY_S", 0)
+    """A server that somebody has named, and one for a model's real name, is used, there or not."""
+    monkeypatch.setattr(up_module, "answers", lambda *_: False)
     file = read_config(write(config(deployment(model))))
     said = ""
     try:
@@ -78,7 +78,7 @@ def test_a_simulator_never_stands_for_a_real_model(
         said = str(error)
     said += capsys.readouterr().out
     assert re.search(outcome, said), said
-    assert ("LM Studio: http" in said) == outcome.startswith("Waiting")
+    assert ("LM Studio: http" in said) == outcome.startswith("LM Studio: ")
 
 
 class _Started(Exception):
@@ -110,7 +110,7 @@ def test_what_doctor_calls_a_problem_stops_up(
     def start(*_: object, **__: object) -> None:
         raise _Started
 
-    monkeypatch.setattr(up_module, "running", start)
+    monkeypatch.setattr(up_module, "serving", start)
     path = write(config(deployment(f"lm_studio/{model}", params={"api_base": api_base.format(address.base_url)})))
 
     for name, value in environ.items():

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from litellm_compaction.cli import proxy_process
-from litellm_compaction.cli.proxy_process import running, usable_port
+from litellm_compaction.cli.proxy_process import serving, usable_port
 from litellm_compaction.errors import CompactionError
 
 
@@ -28,7 +27,8 @@ def test_a_stop_signal_ends_the_child_too(monkeypatch: pytest.MonkeyPatch) -> No
     """As Ctrl-C does: the block ends, and the child with it."""
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(proxy_process, "_RUN_LITELLM", "import signal; signal.pause()")
-    proxy = running(Path("config.yaml"), "127.0.0.1", 0, os.environ, output=subprocess.DEVNULL)
+    monkeypatch.setattr(proxy_process, "_wait_until_alive", lambda *_: None)
+    proxy = serving(Path("config.yaml"), "127.0.0.1", 0, os.environ, is_shown=True)
     with pytest.raises(KeyboardInterrupt), proxy as child:  # noqa: PT012
         signal.raise_signal(signal.SIGTERM)
         child.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -87,14 +86,6 @@ def test_a_compaction_is_due_in_time_and_aims_at_what_may_be_sent(budget: Budget
     assert replace(budget, window_tokens=needed).fits(prompt)
 
 
-def test_unlimited_answers_get_what_is_left() -> None:
-    """None and -1 are unlimited; a limit of the client's own stands where it is smaller."""
-    budget = _budget(8192)
-    assert budget.max_output_tokens(4000, None) == budget.max_output_tokens(4000, -1) == 8192 - 4000 - 80
-    assert budget.max_output_tokens(4000, 100) == 100
-    assert budget.max_output_tokens(9000, None) == 1
-
-
 # ------------------------------------------------------------------ a threshold and a reserve in place of the ratio
 
 
@@ -106,25 +97,6 @@ def _ruled(window_tokens: int = 32_768, *, fixed_tokens: int = 0, floor_tokens: 
         likely_ratio=1.0,
         fixed_tokens=fixed_tokens,
     )
-
-
-@pytest.mark.parametrize(
-    ("budget", "trigger"),
-    [
-        # (32,768 - 6,000) * 0.80, and no output buffer on top: the reserve is in its place.
-        (_ruled(reserve_tokens=6000), int(0.80 * 26_768) + 1),
-        # System and tools are part of the prompt.
-        (_ruled(fixed_tokens=3000, reserve_tokens=6000), int(0.80 * 26_768) + 1),
-        # A threshold is the conversation's own, whatever the ratio and the reserve say.
-        (_ruled(fixed_tokens=6000, threshold_tokens=10_000, reserve_tokens=2000), 16_001),
-        # P1 goes before every wish, and a reserve leaves a quarter of the window.
-        (_ruled(8192, threshold_tokens=100_000), _ruled(8192).prompt_limit_tokens + 1),
-        (_ruled(8192, reserve_tokens=20_000), int(0.80 * 2048) + 1),
-    ],
-)
-def test_a_threshold_and_a_reserve_trigger_in_place_of_the_ratio(budget: Budget, trigger: int) -> None:
-    """At this token, and at none before it."""
-    assert [budget.triggers(tokens) for tokens in (trigger - 1, trigger)] == [False, True]
 
 
 def test_the_target_of_a_threshold_is_half_of_it() -> None:

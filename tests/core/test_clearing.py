@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 
 import pytest
 from hypothesis import given
@@ -12,34 +11,22 @@ from hypothesis import strategies as st
 from litellm_compaction.core.clear_order import ClearOrder, cleared
 from litellm_compaction.core.clearing import edited, stubs
 from litellm_compaction.core.compaction import Compaction, apply, as_stubs
-from litellm_compaction.core.conversation import applied_tokens, usable
+from litellm_compaction.core.conversation import usable
 from litellm_compaction.core.messages import Message, chain, newest_user_index, system_prefix_length
-from litellm_compaction.core.plan import Edit
 from tests.builders import (
-    DEPTH,
     JsonDict,
     agent_conversations,
     as_bytes,
     assistant,
     broken_promises,
-    budget,
     calls,
     conversation,
-    first_level,
     image,
     parsed,
     raw_conversations,
     result,
-    system,
     user,
 )
-
-LONG = "a line of the file\n" * 40
-
-
-def read(number: int, path: str, *, text: str = LONG) -> list[JsonDict]:
-    call = calls(f"c{number}", name="read_file", arguments=json.dumps({"path": path}))
-    return [call, result(f"c{number}", text)]
 
 
 def test_reasoning_and_images_go() -> None:
@@ -60,25 +47,6 @@ def test_reasoning_and_images_go() -> None:
     assert shown[2] is messages[2]
     assert shown[3].text == "[Old reasoning was removed.]"
     assert edited(messages, (), untouched=(0,))[0] is messages[0]
-
-
-def test_an_edit_is_planned_where_it_reaches_the_target() -> None:
-    """Old results are stubbed, oldest first and no more than needed; the newest messages stay as they are."""
-    raw = [system(), user("Read the files, and never touch /etc/passwd.")]
-    for number in range(12):
-        raw += read(number, f"src/file_{number}.py", text=f"line {number} of it\n" * 120)
-    weighed = conversation(parsed(raw))
-    limits = budget(8192, weighed)
-    decision = first_level(weighed, limits, DEPTH, [])
-    assert isinstance(decision, Edit)
-    assert decision.predicted_tokens <= limits.target_tokens(weighed.tokens)
-    stubbed = decision.compaction.stubbed
-    assert stubbed == tuple(range(2, 2 + 2 * len(stubbed), 2))
-    assert 5 < len(stubbed) < 11
-    sent = apply(weighed.messages, decision.compaction)
-    assert broken_promises(weighed.messages, sent) == []
-    assert [(message.role, message.text) for message in sent[-2:]] == [("assistant", ""), ("tool", raw[-1]["content"])]
-    assert applied_tokens(weighed, decision.compaction) <= decision.predicted_tokens
 
 
 # ------------------------------------------------------------------ properties
@@ -145,38 +113,6 @@ RAW = [user("Look."), *(each for n in "abcd" for each in (calls(n, name=f"tool_{
 
 def results(messages: tuple[Message, ...]) -> list[str]:
     return [message.text for message in messages if message.role == "tool"]
-
-
-@pytest.mark.parametrize(
-    ("order", "gone"),
-    [
-        (ClearOrder(above_calls=3, keep=1), "abc"),
-        (ClearOrder(above_calls=4, keep=1), ""),
-        (ClearOrder(above_tokens=99, keep=2), "ab"),
-        (ClearOrder(above_tokens=100, keep=2), ""),
-        (ClearOrder(above_calls=1, keep=0), "abcd"),
-        (ClearOrder(above_calls=1, keep=9), ""),
-        (ClearOrder(above_calls=1), "a"),
-        (ClearOrder(keep=1), "abc"),
-        (ClearOrder(above_calls=1, keep=1, excluded=frozenset({"tool_b"})), "ac"),
-    ],
-)
-def test_the_oldest_results_go(order: ClearOrder, gone: str) -> None:
-    """When the conversation is as large as the order says, all but the newest and those of excluded tools."""
-    found = cleared(parsed(RAW), order, 100)
-    assert [name for name, text in zip("abcd", results(found.messages), strict=True) if "Result" not in text] == [*gone]
-    assert found.calls == len(gone)
-    assert [message.call_id for message in found.messages] == [message.call_id for message in parsed(RAW)]
-    assert cleared(parsed(RAW[:3]), ClearOrder(keep=0), 100).calls == 1
-    # What is cleared stays so, and is not counted again.
-    assert cleared(found.messages, order, 100).calls == 0
-
-
-def test_ids_may_repeat() -> None:
-    """The newest results stay although older calls have their ids."""
-    raw = [user("Look."), *(each for n in "ab" for each in (calls("0"), result("0", f"Result of {n}.")))]
-    found = cleared(parsed(raw), ClearOrder(above_calls=1, keep=1), 100)
-    assert (results(found.messages)[1], found.calls) == ("Result of b.", 1)
 
 
 @pytest.mark.parametrize(("inputs", "kept"), [(False, "abcd"), (True, "cd"), (frozenset({"tool_b"}), "acd")])

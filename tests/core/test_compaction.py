@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -16,17 +15,15 @@ from litellm_compaction.core.compaction import (
     as_stubs,
     begins,
     behind,
-    mark_of,
     part_covered_by,
 )
 from litellm_compaction.core.continuation.text import open_think
-from litellm_compaction.core.conversation import focus_wanted, is_undone, usable
+from litellm_compaction.core.conversation import usable
 from litellm_compaction.core.cut_points import legal_cuts
 from litellm_compaction.core.messages import Message, chain, normal_text, parse_message, system_prefix_length
 from tests.builders import (
     JsonDict,
     as_bytes,
-    assistant,
     broken_promises,
     chat,
     conversation,
@@ -92,22 +89,6 @@ def test_the_next_turn_begins_with_the_same_bytes(
     assert applicable(later, compaction)
     assert as_bytes(apply(parsed(later), compaction))[: len(sent)] == sent
     assert broken_promises(parsed(later), apply(parsed(later), compaction)) == []
-
-
-def test_a_record_names_its_round_and_joins_its_segments() -> None:
-    """Frozen segments follow each other, and reach as far as the last of them."""
-    segments = tuple(Segment(text=f"Part {number}.", round=number, covered_messages=2 * number) for number in (1, 2))
-    compaction = Compaction(
-        covered_messages=6, covered_hash="h", pinned=(), round=3, segments=segments, ledger="- a", level="truncate"
-    )
-    assert compaction.summarized_messages == 4
-    assert compaction.summary == "Part 1.\n\nPart 2."
-    assert "(round 3)" in compaction.record
-    empty = Compaction(
-        covered_messages=6, covered_hash="h", pinned=(), round=1, segments=(), ledger="", level="truncate"
-    )
-    assert (empty.summarized_messages, empty.summary) == (0, "")
-    assert "##" not in empty.record
 
 
 def test_hidden_is_what_the_model_does_not_see_as_it_was() -> None:
@@ -177,28 +158,3 @@ def test_a_conversation_cut_short_has_no_compaction() -> None:
     assert not applicable(raw[:5], compaction)
     assert not applicable(raw[:3], compaction)
     assert not applicable([], compaction)
-
-
-def test_a_mark_stands_for_nothing() -> None:
-    """Of a record that was undone: until more is said, and for this conversation alone."""
-    raw = chat(4)
-    mark = mark_of(covering(parsed(raw), 5), undone_messages=len(raw) - 1)
-    assert not applicable(raw, mark)
-    assert is_undone(conversation(parsed(raw)), [mark])
-    assert is_undone(conversation(parsed(raw[:6])), [mark])
-    assert not is_undone(conversation(parsed([*raw, assistant("Done."), user("More.")])), [mark])
-    assert not is_undone(conversation(parsed([raw[0], user("Another."), *raw[2:]])), [mark])
-    assert not is_undone(conversation(parsed(raw)), [covering(parsed(raw), 5)])
-
-
-def test_a_focus_is_wanted_until_a_record_of_its_round_is_made() -> None:
-    """Whichever messages that one covers; earlier rounds, and records written ahead, are not it."""
-    raw = chat(4)
-    first, second = covering(parsed(raw), 3), replace(covering(parsed(raw), 5), round=2)
-    mark = mark_of(second, focus="ports")
-    of = conversation(parsed(raw))
-    assert focus_wanted(of, [mark]) == focus_wanted(of, [mark, first]) == "ports"
-    assert focus_wanted(of, [mark, first, replace(second, ahead=True)]) == "ports"
-    assert focus_wanted(of, [mark, first, replace(covering(parsed(raw), 7), round=2)]) == ""
-    assert focus_wanted(of, [first, second]) == ""
-    assert focus_wanted(conversation(parsed([raw[0], user("Another."), *raw[2:]])), [mark]) == ""

@@ -15,7 +15,6 @@ from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.cut_points import is_injected, legal_cuts, request_indices
 from litellm_compaction.core.messages import Message, chain, normal_text
 from litellm_compaction.core.plan import Edit, Reuse, Summarize
-from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (
     DEPTH,
     JsonDict,
@@ -101,19 +100,6 @@ def summarized(weighed: Conversation, decision: Summarize, **changes: Any) -> Co
         images=decision.images,
         **changes,
     )
-
-
-def test_kept_messages_show_their_images_and_count() -> None:
-    """Those of the open round are the newest; one more of the covered ones may stay."""
-    raw = [*agent(3, words=1500), *screenshot("shot7"), *screenshot("shot8")]
-    weighed, decision = planned(raw, 12288, 2, strategy=STRATEGIES["handoff"], edits=False)
-    assert isinstance(decision, Summarize)
-    assert decision.images == ((0, 0),)
-    sent = apply(weighed.messages, summarized(weighed, decision))
-    assert shown(sent) == ["photo1", "shot8"]
-    carrier = sent[1].raw["content"]
-    assert isinstance(carrier, list)
-    assert [part.get("text", "") for part in carrier][-2:] == ["Last request from user was: ", "And?"]
 
 
 def test_the_next_turns_send_the_same_bytes() -> None:

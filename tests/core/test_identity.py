@@ -115,6 +115,25 @@ def _shown(*parts: JsonDict) -> list[JsonDict]:
     ]
 
 
+def test_a_result_as_text_may_give_way_to_a_note() -> None:
+    """To the end of its part, over blank lines; other parts are its client's, and the same."""
+
+    def read(text: str, progress: str = "# Progress: 1 of 4") -> list[JsonDict]:
+        texts = [f"[read_file for 'a.c'] Result:\n{text}", progress]
+        parts = [{"type": "text", "text": each} for each in texts]
+        return [
+            user("Port it."),
+            assistant("I read."),
+            {"role": "user", "content": parts},
+            assistant("Done."),
+            user("?"),
+        ]
+
+    was = read(f"{OUTPUT}\n\n{OUTPUT}")
+    assert _entry(was, read(CLINES)) == chain(parsed(was))[-1]
+    assert _entry(was, read(CLINES, "# Progress: 2 of 4")) is None
+
+
 @pytest.mark.parametrize(("words", "does"), [("[Image removed]", True), ("It is mine.", False)])
 def test_an_image_may_give_way_to_a_note(words: str, does: bool) -> None:
     """In a part of its own; the person's words beside it are theirs."""

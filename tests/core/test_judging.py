@@ -130,12 +130,6 @@ def test_what_no_message_states_is_left_out() -> None:
             assert (left.text, left.fault) == (good.text, ""), invented
 
 
-def test_a_summary_of_inventions_is_not_used() -> None:
-    """Its room goes to the ledger."""
-    said = "### Current state\n" + "\n".join(INVENTED) + "\nThe lexer is done."
-    assert judged(said, instruction=INSTRUCTION, source=[*source(), *WORK]) == Judgement("", "invented")
-
-
 # ------------------------------------------------------------------ rules
 
 RULES = [

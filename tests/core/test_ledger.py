@@ -42,11 +42,6 @@ def written(raw: list[JsonDict], *, budget: int = 600) -> str:
     return ledger(parsed(raw), budget_tokens=budget, count=count)
 
 
-def words_of(text: str) -> str:
-    """The user's words in a ledger."""
-    return text.partition(ANCHORS_HEAD)[0].partition(NAMES_HEAD)[0]
-
-
 def real(text: str) -> int:
     return token_length("o200k_base", text)
 
@@ -286,52 +281,7 @@ def test_lines_with_anchors_survive(line: str) -> None:
     assert f"- {line}" in written([result("1", f"nothing here\n{line}\nor there")])
 
 
-def test_what_stays_visible_is_not_repeated() -> None:
-    """Anchors and sentences that a summary or a kept message shows leave their room to others."""
-    covered = parsed([assistant("The port is in src/config.py:12."), assistant("The host is in src/hosts.py:34.")])
-    text = ledger(covered, budget_tokens=200, count=count, known="see src/config.py:12")
-    assert "src/hosts.py:34" in text
-    assert "src/config.py:12" not in text
-    again = "We pinned a dependency for compatibility with the imaging stack."
-    other = "Never pin anything else, and that is how it stays for now."
-    raw = parsed([user(again), user(other)])
-    assert again not in ledger(raw, known=f"{other}\n{again}", budget_tokens=200, count=count)
-    assert again in ledger(raw, known=other, budget_tokens=200, count=count)
-
-
 # ------------------------------------------------------------------ a person's sentences
-
-
-def test_of_a_long_first_request_every_rule_stays() -> None:
-    """Each as a whole sentence, with a marker where something is left out; chatter and pasted logs give way."""
-    rules = [f"Never touch the table named {name} without my consent." for name in ("orders", "users", "prices")]
-    task = f"{FILLER * 6}{rules[0]} {FILLER * 6}\n\n{LOG[:3000]}\n\n{rules[1]} {FILLER * 6}{rules[2]}"
-    text = written([user(task), user(FILLER * 8)], budget=300)
-    assert "[…]" in text
-    assert "left out" not in text
-    assert 0 < text.index(rules[0]) < text.index(rules[1]) < text.index(rules[2])
-
-
-def test_a_sentence_is_kept_whole_or_not_at_all() -> None:
-    """What stands between the markers is made of sentences that somebody wrote."""
-    said = [f"Topic {number} is one that we talked about at length on the {number}th day." for number in range(40)]
-    text = words_of(written([user(" ".join(said[:20])), user(" ".join(said[20:]))], budget=260))
-    left = " ".join(line.removeprefix("- ").replace("[…]", "") for line in text.splitlines()[1:])
-    assert left.strip()
-    for sentence in said:
-        left = left.replace(sentence, "")
-    assert not left.strip()
-
-
-def test_later_words_stand_below_earlier_ones() -> None:
-    """Both sides of a change of mind stay, under a head that says which one holds; so does the order of many."""
-    older, newer = "The budget cap is $300 in total.", "The budget cap is $900 in total."
-    tight = written([user("Plan the trip."), user(older), *DAYS[:30], user(newer), *DAYS[:30]], budget=120)
-    assert tight.index(older) < tight.index(newer)
-    text = written([user(f"Request {number}: " + "word " * 20) for number in range(40)], budget=300)
-    places = [text.index(f"Request {number}:") for number in range(40) if f"Request {number}:" in text]
-    assert len(places) > 5
-    assert places == sorted(places)
 
 
 # ------------------------------------------------------------------ names that were in use

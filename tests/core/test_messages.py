@@ -14,13 +14,10 @@ from litellm_compaction.core.messages import (
     DONE_NOTICE,
     NO_ANSWER,
     START_NOTICE,
-    ToolCall,
     chain,
     cleaned,
-    newest_user_index,
     parse_message,
     render_arguments,
-    with_text,
     without_notices,
 )
 from tests.builders import (
@@ -49,57 +46,12 @@ def _text_part(text: str, **more: Any) -> JsonDict:
 # ------------------------------------------------------------------ parse_message
 
 
-@pytest.mark.parametrize(
-    ("content", "text", "others"),
-    [
-        (None, "", ()),
-        ("hello", "hello", ()),
-        ([], "", ()),
-        ([_text_part("a"), _text_part("b")], "a\nb", ()),
-        (["a", _text_part("b")], "a\nb", ()),
-        ([_text_part("a"), image(), {"type": "input_audio"}], "a", ("image_url", "input_audio")),
-        ([{"type": 7}, None, 3, {"type": "text", "text": None}], "", ("", "unknown", "unknown", "text")),
-        (42, "42", ()),
-        (True, "true", ()),
-        ({"text": "käse"}, '{"text": "käse"}', ()),
-    ],
-)
-def test_every_content_has_a_text(content: Any, text: str, others: tuple[str, ...]) -> None:
-    """Content of any shape becomes text, and the types of the parts that are none."""
-    message = parse_message({"role": "user", "content": content})
-    assert (message.text, message.other_parts) == (text, others)
-
-
 @pytest.mark.parametrize("raw", [{}, {"role": None}, {"role": 7}, {"role": ["user"]}])
 def test_a_message_without_a_role_is_refused(raw: JsonDict) -> None:
     """Nobody can place it; an unknown role is kept."""
     with pytest.raises(ValueError, match="without a role"):
         parse_message({**raw, "content": "x"})
     assert parse_message({"role": "critic"}).role == "critic"
-
-
-@pytest.mark.parametrize(
-    ("tool_calls", "expected"),
-    [
-        (None, ()),
-        ("run", ()),
-        ([], ()),
-        (["run"], (ToolCall(id="", name="", arguments='"run"'),)),
-        ([{"id": "1"}], (ToolCall(id="", name="", arguments='{"id": "1"}'),)),
-        ([{"id": 1, "function": {"name": None}}], (ToolCall(id="", name="", arguments="null"),)),
-        (
-            [{"id": "1", "function": {"name": "f", "arguments": {"a": 1}}}],
-            (ToolCall(id="1", name="f", arguments='{"a": 1}'),),
-        ),
-        (
-            [{"id": "1", "function": {"name": "f", "arguments": "{broken"}}],
-            (ToolCall(id="1", name="f", arguments="{broken"),),
-        ),
-    ],
-)
-def test_broken_calls_get_a_place(tool_calls: Any, expected: tuple[ToolCall, ...]) -> None:
-    """Calls of any shape are read as far as they can be, and never dropped from a list."""
-    assert parse_message({"role": "assistant", "content": None, "tool_calls": tool_calls}).calls == expected
 
 
 @given(st.dictionaries(st.sampled_from(["content", "tool_calls", "tool_call_id", "reasoning", "name"]), JSON))
@@ -116,20 +68,7 @@ def test_any_json_object_with_a_role_is_a_message(fields: JsonDict) -> None:
 # ------------------------------------------------------------------ editing
 
 
-def test_a_new_text_keeps_the_other_parts() -> None:
-    """Replacing a text leaves images and every other field where they are."""
-    listed = parse_message({"role": "user", "content": [_text_part("a"), image(), "b"], "name": "ann"})
-    assert with_text(listed, "short").raw == {"role": "user", "content": [_text_part("short"), image()], "name": "ann"}
-    assert with_text(parse_message(result("c", "long")), "short").raw == result("c", "short")
-
-
 # ------------------------------------------------------------------ what belongs together
-
-
-def test_the_newest_user_message_is_the_last_of_its_role() -> None:
-    """Tool results and answers after it do not matter."""
-    assert newest_user_index(parsed([user("a"), assistant("b"), user("c"), calls("1"), result("1", "x")])) == 2
-    assert newest_user_index(parsed([system()])) is None
 
 
 # ------------------------------------------------------------------ notices
@@ -258,18 +197,3 @@ def _as_a_client_returns_it(raw: JsonDict) -> JsonDict:
 
 
 # ------------------------------------------------------------------ arguments
-
-
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        ('{"path": "a\\nb", "n": 3, "list": ["é"]}', 'path: a\nb, n: 3, list: ["é"]'),
-        ("{}", ""),
-        ("", ""),
-        ("{broken", "{broken"),
-        ('"text"', '"text"'),
-    ],
-)
-def test_arguments_read_as_they_mean(arguments: str, shown: str) -> None:
-    """A JSON object is shown as keys and values without escapes; anything else as it stands."""
-    assert render_arguments(arguments) == shown

@@ -28,19 +28,16 @@ from tests.builders import (
     RULES,
     JsonDict,
     Planned,
-    agent_run,
     as_bytes,
     assistant,
     broken_promises,
     budget,
-    calls,
     chat,
     conversation,
     first_level,
     next_turns,
     parsed,
     raw_conversations,
-    result,
     system,
     user,
 )
@@ -89,46 +86,6 @@ def test_below_the_trigger_nothing_happens() -> None:
     assert decide(chat(40, words=60), 100_000, [written(decision, weighed)])[0] == Keep()
 
 
-def test_recent_messages_are_a_wish_not_a_promise() -> None:
-    """Where the newest messages are too large to be kept, only the protected ones are."""
-    raw = [*chat(3, words=20), assistant("long " * 5300), user("go on")]
-    decision, weighed, _ = decide(raw, 8192)
-    assert isinstance(decision, Summarize)
-    assert weighed.messages[system_prefix_length(weighed.messages) + decision.covered_messages].text == "go on"
-
-
-def test_what_is_protected_and_too_large_is_refused() -> None:
-    """No compaction helps against a newest message that is larger than the window."""
-    assert decide([*chat(3), assistant("ok"), user("word " * 20_000)], 8192)[0] == Refuse()
-
-
-def test_a_floor_above_the_target_is_sent_if_it_fits() -> None:
-    """Agents with large system prompts live with it; compacting what little there is would gain nothing."""
-    raw = [system("rule " * 4800), user("hi"), assistant("hello"), user("go on")]
-    decision, weighed, limits = decide(raw, 8192)
-    assert limits.triggers(weighed.tokens)
-    assert decision == Keep()
-
-
-def test_a_provisional_record_is_reused_for_its_own_conversation_only() -> None:
-    """It is good for this very request; a new compaction goes on from the earlier, richer one."""
-    raw = agent_run(30, words=200)
-    first, weighed, _ = decide(raw, 8192)
-    assert isinstance(first, Summarize)
-    rich = written(first, weighed)
-    huge = [*raw, calls("big"), result("big", "data " * 5800)]
-    second, weighed_huge, _ = decide(huge, 8192, [rich])
-    assert isinstance(second, Summarize)
-    assert second.provisional
-    poor = written(second, weighed_huge)
-    assert decide(huge, 8192, [poor, rich])[0] == Reuse(compaction=poor)
-    after = [*huge, *(each for n in range(20) for each in (calls(f"n{n}"), result(f"n{n}", "word " * 80)))]
-    third, _, _ = decide(after, 8192, [poor, rich])
-    assert isinstance(third, Summarize)
-    assert third.base == rich
-    assert not third.provisional
-
-
 # ------------------------------------------------------------------ properties
 
 
@@ -168,20 +125,6 @@ def test_a_model_call_has_to_gain_something(raw: list[JsonDict], window: int) ->
         gains = decision.predicted_tokens <= weighed.tokens * (1 - MIN_GAIN_RATIO)
         is_late = weighed.tokens > limits.latest_start_tokens >= decision.predicted_tokens
         assert gains or (is_late and decision.provisional)
-
-
-def test_with_a_high_floor_old_text_is_copied() -> None:
-    """The prompt shrinks by less than a tenth in every turn: no model call is worth that, yet an answer has room."""
-    window = 8192
-    stored: list[Compaction] = []
-    for turns in range(12, 40):
-        raw = [system("r" * int(4 * 0.72 * window)), *agent_run(turns, words=30)]
-        decision, weighed, limits = decide(raw, window, stored, options=replace(DEPTH, edits=False))
-        if isinstance(decision, Summarize):
-            assert decision.provisional
-            assert decision.predicted_tokens <= limits.latest_start_tokens
-            stored.insert(0, replace(written(decision, weighed), provisional=True))
-    assert stored
 
 
 def sent_tokens(decision: Planned, weighed: Conversation) -> int:

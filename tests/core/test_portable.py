@@ -34,12 +34,6 @@ def test_it_sends_what_the_compaction_sends() -> None:
     assert bases_of((), chain([]), bases) == []
 
 
-def test_a_record_is_nobodys_words_and_sent_as_the_users() -> None:
-    """Chat templates want a user's message first; our own rules look for what the person wrote."""
-    record = unfolded(parsed([user("#")]), portable(parsed(RAW), COMPACTION), "#").messages[0]
-    assert (record.role, record.raw["role"]) == ("assistant", "user")
-
-
 def test_without_a_compaction_everything_stays() -> None:
     """Nothing stands for anything."""
     found = portable(parsed(RAW), None)

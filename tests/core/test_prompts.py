@@ -7,31 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.excerpts import about, excerpt
-from litellm_compaction.core.messages import START_NOTICE, parse_message
 from litellm_compaction.core.prompts import (
     FRAME_BEGIN,
     FRAME_END,
     defused,
     frame,
     is_refusal,
-    merge_prompt,
     read_summary,
-    render_message,
-    summary_prompt,
     transcript_parts,
 )
 from litellm_compaction.tokenizers.registry import token_length
 from tests.builders import (
     JsonDict,
-    agent_run,
-    assistant,
-    calls,
     count,
-    image,
     parsed,
     raw_conversations,
     texts,
-    user,
 )
 
 
@@ -67,35 +58,7 @@ def test_a_frame_cannot_be_left(summary: str, ledger: str) -> None:
 # ------------------------------------------------------------------ rendering
 
 
-@pytest.mark.parametrize(
-    ("raw", "shown"),
-    [
-        (user("hi\n"), "USER:\nhi"),
-        ({"role": "developer", "content": "d"}, "DEVELOPER:\nd"),
-        (assistant(f"{START_NOTICE}\n\nok"), "ASSISTANT:\nok"),
-        (assistant(""), "ASSISTANT:\n"),
-        ({**assistant("ok"), "reasoning_content": "secret thoughts"}, "ASSISTANT:\nok"),
-        (calls("1"), "ASSISTANT CALLED run(cmd: ls)"),
-        (calls("1", content="I look."), "ASSISTANT:\nI look.\nASSISTANT CALLED run(cmd: ls)"),
-        ({"role": "user", "content": [{"type": "text", "text": "see"}, image()]}, "USER:\nsee\n[image_url attached]"),
-    ],
-)
-def test_messages_are_rendered_as_text(raw: JsonDict, shown: str) -> None:
-    """Calls as the calls they were, images by name, no reasoning and no notices."""
-    assert render_message(parse_message(raw)) == shown
-
-
 # ------------------------------------------------------------------ transcripts
-
-
-def test_many_results_become_several_parts() -> None:
-    """Further parts are better than cutting every result to nothing."""
-    messages = parsed(agent_run(40, words=400))
-    parts = transcript_parts(messages, room_tokens=4000, max_parts=6, count=count)
-    assert 1 < len(parts) <= 6
-    assert all(count(part) <= 4000 for part in parts)
-    assert parts[0].startswith("SYSTEM:")
-    assert "result 39" in parts[-1]
 
 
 @given(raw_conversations(), st.integers(200, 3000), st.integers(1, 6))
@@ -109,26 +72,6 @@ def test_every_part_fits_its_room(raw: list[JsonDict], room: int, max_parts: int
 
 
 # ------------------------------------------------------------------ prompts
-
-
-def test_a_prompt_frames_its_data() -> None:
-    """Record so far, request and transcript stand between instruction and reminder, defused."""
-    prompt = summary_prompt(
-        earlier="EARLIER [INST]",
-        request="REQUEST </s>",
-        transcript="USER:\n<|im_start|>",
-        instruction="Write at most 123 words.",
-    )
-    assert "at most 123 words" in prompt
-    assert prompt.index("REQUEST") < prompt.index("EARLIER") < prompt.index("USER:")
-    assert prompt.endswith("beginning with the first heading.")
-    bare = summary_prompt(earlier="", request="", transcript="USER:\nhi", instruction="Write.")
-    assert "RECORD SO FAR" not in bare
-    assert "THE REQUEST BEING WORKED ON" not in bare
-    merge = merge_prompt(parts=["one <bos>", "two"], instruction="Write.")
-    assert merge.index("PART 1:\none") < merge.index("PART 2:\ntwo")
-    for control in ("[INST]", "</s>", "<|im_start|>", "<bos>"):
-        assert control not in prompt + merge
 
 
 # ------------------------------------------------------------------ answers

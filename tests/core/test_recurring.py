@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.clearing import stubs
+from litellm_compaction.core.clearing import stubs, without_data
 from litellm_compaction.core.cut_points import is_injected, request_indices
 from litellm_compaction.core.recurring import marked
 from litellm_compaction.core.refusal import with_less_data
-from litellm_compaction.core.stretches import own_words, without_data
+from litellm_compaction.core.stretches import own_words
 from tests.builders import JsonDict, assistant, budget, calls, conversation, parsed, result, user
 
 # Two of them whole messages that a person repeats.
@@ -154,28 +154,6 @@ def test_stale_ones_go_first_the_newest_last() -> None:
     assert changed is not None
     assert file in changed[-1].text
     assert f"Now?\n\n## Open files\n{LIST}" not in changed[-1].text
-
-
-PASTED = 'Called the Read tool with the following input: {"path": "a.c"}\nint a;\n\nint b;\n\nWhy does it loop?'
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (PASTED, "Why does it loop?"),
-        ("<path>/a.c</path> does not compile.\n\nWhy?", "<path>/a.c</path> does not compile.\n\nWhy?"),
-        ("<path>/a.c</path>\n<content>\n1: a\n\n2: b\n</content>\nWhy?", "Why?"),
-        ("[read_file for 'a.c'] Result:\n1 | a\n\nWhy?", "Why?"),
-        ("[ERROR] You did not use a tool in your previous response!\n\nWhy is that?", "Why is that?"),
-        ("--- Content from referenced files ---\nb\n\nWhy?", "--- Content from referenced files ---\nb\n\nWhy?"),
-        ("--- Content from referenced files ---\nb\n\nc\n--- End of content ---\nWhy?", "Why?"),
-        ('<program_text path="a.c">\nint a;\n</program_text>\nWhy?', "Why?"),
-        ("# AGENTS.md instructions for /src\n\n<INSTRUCTIONS>\nTabs.\n</INSTRUCTIONS>\nWhy?", "Why?"),
-    ],
-)
-def test_an_opening_ends_where_its_own_form_ends(text: str, words: str) -> None:
-    """The text behind it is the person's: they may have pasted what stands before."""
-    assert own_words(parsed([user(text)])[0]).endswith(words)
 
 
 def test_floods_are_read_in_time() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.refusal import protected_shares, refusal, shortened
-from litellm_compaction.errors import overflow_from_text
 from tests.builders import (
     JsonDict,
     agent_run,
@@ -79,28 +77,6 @@ def test_a_refusal_says_who_and_what_to_do(raw: list[JsonDict], named: str, reme
     assert error.needed_tokens > 8192
     assert budget(error.needed_tokens, weighed).fits(weighed.floor_tokens)
     assert not re.search("word word", text)
-
-
-@pytest.mark.parametrize("error_ratio", [0.1, 0.35, 1.0])
-def test_a_refusal_by_an_estimate_says_how_far_it_may_be_off(error_ratio: float) -> None:
-    """The true number at most, not a margin as large as the count; the window to load is that of the count."""
-    weighed = conversation(parsed([user(BIG)]))
-    limits = budget(8192, weighed, likely_ratio=1 + error_ratio)
-    error = refusal("qwen", weighed, limits, tools_tokens=0)
-    floor = weighed.floor_tokens
-    assert "a margin of" not in str(error)
-    assert f"an estimate: the server may count up to {floor + math.ceil(floor * error_ratio)} tokens" in str(error)
-    assert error.needed_tokens == refusal("qwen", weighed, budget(8192, weighed), tools_tokens=0).needed_tokens
-    assert overflow_from_text(str(error)) == (floor, 8192)
-
-
-def test_a_window_to_load_is_never_one_that_is_loaded() -> None:
-    """A count that would fit if it were exact needs as much as it may be off."""
-    weighed = conversation(parsed([user("word " * 5000)]))
-    limits = budget(8192, weighed, likely_ratio=1.6)
-    assert weighed.floor_tokens < 8192 - 512
-    error = refusal("qwen", weighed, limits, tools_tokens=0)
-    assert error.needed_tokens == limits.needed_window_tokens(weighed.floor_tokens) > 8192
 
 
 def test_only_what_may_be_cut_is_cut() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from litellm_compaction.core.clearing import stubs
-from litellm_compaction.core.rounds import NO_RESPONSE, calls_by_position, unanswered_calls, with_every_result
+from litellm_compaction.core.rounds import NO_RESPONSE, unanswered_calls, with_every_result
 from tests.builders import (
     JsonDict,
     agent_conversations,
@@ -64,17 +63,3 @@ def test_where_all_is_answered_nothing_is_added(raw: list[JsonDict]) -> None:
     """Whatever stands between the results, and whatever the ids are."""
     messages = parsed(raw)
     assert with_every_result(messages) == messages
-
-
-@pytest.mark.parametrize("ids", [("a", "b"), ("same", "same"), ("", "")])
-def test_a_result_has_its_own_call(ids: tuple[str, str]) -> None:
-    """By id, and by place among calls of one id; so the line in its place names its own call."""
-    first, second = calls(ids[0], name="read"), calls(ids[1], name="grep")
-    made = {**first, "tool_calls": [*first["tool_calls"], *second["tool_calls"]]}
-    long = "A long result. " * 40
-    messages = parsed([user("u"), made, result(ids[0], long), PICTURE, result(ids[1], long), assistant("Done.")])
-    assert {at: call.name for at, call in calls_by_position(messages).items()} == {2: "read", 4: "grep"}
-    assert [line.partition("(")[0] for line in stubs(messages).values()] == [
-        "[Old result of read",
-        "[Old result of grep",
-    ]

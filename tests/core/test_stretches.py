@@ -10,16 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.clearing import edited, stubs
-from litellm_compaction.core.compaction import Compaction, apply, as_stubs
-from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, words_sizes
+from litellm_compaction.core.clearing import data_of, without_data
 from litellm_compaction.core.cut_points import request_text
 from litellm_compaction.core.ledger import WORDS_HEAD, ledger
-from litellm_compaction.core.messages import chain, parse_message
+from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.prompts import FRAME_END
-from litellm_compaction.core.refusal import with_less_data
-from litellm_compaction.core.stretches import data_of, divided, is_client_summary, own_words, stretches, without_data
-from tests.builders import assistant, budget, calls, count, image, parsed, result, size, system, user
+from litellm_compaction.core.stretches import divided, own_words, stretches
+from litellm_compaction.core.transcripts import is_client_summary
+from tests.builders import assistant, count, parsed, user
 
 BODY = "\n".join(f"line {n} of the file" for n in range(40))
 ASKED = "Make the parser pass."
@@ -76,6 +74,17 @@ def test_data_gives_way_and_the_words_stay(data: str) -> None:
     assert "line 20 of the file" in gone.text
 
 
+def test_beside_the_element_with_the_persons_words_other_parts_are_the_clients() -> None:
+    """Also what the client says only once; in one part with it a text stays the person's."""
+    task, said_once = f"<task>\n{ASKED}\n</task>", "# HOW TO PLAN\n\nPlan it first."
+    assert own_words(message(task, said_once)) == task
+    assert own_words(message("[TASK GOES ON] Look again.\n\nNow.", f"New words:\n{task}", said_once)).endswith(task)
+    assert own_words(message("[TASK GOES ON] Look again.\n\nNow.", said_once)) == said_once
+    assert own_words(message(f"[read_file for 'a.py'] Result:\n{BODY}", said_once)) == ""
+    assert ASKED in own_words(message(f"[TASK GOES ON] Look again.\n\n{task}", said_once))
+    assert own_words(message(f"{task}\n\n{said_once}")) == f"{task}\n\n{said_once}"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -92,21 +101,6 @@ def test_what_a_person_writes_is_never_data(text: str) -> None:
     assert without_data(original) is original
     assert own_words(original) == text.strip()
     assert divided(original) == [original]
-
-
-@pytest.mark.parametrize(
-    "note",
-    [
-        "<system-reminder>\n# claudeMd\n" + BODY + "\n</system-reminder>",
-        "# AGENTS.md instructions for /src\n\n<INSTRUCTIONS>\n" + BODY + "\n</INSTRUCTIONS>",
-        "This session is being continued from a previous conversation that ran out of context.\n" + BODY,
-    ],
-)
-def test_notes_stay_and_are_not_the_persons(note: str) -> None:
-    """Instructions and a client's own summary are no data: nobody could read them again."""
-    original = message(note, ASKED)
-    assert without_data(original) is original
-    assert own_words(original) == ASKED
 
 
 @pytest.mark.parametrize(
@@ -143,82 +137,7 @@ def test_stretches_are_in_order_and_shortening_is_stable(pieces: list[str]) -> N
     assert without_data(shown) is shown
 
 
-def test_floods_are_read_in_no_time() -> None:
-    """More tags than any client writes are nobody's data, and nothing of them is quoted."""
-    for text in ("<file>\n" * 100_000, "<file>x</file>\n" * 100_000, "</file>" * 200_000):
-        assert own_words(parse_message(user(text))) in ("", text.strip())
-        assert without_data(parse_message(user(text))).text == text
-
-
 # ------------------------------------------------------------------ in a conversation
-
-
-def _talk() -> list[Any]:
-    request = {"role": "user", "content": [{"type": "text", "text": READ}, {"type": "text", "text": ASKED}, image()]}
-    return [system(), request, calls("1"), result("1", "a\n" * 100), calls("2", name="look"), result("2", "b\n" * 100)]
-
-
-def test_an_edit_shrinks_data_with_the_results_oldest_first() -> None:
-    """In a request that stays, too: its words and pictures do, and the ledger gets what is gone."""
-    messages = parsed(_talk())[1:]
-    assert [*stubs(messages)] == [0, 2, 4]
-    shown = edited(messages, {0}, untouched={0})
-    assert own_words(shown[0]) == ASKED
-    assert shown[0].other_parts == ("image_url",)
-    assert shown[1:] == list(messages[1:])
-
-
-def test_a_record_keeps_a_request_without_its_data() -> None:
-    """And the floor counts it so, but only where it may be covered."""
-    messages = parsed(_talk())
-    sizes = tuple(map(size, messages))
-    weighed = Conversation(
-        messages=messages,
-        sizes=sizes,
-        words_sizes=words_sizes(messages, sizes, count),
-        fixed_tokens=0,
-        count_text=count,
-        hashes=chain(messages),
-    )
-    assert weighed.floor_tokens < sum(sizes[index] for index in (0, 1, 4, 5)) + RECORD_TOKENS - count(BODY) // 2
-    compaction = Compaction(
-        covered_messages=3,
-        covered_hash=weighed.hashes[3],
-        pinned=(0,),
-        shown=as_stubs((0,)),
-        round=1,
-        segments=(),
-        ledger="- a",
-        level="truncate",
-    )
-    sent = apply(messages, compaction)
-    assert "line 20" not in sent[1].text
-    assert ASKED in sent[1].text
-    open_only = parsed(_talk()[:2])
-    alone = Conversation(messages=open_only, sizes=sizes[:2], fixed_tokens=0, count_text=count, hashes=chain(open_only))
-    assert alone.floor_tokens == sum(sizes[:2])
-
-
-def test_open_data_gives_way_oldest_first_and_only_as_far_as_needed() -> None:
-    """What nobody has answered keeps the newest data; the one at the border keeps its head and its tail."""
-    files = [f"<file name='{n}'>\n" + f"word{n} of the file\n" * 400 + f"end {n}\n</file>" for n in range(3)]
-    messages = (message(*files, ASKED),)
-    weighed = Conversation(
-        messages=messages, sizes=tuple(map(size, messages)), fixed_tokens=0, count_text=count, hashes=chain(messages)
-    )
-    window = int(weighed.tokens / 1.1)
-    planned = budget(window, weighed)
-    changed = with_less_data(weighed, planned, int(0.9 * window))
-    assert changed is not None
-    text = changed[0].text
-    assert text.endswith(ASKED)
-    assert files[2] in text
-    assert "tokens left out" in text
-    assert "word1 of the file" in text
-    assert "end 1" in text
-    assert "word0 of the file" not in text
-    assert count(text) <= planned.trigger_tokens
-    assert with_less_data(weighed, planned, weighed.tokens) is None
 
 
 # ------------------------------------------------------------------ a client's own summary

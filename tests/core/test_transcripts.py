@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from litellm_compaction.core.stretches import is_client_summary
-from litellm_compaction.core.transcripts import rendered_in, turns, with_fewer_turns
+from litellm_compaction.core.transcripts import is_client_summary, rendered_in, turns, with_fewer_turns
 from tests.builders import JsonDict, assistant, count, parsed, system, user
 
 FIRST, LAST = "first of all 17", "last of all 17"
@@ -25,8 +24,14 @@ BELOW = "Now write the record."
 JSON = json.dumps(
     [{"content": text, "role": "assistant" if at % 2 else "user"} for at, text in enumerate(TEXTS)], indent=1
 )
+LIST = str([{"role": "assistant" if at % 2 else "user", "content": text} for at, text in enumerate(TEXTS)])
 EVENTS = "\n".join(
     f"<EVENT id={at}>\nSaid by {'agent' if at % 2 else 'human'}: {text}\n</EVENT>" for at, text in enumerate(TEXTS)
+)
+# One turn of the person's, and the names of events differ.
+AGENTS = "\n".join(
+    f"{'Event (user)' if not at else 'Call by (agent)' if at % 2 else 'Result of (tool)'}:\n{text}"
+    for at, text in enumerate(TEXTS)
 )
 MARKUP = rendered(lambda role, text: f"<|im_start|>{role}\n{text}<|im_end|>")
 HEADS = rendered(lambda role, text: f"# {role.upper()}\n{text}")
@@ -46,6 +51,14 @@ REQUESTS: dict[str, list[JsonDict]] = {
     "[INST]": [user(f"{BELOW}\n<chat>\n{INST}\n</chat>")],
     "names": [user(f"Summarize the conversation.\n---\n{NAMED}\n---")],
     "nothing else": [system("Condense this conversation."), user(HEADS)],
+    "below alone": [user(f"{TIGHT}\n\n{BELOW}\n\n- in words\n- no list")],
+    "of another language": [
+        system(),
+        user(f"{rendered(lambda r, t: f'{r}：{t}', '用户', '助手')}\n\n请总结以上对话。"),
+    ],
+    "quoted, with times": [user(f"{BELOW}\n\n{rendered(lambda r, t: f'> [10:0{len(r)}] {r} — {t}', 'Nutzer', 'KI')}")],
+    "an agent's": [user(f"{BELOW}\n\n{AGENTS}")],
+    "a program's list": [user(f"{LIST}\n{BELOW}")],
 }
 
 
@@ -67,15 +80,27 @@ def test_the_oldest_turns_give_way(raw: list[JsonDict]) -> None:
     assert with_fewer_turns(messages[at], 0, count) is messages[at]
 
 
-def test_of_one_huge_turn_the_ends_stay() -> None:
+@pytest.mark.parametrize(
+    ("huge", "below"),
+    [
+        ("word " * 9000, f"\n</log>\n{BELOW}"),
+        ("word " * 9000, f"\n\n{BELOW}\n\n- in words"),
+        ("a\n\n" + "word word\n\n" * 4500, f"\n\n{BELOW}\n\n- in words"),
+    ],
+    ids=["framed", "alone", "behind paragraphs"],
+)
+def test_of_one_huge_turn_the_ends_stay(huge: str, below: str) -> None:
     """The instruction behind it as well."""
-    text = f"{BELOW}\n<log>\n{LABELS}\n[user]: {'word ' * 9000}\n</log>\n{BELOW}"
+    text = f"{BELOW}\n<log>\n{LABELS}\n[user]: {huge}{below}"
     shown = with_fewer_turns(parsed([user(text)])[0], 10_000, count).text
-    assert shown.endswith(f"\n</log>\n{BELOW}")
+    assert shown.endswith(below)
     assert "tokens left out" in shown
     assert count(shown) <= count(text) - 10_000
 
 
+CODE = "".join(
+    f'chat([{{"role": "user", "content": "{at}"}}, {{"role": "assistant"}}])\nwait({at})\n' for at in range(9)
+)
 PASTED = f"Here is a chat with the support:\n{rendered(lambda role, text: f'{role}: {text}')}\n\nWho is right?"
 
 
@@ -87,6 +112,10 @@ PASTED = f"Here is a chat with the support:\n{rendered(lambda role, text: f'{rol
         ([user(f"<log>\n{LABELS}\n</log>\nWhy?")], True),
         ([user("<doc>\nThe user is right.\n</doc>\n" * 9 + "Is he?")], False),
         ([user(f"{NAMED}\n\nSummarize the conversation.")], False),
+        ([user(f"{INST}\n\n谁说得对？")], False),
+        ([user(f"Make it shorter.\n```\n{CODE}```")], False),
+        ([user(f"Sort it.\n{json.dumps([{'type': 'user', 'name': text} for text in TEXTS])}")], False),
+        ([user("Is it right?\n" + "interface A {\n  user: string;\n  model: string;\n}\n" * 9)], False),
         ([user("Check it:\n---\n" + "Host: a.example\nPort: 80\n" * 9 + "---")], False),
         ([user("user: a\nassistant: b\n" + "word " * 400)], False),
         # A few examples in a long system prompt.
@@ -97,7 +126,7 @@ PASTED = f"Here is a chat with the support:\n{rendered(lambda role, text: f'{rol
     ],
 )
 def test_a_person_who_pastes_a_chat_is_a_person(raw: list[JsonDict], has_tools: bool) -> None:
-    """With tools, with an answer before it, or without any mark of a client's around it."""
+    """With tools, with an answer before it, or with a question beside it; and no list of a program is a chat."""
     assert not is_client_summary(parsed(raw), {}, has_tools=has_tools)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Attempts, Compactor, Measure, PreparedRequest, PruningModel, RequestContext
-from litellm_compaction.engine.sharing.pool import Admission
+from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, Event
 from litellm_compaction.stores import Board, Originals
@@ -293,4 +293,4 @@ def usage(admission: Admission, pool: str) -> Usage:
     place = admission._pools.get(pool)
     if place is None:
         return Usage(0, 0, 0)
-    return Usage(place.used_tokens + place.heard.others_tokens, place.window_tokens, len(place.waiting()))
+    return Usage(place.used_tokens + place.others_tokens, place.window_tokens, len(place.waiting()))

@@ -15,11 +15,9 @@ from tests.builders import (
     JsonDict,
     assistant,
     broken_promises,
-    calls,
     chat,
     count,
     raw_conversations,
-    result,
     system,
     user,
 )
@@ -70,21 +68,6 @@ def test_both_modes_share_one_time_limit() -> None:
     assert virtual_time.run(took_s()) == pytest.approx(30, abs=1)
     assert len(asked_s) == 2
     assert (bench.last.outcome, bench.last.reason) == ("fallback", "timeout")
-
-
-async def test_stubs_are_not_summarized() -> None:
-    """After an edit the originals are read: what a stub hides could not be summarized."""
-    bench = Bench()
-    raw = [system(), user("Read it all.")]
-    for number in range(60):
-        text = f"marker-{number} " + "output " * 300
-        raw += [calls(f"c{number}", arguments=f'{{"n": {number}}}'), result(f"c{number}", text)]
-        await bench.guard(raw, tools=TOOLS)
-        if bench.ask.messages:
-            break
-    assert any(compaction.level == "edit" for _, compaction in bench.store.kept)
-    assert not is_appended(bench.ask.messages[0])
-    assert "marker-1 " in bench.ask.prompts[0]
 
 
 @settings(max_examples=settings().max_examples * 2 // 3)

@@ -10,10 +10,9 @@ import pytest
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest, RequestContext
-from litellm_compaction.engine.background import MOST_PER_HOUR
 from litellm_compaction.events import CompactionEvent
 from tests.builders import JsonDict, assistant, chat, count, parsed, user
-from tests.engine.bench import Bench, Clock, FakeAsk, settled
+from tests.engine.bench import Bench, FakeAsk, settled
 
 WINDOW = 8192
 # Over 60 % of the window, under the trigger; LATER is over it.
@@ -101,17 +100,6 @@ async def test_of_two_answers_that_ran_at_once_the_later_ones_conversation_is_ta
     assert len(scene.bench.ask.prompts) == 1
 
 
-async def test_another_answer_is_not_disturbed() -> None:
-    """While anybody runs at the server nothing is begun, for however many answers have ended."""
-    scene = Scene()
-    room = scene.bench.compactor.room(scene.context())
-    await room.acquire(await scene.bench.guard([user("Hello.")], WINDOW), 100, is_watched=True)
-    await scene.turn()
-    await scene.rested()
-    assert scene.bench.ask.prompts == []
-    room.release()
-
-
 async def test_a_request_beside_the_conversation_only_delays_it() -> None:
     """A title that is asked for meanwhile ends the wait or the call, and its own end begins the wait anew."""
     scene = Scene(FakeAsk(gate=asyncio.Event()))
@@ -148,31 +136,3 @@ async def test_a_request_beside_the_conversation_comes_after_what_runs() -> None
     assert await waiting == await beside.acquire(prepared, 100, is_watched=True) == 100
     for room in (beside, later):
         room.release()
-
-
-async def test_an_hour_has_a_bound() -> None:
-    """However well they are used, and whoever ends them."""
-    clock = Clock()
-    scene = Scene(FakeAsk(gate=asyncio.Event()), clock=clock)
-    for number in range(MOST_PER_HOUR + 5):
-        scene.bench.ask.asked.clear()
-        await scene.turn([user(f"Topic {number}"), *FILLED[1:]])
-        await scene.until(lambda: scene.bench.ask.asked.is_set() or len(asyncio.all_tasks()) == 1)
-    assert len(scene.bench.ask.prompts) == MOST_PER_HOUR
-    await scene.bench.compactor.aclose()
-
-
-async def test_a_record_that_is_in_effect_is_never_replaced() -> None:
-    """Where another process has compacted the same messages meanwhile, its record stays."""
-    other = Scene()
-    await other.turn()
-    await other.rested()
-    ((scope, made),) = other.bench.store.kept
-    scene = Scene(FakeAsk(gate=asyncio.Event()))
-    await scene.turn()
-    await scene.bench.ask.asked.wait()
-    await scene.bench.store.put(scope, made)
-    assert scene.bench.ask.gate is not None
-    scene.bench.ask.gate.set()
-    await scene.rested()
-    assert [compaction for _, compaction in scene.bench.store.kept] == [made]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from typing import Any
 
 import pytest
@@ -11,22 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import Attempts, Foreseen, PreparedRequest
-from litellm_compaction.errors import DoesNotFit, SummaryFailed, WindowUnknown
+from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from tests.builders import (
     JsonDict,
     as_bytes,
     assistant,
-    calls,
     chat,
-    count,
     parsed,
     raw_conversations,
-    result,
-    system,
     user,
 )
-from tests.engine.bench import OVERHEAD_TOKENS, SUMMARY, Bench, FakeAsk, sent
+from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
 
 LONG = chat(16, words=300)
 BIG = "word " * 20_000
@@ -69,35 +63,6 @@ async def test_a_broken_store_hurts_no_request() -> None:
 # ------------------------------------------------------------------ too large
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        [*LONG, assistant("ok"), user(BIG)],
-        [*LONG, calls("1", name="read_file"), result("1", BIG)],
-        [system(BIG), *LONG[1:]],
-    ],
-)
-async def test_what_cannot_fit_is_refused_before_anybody_is_asked(raw: list[JsonDict]) -> None:
-    """P1: an itemised error, no model call, nothing stored, one event."""
-    bench = Bench()
-    with pytest.raises(DoesNotFit, match="served with a context length of at least") as raised:
-        await bench.guard(raw)
-    assert raised.value.window_tokens == 8192
-    assert raised.value.needed_tokens > 8192
-    assert (bench.ask.prompts, bench.store.kept, bench.outcomes) == ([], [], ["refused"])
-    assert bench.last.tokens_after > 8192
-
-
-async def test_a_refusal_tells_the_share_of_the_tools() -> None:
-    """Apart from the template's: a client that sends too many of them learns that they are what to leave out."""
-    tools = [{"type": "function", "function": {"name": "run", "description": "word " * 8000}}]
-    with pytest.raises(DoesNotFit) as raised:
-        await Bench().guard(chat(2), tools=tools)
-    shares = {share.name: share.tokens for share in raised.value.shares}
-    assert shares["tools"] == count(json.dumps(tools))
-    assert shares["template"] == OVERHEAD_TOKENS
-
-
 @pytest.mark.parametrize("history", [LONG[:-1], []])
 async def test_an_excerpt_is_told(history: list[JsonDict]) -> None:
     """P8: one event, with the prompt as it came, so that nobody takes the excerpt for the whole."""
@@ -109,12 +74,6 @@ async def test_an_excerpt_is_told(history: list[JsonDict]) -> None:
     assert len(bench.events) == 1
     assert (bench.last.tokens_before, bench.last.tokens_after) == (prepared.tokens_before, prepared.count.tokens)
     assert bench.last.outcome in ("compacted", "fallback")
-
-
-async def test_an_unknown_window_is_an_error() -> None:
-    """There is no default: a guess would let the server cut."""
-    with pytest.raises(WindowUnknown, match="test-model"):
-        await Bench().guard(LONG, None)
 
 
 # ------------------------------------------------------------------ observe
@@ -167,48 +126,6 @@ async def test_whatever_comes_is_sent_whole_or_refused(
 
 
 # ------------------------------------------------------------------ a deployment that was foreseen
-
-
-@pytest.mark.parametrize("raw", [chat(3), LONG], ids=["short", "long"])
-async def test_what_was_foreseen_is_not_done_again(raw: list[JsonDict]) -> None:
-    """The same answer, without counting or a look into the store; summaries are asked the way of the later context."""
-    bench = Bench()
-    request = bench.request(raw)
-    early, late = bench.context(pruning_models=[]), bench.context()
-    prepared = await bench.compactor.prepare(request, early)
-    counted, finds = bench.counter.counted, bench.store.finds
-    again = await bench.compactor.prepared_for(request, late, Foreseen(early, prepared))
-    assert (bench.counter.counted, bench.store.finds) == (counted, finds)
-    if isinstance(again, PreparedRequest):
-        assert again is prepared
-    else:
-        done = await bench.compactor.finish(again)
-        assert done.action == "compacted"
-        assert bench.last.rung == "summary"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"window": 4096},
-        {"scope": "another"},
-        {"asked_tokens": 10},
-        {"now": True},
-        {"target_ratio": 0.3},
-        {"attempts": Attempts(summary_calls_left=1)},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-async def test_what_was_foreseen_for_another_request_is_done_anew(changes: dict[str, Any]) -> None:
-    """Another window, tenant, wish, setting or budget may lead to another decision."""
-    bench = Bench()
-    request = bench.request(LONG)
-    early = bench.context()
-    prepared = await bench.compactor.prepare(request, early)
-    counted = bench.counter.counted
-    again = await bench.compactor.prepared_for(request, bench.context(**changes), Foreseen(early, prepared))
-    assert bench.counter.counted > counted
-    assert again is not prepared
 
 
 @pytest.mark.parametrize("strategy", ["summary", "prune", "handoff"])

@@ -25,3 +25,12 @@ async def test_what_fits_stays_as_it_is_where_no_model_gives_a_summary() -> None
     assert (prepared.action, prepared.messages) == ("none", None)
     assert bench.store.kept == []
     assert bench.outcomes == ["fallback"]
+
+
+async def test_a_second_wish_covers_what_came_since() -> None:
+    """The record of the first would still do for the window, and is not what its client asks for."""
+    bench = Bench()
+    first = await wanted(bench, SMALL)
+    again = await wanted(bench, chat(34, words=60))
+    assert (first.action, again.action, again.round) == ("compacted", "compacted", 2)
+    assert again.count.tokens < first.tokens_before

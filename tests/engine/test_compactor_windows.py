@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import RequestContext
 from litellm_compaction.errors import ModelNotLoaded, Overflow, WindowUnknown
-from litellm_compaction.events import TruncationAlarm
 from litellm_compaction.windows.windows import Windows
 from tests.builders import chat, parsed
-from tests.engine.bench import Bench, sent, settled
-from tests.stores.made import MemoryBoard
+from tests.engine.bench import Bench
 
-LONG = chat(16, words=300)
 BASE = "http://lmstudio.test:1234/v1"
 
 
@@ -79,17 +74,6 @@ async def test_an_overflow_error_teaches_the_limit(bench: Bench, server: LMStudi
     assert server.reads == 2
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-async def test_the_rest_of_an_answer_asks_for_the_window_anew(bench: Bench, server: LMStudio, goes_on: bool) -> None:
-    """A model that was loaded again while it spoke is found smaller, though a list of seconds ago says otherwise."""
-    request = Request(messages=parsed(chat(3)))
-    prepared = await bench.compactor.guard(request, context(bench))
-    if goes_on:
-        prepared = await bench.compactor.continuing.continue_answer(request, Partial(text="Begun."), context(bench))
-    server.context_length = 4096
-    assert await bench.compactor.has_shrunk(context(bench), prepared) is goes_on
-
-
 # ------------------------------------------------------------------ not loaded
 
 
@@ -130,30 +114,6 @@ class WarmUp:
         self.server.context_length = self.loads
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_processes_share_one_warm_up(server: LMStudio, fails: bool) -> None:
-    """Where the one that began it fails, the other one tries."""
-    server.context_length = None
-    board = MemoryBoard()
-    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
-        benches = [Bench(windows=Windows(cache_s=1000.0, http=http), board=board) for _ in range(2)]
-        first, second = WarmUp(server, failure=ModelNotLoaded("test-model") if fails else None), WarmUp(server)
-        first.gate.clear()
-        request = Request(messages=parsed(chat(3)))
-        began = asyncio.create_task(benches[0].compactor.guard(request, context(benches[0], warm_up=first)))
-        await first.running.wait()
-        waits = asyncio.create_task(benches[1].compactor.guard(request, context(benches[1], warm_up=second)))
-        await asyncio.sleep(0.3)
-        assert second.runs == 0
-        first.gate.set()
-        assert (await waits).window.tokens == 8192
-        [result] = await asyncio.gather(began, return_exceptions=True)
-        assert isinstance(result, ModelNotLoaded) is fails
-        assert (first.runs, second.runs) == (1, int(fails))
-        for each in benches:
-            await each.compactor.aclose()
-
-
 async def test_a_warm_up_that_loads_nothing_is_an_error(bench: Bench, server: LMStudio) -> None:
     """Asked once more and still not loaded: the client is told."""
     server.context_length = None
@@ -163,43 +123,4 @@ async def test_a_warm_up_that_loads_nothing_is_an_error(bench: Bench, server: LM
     assert warm_up.runs == 1
 
 
-async def test_a_pruning_model_is_never_loaded(bench: Bench, server: LMStudio) -> None:
-    """LM Studio might evict the served model for it: the record has to do without a summary."""
-    server.context_length = None
-    unloaded = bench.pruning_model(bench.ask, window=1)
-    unloaded = replace(unloaded, target=bench.target(None, api_base=BASE, is_lmstudio=True))
-    prepared = await bench.guard(LONG, pruning_models=[unloaded])
-    sent(LONG, prepared)
-    assert (bench.last.outcome, bench.last.reason, bench.ask.prompts) == ("fallback", "pruning_model_not_loaded", [])
-
-
 # ------------------------------------------------------------------ replies
-
-
-@pytest.mark.parametrize(
-    ("prompt_tokens", "completion_tokens", "context_length", "alarms"),
-    [
-        (1000, 10, 8192, 0),
-        (1000, 10, 1024, 1),
-        (1, 10, 8192, 0),
-        (9000, 10, 8192, 1),
-        (9000, 10, 16384, 0),
-        (8192, 0, 8192, 1),
-        (8192, 0, 16384, 0),
-        (8192, 1, 8192, 0),
-    ],
-)
-async def test_a_number_is_an_alarm_only_where_the_window_of_today_says_so(
-    bench: Bench, server: LMStudio, prompt_tokens: int, completion_tokens: int, context_length: int, alarms: int
-) -> None:
-    """A prompt that fits the window as it is read again has not been cut: its server counts otherwise, or has grown."""
-    raw = chat(12, words=300)
-    prepared = await bench.compactor.guard(Request(messages=parsed(raw)), context(bench))
-    server.context_length = context_length
-    events = len(bench.events)
-    bench.compactor.replies.learn(
-        context(bench), prepared, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
-    )
-    await bench.compactor.windows.resolve(context(bench).target, fresh=True)
-    await settled()
-    assert [isinstance(event, TruncationAlarm) for event in bench.events[events:]] == [True] * alarms

@@ -90,16 +90,3 @@ async def test_nobody_elses_words_are_quoted() -> None:
         prepared = await asked([*others, user(QUESTION)], bench, scope=scope)
         assert prepared.action == "compacted"
         assert not any(FACT in message.text for message in prepared.messages or ())
-
-
-async def test_a_failure_costs_no_answer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The request goes without excerpts."""
-
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("bird")
-
-    monkeypatch.setattr("litellm_compaction.engine.quoting.beside", broken)
-    prepared = await asked([*LONG, user(QUESTION)])
-    assert (prepared.action, prepared.excerpts) == ("compacted", 0)
-    assert "excerpts_failed model=served error=RuntimeError" in caplog.text
-    assert "bird" not in caplog.text

@@ -12,7 +12,7 @@ from litellm_compaction.core.messages import ToolCall
 from litellm_compaction.engine import MOST_LOOKUPS, RECALL, PreparedRequest
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.rows import MemoryRows
-from tests.builders import JsonDict, assistant, chat, user
+from tests.builders import JsonDict, assistant, chat
 from tests.engine.bench import Bench
 
 TOOL: JsonDict = {"type": "function", "function": {"name": "read_file", "parameters": {}}}
@@ -94,19 +94,6 @@ async def test_others_do_not(changes: dict[str, Any]) -> None:
     assert (prepared.action, prepared.tools, prepared.recallable) == ("compacted", None, None)
 
 
-async def test_a_model_whose_query_is_too_long_is_told_what_to_change(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is searched, and nothing has failed."""
-    scene = Scene()
-    asked = [*LONG, user("What does the bird answer to?")]
-    await scene.look_up(await scene.sent(asked), json.dumps({"query": "bird " * 81}), json.dumps({"query": "bird"}))
-    *_, refused, found = shown(await scene.sent(asked))
-    assert refused == (
-        "The query has 405 characters, and at most 400 are searched: ask with a few words, an id or a handle."
-    )
-    assert FACT in found
-    assert "recall_failed" not in caplog.text
-
-
 @pytest.mark.parametrize(
     ("arguments", "query"),
     [
@@ -144,18 +131,6 @@ async def test_more_calls_than_are_left_are_told_so(given: list[str], sent: list
     assert [message.call_id for message in again.messages[-2:]] == sent
     assert FACT in again.messages[-2].text
     assert "No more look-ups" in again.messages[-1].text
-
-
-async def test_a_window_without_room_gets_a_word() -> None:
-    """Which leaves the answer its room: what was found is at most a twelfth of the window, and fits."""
-    scene = Scene()
-    prepared = await scene.sent(LONG)
-    limit_tokens = prepared.window.tokens // 12
-    for _ in range(6):
-        await scene.look_up(prepared, '{"query": "bird answers"}')
-        prepared = await scene.sent(LONG)
-        assert prepared.budget.fits(prepared.count.tokens)
-        assert prepared.count_text(shown(prepared)[-1]) <= limit_tokens + 16
 
 
 async def test_what_is_not_kept_any_more_is_searched_in_the_request() -> None:

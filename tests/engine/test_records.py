@@ -7,27 +7,17 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, apply, compaction_id
+from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.messages import visible_text
-from litellm_compaction.engine.records import events_of, pairs_of, receipt_of
+from litellm_compaction.engine.records import events_of, pairs_of
 from litellm_compaction.events import CompactionEvent, event_to_json
 from tests.builders import parsed
-from tests.stores.compactions import compaction, compactions
+from tests.stores.compactions import compactions
 from tests.stores.made import MemoryStore
 from tests.stores.test_originals import talk
 
 EVENT: dict[str, Any] = {"phase": "pre_request", "model": "m", "window_tokens": 8192, "window_source": "operator"}
 EVENT |= {"outcome": "compacted", "tokens_before": 7000, "tokens_after": 900}
-
-
-def test_a_receipt_counts_as_the_client_does() -> None:
-    """From 1, with its leading system messages; the id is the one of events, and says nothing of the conversation."""
-    known = compaction("a" * 32, covered=30)
-    receipt = receipt_of("scope", known, prefix=1)
-    assert receipt.covered == "2-31"
-    assert receipt.record == compaction_id("scope", "a" * 32)
-    assert "a" * 8 not in receipt.record + receipt.digest
-    assert receipt_of("other", known, prefix=0).record != receipt.record
 
 
 @given(compactions(), st.integers(0, 50))

@@ -45,8 +45,8 @@ class Owned:
     async def records(self) -> list[StoredCompaction]:
         return sorted(await self.bench.store.compactions(), key=lambda stored: stored.compaction.round)
 
-    async def undo(self, stored: StoredCompaction, focus: str = "") -> int:
-        return await undo(self.bench.store, stored, "anna", focus=focus)
+    async def undo(self, stored: StoredCompaction) -> int:
+        return await undo(self.bench.store, stored, "anna")
 
 
 @pytest.fixture

@@ -10,14 +10,12 @@ from typing import Literal
 
 import pytest
 
-from litellm_compaction.errors import Overflow
 from litellm_compaction.tokens.counter import TokenCounter
 from tests.builders import JsonDict, assistant, calls, chat, prose, result, system, tools, user
 from tests.engine.bench import Bench
-from tests.engine.test_compactor_ask_server import KNOWN, UNKNOWN, Server, lm_studio
+from tests.engine.test_compactor_ask_server import KNOWN, Server, lm_studio
 
 WINDOW = 32_768
-MODELS = pytest.mark.parametrize(("key", "most_ratio"), [(KNOWN, 1.021), (UNKNOWN, 2.3)], ids=["known", "unknown"])
 
 
 def code(seed: int, lines: int) -> str:
@@ -69,22 +67,6 @@ async def test_a_protocol_that_is_disbelieved_poisons_no_counts(usage: Literal["
             assert prepared.count.low <= truth <= prepared.count.high
 
 
-@MODELS
-@pytest.mark.parametrize("ratio", [0.36, 0.7, 1.4, 2.3, 3.9])
-async def test_one_number_moves_counts_only_so_far(key: str, most_ratio: float, ratio: float) -> None:
-    """Whatever it says of one prompt; as far as it was seen reaches the doubt, about which the server is asked."""
-    async with lm_studio(key, architecture="qwen3" if key == KNOWN else "strange", asks=False, window=WINDOW) as server:
-        learned, other = talk(9000), talk(5000)
-        prepared = await server.guard(learned)
-        before = (await server.guard(other)).count
-        told = round(ratio * prepared.count.tokens)
-        server.bench.compactor.replies.learn(server.context(), prepared, prompt_tokens=told, completion_tokens=1)
-        await asyncio.gather(*server.bench.compactor.replies._asking)
-        after = (await server.guard(other)).count
-        assert 1 / most_ratio <= after.tokens / before.tokens <= most_ratio
-        assert after.high >= min(ratio, 2.0) * before.tokens or after.tokens == before.tokens
-
-
 @pytest.mark.parametrize(
     ("tokens", "usage_tokens", "teaches"),
     [
@@ -112,22 +94,6 @@ async def test_a_number_of_what_may_have_been_cut_teaches_nothing(
     assert (again.count.told is not None) is teaches
 
 
-async def test_wrong_lessons_refuse_nothing_and_are_left_behind() -> None:
-    """Three numbers say that all prompts take 2.3 times our count: the server is asked, and its number holds."""
-    key, messages = f"id-{KNOWN}", [system("Be brief."), user(code(3, 400))]
-    async with lm_studio(KNOWN, architecture="qwen3", asks=False, window=WINDOW) as server:
-        truth = server.simulator.count_chat(server.simulator.instances[0], messages)
-        for tokens in (4000, 8000, 13_000):
-            count = (await server.guard(talk(tokens))).count
-            server.bench.counter.learn(key, count, round(2.3 * count.own.tokens))
-        prepared = await server.guard(messages)
-        assert prepared.messages is None
-        assert prepared.count.tokens == truth
-        assert all(record.prompt_tokens < WINDOW for record in server.simulator.inference_requests())
-        again = await server.guard([system("Be brief."), user(code(4, 200))])
-        assert again.count.low <= again.count.own.tokens
-
-
 async def test_the_alarm_ends_where_a_server_counts_otherwise() -> None:
     """A server with 0.8 of our exact count raises an alarm until a prompt of another size shows the same."""
     bench = Bench(counter=TokenCounter())
@@ -139,18 +105,6 @@ async def test_the_alarm_ends_where_a_server_counts_otherwise() -> None:
         bench.compactor.replies.learn(context, prepared, prompt_tokens=told, completion_tokens=5)
     assert bench.outcomes == ["prompt_far_below_count"]
     assert prepared.count.low <= told <= prepared.count.high
-
-
-async def test_an_overflow_is_no_prompts_number() -> None:
-    """It may have a part of the answer in it: it is no base for the same conversation, compacted or not."""
-    bench = Bench(counter=TokenCounter())
-    raw = chat(8, words=150)
-    prepared = await bench.guard(raw, 100_000)
-    told = round(prepared.count.own.tokens * 1.4)
-    bench.compactor.replies.learn_overflow(bench.context(100_000), prepared, Overflow(told, None))
-    again = await bench.guard(raw, 100_000)
-    assert again.count.told is None
-    assert again.count.likely >= told
 
 
 def talk(tokens: int) -> list[JsonDict]:

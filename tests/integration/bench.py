@@ -20,8 +20,6 @@ from tests.integration.validity import problems
 from tests.lmstudio_double import ChatCall, Model, Reply, RequestRecord, Simulator, serve
 
 KEY = "glm-4-9b-0414"
-# Models that think need more room for an answer.
-THINKING_KEY = "glm-4.5-air"
 SUMMARY = "### Current state\nEverything that was decided so far is kept."
 _INSTRUCTION = "You write the record"
 _BESIDE = Path(__file__).parent / "beside_config"
@@ -125,14 +123,6 @@ class Group:
         if self.compaction:
             entry["model_info"] = {"compaction": dict(self.compaction)}
         return entry
-
-
-# Groups whose pruning model is given up, by strategy and window.
-LATE = {
-    f"late-{strategy}-{window}": Group(f"late-{strategy}-{window}", window, compaction={"strategy": strategy})
-    for strategy in ("summary", "prune", "handoff")
-    for window in (8192, 16384)
-}
 
 
 @dataclass
@@ -259,7 +249,6 @@ def open_bench(
     make_entries: Callable[[Mapping[str, str]], Sequence[dict[str, Any]]] | None = None,
     environ: Mapping[str, str] | None = None,
     process: bool = False,
-    executable: bool = False,
     **sections: Any,
 ) -> Iterator[Bench]:
     """A bench for `groups`, in this process.
@@ -268,20 +257,20 @@ def open_bench(
         entries: further `model_list` entries.
         make_entries: further ones that need the simulators' addresses, by group.
         process: whether the proxy is a process of its own, and its simulators are behind sockets.
-        environ, executable: of `harness.proxy`.
+        environ: of `harness.proxy`.
         sections: of config.yaml.
     """
     for path in _BESIDE.glob("*.py"):
         shutil.copy(path, folder)
-    served = serve if process or executable else app.serve
+    served = serve if process else app.serve
     with ExitStack() as stack:
         simulators = {group.name: group.make() for group in groups}
         urls = {name: stack.enter_context(served(simulator)).base_url for name, simulator in simulators.items()}
         models = [group.entry(urls[group.name]) for group in groups]
         models += [*entries, *(make_entries(urls) if make_entries else ())]
         config = write_config(folder, models, settings, **sections)
-        if process or executable:
-            running = stack.enter_context(proxy(config, executable=executable, **(environ or {})))
+        if process:
+            running = stack.enter_context(proxy(config, **(environ or {})))
         else:
             running = stack.enter_context(app.proxy(config, **(environ or {})))
         bench = Bench(running, {group.name: group for group in groups}, simulators, folder)

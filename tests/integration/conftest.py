@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.bench import LATE, OPEN, THINKING_KEY, Bench, Group, open_bench
+from tests.integration.bench import OPEN, Bench, Group, open_bench
 from tests.integration.plain_server import PlainServer, plain_entries, serve_plain
 from tests.integration.restart_bench import Carrier, Restarting, shared
 from tests.integration.routes import Servers, open_routes, serve_others
@@ -17,22 +17,16 @@ from tests.integration.rows import Rows
 _GROUPS = [
     Group("local"),
     Group("one-slot", slots=1),
-    Group("long"),
     Group("twin"),
     Group("clock"),
     Group("hybrid", slots=1, goes_back=False, simulator={"reports_cached": True}),
     Group("prefixes", slots=1, simulator={"reports_cached": True}),
-    Group("edited"),
     Group("shrinking", 16384),
     Group("growing", 8192),
-    Group("summariser"),
     # One for each kind: after two rejected summaries in a row a model is not asked for a while.
-    *(Group(f"useless-{kind}") for kind in range(6)),
-    Group("thinking", key=THINKING_KEY, architecture="glm4moe"),
-    Group("settling", key=THINKING_KEY, architecture="glm4moe"),
+    *(Group(f"useless-{kind}") for kind in range(3)),
     Group("small", 4096),
     *(Group(f"floor-{share}") for share in (40, 80)),
-    Group("off", compaction={"mode": "off"}, guarded=False),
     Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
     Group("doubted", 4096, factor=0.8, speaks=False),
     Group("doubted-floor", 4096, factor=0.8, speaks=False),
@@ -101,9 +95,6 @@ def permissive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         _folder(tmp_path_factory),
         [
             Group("local"),
-            *LATE.values(),
-            Group("opted", guarded=False),
-            Group("cold", None),
             *_SABOTAGED,
         ],
         {
@@ -130,7 +121,6 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     kinds = {
         "cut": {"truncated_usage": "kept"},
         "string": {"overflow": "error_400_string"},
-        "numberless": {"overflow": "error_400_string", "n_keep_wording": "no_numbers"},
         "object": {"overflow": "error_400_object", "error_shape": "object"},
         "event": {"overflow": "error_event"},
         "empty": {},

@@ -38,6 +38,15 @@ class Said:
     text: str = ""
     thoughts: str = ""
     ends: list[str] = field(default_factory=list)
+    # Name and arguments by their place in the answer.
+    calls: dict[Any, list[str]] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has an end of its own, and no error."""
+        kinds = {event.get("type") for event in self.events}
+        is_over = "message_stop" in kinds if "message_start" in kinds else bool(self.ends)
+        return is_over and "error" not in kinds and not any(event.get("error") for event in self.events)
 
 
 def form(
@@ -100,33 +109,52 @@ def read(route: str, raw: str, status: int = 200, headers: Mapping[str, str] | N
                 said.ends.append(value)
             elif kind == "text":
                 said.text += value
-            else:
+            elif kind == "thoughts":
                 said.thoughts += value
+            else:
+                place, name, arguments = value
+                call = said.calls.setdefault(place, ["", ""])
+                call[0] = call[0] or name or ""
+                call[1] += arguments if isinstance(arguments, str) else json.dumps(arguments)
     return said
 
 
-def _of_a_chat(event: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _of_a_chat(event: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for choice in event.get("choices") or ():
         told = choice.get("delta") or choice.get("message") or choice
         yield "text", told.get("content") or told.get("text") or ""
         yield "thoughts", told.get("reasoning_content") or ""
+        for number, call in enumerate(told.get("tool_calls") or ()):
+            function = call["function"]
+            yield "call", (call.get("index", number), function.get("name"), function.get("arguments") or "")
         if choice.get("finish_reason"):
             yield "end", choice["finish_reason"]
 
 
-def _of_messages(event: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _of_messages(event: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     delta = event.get("delta") or {}
     for told in (delta, *(event.get("content") or ())):
         yield "text", told.get("text") or ""
         yield "thoughts", told.get("thinking") or ""
+        if "partial_json" in told:
+            yield "call", (event["index"], "", told["partial_json"])
+        elif told.get("type") == "tool_use":
+            yield "call", (told["id"], told["name"], told["input"])
+    block = event.get("content_block") or {}
+    if block.get("type") == "tool_use":
+        yield "call", (event["index"], block["name"], "")
     if end := delta.get("stop_reason") or event.get("stop_reason"):
         yield "end", end
 
 
-def _of_responses(event: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _of_responses(event: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     kind = event.get("type", "")
     if kind.endswith(".delta"):
         yield "text" if kind == "response.output_text.delta" else "thoughts", event["delta"]
+    items = [event["item"]] if kind == "response.output_item.done" else event.get("output") or ()
+    for item in items:
+        if item["type"] == "function_call":
+            yield "call", (object(), item["name"], item["arguments"])
     for item in event.get("output") or ():
         for part in item.get("content") or ():
             yield "text" if item["type"] == "message" else "thoughts", part.get("text") or ""
@@ -136,7 +164,7 @@ def _of_responses(event: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "end", event["status"]
 
 
-def _of_gemini(event: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _of_gemini(event: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for candidate in event.get("candidates") or ():
         for part in candidate["content"]["parts"]:
             yield "thoughts" if part.get("thought") else "text", part.get("text") or ""

@@ -180,12 +180,11 @@ def write_config(
 
 
 @contextmanager
-def proxy(config: Path, *, executable: bool = False, **environ: str) -> Iterator[Proxy]:
+def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
     """A proxy that answers, with the config's folder for its data; ended by its own handle.
 
     Args:
         config: its config.yaml.
-        executable: start the installed executable, and no copy of a process that has imported LiteLLM.
         environ: beside `environment`.
 
     Raises:
@@ -195,7 +194,7 @@ def proxy(config: Path, *, executable: bool = False, **environ: str) -> Iterator
     arguments = ["--config", str(config), "--port", str(port), "--host", "127.0.0.1"]
     whole = environment(**{"XDG_DATA_HOME": str(config.parent), **environ})
     process: subprocess.Popen[str] | preloaded.Copy | None = None
-    if not (executable or _EXECUTABLE_ONLY):
+    if not _EXECUTABLE_ONLY:
         process = preloaded.start(arguments, config.parent, whole)
     if process is None:
         process = subprocess.Popen(

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 from tests.integration.app import NETWORK, in_loop
 from tests.integration.bench import KEY
+from tests.integration.forms import form, read
 from tests.integration.harness import CHAT, Proxy
 from tests.lmstudio_double import Model, Simulator
 from tests.lmstudio_double.rendering import load_vocabulary
 from tests.lmstudio_double.server import Application
 
-PATHS = {"chat": CHAT, "messages": "/v1/messages", "responses": "/v1/responses"}
+RAW_ROUTES = ("chat", "messages", "responses")
 TOOL = {"type": "object", "properties": {"path": {"type": "string"}}}
 
 
@@ -99,107 +100,16 @@ class Read(NamedTuple):
     reason: str | None
 
 
-def read(proxy: Proxy, route: str, model: str, *, stream: bool, said: str = "Go.", **fields: Any) -> Read:
+def ask_raw(proxy: Proxy, route: str, model: str, *, stream: bool) -> Read:
     """One request, and what its client reads."""
+    path, body = form(route, model, [{"role": "user", "content": "Go."}], stream=stream, limit=1000)
     function = {"name": "read", "parameters": TOOL}
-    body: dict[str, Any] = {"model": model, "stream": stream, **fields}
-    if route == "responses":
-        body |= {"input": said, "tools": [{"type": "function", **function}]}
-        if "max_tokens" in body:
-            body["max_output_tokens"] = body.pop("max_tokens")
-    else:
-        body["messages"] = [{"role": "user", "content": said}]
-        is_chat = route == "chat"
-        body["tools"] = [
-            {"type": "function", "function": function} if is_chat else {"name": "read", "input_schema": TOOL}
-        ]
-    if route == "messages":
-        body.setdefault("max_tokens", 1000)
-    answer = proxy.post(body, PATHS[route])
-    if not stream:
-        found = answer.json() if answer.status_code == 200 else {}
-        return _WHOLE[route](found) if found else Read(False, "", "", (), None)
-    events = [
-        json.loads(line[5:]) for line in answer.text.splitlines() if line.startswith("data:") and "[DONE]" not in line
-    ]
-    return _STREAMED[route](events)
-
-
-def _calls(calls: Sequence[Any]) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (name, arguments if isinstance(arguments, str) else json.dumps(arguments)) for name, arguments in calls
-    )
-
-
-def _whole_chat(found: Any) -> Read:
-    (choice,) = found["choices"]
-    message = choice["message"]
-    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
-    thoughts = message.get("reasoning_content") or ""
-    return Read(True, message.get("content") or "", thoughts, _calls(calls), choice["finish_reason"])
-
-
-def _streamed_chat(events: Sequence[Any]) -> Read:
-    text, thoughts, reason, is_whole = "", "", None, True
-    calls: dict[int, list[str]] = {}
-    for event in events:
-        is_whole = is_whole and "error" not in event
-        for choice in event.get("choices") or ():
-            delta = choice["delta"]
-            text += delta.get("content") or ""
-            thoughts += delta.get("reasoning_content") or ""
-            reason = choice.get("finish_reason") or reason
-            for call in delta.get("tool_calls") or ():
-                known = calls.setdefault(call["index"], ["", ""])
-                known[0] = known[0] or call["function"].get("name") or ""
-                known[1] += call["function"].get("arguments") or ""
-    return Read(
-        is_whole and reason is not None, text, thoughts, _calls([tuple(call) for call in calls.values()]), reason
-    )
-
-
-def _whole_messages(found: Any) -> Read:
-    blocks = found["content"]
-    calls = [(block["name"], block["input"]) for block in blocks if block["type"] == "tool_use"]
-    text = "".join(block["text"] for block in blocks if block["type"] == "text")
-    thoughts = "".join(block["thinking"] for block in blocks if block["type"] == "thinking")
-    return Read(True, text, thoughts, _calls(calls), found["stop_reason"])
-
-
-def _streamed_messages(events: Sequence[Any]) -> Read:
-    text, thoughts, reason, is_over = "", "", None, False
-    calls: dict[int, list[str]] = {}
-    for event in events:
-        delta = event.get("delta") or {}
-        text += delta.get("text") or ""
-        thoughts += delta.get("thinking") or ""
-        if event.get("type") == "content_block_start" and event["content_block"]["type"] == "tool_use":
-            calls[event["index"]] = [event["content_block"]["name"], ""]
-        elif delta.get("type") == "input_json_delta":
-            calls[event["index"]][1] += delta["partial_json"]
-        reason = delta.get("stop_reason") or reason
-        is_over = is_over or event.get("type") == "message_stop"
-    has_failed = any("error" in event for event in events)
-    return Read(is_over and not has_failed, text, thoughts, _calls([tuple(call) for call in calls.values()]), reason)
-
-
-def _whole_responses(found: Any) -> Read:
-    items = found.get("output") or ()
-    calls = [(item["name"], item["arguments"]) for item in items if item["type"] == "function_call"]
-    parts = [part for item in items if item["type"] == "message" for part in item["content"]]
-    text = "".join(part.get("text") or "" for part in parts)
-    return Read(found.get("status") != "failed", text, "", _calls(calls), found.get("status"))
-
-
-def _streamed_responses(events: Sequence[Any]) -> Read:
-    text = "".join(event["delta"] for event in events if event.get("type") == "response.output_text.delta")
-    ends = [event for event in events if event.get("type") in ("response.completed", "response.incomplete")]
-    done = [event["item"] for event in events if event.get("type") == "response.output_item.done"]
-    calls = [(item["name"], item["arguments"]) for item in done if item["type"] == "function_call"]
-    reason = ends[-1]["response"]["status"] if ends else None
-    has_failed = any(event.get("error") or event.get("type") == "error" for event in events)
-    return Read(bool(ends) and not has_failed, text, "", _calls(calls), reason)
-
-
-_WHOLE = {"chat": _whole_chat, "messages": _whole_messages, "responses": _whole_responses}
-_STREAMED = {"chat": _streamed_chat, "messages": _streamed_messages, "responses": _streamed_responses}
+    body["tools"] = {
+        "chat": [{"type": "function", "function": function}],
+        "messages": [{"name": "read", "input_schema": TOOL}],
+        "responses": [{"type": "function", **function}],
+    }[route]
+    answer = proxy.post(body, path)
+    said = read(route, answer.text, answer.status_code)
+    calls = tuple((name, arguments) for name, arguments in said.calls.values())
+    return Read(said.is_whole, said.text, said.thoughts, calls, said.ends[-1] if said.ends else None)

@@ -38,7 +38,7 @@ _GROUPS = [
     Group("pruned-cold", compaction={"pruning_model": "pruner-cold"}),
     Group("pruned-silent", compaction={"pruning_model": "plain"}),
     Group("pruned-llama", compaction={"pruning_model": "scribe"}),
-    Group("pruned-mapped", compaction={"pruning_model": "mapped"}),
+    Group("pruned-written", compaction={"pruning_model": "written"}),
     Group("deep", compaction={"target_ratio": 0.2}),
     Group("wild", 8192),
     # Of those who look at who pays.
@@ -100,7 +100,7 @@ def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
     def entries(urls: Mapping[str, str]) -> list[dict[str, Any]]:
         return [
             entry("plain", "openai/plain", own),
-            entry("mapped", "openai/gpt-4o-mini", own),
+            entry("written", "openai/gpt-4o-mini", own, max_input_tokens=128_000),
             entry("opted", "hosted_vllm/opted", own, compaction={"enabled": True, "context_length": 4096}),
             entry("opted-openai", "openai/opted", own, compaction={"enabled": True, "context_length": 4096}),
             entry("opted-silent", "hosted_vllm/opted", own, compaction={"enabled": True}),

@@ -106,25 +106,6 @@ def test_nothing_of_the_conversation_and_nothing_of_ours_is_in_metadata(office: 
         assert "compaction" not in told
 
 
-def test_summary_calls_are_not_compacted_themselves(office: Bench) -> None:
-    """Our own calls pass the guard: a summary of a long history is never summarized again."""
-    watch = office.watch("local")
-    _ask(office, "sk-anna", "local", talk("no recursion", 40_000))
-    assert len(watch.chats) == 1
-    assert all(len(record.body["messages"]) == 1 for record in watch.summaries if record.body)
-    assert len(watch.summaries) <= 12
-
-
-def test_tenants_do_not_share_compactions(office: Bench) -> None:
-    """The identical conversation of another team, or of another user without a team, is compacted anew."""
-    watch = office.watch("shared")
-    messages = talk("tenants", ONE_ROUND)
-    keys = ("sk-anna", "sk-arno", "sk-bert", "sk-carl", "sk-dora", "sk-carl", "sk-anna")
-    done = [_ask(office, key, "shared", messages).headers["x-litellm-compaction"] for key in keys]
-    assert done == ["compacted", "reused", "compacted", "compacted", "compacted", "reused", "reused"]
-    assert len(watch.summaries) == 4
-
-
 def test_key_without_access_to_the_pruning_model_uses_its_own(office: Bench) -> None:
     """A key that may not call the pruning model gets its summaries from the model that it may call."""
     pruner, watch = office.watch("pruner"), office.watch("pruned")

@@ -77,9 +77,7 @@ def test_usage_above_a_window_that_has_grown_is_no_alarm(patient: Bench) -> None
     assert patient.proxy.logged("truncation_alarm model=grown") == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "stream"), [("string", False), ("object", True), ("event", True), ("numberless", True)]
-)
+@pytest.mark.parametrize(("kind", "stream"), [("string", False), ("object", True), ("event", True)])
 def test_overflow_error_teaches_the_limit(patient: Bench, kind: str, stream: bool) -> None:
     """An overflow error, whatever its shape, never reaches the client: the request is compacted to the named limit."""
     group = _group(kind, stream)

@@ -140,19 +140,3 @@ def test_a_title_of_the_conversation_costs_it_nothing(idle: tuple[Bench, Rows]) 
     _prepared(bench, "beside")
     assert _ask(bench, "beside", title).headers["x-litellm-compaction"] == "reused"
     assert _outcomes(watch) == ["ok"]
-
-
-def test_tenants_never_meet(idle: tuple[Bench, Rows]) -> None:
-    """The same conversation of another tenant is compacted by its own summary, on its own account."""
-    bench, rows = idle
-    watch, messages = bench.watch("tenants"), talk("tenants", _FILLED)
-    _ask(bench, "tenants", messages, key="sk-anna.mine")
-    _prepared(bench, "tenants")
-    full = _next(messages, prose("tenants", _MORE_WORDS))
-    assert _ask(bench, "tenants", full, key="sk-bert.theirs").headers["x-litellm-compaction"] == "compacted"
-    assert len(watch.summaries) == 2
-    # Of one team they are one tenant.
-    assert _ask(bench, "tenants", full, key="sk-arno.ours").headers["x-litellm-compaction"] == "reused"
-    assert len(watch.summaries) == 2
-    assert len(rows.of("sk-anna.mine", 2)) == 2
-    assert len(rows.of("sk-bert.theirs", 2)) == 2

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from litellm import Router
 
 from tests.integration.bench import Bench, open_bench
-from tests.integration.raw_server import PATHS, RawServer, Read, read, serve_raw
+from tests.integration.raw_server import RAW_ROUTES, RawServer, Read, ask_raw, serve_raw
 
 _SOME = settings(max_examples=max(12, settings().max_examples // 4))
 _USAGE = {"prompt_tokens": 60, "completion_tokens": 20, "total_tokens": 80}
@@ -91,7 +91,7 @@ _TABLE: dict[str, tuple[list[bytes], str | tuple[tuple[str, str], ...]]] = {
 }
 
 
-@pytest.mark.parametrize("route", PATHS)
+@pytest.mark.parametrize("route", RAW_ROUTES)
 def test_answer_of_another_shape_is_read(bench: Bench, server: RawServer, route: str) -> None:
     """A chunk is repaired: the client has the text and the calls that the server has meant, in one request."""
     wrong = {}
@@ -117,7 +117,7 @@ _BROKEN = {
 }
 
 
-@pytest.mark.parametrize("route", PATHS)
+@pytest.mark.parametrize("route", RAW_ROUTES)
 @pytest.mark.parametrize("stream", [True, False])
 def test_broken_answer_is_an_error(bench: Bench, server: RawServer, route: str, stream: bool) -> None:
     """And never an empty answer, or the first part of one as if it were whole."""
@@ -125,18 +125,12 @@ def test_broken_answer_is_an_error(bench: Bench, server: RawServer, route: str, 
     assert [name for name, got in answers.items() if got.is_whole] == []
 
 
-@pytest.mark.parametrize("route", PATHS)
+@pytest.mark.parametrize("route", RAW_ROUTES)
 def test_limit_of_the_server_is_no_end_of_the_window(bench: Bench, server: RawServer, route: str) -> None:
     """LM Studio's "Limit Response Length": one request, its text and its reason, and no notice."""
     for stream in (True, False):
         theirs, ours = _both(bench, server, route, _events(_SAID, reason="length"), None if stream else _LIMITED)
         assert (ours, len(server.bodies)) == (theirs, 1)
-
-
-def test_whole_answer_is_read_behind_a_byte_order_mark(bench: Bench, server: RawServer) -> None:
-    """As the stock proxy reads it."""
-    theirs, ours = _both(bench, server, "chat", [], b"\xef\xbb\xbf" + _LIMITED)
-    assert (ours, ours.text) == (theirs, _TEXT)
 
 
 def _both(
@@ -192,7 +186,7 @@ def _answers(draw: st.DrawFn) -> tuple[bytes, int, bytes]:
 
 
 @_SOME
-@given(answer=_answers(), route=st.sampled_from(list(PATHS)), stream=st.booleans())
+@given(answer=_answers(), route=st.sampled_from(RAW_ROUTES), stream=st.booleans())
 def test_client_reads_what_it_would_read_without_us(
     bench: Bench, server: RawServer, answer: tuple[bytes, int, bytes], route: str, stream: bool
 ) -> None:
@@ -244,8 +238,7 @@ def _asked(
     *,
     stream: bool,
     then: Sequence[Sequence[bytes]] = (),
-    **fields: Any,
 ) -> Read:
     server.pieces, server.then = pieces, then
     server.bodies.clear()
-    return read(bench.proxy, route, model, stream=stream, **fields)
+    return ask_raw(bench.proxy, route, model, stream=stream)

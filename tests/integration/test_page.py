@@ -35,7 +35,7 @@ from tests.lmstudio_double import Model, Simulator
 # Of Anna's team; of nobody's.
 TEAM_MATES = [f"sk-page-{name}" for name in ("reader", "team")]
 STRANGERS = [f"sk-page-{name}" for name in ("org", "customer", "plain")]
-ROUTES = ["settings", "deployments", "conversations", "events", "records/0123456789abcdef", "recall", "messages/x"]
+ROUTES = ["settings", "deployments", "conversations", "events", "records/0123456789abcdef"]
 _HI = [{"role": "user", "content": "Hi."}]
 
 
@@ -148,13 +148,13 @@ def test_a_change_counts_at_once(unchanged: Proxy) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("pre_request_ratio", "1.5", "“1.5” is not a share above 0, below 1 (35 % is 0.35)."),
-        ("target_ratio", "a lot", "“a lot” is not a share"),
-        ("target_ratio", "0,2", "“0,2” is not a share above 0, below 1"),
-        ("mode", "<i>", "“<i>” is not guard, observe, off."),
-        ("mode", ["guard"], "is not guard, observe, off."),
-        ("pruning_model", "nobody", "“nobody” is not a model of this proxy."),
-        ("pruning_model", {"a": 1}, "is not a model of this proxy."),
+        ("pre_request_ratio", "1.5", "Compact a prompt above: “1.5”: Input should be less than 1."),
+        ("target_ratio", "a lot", "“a lot”: Input should be a valid number"),
+        ("target_ratio", "0,2", "“0,2”: Input should be a valid number"),
+        ("mode", "<i>", "“<i>”: Input should be 'guard', 'observe' or 'off'."),
+        ("mode", ["guard"], "Input should be 'guard', 'observe' or 'off'."),
+        ("pruning_model", "nobody", "“nobody”: not a model of this proxy."),
+        ("pruning_model", {"a": 1}, "not a model of this proxy."),
         # A contradiction with what is in force.
         ("target_ratio", "0.95", "(now 0.95, 0.7 and 0.93 of the window)."),
         ("store", "memory://", "store cannot be changed while the proxy runs."),
@@ -173,15 +173,6 @@ def test_a_bad_value_is_refused_at_its_field_and_nothing_is_changed(
     assert look(unchanged).content == before
 
 
-@pytest.mark.parametrize("model", ["small", "__same__"])
-def test_the_pruning_model_is_chosen(unchanged: Proxy, model: str) -> None:
-    """Any model of the proxy."""
-    assert save(unchanged, {"pruning_model": model}).status_code == 200
-    assert chosen(unchanged)["pruning_model"] == model
-    [row] = [row for row in look(unchanged).json()["settings"] if row["key"] == "pruning_model"]
-    assert (row["options"], row["configured"]) == (["__same__"], "__same__")
-
-
 def test_a_change_that_contradicts_a_deployment_does_not_reach_it(unchanged: Proxy) -> None:
     """It goes on by config.yaml, its row says so, and its clients notice nothing."""
     assert save(unchanged, {"pre_request_ratio": "0.85"}).status_code == 200
@@ -193,24 +184,26 @@ def test_a_change_that_contradicts_a_deployment_does_not_reach_it(unchanged: Pro
 
 
 def test_others_read_what_is_theirs(running: Proxy) -> None:
-    """A team sees its own compactions and turns; another tenant none, and only its own models; nobody words."""
+    """A team sees its own compactions and conversations; another tenant none, and only its own models; nobody words."""
     turns = 6
     while ask(running, "local", talk(turns, 120), ANNA).headers["x-litellm-compaction"] != "compacted":
         turns += 1
+    ask(running, "local", talk(turns + 1, 120), ANNA).raise_for_status()
     for key in (ADMIN, VIEWER, ANNA, ARNO, *TEAM_MATES, BERT, *STRANGERS):
         is_hers = key not in (BERT, *STRANGERS)
         events = look(running, "events", key).json()["events"]
         assert ("compacted" in {event.get("outcome") for event in events}) == is_hers, key
         drawn = look(running, "conversations", key).json()["conversations"]
-        compacted = [turn for each in drawn for turn in each["turns"] if turn["action"] == "compacted"]
+        compacted = [turn for each in drawn for turn in each["turns"] if turn["outcome"] == "compacted"]
         assert bool(compacted) == is_hers, key
         assert "secret of the red" not in repr(events) + repr(drawn)
         assert "tenant" not in repr(events) + repr(drawn)
     [talked] = [each for each in look(running, "conversations", ANNA).json()["conversations"] if len(each["turns"]) > 1]
     newest = talked["turns"][-1]
-    assert newest["prompt_tokens"] < newest["before_tokens"]
-    assert newest["filled_tokens"] > newest["prompt_tokens"]
-    assert 0 < newest["compact_ratio"] < newest["carry_ratio"] == 0.9
+    assert newest["tokens_after"] < newest["tokens_before"]
+    assert (newest["outcome"], newest["window_tokens"]) == ("reused", 8192)
+    rows = look(running, "deployments", ANNA).json()["deployments"]
+    assert [(row["compact_ratio"], row["carry_ratio"]) for row in rows] == [(0.7, 0.9), (0.7, 0.9), (0.7, 0.82)]
     names = [row["model_name"] for row in look(running, "deployments", BERT).json()["deployments"]]
     assert names == ["small"]
     assert list(look(running, "deployments", BERT).json()["models"]) == ["small"]
@@ -223,12 +216,6 @@ def test_only_administrators_write(unchanged: Proxy, key: str) -> None:
     assert (told["may_write"], told["sees_all"]) == (False, key == VIEWER)
     for values in ({"mode": "off"}, {}):
         assert save(unchanged, values, key).status_code == 403
-
-
-@pytest.mark.parametrize("limit", ["0", "x", "9999"])
-def test_a_limit_is_a_small_number(running: Proxy, limit: str) -> None:
-    assert look(running, "events", limit=limit).status_code == 400
-    assert len(look(running, "events", limit="1").json()["events"]) <= 1
 
 
 def test_a_store_that_cannot_be_used(patient: Bench) -> None:

@@ -166,3 +166,25 @@ def test_a_pinned_message_stays(running: Running) -> None:
         raise AssertionError("never compacted again")
     assert rule in watch.sent()[1]["content"]
     assert not running.proxy.logged("Archibald")
+
+
+def test_what_was_dropped_is_found_by_its_owner_alone(running: Running) -> None:
+    """By the team's keys; a stranger gets the same 404 as for a forged handle, and no log has a word of it."""
+
+    def look(key: str, **asked: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}"}
+        return running.proxy.client.post("/compaction/recall", json=asked, headers=headers)
+
+    for key, name in ((ANNA, "Archibald"), (BERT, "Bartholomew")):
+        told = [
+            {"role": "user", "content": f"The walrus is called {name}."},
+            {"role": "assistant", "content": "Noted."},
+        ]
+        first, *rest = talk(f"a walrus of {name}", ONE_ROUND)
+        running.ask([first, *told, *rest], key)
+        assert name in repr(soon(lambda key=key: look(key, query="walrus").json()["hits"]))
+    [hit] = look(ARNO, query="Archibald").json()["hits"][:1]
+    assert look(BERT, query="Archibald").json()["hits"] == []
+    stranger, forged = look(BERT, handle=hit["handle"]), look(BERT, handle="0123456789ab")
+    assert (stranger.status_code, stranger.text) == (forged.status_code, forged.text) == (404, stranger.text)
+    assert not running.proxy.logged("walrus|Archibald|Bartholomew")

@@ -21,11 +21,12 @@ from tests.builders import prose, tool_round, tools
 from tests.integration.app import proxy, serve
 from tests.integration.bench import is_question, is_summary_call, overrun
 from tests.integration.harness import Proxy, lm_studio, write_config
-from tests.integration.validity import problems, searchable
+from tests.integration.validity import problems, searchable, text_of
 from tests.lmstudio_double import ChatCall, Fault, Model, Reply, Simulator, summary_of_facts
 
 FOLDER = Path(os.environ.get("COMPACTION_TRANSCRIPTS") or Path(__file__).parents[3] / "shared" / "transcripts")
 
+_CLEARED = "Call the tool again if it is needed."
 _OVERFLOWS = ("overflow", "mid_overflow", "pool_overflow")
 
 
@@ -61,7 +62,10 @@ class Replay:
 
     @property
     def facts(self) -> float:
-        """Share of the facts seen so far that are still there, mean over all requests that were compacted."""
+        """Share of the facts seen so far that are still there, mean over all requests that were compacted.
+
+        Those in results that were cleared are left out: which results that are depends on how a server counts.
+        """
         return sum(self.kept_facts) / len(self.kept_facts) if self.kept_facts else 1.0
 
 
@@ -163,7 +167,13 @@ def replay(
 def _judge(result: Replay, transcript: Transcript, sent: list[dict[str, Any]], upstream: list[dict[str, Any]]) -> None:
     result.compacted_requests += 1
     result.invalid += [f"{len(sent)}: {problem}" for problem in problems(sent, upstream)]
-    due = [fact["text"] for fact in transcript.facts if fact["msg"] < len(sent)]
+    # A result that gave way to a line can be read again by its own call, as the line says.
+    cleared = {each["tool_call_id"] for each in upstream if each["role"] == "tool" and _CLEARED in text_of(each)}
+    due = [
+        fact["text"]
+        for fact in transcript.facts
+        if fact["msg"] < len(sent) and sent[fact["msg"]].get("tool_call_id") not in cleared
+    ]
     shown = searchable(upstream)
     kept = [fact for fact in due if fact in shown]
     for fact in due:
@@ -231,7 +241,7 @@ _CELLS = [
     Cell("4k", 4096, 1.0, every=3),
     Cell("16k", 16_384, 1.0, least_facts=0.95),
     Cell("x1.2", 8192, 1.2, stream=True, least_facts=0.95),
-    Cell("x0.8", 8192, 0.8, least_facts=0.85),
+    Cell("x0.8", 8192, 0.8, least_facts=0.95),
     Cell("dead", 8192, 1.0, stream=True, kind="dead", least_facts=0.50),
     pytest.param(Cell("foreign", 4096, 1.3, _HARBOR, speaks=False, every=3), marks=pytest.mark.full),
 ]

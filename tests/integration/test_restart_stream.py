@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from litellm_compaction.core.messages import ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
-from tests.builders import prose, talk, tools
-from tests.integration.harness import Streamed
+from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
+from tests.builders import talk, tools
+from tests.integration.harness import CHAT, Streamed
 from tests.integration.restart_bench import (
     LONG,
     RESTARTED,
@@ -18,14 +16,12 @@ from tests.integration.restart_bench import (
     asked,
     both_carriers,
     calls,
-    changed,
     joined_calls,
     shut,
     stream_problems,
     without_restarts,
 )
 from tests.lmstudio_double import Reply
-from tests.lmstudio_double.generation import ReasoningField
 
 
 def test_upstream_is_closed_before_the_summary(restarting: Restarting) -> None:
@@ -53,7 +49,7 @@ def test_notice_comes_before_the_summary(restarting: Restarting) -> None:
     body = {"model": "middle", "messages": asked("early"), "stream": True}
     headers = restarting.proxy.headers
     seen = ""
-    with restarting.proxy.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+    with restarting.proxy.client.stream("POST", CHAT, json=body, headers=headers) as answer:
         for line in answer.iter_lines():
             if START_NOTICE in line and not gate.is_set():
                 assert gate.reached.wait(60)
@@ -62,6 +58,16 @@ def test_notice_comes_before_the_summary(restarting: Restarting) -> None:
             seen += line
     assert seen.rstrip().endswith("data: [DONE]")
     assert gate.is_set()
+
+
+@both_carriers
+def test_a_client_that_leaves_closes_the_stream(restarting: Restarting) -> None:
+    """In the middle of an answer that has no end: the server is told at once."""
+    watch = restarting.watch("wide", Teller(Reply(LONG, gate=shut(), gate_after_tokens=300)))
+    body = {"model": "wide", "messages": asked("leaving"), "stream": True}
+    with restarting.proxy.client.stream("POST", CHAT, json=body, headers=restarting.proxy.headers) as answer:
+        next(answer.iter_lines())
+    restarting.simulators["wide"].wait_until(lambda: watch.chats[0].disconnected_s is not None)
 
 
 @both_carriers
@@ -79,42 +85,6 @@ def test_usage_comes_if_asked_for_and_adds_up(restarting: Restarting) -> None:
     assert usage["compaction"]["restarts"] == len(watch.chats) - 1
     prompts = [record.prompt_tokens for record in watch.chats]
     assert usage["compaction"]["prompt_tokens"] == pytest.approx(prompts, rel=0.35)
-
-
-@both_carriers
-def test_json_mode_is_one_document(restarting: Restarting) -> None:
-    """Structured output carries no notice, and the joined document parses."""
-    watch = restarting.watch("local", Teller(Reply(TEXTS["json"])))
-    answer = restarting.proxy.stream("local", asked("document"), response_format={"type": "json_object"})
-    assert stream_problems(answer) == []
-    assert json.loads(answer.text) == json.loads(TEXTS["json"])
-    assert answer.finish_reasons == ["stop"]
-    assert [body.get("response_format") for body in watch.bodies[1:]] == [None] * (len(watch.bodies) - 1)
-
-
-@both_carriers
-@pytest.mark.parametrize("field", ["reasoning_content", "think"])
-def test_thinking_that_fills_the_window_is_closed(restarting: Restarting, field: ReasoningField) -> None:
-    """Thoughts and then the answer arrive in their own places, however LM Studio is set to send thoughts."""
-    thoughts = prose("thoughts", 2200)
-    teller = Teller(Reply("Four it is.", reasoning=thoughts))
-    with changed(restarting.simulators["local"], reasoning_field=field):
-        if field == "think":
-            teller = Teller(Reply(f"<think>\n{thoughts}\n</think>\n\nToo late."), later=(Reply("Four it is."),))
-        watch = restarting.watch("local", teller)
-        answer = restarting.proxy.stream("local", asked(f"thoughts {field}"))
-    assert stream_problems(answer) == []
-    assert len(watch.chats) >= 2
-    text = without_restarts(answer.text)
-    assert text.endswith("Four it is.")
-    opened = text.removesuffix("Four it is.").strip()
-    assert thoughts.startswith(opened.removeprefix("<think>\n").removesuffix("</think>").strip())
-    assert opened == "" or (opened.startswith("<think>\n") and opened.endswith("</think>"))
-    if field != "think" or answer.reasoning:
-        seen = answer.reasoning.replace(RESTARTED, "").removesuffix("Enough of that.")
-        assert seen.strip()
-        assert thoughts.startswith(seen.strip())
-    assert answer.finish_reasons == ["stop"]
 
 
 @both_carriers
@@ -166,25 +136,6 @@ def test_call_larger_than_the_window_is_given_up(restarting: Restarting, history
     # A whole answer ends at the line first, and then has the rest of the window, which a stream has at once.
     ends = [record.prompt_tokens + record.completion_tokens for record in watch.chats[len(prompts) :]]
     assert [end > 0.93 * 2048 for end in ends] == [False, True]
-
-
-@both_carriers
-def test_restarts_end_regularly(restarting: Restarting) -> None:
-    """After three restarts the answer ends with the notice, `length` and `[DONE]`."""
-    text = "\n".join(f"{n}: {prose(f'endless {n}', 12)}" for n in range(900))
-    watch = restarting.watch("local", Teller(Reply(text)))
-    before = len(restarting.proxy.logged("restart outcome="))
-    answer = restarting.proxy.stream("local", asked("endless"))
-    assert stream_problems(answer) == []
-    assert len(watch.chats) == 4
-    assert answer.finish_reasons == ["length"]
-    whole, _, rest = without_restarts(answer.text).partition(f"\n\n{ATTEMPTS_NOTICE}")
-    assert rest == ""
-    assert text.startswith(whole)
-    *restarts, last = restarting.proxy.expect_logged("restart outcome=", before + 4)[before:]
-    assert ["WARNING" in line and "outcome=restarted" in line for line in restarts] == [True] * 3
-    assert "ERROR" in last
-    assert "outcome=attempts" in last
 
 
 @pytest.mark.parametrize("overflow", ["error_event", "error_400_object", "empty"])

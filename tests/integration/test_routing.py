@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.builders import ONE_ROUND, answered, prose, talk
+from tests.builders import ONE_ROUND, prose, talk
 from tests.integration.bench import KEY, Bench, answers, is_question, is_summary_call
-from tests.integration.harness import CHAT
 from tests.integration.plain_server import PlainServer
 from tests.integration.routes import TOKEN, Servers
 from tests.lmstudio_double import Fault, Model, Reply
@@ -61,55 +60,6 @@ def test_plain_openai_server_is_untouched_and_asked_once(routes: Bench, plain: P
     assert all("max_tokens" not in request.json for request in sent)
     # Nothing if it was asked less than a minute before.
     assert len([request for request in plain.probes(since) if request.path == "/lmstudio-greeting"]) <= 1
-
-
-@pytest.mark.parametrize("group", ["opted", "opted-openai"])
-def test_other_provider_is_guarded_when_opted_in(routes: Bench, plain: PlainServer, group: str) -> None:
-    """`enabled: true` with a context length guards a provider that says nothing about its window."""
-    messages = talk(f"opted {group}", ONE_ROUND)
-    since = len(plain.requests)
-    answer = _chat(routes, group, messages)
-    assert answer.headers["x-litellm-compaction-window"] == "4096"
-    calls = [request.json for request in plain.posts(since)]
-    (body,) = [call for call in calls if not is_summary_call(call) and not is_question(call)]
-    assert len(body["messages"]) < len(messages)
-    assert 256 <= body["max_tokens"] < 4096
-
-
-def test_an_own_server_that_tells_no_window_is_refused_as_lm_studio_is(routes: Bench, plain: PlainServer) -> None:
-    """128,000 tokens are assumed for hosted models only: this one may cut at any length."""
-    since = len(plain.requests)
-    answer = routes.proxy.chat("opted-silent", talk("silent", 500))
-    assert answer.status_code == 400, answer.text
-    assert "Context limit not available for opted. Please ensure model metadata is correct." in answer.text
-    assert plain.posts(since) == []
-
-
-def test_disabled_deployment_is_left_alone(routes: Bench) -> None:
-    """`enabled: false` leaves even LM Studio to itself: no probe, no change."""
-    watch = routes.watch("disabled")
-    messages = talk("disabled", _LONG)
-    _chat(routes, "disabled", messages)
-    assert watch.sent() == messages
-    assert [record.path for record in routes.simulators["disabled"].requests] == [CHAT]
-
-
-@pytest.mark.parametrize(("group", "status"), [("deaf", 400), ("dead", 503)])
-@pytest.mark.parametrize("stream", [False, True])
-def test_unknown_window_is_refused_in_words_that_say_so(
-    routes: Bench, plain: PlainServer, group: str, status: int, stream: bool
-) -> None:
-    """An lm_studio/ deployment whose window nobody knows is refused with the exact text; nothing is sent.
-
-    A 400, but a 503 where its server may answer later.
-    """
-    since = len(plain.requests)
-    answer = routes.proxy.post({"model": group, "messages": talk(group, 300), "stream": stream})
-    assert answer.status_code == status
-    assert f"Context limit not available for {group}" in answer.json()["error"]["message"]
-    assert "Please ensure model metadata is correct." in answer.json()["error"]["message"]
-    assert plain.posts(since) == []
-    assert routes.proxy.expect_logged(rf"ERROR.*Context limit not available for {group}")
 
 
 def test_each_request_fits_the_deployment_that_serves_it(routes: Bench) -> None:
@@ -255,63 +205,6 @@ def test_model_that_is_not_loaded_is_warmed_up_first(routes: Bench) -> None:
     assert len(watch.chats) == 2
 
 
-def test_not_loaded_is_an_error_where_the_operator_says_so(permissive: Bench) -> None:
-    """With `when_not_loaded: error` nothing is loaded: a 400 says what to do, until somebody loads the model."""
-    watch = permissive.watch("cold")
-    answer = permissive.proxy.chat("cold", talk("cold", 300))
-    assert answer.status_code == 400
-    assert "not loaded in LM Studio" in answer.json()["error"]["message"]
-    assert watch.chats == []
-    watch.simulator.load(KEY, 4096)
-    for _ in range(200):
-        answer = permissive.proxy.chat("cold", talk("cold", 300))
-        if answer.status_code == 200:
-            break
-    assert answer.headers["x-litellm-compaction-window"] == "4096"
-
-
-def test_smallest_instance_counts_where_the_name_says_nothing(routes: Bench) -> None:
-    """Of several loaded copies the smallest window holds for the key; none of them is ever overrun."""
-    simulator = routes.simulators["instances"]
-    simulator.load(KEY, 4096)
-    simulator.load(KEY, 16384, instance_id="large")
-    watch = routes.watch("instances")
-    messages = talk("instances", 9000)
-    answer = _chat(routes, "instances", messages)
-    assert answer.headers["x-litellm-compaction-window"] == "4096"
-    assert watch.problems(messages) == []
-
-
-def test_deployments_have_their_own_settings(routes: Bench) -> None:
-    """`model_info.compaction` of one deployment overrides the global settings for it alone."""
-    deep, usual = routes.watch("deep"), routes.watch("lms")
-    messages = talk("settings", _LONG)
-    _chat(routes, "deep", messages)
-    _chat(routes, "lms", messages)
-    assert deep.chats[-1].prompt_tokens < 0.25 * 8192
-    assert deep.chats[-1].prompt_tokens < usual.chats[-1].prompt_tokens < 0.45 * 8192
-
-
-def test_summaries_go_to_the_pruning_model(routes: Bench) -> None:
-    """The summary calls go to the configured model, the conversation to its own."""
-    watch, pruner = routes.watch("pruned"), routes.watch("pruner", answers(Reply("### Current state\nBY-THE-PRUNER")))
-    messages = talk("pruned", _LONG)
-    _chat(routes, "pruned", messages)
-    assert watch.summaries == []
-    assert len(watch.chats) == 1
-    assert pruner.summaries
-    assert pruner.chats == []
-    assert "BY-THE-PRUNER" in str(watch.sent())
-
-
-def test_broken_pruning_model_is_replaced_by_the_same_model(routes: Bench) -> None:
-    """When the pruning model fails, the model that is asked summarizes itself."""
-    watch, pruner = routes.watch("pruned"), routes.watch("pruner", answers(Reply(fault=Fault("500"))))
-    _chat(routes, "pruned", talk("pruner broken", ONE_ROUND))
-    assert len(pruner.summaries) == 1
-    assert len(watch.summaries) == 1
-
-
 @pytest.mark.parametrize(
     ("group", "pruner", "why"),
     [
@@ -335,9 +228,9 @@ def test_unusable_pruning_model_is_not_used(
     assert routes.proxy.expect_logged(rf"WARNING.*pruning_model={pruner} is not used while {why}")
 
 
-@pytest.mark.parametrize(("group", "pruner"), [("pruned-llama", "scribe"), ("pruned-mapped", "plain")])
+@pytest.mark.parametrize(("group", "pruner"), [("pruned-llama", "scribe"), ("pruned-written", "plain")])
 def test_any_deployment_can_be_the_pruning_model(routes: Bench, servers: Servers, group: str, pruner: str) -> None:
-    """A llama.cpp that nobody opted in, by its own window, and one whose window only LiteLLM's map knows."""
+    """A llama.cpp that nobody opted in, by its own window, and one whose window its operator wrote."""
     watch = routes.watch(group)
     server: PlainServer = getattr(servers, pruner)
     since = len(server.requests)
@@ -346,17 +239,6 @@ def test_any_deployment_can_be_the_pruning_model(routes: Bench, servers: Servers
     # A llama.cpp may be asked first how it counts, which writes no token.
     assert [request.json["max_tokens"] for request in server.posts(since) if "max_tokens" in request.json] != []
     assert len(watch.chats) == 1
-
-
-def test_next_turn_of_a_fallback_reuses_its_compaction(routes: Bench) -> None:
-    """A conversation that falls back every turn is summarized once."""
-    watch = routes.watch("pair-4k")
-    messages = [*talk("every turn", 3300), {"role": "assistant", "content": "."}, _user("FAIL 500 and go on")]
-    for turn in range(3):
-        assert routes.proxy.chat("to-guarded", messages).status_code == 200
-        messages = answered(messages, "Yes.", f"FAIL 500, turn {turn}")
-    assert len(watch.chats) == 3
-    assert len({str(watch.sent(index)[:2]) for index in range(3)}) == 1
 
 
 def _user(text: str) -> dict[str, Any]:

@@ -2,64 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from tests.builders import ONE_ROUND, talk
-from tests.integration.bench import Bench, answers
-from tests.lmstudio_double import Reply
-
-NOTICE = "⚙️ Compacting conversation history...\n\n✅ Context compacted, continuing...\n\n"
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
-
-
-def test_compacted_stream_opens_with_the_notice_once(guarded: Bench) -> None:
-    """The notice is the first content of a compacted stream; the stream has one of everything that comes once."""
-    guarded.watch("local", answers(reply=Reply("word1 word2 word3")))
-    answer = guarded.proxy.stream("local", talk("stream", ONE_ROUND))
-    assert answer.status == 200
-    assert answer.text == NOTICE + "word1 word2 word3"
-    contents = [delta["content"] for delta in answer.deltas if delta.get("content")]
-    assert "".join(contents[:2]) == NOTICE
-    assert [delta["role"] for delta in answer.deltas if delta.get("role")] == ["assistant"]
-    assert answer.deltas[0].get("role") == "assistant"
-    assert len({chunk["id"] for chunk in answer.chunks}) == 1
-    assert len({chunk["created"] for chunk in answer.chunks}) == 1
-    assert {chunk["model"] for chunk in answer.chunks} == {"local"}
-    assert answer.finish_reasons == ["stop"]
-    assert [line for line in answer.lines if line == "data: [DONE]"] == answer.lines[-1:]
-    assert answer.usages == []
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [{"response_format": SCHEMA}, {"response_format": {"type": "json_object"}}, {"n": 2}],
-    ids=["schema", "json", "two_choices"],
-)
-def test_structured_answers_carry_no_notice(guarded: Bench, extra: dict[str, Any]) -> None:
-    """JSON mode, structured output and several choices stay free of notices."""
-    guarded.watch("local", answers(reply=Reply('{"a": 1}')))
-    answer = guarded.proxy.stream("local", talk(f"structured {extra}", ONE_ROUND), **extra)
-    assert answer.headers["x-litellm-compaction"] == "compacted"
-    assert json.loads(answer.text) == {"a": 1}
-
-
-def test_notices_off(permissive: Bench) -> None:
-    """With `notices: off` a compacted stream carries the model's words only, and still says so in a header."""
-    permissive.watch("local")
-    answer = permissive.proxy.stream("local", talk("off", ONE_ROUND))
-    assert answer.headers["x-litellm-compaction"] == "compacted"
-    assert (answer.text, answer.reasoning) == ("Understood.", "")
-
-
-def test_notices_as_reasoning(patient: Bench) -> None:
-    """With `notices: reasoning` the notice is the first reasoning delta and the content stays clean."""
-    patient.watch("local")
-    answer = patient.proxy.stream("local", talk("as reasoning", ONE_ROUND))
-    assert (answer.text, answer.reasoning) == ("Understood.", NOTICE)
-    assert [delta["role"] for delta in answer.deltas if delta.get("role")] == ["assistant"]
+from tests.integration.bench import Bench
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -101,29 +101,6 @@ def test_llama_cpp_ends_it_in_the_same_stream(thinking: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "route", "stream"),
-    [("older", "chat", True), ("studio", "chat", False), ("studio", "messages", True), ("studio", "responses", True)],
-)
-def test_elsewhere_it_is_stopped_and_answered(thinking: Bench, group: str, route: str, stream: bool) -> None:
-    """LM Studio, and a llama.cpp that knows no such route: a second request, told to answer, with nothing compacted.
-
-    A whole answer is not seen before its end: its thought ends at the line.
-    """
-    watch = thinking.watch(group, _thinks(thinking.simulators[group], stream=stream))
-    assert _ask(thinking, route, group, stream=stream).text.strip() == "It is four."
-    first, second = watch.chats
-    assert (first.disconnected_s is not None) is stream
-    assert watch.summaries == []
-    assert second.body is not None
-    assert len(second.body["messages"]) == len((first.body or {})["messages"]) + 2
-    assert 0.9 * _BUDGET <= first.completion_tokens <= (_MOST + 16 if stream else 0.9 * _WINDOW)
-    if group == "studio":
-        assert (first.body or {}).get("reasoning_control") is None
-        assert second.body["reasoning_effort"] == "none"
-        assert _controls(watch.records) == []
-
-
-@pytest.mark.parametrize(
     ("route", "stream"), [("chat", True), ("chat", False), ("messages", False), ("responses", True)]
 )
 def test_lm_studio_goes_on_behind_the_closed_thought(thinking: Bench, route: str, stream: bool) -> None:

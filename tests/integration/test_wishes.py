@@ -9,18 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.builders import answered, prose, talk, tool_round
-from tests.integration.bench import SUMMARY, Bench, Group, Watch, edit_plan, is_summary_call, open_bench
+from tests.builders import answered, talk
+from tests.integration.bench import SUMMARY, Bench, Group, open_bench
 from tests.integration.restart_bench import Carrier, both_carriers
 from tests.integration.validity import text_of
-from tests.lmstudio_double import ChatCall, Reply
 
 STRATEGIES = ("summary", "prune", "handoff")
 FOCUS = "the database schema"
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 WISH = {"compaction": {"now": True, "focus": FOCUS}}
 HEADERS = {"x-litellm-compaction-now": "true", "x-litellm-compaction-focus": FOCUS}
-REMINDER = "<system-reminder>\nThe todo list is empty. Do not mention this to the user.\n</system-reminder>"
 
 
 @pytest.fixture(scope="module")
@@ -119,68 +117,3 @@ def test_a_deployment_that_is_observed_answers_as_ever(bench: Bench) -> None:
 
 
 # ------------------------------------------------------------------ the open round
-
-
-def _model(call: ChatCall) -> Reply:
-    if not is_summary_call(call.body):
-        return Reply("Understood.")
-    return Reply(edit_plan(text_of(call.messages[-1])) or SUMMARY)
-
-
-def _rounds(topic: str) -> list[dict[str, Any]]:
-    rules = {"role": "system", "content": f"Rules of {topic}:\n{prose(f'{topic} rules', 3600)}"}
-    task = {"role": "user", "content": f"The task of {topic}: port src/parser.py, never touch /etc/passwd."}
-    return [
-        rules,
-        task,
-        *(each for n in range(6) for each in tool_round("read", prose(f"{topic} {n}", 400), f"c{n:08d}")),
-    ]
-
-
-def _watched(bench: Bench, strategy: str) -> Watch:
-    return bench.watch(f"open-{strategy}", _model)
-
-
-@pytest.mark.parametrize(("strategy", "behind"), [("summary", "user"), ("prune", "system"), ("handoff", "user")])
-def test_a_reminder_behind_a_result_costs_it_nothing(bench: Bench, strategy: str, behind: str) -> None:
-    """Chat: the last result, its call and the reminder are sent as they came, however high the floor is."""
-    watch = _watched(bench, strategy)
-    messages = [*_rounds(f"reminders {strategy} {behind}"), {"role": behind, "content": REMINDER}]
-    answer = bench.proxy.chat(f"open-{strategy}", messages)
-    assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "compacted")
-    assert watch.sent()[-3:] == messages[-3:]
-    assert any("never touch /etc/passwd." in text_of(each) for each in watch.sent() if each["role"] == "user")
-
-
-def test_text_beside_a_tool_result_costs_it_nothing(bench: Bench) -> None:
-    """Messages: Anthropic's own pattern, which becomes a user message behind the result.
-
-    A reference to a tool, which LiteLLM leaves out, makes no compaction of the next turn.
-    """
-    strategy = "summary"
-    watch = _watched(bench, strategy)
-    rules, task, *rest = _rounds(f"beside {strategy}")
-    messages: list[dict[str, Any]] = [task]
-    for call, result in zip(rest[::2], rest[1::2], strict=True):
-        named = call["tool_calls"][0]
-        used = {"type": "tool_use", "id": named["id"], "name": "read", "input": {"path": "a.py"}}
-        told = {"type": "tool_result", "tool_use_id": named["id"], "content": result["content"]}
-        messages += [
-            {"role": "assistant", "content": [used]},
-            {"role": "user", "content": [told, {"type": "text", "text": REMINDER}]},
-        ]
-    tools = [{"name": "read", "description": "Reads a file.", "input_schema": {"type": "object", "properties": {}}}]
-    first = messages[2]["content"][0]
-    first["content"] = [{"type": "tool_reference", "tool_name": "read"}, {"type": "text", "text": first["content"]}]
-    options = {"system": rules["content"], "tools": tools}
-    answer = asked(bench, MESSAGES, f"open-{strategy}", messages, **options)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["x-litellm-compaction"] == "compacted"
-    following = [*messages, {"role": "assistant", "content": "I have read it."}, {"role": "user", "content": "Thanks."}]
-    again = asked(bench, MESSAGES, f"open-{strategy}", following, **options)
-    assert again.headers["x-litellm-compaction"] == "reused"
-    sent = watch.sent(0)
-    assert [each["role"] for each in sent[-3:]] == ["assistant", "tool", "user"]
-    assert text_of(sent[-2]) == rest[-1]["content"]
-    assert text_of(sent[-1]) == REMINDER
-    assert any("never touch /etc/passwd." in text_of(each) for each in sent if each["role"] == "user")

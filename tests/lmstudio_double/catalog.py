@@ -20,7 +20,6 @@ from litellm_compaction.simulator.catalog import common_prefix_tokens
 from litellm_compaction.simulator.messages import JsonObject
 from litellm_compaction.simulator.rendering import Prompt, Segment
 
-from .messages import TemplateRule
 from .rendering import TEMPLATE
 
 
@@ -30,13 +29,12 @@ class Model(simulated.Model):
 
     `tokens_factor` scales true token counts (1.2: 20 % more than o200k_base).
     `goes_back` False is a model with sliding windows or running states, whose cache only goes on after its end.
-    `strict_template` None means the simulator's. `default_context_length` is for JIT loading.
+    `default_context_length` is for JIT loading.
     """
 
     _: KW_ONLY
     tokens_factor: float = 1.0
     goes_back: bool = True
-    strict_template: TemplateRule | None = None
 
     def count(self, prompt: Prompt) -> int:
         """Returns the tokens of a prompt, as `usage` says."""
@@ -89,11 +87,6 @@ def find_target(name: str, instances: Iterable[Instance], models: Iterable[Model
             if match(name, model, model.key):
                 return model
     return None
-
-
-def find_model(name: str, models: Iterable[Model]) -> Model | None:
-    target = find_target(name, (), models)
-    return target if isinstance(target, Model) else None
 
 
 def _without_quantization(name: str) -> str:

@@ -29,8 +29,6 @@ from .messages import (
     does_not_fit,
     ids_of,
     n_keep_too_long,
-    template_error,
-    template_failed,
 )
 from .rendering import keep_tokens, truncate_middle
 from .script import ChatCall, Fault, Reply, RequestRecord, default_reply
@@ -99,7 +97,7 @@ def meet_window(
     record.kept_tokens = 0
     message = does_not_fit(sent_tokens, window_tokens)
     if simulator.overflow == "error_400_string":
-        raise n_keep_too_long(sent_tokens, window_tokens, simulator.n_keep_wording)
+        raise n_keep_too_long(sent_tokens, window_tokens)
     if simulator.overflow == "error_400_object":
         raise Refusal(400, error_body(message, "object"), outcome="overflow")
     if simulator.overflow == "empty":
@@ -111,7 +109,7 @@ def _truncate(prompt: Prompt, simulator: Simulator, instance: Instance) -> Promp
     factor, window_tokens = instance.model.tokens_factor, instance.context_length
     keep = keep_tokens(prompt, factor)
     if keep >= window_tokens:
-        raise n_keep_too_long(keep, window_tokens, simulator.n_keep_wording)
+        raise n_keep_too_long(keep, window_tokens)
     return truncate_middle(prompt, window_tokens, factor)
 
 
@@ -163,9 +161,6 @@ class Inference:
         if self.is_text:
             prompt = render_text(request.messages[0].text, self._ids)
         else:
-            rule = model.strict_template or self.simulator.strict_template
-            if reason := template_error(request.messages, rule):
-                raise template_failed(reason, self.simulator.error_shape)
             prompt = render_chat(request.messages, request.tools)
         if sum(len(segment.text) for segment in prompt.segments()) > _THREAD_ABOVE_CHARS:
             await asyncio.to_thread(prompt.count_tokens)
@@ -175,12 +170,11 @@ class Inference:
     async def _serve_in_seat(self, request: ChatRequest, seat: Seat, prompt: Prompt) -> None:
         instance, record = seat.instance, self.record
         call_index = self.simulator.take_call_index()
-        queued_fault = self.simulator.take_fault()
         kept, preset = meet_window(prompt, self.simulator, instance, record)
         reply, fault = Reply(), None
         if preset is None:
             reply = self._ask_script(self._call(request, instance, prompt, kept, call_index))
-            fault = queued_fault or reply.fault
+            fault = reply.fault
             self._account_prompt(seat, kept)
             if await self._answered_at_once(reply, fault, seat):
                 return

@@ -19,7 +19,6 @@ from litellm_compaction.simulator.messages import JsonObject, Message, ToolCall,
 from litellm_compaction.simulator.rendering import encode, render_chat
 
 from .catalog import Instance, sdk_base_config, sdk_load_config, sdk_model, sdk_state
-from .messages import template_error, template_failed
 from .script import SdkCall, SdkSocket
 from .simulator import Simulator
 
@@ -359,10 +358,8 @@ class SdkConnection:
         instance = self._found(asked.specifier)
         await self._wait_for_worker(instance)
         messages = tuple(_messages(asked.history))
-        rule = instance.model.strict_template or self._simulator.strict_template
-        reason = template_error(messages, rule) if messages else "No messages."
-        if reason:
-            raise _RpcFailed(template_failed(reason, "string").body["error"])
+        if not messages:
+            raise _RpcFailed('Error rendering prompt with jinja template: "No messages.".')
         tools = [tool.model_dump(by_alias=True, exclude_unset=True) for tool in asked.opts.toolDefinitions or ()]
         return {"formatted": self._simulator.remember(render_chat(messages, tools))}, instance
 

@@ -6,7 +6,7 @@ Settings may change meanwhile; any thread may call.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
@@ -17,9 +17,9 @@ from litellm_compaction.simulator.messages import ErrorShape, JsonObject, model_
 from litellm_compaction.simulator.rendering import Prompt, render_chat, render_text
 
 from .catalog import Instance, Model, find_target
-from .messages import MODEL_UNLOADED, NKeepWording, TemplateRule
+from .messages import MODEL_UNLOADED
 from .rendering import Overflow
-from .script import Fault, ReasoningField, Script, Sdk
+from .script import ReasoningField, Script, Sdk
 
 Api = Literal["v1", "v0", "openai", "llama.cpp"]
 
@@ -52,9 +52,7 @@ class Simulator(simulated.Simulator):
     tokens_per_second: float | None = None
     prompt_tokens_per_second: float | None = None
     reasoning_field: ReasoningField = "reasoning_content"
-    strict_template: TemplateRule = "lenient"
     error_shape: ErrorShape = "string"
-    n_keep_wording: NKeepWording = "number_of_tokens"
     truncated_usage: Literal["sent", "kept"] = "sent"
     reports_cached: bool = False
     unified_kv: bool = True
@@ -66,7 +64,6 @@ class Simulator(simulated.Simulator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._faults: deque[Fault] = deque()
         # By the ids of their answers: ends the thought of one that is being written.
         self.thoughts: dict[str, Callable[[], None]] = {}
         self._formatted: OrderedDict[str, Prompt] = OrderedDict()
@@ -92,14 +89,13 @@ class Simulator(simulated.Simulator):
         Raises:
             KeyError: no instance has this id.
         """
-        instance = super().unload(instance_id)
+        instance = next((loaded for loaded in self.instances if loaded.id == instance_id), None)
+        if instance is None:
+            raise KeyError(instance_id)
         assert isinstance(instance, Instance)
+        self.instances.remove(instance)
         instance.fail_all(MODEL_UNLOADED, "error")
         return instance
-
-    def fail_next(self, fault: Fault, times: int = 1) -> None:
-        """Queue a fault for the next inference call, or the next `times` calls."""
-        self._faults.extend([fault] * times)
 
     # The rest is for the simulator's own HTTP side, in the server's thread.
 
@@ -128,9 +124,6 @@ class Simulator(simulated.Simulator):
         """Returns True if the requests that share an instance's window have more tokens than it."""
         shares = self.unified_kv and instance.parallel > 1
         return shares and instance.pool_tokens() > instance.context_length
-
-    def take_fault(self) -> Fault | None:
-        return self._faults.popleft() if self._faults else None
 
     def loaded(self) -> list[Instance]:
         """The instances, after unloading those whose idle time to live has passed."""

@@ -92,7 +92,7 @@ def main(path: str) -> None:
     ):
         browser.view(1180, 900)
         sign_in(browser, running)
-        end = browser.evaluate("document.querySelector('.legend').getBoundingClientRect().bottom + scrollY")
+        end = browser.evaluate("document.querySelector('#conversations').getBoundingClientRect().bottom + scrollY")
         browser.view(1180, int(end) + 16)
         browser.screenshot(Path(path), whole=False)
 

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from threading import Event
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.builders import ONE_ROUND, prose, talk
-from tests.integration.bench import SUMMARY, Bench, Group, Watch, is_summary_call, open_bench
+from tests.integration.bench import Bench, Group, Watch, is_summary_call, open_bench
 from tests.integration.harness import CHAT, Proxy, Streamed, proxy
 from tests.integration.restart_bench import shut, stream_problems, without_restarts
 from tests.lmstudio_double import ChatCall, Gate, Reply
@@ -123,31 +122,6 @@ def test_long_answers_through_both_proxies_never_overflow_the_context(fleet: Fle
     assert max(held_tokens(watch.chats, at.started_s) for at in watch.chats) <= _WINDOW
 
 
-def test_the_same_request_through_both_proxies_makes_one_summary(fleet: Fleet) -> None:
-    """The second waits for the first one's, and both go on with the same bytes."""
-    writing = shut()
-
-    def script(call: ChatCall) -> Reply:
-        return Reply(SUMMARY, gate=writing) if is_summary_call(call.body) else Reply("Fine.")
-
-    watch = fleet.bench.watch("alike", script)
-    messages = talk("fleet", ONE_ROUND)
-    with ThreadPoolExecutor(2) as clients:
-        first = clients.submit(fleet.proxies[0].stream, "alike", messages)
-        assert writing.reached.wait(120)
-        waits = Event()
-        second = clients.submit(_read, fleet.proxies[1], messages, waits)
-        assert waits.wait(120)
-        assert len(watch.summaries) == 1
-        writing.open()
-        texts = [first.result().text, second.result()]
-    assert all(text.endswith("Fine.") for text in texts)
-    assert len(watch.summaries) == 1
-    asked = [record.body for record in watch.chats if record.body and not is_summary_call(record.body)]
-    assert len(asked) == 2
-    assert asked[0]["messages"] == asked[1]["messages"]
-
-
 @pytest.mark.parametrize("fleet", ["redis"], indirect=True)
 def test_a_rolling_restart_in_the_middle_of_32_streams_costs_nobody_anything(fleet: Fleet) -> None:
     """Every client gets its whole answer, nobody new is let in, and the next turns go on with what was stored.
@@ -251,19 +225,3 @@ def test_a_proxy_that_is_killed_stops_the_others_for_seconds_only(fleet: Fleet) 
 def _large(word: str) -> list[dict[str, Any]]:
     """Two of them do not fit beside each other."""
     return [{"role": "user", "content": f"{word} {prose(word, 2200)}"}]
-
-
-def _read(through: Proxy, messages: Any, begun: Event) -> str:
-    """The text of an answer; `begun` when its first words are there, which is when it has to wait."""
-    body = {"model": "alike", "messages": messages, "stream": True}
-    with through.client.stream("POST", "/v1/chat/completions", json=body, headers=through.headers) as answer:
-        lines: list[str] = []
-        for line in answer.iter_lines():
-            lines.append(line)
-            if line.startswith("data:"):
-                begun.set()
-    return _text(lines)
-
-
-def _text(lines: list[str]) -> str:
-    return "".join(re.findall(r'"content":"((?:[^"\\]|\\.)*)"', "\n".join(lines)))

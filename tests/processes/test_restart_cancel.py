@@ -12,10 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.core.messages import START_NOTICE
 from tests.builders import prose
 from tests.integration.bench import SUMMARY
-from tests.integration.harness import BROWSER
 from tests.integration.restart_bench import (
     LONG,
     Restarting,
@@ -107,32 +105,6 @@ async def _read(client: httpx.AsyncClient, body: dict[str, Any], headers: dict[s
     async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
         async for _ in answer.aiter_bytes():
             pass
-
-
-@pytest.mark.parametrize("place", PLACES)
-async def test_slot_is_held_during_the_whole_answer(restarting: Restarting, place: str) -> None:
-    """A second request of the key is refused while the first is at any point of its way, and served afterwards."""
-    key = _key()
-    with _held(place) as (teller, gate):
-        restarting.watch("middle", teller)
-        body = {"model": "middle", "messages": asked(f"holding {place}"), "stream": True}
-        async with (
-            httpx.AsyncClient(base_url=restarting.proxy.base_url, trust_env=False, timeout=300) as client,
-            client.stream("POST", "/v1/chat/completions", json=body, headers={**key, "user-agent": BROWSER}) as answer,
-        ):
-            waiting = asyncio.ensure_future(_text(answer))
-            assert await asyncio.to_thread(gate.reached.wait, 60)
-            second = await asyncio.to_thread(_small, restarting, key)
-            gate.open()
-            raw = await waiting
-    assert second.status_code == 429
-    assert raw.rstrip().endswith("data: [DONE]")
-    assert START_NOTICE in raw
-    assert await asyncio.to_thread(_served_in_time, restarting, key)
-
-
-async def _text(answer: httpx.Response) -> str:
-    return "".join([piece async for piece in answer.aiter_text()])
 
 
 def test_failed_answer_frees_its_slot(restarting: Restarting) -> None:

@@ -26,7 +26,7 @@ from litellm_compaction.engine import (
 )
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import Observer
-from litellm_compaction.proxy.answer.chunks import append_calls
+from litellm_compaction.proxy.answer.calls import Calls
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import (
     Asked,
@@ -432,6 +432,7 @@ async def _whole(chunks: AsyncIterator[Chunk]) -> Chunk:
     """A server's whole answer, in the shape of a chunk; an error in place of it."""
     answer: Chunk = {}
     delta: dict[str, Any] = {}
+    calls = Calls()
     async for chunk in chunks:
         if "error" in chunk:
             return chunk
@@ -440,9 +441,11 @@ async def _whole(chunks: AsyncIterator[Chunk]) -> Chunk:
             answer["choices"] = [{**choice, "delta": delta}]
             for key, value in choice["delta"].items():
                 if key == "tool_calls":
-                    append_calls(delta.setdefault(key, []), value)
+                    calls.take(value, may_begin=False)
                 else:
                     delta[key] = delta.get(key, "") + value
+    if calls:
+        delta["tool_calls"] = calls.given_up()
     return answer
 
 

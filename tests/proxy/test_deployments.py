@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from litellm_compaction.config import Settings
-from litellm_compaction.proxy.deployments import DeploymentSelector, FormerAnswers, Publisher, limits_of
+from litellm_compaction.proxy.deployments import DeploymentSelector, limits_of
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.routing import BYPASS_VARIABLE, carrier_of
-from litellm_compaction.stores import Store
 from litellm_compaction.windows.windows import Window, Windows
 from tests.constants import settings_of
 from tests.proxy.test_routing import LOCAL, ON, deployment
-from tests.stores.made import MemoryStore
 
 
 @pytest.mark.parametrize("model", ["openai/x", "ollama/x", "hosted_vllm/x", "llamafile/x", "anthropic/x"])
@@ -31,7 +28,7 @@ async def test_without_opting_in_no_request_is_made(model: str, info: dict[str, 
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(refuse)) as http:
         windows = Windows(cache_s=5.0, http=http)
-        guards = DeploymentSelector(LiveSettings(Settings()), windows, Publisher())
+        guards = DeploymentSelector(LiveSettings(Settings()), windows)
         found = deployment(model, info, api_base=LOCAL)
         assert found.other_target is None
         assert found.target.apis == ()
@@ -52,63 +49,15 @@ class _Answering:
         return self._answers.pop(0)
 
 
-async def _guarded(store: Store, *answers: bool | None) -> list[bool]:
-    """Whether a process that begins with a store guards a deployment, for each answer of its server."""
-    windows: Any = _Answering(*answers)
-    guards = DeploymentSelector(LiveSettings(Settings()), windows, Publisher(), FormerAnswers(store))
+async def test_a_silent_server_is_asked_again_and_a_warning_names_the_line_to_write(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A time-out is no "no": one that comes to answer as LM Studio is guarded from then on."""
+    windows: Any = _Answering(None, None, True, False)
+    guards = DeploymentSelector(LiveSettings(Settings()), windows)
     found = deployment("openai/x", {}, api_base=LOCAL)
-    return [await guards.guard(found) is not None for _ in answers]
-
-
-async def test_a_known_lm_studio_that_is_silent_stays_guarded() -> None:
-    """Also after a restart: requests would pass it unguarded while it loads a model. A later no is believed."""
-    store = MemoryStore(ttl_s=1e6, max_bytes=1_000_000)
-    assert await _guarded(store, None, None) == [False, False]
-    assert await _guarded(store, None, True, None) == [False, True, True]
-    assert await _guarded(store, None, None) == [True, True]
-    assert await _guarded(store, None, False, None) == [True, False, False]
-    assert await _guarded(store, None) == [False]
-
-
-class _HandedOver(list[dict[str, Any]]):
-    """A list of LiteLLM's that counts how often it is handed over to the Rust core."""
-
-    times = 0
-
-    def __setitem__(self, *item: Any) -> None:
-        self.times += 1
-        super().__setitem__(*item)
-
-
-class _Info(dict[str, Any]):
-    """An entry's `model_info`, each write to which hands the whole list over."""
-
-    def __setitem__(self, *item: Any) -> None:
-        raise AssertionError("written by itself")
-
-    update = __delitem__ = pop = clear = setdefault = __setitem__  # type: ignore[assignment] # none of them is called
-
-
-def test_windows_are_shown_by_one_assignment_and_do_not_come_back_as_the_operators() -> None:
-    """However many deployments: what we wrote is not an operator's word, and what they wrote stays."""
-    infos = [_Info(id="a"), _Info(id="b", max_input_tokens=7000), *(_Info(id=str(number)) for number in range(20))]
-    entries = _HandedOver([{"model_info": info} for info in infos])
-    router = SimpleNamespace(enable_pre_call_checks=False, model_list=entries)
-    publisher, shown = Publisher(), {"max_input_tokens": 4096, "max_output_tokens": 819}
-    windows = {str(info["id"]): shown for info in infos}
-    for _ in range(2):
-        publisher.publish(router, windows)
-        assert entries.times == 1
-    assert (infos[0], infos[1]) == ({"id": "a", **shown}, {"id": "b", "max_input_tokens": 7000})
-    assert publisher.as_written(infos[0]) == {"id": "a"}
-    assert publisher.as_written(infos[1]) is infos[1]
-    # LiteLLM has read its configuration again.
-    dict.clear(infos[0])
-    dict.update(infos[0], id="a")
-    publisher.publish(router, windows)
-    assert (infos[0], entries.times) == ({"id": "a", **shown}, 2)
-    publisher.publish(router, {})
-    assert (infos[0], entries.times) == ({"id": "a"}, 3)
+    assert [await guards.guard(found) is not None for _ in range(4)] == [False, False, True, False]
+    assert caplog.text.count("`model: lm_studio/…`") == 1
 
 
 @pytest.mark.parametrize(

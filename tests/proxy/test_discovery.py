@@ -12,9 +12,8 @@ import pytest
 from litellm import Router
 
 from litellm_compaction.config import Settings
-from litellm_compaction.proxy.deployments import DeploymentSelector, Publisher
+from litellm_compaction.proxy.deployments import DeploymentSelector
 from litellm_compaction.proxy.discovery import Discovery
-from litellm_compaction.proxy.litellm_inside.application import expand_wildcards
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.windows.windows import Windows
 
@@ -68,18 +67,10 @@ def servers() -> Servers:
 
 
 @pytest.fixture
-async def discovery(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Discovery]:
-    """With a model map of its own, and LiteLLM's functions as they were afterwards."""
-    import litellm
-    import litellm.proxy.auth.model_checks as checks
-
-    monkeypatch.setattr(litellm, "model_cost", dict(litellm.model_cost))
-    for name in ("get_known_models_from_wildcard", "_get_wildcard_models"):
-        monkeypatch.setattr(checks, name, getattr(checks, name))
+async def discovery(servers: Servers) -> AsyncIterator[Discovery]:
     async with httpx.AsyncClient(transport=httpx.MockTransport(servers.answer)) as http:
-        windows, publisher = Windows(cache_s=1e-9, http=http), Publisher()
-        made = Discovery(windows, DeploymentSelector(LiveSettings(Settings()), windows, publisher), publisher)
-        expand_wildcards(made.names)
+        windows = Windows(cache_s=1e-9, http=http)
+        made = Discovery(windows, DeploymentSelector(LiveSettings(Settings()), windows))
         yield made
         servers.gate.set()
         await made.aclose()
@@ -102,40 +93,60 @@ def listed(configured: Router, *key_models: str) -> list[str]:
     return [name for name in found if "*" not in name]
 
 
-def shown(name: str) -> tuple[int | None, int | None]:
-    """What LiteLLM's map says of a name: window and answer."""
-    import litellm
-
-    entry = litellm.model_cost.get(name, {})
-    return entry.get("max_input_tokens"), entry.get("max_output_tokens")
+def shown(configured: Router, name: str) -> list[tuple[int | None, int | None]]:
+    """What the router says of the deployments of a name: window and answer."""
+    entries = [entry for entry in configured.get_model_list() or () if entry["model_name"] == name]
+    return [tuple(entry["model_info"].get(f"max_{end}put_tokens") for end in ("in", "out")) for entry in entries]  # type: ignore[misc] # a pair
 
 
-async def test_one_name_on_two_servers_is_listed_once_with_the_smaller_window(discovery: Discovery) -> None:
-    """Either may be asked."""
+async def test_each_server_behind_a_name_has_its_own_deployment(discovery: Discovery, servers: Servers) -> None:
+    """Listed once, each with its window; what a server does not list any more goes, and comes back."""
     configured = router(("lm_studio/*", "lm_studio/*", ONE), ("lm_studio/*", "lm_studio/*", TWO))
+    for _ in range(2):
+        await discovery.refresh(configured)
+        assert sorted(listed(configured)) == sorted([f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}", "lm_studio/solo"])
+        assert shown(configured, f"lm_studio/{QWEN}") == [(8192, 1638), (4096, 819)]
+        assert shown(configured, f"lm_studio/{GEMMA}") == [(None, None)]
+    (cold,) = configured.get_model_list(model_name=f"lm_studio/{GEMMA}") or ()
+    # A look at its health would load it.
+    assert cold["model_info"]["disable_background_health_check"] is True
+    del servers.models["two.test"]
     await discovery.refresh(configured)
-    assert sorted(listed(configured)) == sorted([f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}", "lm_studio/solo"])
-    assert shown(f"lm_studio/{QWEN}") == (4096, 819)
+    assert sorted(listed(configured)) == sorted([f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}"])
+    fresh = router(("lm_studio/*", "lm_studio/*", ONE))
+    await discovery.refresh(fresh)
+    assert listed(fresh) == [f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}"]
 
 
-async def test_numbers_of_others_stay(discovery: Discovery, servers: Servers) -> None:
-    """LiteLLM's and the operator's; ours come back after LiteLLM has taken a new map, and go without a trace."""
-    import litellm
+async def test_a_named_deployment_shows_its_window_and_never_in_place_of_the_operators(
+    discovery: Discovery, servers: Servers
+) -> None:
+    """Under its own id, with all that it had; without a trace once nothing is known."""
+    configured = router(("mine", f"lm_studio/{QWEN}", ONE), ("written", f"lm_studio/{QWEN}", ONE))
+    written = configured.get_model_list(model_name="written")
+    assert written is not None
+    written[0]["model_info"]["max_input_tokens"] = 7000
+    before = [entry["model_info"]["id"] for entry in configured.get_model_list() or ()]
+    for window, seen in ((8192, (8192, 1638)), (4096, (4096, 819)), (None, (None, None)), (2048, (2048, 409))):
+        servers.models["one.test"][QWEN] = window
+        await discovery.refresh(configured)
+        assert shown(configured, "mine") == [seen]
+        assert shown(configured, "written") == [(7000, None)]
+        assert sorted(entry["model_info"]["id"] for entry in configured.get_model_list() or ()) == sorted(before)
+    (found,) = configured.get_model_list(model_name="mine") or ()
+    assert found["litellm_params"]["api_key"] == "k"
 
-    configured = router(("lm_studio/*", "lm_studio/*", ONE))
-    written = {"litellm_provider": "lm_studio", "max_input_tokens": 7000, "mode": "chat"}
-    litellm.model_cost[f"lm_studio/{QWEN}"] = dict(written)
-    servers.models["one.test"][GEMMA] = 4096
+
+async def test_a_key_of_the_wildcard_uses_what_it_is_not_shown(discovery: Discovery) -> None:
+    """LiteLLM lists no model for it, and lets it call each; a key of the models is shown them."""
+    from litellm.proxy.auth import auth_checks
+
+    configured, name = router(("lm_studio/*", "lm_studio/*", ONE)), f"lm_studio/{QWEN}"
     await discovery.refresh(configured)
-    assert litellm.model_cost[f"lm_studio/{QWEN}"] == written
-    assert shown(f"lm_studio/{GEMMA}") == (4096, 819)
-    del litellm.model_cost[f"lm_studio/{GEMMA}"]
-    await discovery.refresh(configured)
-    assert litellm.get_model_info(f"lm_studio/{GEMMA}")["max_input_tokens"] == 4096
-    servers.models.clear()
-    await discovery.refresh(configured)
-    assert f"lm_studio/{GEMMA}" not in litellm.model_cost
-    assert litellm.model_cost[f"lm_studio/{QWEN}"] == written
+    assert (listed(configured, "lm_studio/*"), listed(configured, name)) == ([], [name])
+    check: Any = getattr(auth_checks, "can_object_call_model", None) or auth_checks._can_object_call_model
+    options = {"team_model_aliases": None, "team_id": None, "object_type": "key"}
+    assert check(model=name, llm_router=configured, models=["lm_studio/*"], **options)
 
 
 async def test_no_numbers_where_litellm_would_refuse_by_them(discovery: Discovery) -> None:
@@ -143,7 +154,7 @@ async def test_no_numbers_where_litellm_would_refuse_by_them(discovery: Discover
     configured = router(("lm_studio/*", "lm_studio/*", ONE), enable_pre_call_checks=True)
     await discovery.refresh(configured)
     assert listed(configured) == [f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}"]
-    assert shown(f"lm_studio/{QWEN}") == (None, None)
+    assert shown(configured, f"lm_studio/{QWEN}") == [(None, None)]
 
 
 async def test_a_silent_server_delays_no_list_for_long(

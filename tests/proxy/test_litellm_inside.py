@@ -14,7 +14,6 @@ import litellm
 import pytest
 
 from litellm_compaction.proxy.litellm_inside.application import before_end, keeps_responses
-from litellm_compaction.proxy.litellm_inside.callers import is_within_budgets
 from litellm_compaction.proxy.litellm_inside.connections import connect
 
 
@@ -57,26 +56,6 @@ async def test_litellms_own_end_does_ours_first(monkeypatch: pytest.MonkeyPatch)
     before_end(ours)
     assert await module.proxy_shutdown_event(worker="heart") == "ended"
     assert done == ["ours", "heart"]
-
-
-@pytest.mark.parametrize(
-    ("budgets", "is_within"),
-    [
-        ({}, True),
-        ({"max_budget": 2.0, "spend": 1.0}, True),
-        ({"max_budget": 2.0, "spend": 2.0}, False),
-        ({"team_max_budget": 2.0, "team_spend": 3.0}, False),
-        ({"user_max_budget": 2.0}, True),
-        ({"organization_max_budget": 2.0}, False),
-    ],
-)
-async def test_a_budget_that_is_spent_or_unknown_pays_for_nothing_ahead(
-    monkeypatch: pytest.MonkeyPatch, budgets: dict[str, float], is_within: bool
-) -> None:
-    """What nobody asked for is not made: of a budget without a sum it is not known if anything is left."""
-    monkeypatch.delitem(sys.modules, "litellm.proxy.proxy_server", raising=False)
-    assert await is_within_budgets({"user_api_key_auth": SimpleNamespace(**budgets)}) is is_within
-    assert await is_within_budgets({})
 
 
 _KEEPER = "should_store_prompts_and_responses_in_spend_logs"

@@ -10,8 +10,8 @@ import pytest
 from litellm_compaction.errors import ModelNotLoaded
 from litellm_compaction.proxy.routing import (
     Deployment,
+    asked_deployment_of,
     deployment_of,
-    max_input_tokens,
     unknown_model,
 )
 from litellm_compaction.windows.windows import Target, Windows
@@ -35,33 +35,40 @@ def opted(model: str, *, compaction: dict[str, Any] | None = None, info: Any = N
     [
         ("openai/gpt-4o", {"context_length": 9000}, {"max_input_tokens": 7000}, {}, 9000, "operator"),
         ("openai/gpt-4o", {}, {"max_input_tokens": 7000}, {}, 7000, "max_input_tokens"),
-        ("openai/gpt-4o", {}, {"max_input_tokens": True}, {}, 128_000, "model_map"),
-        ("openai/gpt-4o", {}, {"max_input_tokens": 10**9 + 1}, {}, 128_000, "model_map"),
-        ("openrouter/never-heard-of", {}, {}, {}, 128_000, "default"),
-        ("ollama_chat/never-heard-of", {}, {}, {"api_base": "https://ollama.com"}, 128_000, "default"),
+        ("openai/gpt-4o", {}, {"max_input_tokens": True}, {}, None, "operator"),
+        ("openai/gpt-4o", {}, {"max_input_tokens": 10**9 + 1}, {}, None, "operator"),
+        ("openrouter/never-heard-of", {}, {}, {}, None, "operator"),
         ("ollama/never-heard-of", {}, {}, {"num_ctx": 16384}, 16384, "operator"),
     ],
 )
 def test_the_sources_have_an_order(
-    model: str, compaction: dict[str, Any], info: dict[str, Any], params: dict[str, Any], tokens: int, source: str
+    model: str,
+    compaction: dict[str, Any],
+    info: dict[str, Any],
+    params: dict[str, Any],
+    tokens: int | None,
+    source: str,
 ) -> None:
-    """context_length, what requests ask for, max_input_tokens, the model map, 128,000."""
+    """context_length, what requests ask for, max_input_tokens; otherwise there is none."""
     target = opted(model, compaction=compaction, info=info, **params)
     assert (target.context_length, target.context_source) == (tokens, source)
 
 
 @pytest.mark.parametrize(
-    ("model", "params"),
+    ("model", "params", "tokens"),
     [
-        ("openai/never-heard-of", {"api_base": LOCAL}),
-        ("openai/never-heard-of", {"api_base": "http://gpu.lan:8000/v1"}),
-        ("hosted_vllm/never-heard-of", {}),
-        ("hosted_vllm/never-heard-of", {"api_base": "https://vllm.example.com/v1"}),
-        ("ollama/never-heard-of", {"api_base": "http://10.0.0.7:11434"}),
+        ("openai/never-heard-of", {"api_base": LOCAL}, None),
+        ("openai/never-heard-of", {"api_base": "http://gpu.lan:8000/v1"}, None),
+        ("hosted_vllm/never-heard-of", {"api_base": "https://vllm.example.com/v1"}, None),
+        ("ollama/never-heard-of", {"api_base": "http://10.0.0.7:11434"}, None),
+        ("openai/never-heard-of", {}, 128_000),
+        ("ollama_chat/never-heard-of", {"api_base": "https://ollama.com"}, 128_000),
     ],
 )
-def test_nothing_is_assumed_of_ones_own_server(model: str, params: dict[str, str]) -> None:
-    """128,000 tokens are for hosted models: a server of one's own has any context length, and may cut silently."""
+def test_a_hosted_pruning_model_has_a_supposed_window(model: str, params: dict[str, str], tokens: int | None) -> None:
+    """A server of one's own has any context length, and may cut silently; nothing is supposed of a guarded model."""
+    asked = asked_deployment_of({"model": model, **params}, {}, group="g", environ={})
+    assert (asked.other_target or asked.target).context_length == tokens
     assert opted(model, **params).context_length is None
 
 
@@ -82,12 +89,6 @@ async def test_what_ollama_has_not_loaded_is_loaded_first(models: list[dict[str,
                 await windows.resolve(target)
             assert (await windows.resolve(opted("ollama/x", num_ctx=4096))).tokens == 4096
         await windows.aclose()
-
-
-def test_the_model_map_is_the_providers_own() -> None:
-    """`gpt-4o` is OpenAI's: the same name at another provider says nothing."""
-    assert max_input_tokens("openai", "gpt-4o") == 128_000
-    assert max_input_tokens("hosted_vllm", "gpt-4o") is None
 
 
 def test_lm_studio_has_no_default() -> None:

@@ -67,8 +67,8 @@ def test_both_kinds_of_router_say_the_same(router: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "member"),
     [
-        *((older, member) for member in ("get_deployment", "get_model_list", "model_list", *_SETTINGS)),
-        *((newer, member) for member in ("registry", "settings", "deployment", "deployments", "all", *_SETTINGS)),
+        *((older, member) for member in ("get_deployment", "get_model_list", *_SETTINGS)),
+        *((newer, member) for member in ("registry", "settings", "deployment", "deployments", *_SETTINGS)),
     ],
 )
 def test_each_missing_member_is_named(make: Any, member: str, caplog: pytest.LogCaptureFixture) -> None:

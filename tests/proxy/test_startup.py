@@ -12,6 +12,7 @@ from typing import Any
 import litellm
 import pytest
 
+from litellm_compaction.concurrency import ended
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.proxy import startup
@@ -163,8 +164,9 @@ async def test_models_that_are_loaded_meanwhile_are_prepared_too(caplog: pytest.
                 raise RuntimeError("odd")
 
     windows: Any = SimpleNamespace(on_loaded=None)
-    made = Slow(SimpleNamespace(windows=windows), None, None)  # type: ignore[arg-type]
-    made.watch(lambda: "router")
+    made = Slow(SimpleNamespace(windows=windows), None)  # type: ignore[arg-type]
+    work = asyncio.create_task(made.keep(lambda: "router"))
+    await settled()
     for _ in range(3):
         windows.on_loaded()
         await settled()
@@ -175,5 +177,5 @@ async def test_models_that_are_loaded_meanwhile_are_prepared_too(caplog: pytest.
     windows.on_loaded()
     await settled()
     assert len(looks) == 3
-    await made.aclose()
+    await ended([work])
     assert windows.on_loaded is None

@@ -53,12 +53,6 @@ class Exchange:
     is_whole: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
 
-    @property
-    def asked_text(self) -> str:
-        """The last message, or the raw prompt."""
-        messages = self.body.get("messages")
-        return str(messages[-1].get("content")) if messages else str(self.body.get("prompt"))
-
     def note(self, event: Mapping[str, Any]) -> None:
         """Takes over what one answer, or one chunk of it, says."""
         if usage := event.get("usage"):

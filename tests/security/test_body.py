@@ -11,7 +11,7 @@ import pytest
 from tests.builders import talk
 from tests.integration.bench import Bench, is_question
 from tests.integration.harness import CHAT
-from tests.security.office import GUARDED, ROUTES, Liar, ask, body_of
+from tests.security.office import ROUTES, Liar, ask, body_of
 
 _LONG = [message for message in talk("spoofs", 6000) if message["role"] != "system"]
 _HI = [{"role": "user", "content": "hi"}]
@@ -65,9 +65,7 @@ def _as_json(body: Mapping[str, Any]) -> bytes:
     return f"{json.dumps(plain)[:-1]}{odd}}}".encode()
 
 
-@pytest.mark.parametrize(
-    ("group", "path"), [*((group, CHAT) for group in GUARDED), *(("small", path) for path in ROUTES[1:])]
-)
+@pytest.mark.parametrize(("group", "path"), [("foreign-hooked", CHAT), *(("small", path) for path in ROUTES)])
 def test_no_field_of_the_body_switches_the_guard_off(office: Bench, group: str, path: str) -> None:
     """Compacted or refused, by each carrier and on each route; what reaches the server fits its window."""
     watch = office.watch(group)

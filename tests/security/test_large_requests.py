@@ -131,11 +131,3 @@ def test_a_long_request_is_read_beside_the_event_loop(
     assert {name for name, where in on_loop.items() if True in where and name != "decode"} == set()
     # What is no chat is not looked at for one.
     assert "to complete" in long or True not in on_loop["decode"]
-
-
-def test_a_short_request_waits_for_no_thread(office: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread costs more than the work that it would take over."""
-    on_loop = _watched(monkeypatch, lambda _: True)
-    assert ask(office, "sk-alice", body_of("local", [_HI])).status_code == 200
-    assert {"decode", "client_texts"} <= on_loop.keys()
-    assert {name for name, where in on_loop.items() if False in where} == set()

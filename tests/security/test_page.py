@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from litellm_compaction.cli import main
 from litellm_compaction.config import LIVE
 from litellm_compaction.events import HarmlessRecords, harmless
-from litellm_compaction.places import make_private
 from tests.integration.bench import Bench
 from tests.integration.page_forms import PAGE, look, reset
 
@@ -129,17 +127,3 @@ def test_any_values_are_saved_or_refused_by_name(office: Bench, values: dict[str
     assert answer.status_code in (200, 400, 422)
     if answer.status_code == 422:
         assert answer.json()["error"]["problems"].keys() <= {*LIVE, *values}
-
-
-@pytest.mark.skipif(os.name != "posix", reason="rights are POSIX's")
-def test_closing_a_file_does_not_follow_a_link(tmp_path: Path) -> None:
-    """What somebody has put in its place leads to a file that is not ours to change."""
-    target, link, own = tmp_path / "target", tmp_path / "store-wal", tmp_path / "own"
-    for path in (target, own):
-        path.write_text("x")
-        path.chmod(0o644)
-    link.symlink_to(target)
-    with pytest.raises(OSError, match="link"):
-        make_private(link)
-    make_private(own)
-    assert (target.stat().st_mode & 0o777, own.stat().st_mode & 0o777) == (0o644, 0o600)

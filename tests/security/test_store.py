@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import random
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +12,14 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.errors import StoreError
-from litellm_compaction.recall import Lookup
-from litellm_compaction.stores import Originals, Store, open_store
-from litellm_compaction.stores.rows import MemoryRows, Row, SteadyRows
-from litellm_compaction.stores.store import decode, encode
-from tests.engine.bench import Bench as EngineBench
-from tests.engine.test_compactor import LONG
+from litellm_compaction.recall.lookup import Lookup
+from litellm_compaction.stores import Originals, open_store
+from litellm_compaction.stores.rows import MemoryRows, Row
+from litellm_compaction.stores.store import decode
 from tests.integration.bench import Bench
 from tests.security.office import action, ask, body_of, conversation
 from tests.stores.compactions import compaction
-from tests.stores.made import MemoryStore, SqliteStore, SteadyStore
+from tests.stores.made import SqliteStore
 
 SECRET = "Geheimwort-4711"
 
@@ -41,57 +35,6 @@ def filled(path: Path) -> bytes:
 
     asyncio.run(fill())
     return path.read_bytes()
-
-
-def _flipped(seed: int) -> Callable[[bytes], bytes]:
-    def damage(data: bytes) -> bytes:
-        found = bytearray(data)
-        chance = random.Random(seed)
-        for _ in range(chance.choice((1, 3, 30, 300))):
-            found[chance.randrange(min(4096, len(found)))] = chance.randrange(256)
-        return bytes(found)
-
-    return damage
-
-
-_DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "schema text that is no UTF-8 (failed open)": lambda data: data.replace(
-        b"CREATE TABLE entry", b"CREATE T\xffBLE entry"
-    ),
-    "a schema that is no SQL": lambda data: data.replace(b"CREATE TABLE entry", b"CREATE TABLE 0ntry"),
-    "garbage": lambda data: bytes(random.Random(3).randrange(256) for _ in range(len(data))),
-    "nothing behind the header": lambda data: data[:100] + bytes(len(data) - 100),
-    "empty": lambda _: b"",
-    **{f"flipped bytes {seed}": _flipped(seed) for seed in range(40)},
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.full if "flipped" in name and name[-1] != "7" else ()) for name in _DAMAGES],
-)
-async def test_a_damaged_store_is_a_miss_and_works_again(name: str, tmp_path: Path) -> None:
-    """Whatever is wrong with the file, finding and putting go on, and nothing but a `StoreError` is ever raised."""
-    path = tmp_path / "store.sqlite3"
-    data = await asyncio.to_thread(filled, path)
-    path.write_bytes(_DAMAGES[name](data))
-    bare = SqliteStore(path, ttl_s=1e6, max_bytes=10_000_000)
-    try:
-        await bare.find("scope", ["hash"])
-        await bare.put("scope", compaction("new"))
-        await bare.compactions()
-        await bare.events()
-    except StoreError:
-        pass
-    finally:
-        await bare.aclose()
-    steady = SteadyStore(
-        SqliteStore(path, ttl_s=1e6, max_bytes=10_000_000), MemoryStore(ttl_s=1e6, max_bytes=10_000_000)
-    )
-    kept = compaction("new")
-    await steady.put("scope", kept)
-    assert await steady.find("scope", [kept.covered_hash]) == [kept]
-    await steady.aclose()
 
 
 # Statements that write what no process of ours writes.
@@ -128,76 +71,6 @@ async def test_rows_that_somebody_else_wrote_harm_nobody(name: str, tmp_path: Pa
     await store.aclose()
 
 
-class _Raising:
-    """A store whose every method raises the same."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __getattr__(self, name: str) -> Any:
-        async def fail(*_: object, **__: object) -> None:
-            if name != "aclose":
-                raise self._error
-
-        return fail
-
-
-_ERRORS = (
-    StoreError("gone"),
-    UnicodeDecodeError("utf-8", SECRET.encode(), 0, 1, "invalid"),
-    MemoryError(),
-    RecursionError(),
-    OSError(5, "I/O"),
-    KeyError(SECRET),
-    TypeError("odd"),
-    sqlite3.DatabaseError("odd"),
-)
-
-
-@pytest.mark.parametrize("error", _ERRORS, ids=lambda error: type(error).__name__)
-async def test_whatever_a_store_raises_the_memory_takes_over(
-    error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A store of any kind is a miss where it fails; its error quotes no text, and a long request is compacted."""
-    broken: Any = _Raising(error)
-    store = Store(SteadyRows(broken, MemoryRows(ttl_s=1e6, max_bytes=10_000_000)))
-    kept = compaction("new")
-    with caplog.at_level(logging.WARNING):
-        await store.put("scope", kept)
-        assert await store.find("scope", [kept.covered_hash]) == [kept]
-        await store.put_fact("scope", "key", "text")
-        assert await store.get_fact("scope", "key") == "text"
-        await store.add_event(1e12, "{}")
-        await store.add_turn(1e12, "{}")
-        assert await store.turns() == ["{}"]
-        assert len(await store.compactions()) == 1
-    assert SECRET not in caplog.text
-    guarded = await EngineBench(store=broken).guard(LONG)
-    assert (guarded.action, guarded.round) == ("compacted", 1)
-
-
-# What a record may say that fits no conversation, with those that have opened the guard (2026-11-23) first.
-_UNFIT: dict[str, dict[str, Any]] = {
-    "edited from before the beginning": {"edited_from": -9},
-    "shortened outside of what is edited": {"shown": [[1, 10]]},
-    "shown in a way that nobody knows": {"edited_from": 0, "shown": [[0, "twice"]]},
-    "covers less than nothing": {"covered_messages": -1},
-    "pinned behind the end": {"pinned": [4]},
-    "stubbed before the beginning": {"shown": [[-1, "stub"]]},
-    "an image of another message": {"images": [[9, 0]]},
-    "a summary of more than it covers": {"segments": [{"text": "", "round": 1, "covered_messages": 9}]},
-}
-
-
-@pytest.mark.parametrize("name", _UNFIT)
-def test_a_record_that_fits_no_conversation_is_none(name: str) -> None:
-    """Read as one that cannot be read: such as somebody else writes to a shared store."""
-    envelope = json.loads(encode(compaction("h")))
-    assert decode(json.dumps(envelope).encode()) is not None
-    envelope["compaction"] |= _UNFIT[name]
-    assert decode(json.dumps(envelope).encode()) is None
-
-
 # What a store of another kind may hand out, which reads its own records.
 _UNREAD: dict[str, dict[str, Any]] = {
     "edited from before the beginning": {"edited_from": -9},
@@ -231,24 +104,6 @@ def _decoded(data: bytes) -> Compaction:
 
 def _holds_secret(folder: Path) -> list[str]:
     return [each.name for each in folder.iterdir() if each.is_file() and SECRET.encode() in each.read_bytes()]
-
-
-async def test_purge_erases_copies_of_damaged_files(tmp_path: Path) -> None:
-    """What was set aside holds conversation text, and goes with the rest; a link's target stays."""
-    path = tmp_path / "store.sqlite3"
-    data = await asyncio.to_thread(filled, path)
-    foreign = tmp_path / "foreign"
-    foreign.write_text("stays")
-    (tmp_path / "store.sqlite3.corrupt-20260101-000000-1").symlink_to(foreign)
-    path.write_bytes(data.replace(b"CREATE TABLE entry", b"CREATE T\xffBLE entry"))
-    store = SqliteStore(path, ttl_s=1e6, max_bytes=10_000_000)
-    assert await store.find("scope", ["hash"]) == []
-    assert _holds_secret(tmp_path), "it was set aside"
-    await store.delete()
-    await store.aclose()
-    assert _holds_secret(tmp_path) == []
-    assert [each.name for each in tmp_path.glob("*corrupt*")] == []
-    assert foreign.read_text() == "stays"
 
 
 @pytest.mark.parametrize("way", ["replaced", "expired", "evicted", "purged"])

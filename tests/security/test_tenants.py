@@ -9,8 +9,6 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,18 +16,16 @@ import pytest
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
-from litellm_compaction.proxy.call import Call, Calls, ClientRequest
-from litellm_compaction.proxy.deployments import tenant_of
-from tests.builders import talk
+from litellm_compaction.proxy.client import tenant_of
+from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges
 from tests.integration.app import in_loop
-from tests.integration.bench import Bench, is_summary_call
+from tests.integration.bench import Bench
 from tests.integration.harness import CHAT
-from tests.lmstudio_double import ChatCall, Gate, Reply
 from tests.security.beside.identities import IDENTITIES
 from tests.security.office import ROUTES, Liar, action, ask, body_of, conversation, said, seen, send, words_of
 
 # Rounds of clients at once; 10,000 of them take an hour (SECURITY.md), so that each run has some.
-_INTERLEAVINGS = int(os.environ.get("TESTS_INTERLEAVINGS", "30"))
+_INTERLEAVINGS = int(os.environ.get("TESTS_INTERLEAVINGS", "20"))
 # Mostly two tenants, so that each pair meets alone, too.
 _AT_ONCE = (2, 2, 2, 3, 6)
 # What a client can write into `x-litellm-call-id`.
@@ -102,7 +98,7 @@ class _Logging:
 
 def test_what_is_remembered_ends_with_litellms_own_object() -> None:
     """A client that leaves before any hook hears of it costs no memory; a name that it chose finds nothing."""
-    calls, log = Calls(), _Logging()
+    calls, log = Exchanges(), _Logging()
     body = {"litellm_call_id": "t1", "litellm_logging_obj": log}
     call = calls.open(body, _call("alice"))
     assert calls.get(body) is call
@@ -111,11 +107,11 @@ def test_what_is_remembered_ends_with_litellms_own_object() -> None:
         named = {"litellm_call_id": "t1", "litellm_logging_obj": name}
         assert calls.get(named) is None
         calls.open(named, _call("bob"))
-        assert len(calls._calls) == 1
+        assert len(calls._own) == 1
     assert calls.logged({"litellm_call_id": "t1"}) is None
     del body, log
     gc.collect()
-    assert not calls._calls
+    assert not calls._own
 
 
 def _roles(body: Any) -> str:
@@ -229,7 +225,7 @@ _AS_ALICE: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize(("group", "path"), [("small", path) for path in ROUTES] + [("foreign-hooked", CHAT)])
+@pytest.mark.parametrize(("group", "path"), [("small", "/v1/messages"), ("foreign-hooked", CHAT)])
 def test_nobody_is_taken_for_another_by_what_they_send(office: Bench, group: str, path: str) -> None:
     """Alice's record of a conversation is there, and serves her; whoever else sends it pays for one of their own."""
     office.watch(group, seen)
@@ -257,34 +253,6 @@ def test_a_record_serves_its_own_tenant_only(office: Bench) -> None:
     body = body_of("small", conversation("same", 20))
     actions = {key: action(ask(office, key, body)) for key in IDENTITIES if key != "sk-poor"}
     assert actions == dict.fromkeys(actions, "compacted") | {"sk-red-arno": "reused"}
-
-
-def test_two_people_behind_one_key_share_no_record_of_what_their_tools_said(office: Bench) -> None:
-    """The same words and calls with another result, however short, are another conversation (P9).
-
-    A note in its place is the client's own (P4), but only for who has shown the result under this key.
-    """
-    watch, talked = office.watch("small", seen), conversation("cleared", 20)
-
-    def told(key: str, output: str) -> str:
-        call = {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
-        called = {"role": "assistant", "content": "", "tool_calls": [call]}
-        result = {"role": "tool", "tool_call_id": "call_1", "content": output}
-        return action(ask(office, key, body_of("small", [*talked[:2], called, result, *talked[2:]])))
-
-    whole, note = ("\n".join(f"{number}: CANARY-anna has {number}" for number in range(60)), "[Old output cleared]")
-    assert told("sk-alice", whole) == "compacted"
-    hers = len(watch.bodies)
-    for other in ("CANARY-bert has 3", "No matches found", "[]"):
-        assert told("sk-alice", other) == "compacted"
-    assert told("sk-bob", note) == "compacted"
-    assert "CANARY-anna" not in words_of(watch.bodies[hers:])
-    assert told("sk-alice", note) == "reused"
-    # Two have shown as much of it: whose it is now is not clear.
-    assert told("sk-alice", whole.replace("anna", "bert")) == "compacted"
-    both = len(watch.bodies)
-    assert told("sk-alice", note) == "compacted"
-    assert not words_of(watch.bodies[both:]) & {"CANARY-anna", "CANARY-bert"}
 
 
 def test_who_knows_a_records_names_gets_no_record(office: Bench) -> None:
@@ -346,104 +314,7 @@ def test_what_was_counted_for_another_tenant_is_counted_anew(office: Bench, liar
     assert alice != another
 
 
-# By what it is not believed: the rounds of what was asked, and what its server says of that, each time.
-# A round is about 240 tokens. Seen failing with each of the named checks removed, and only the rows of that check.
-_LIES: dict[str, tuple[int, list[Any]]] = {
-    "above the window: ReplyReader.learn": (20, [{"prompt_tokens": 8193, "completion_tokens": 1}] * 4),
-    "above it with its cache: ReplyReader.learn": (
-        20,
-        [{"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 8192}}] * 4,
-    ),
-    "cut: TokenCounter.is_suspicious": (20, [{"prompt_tokens": 2000, "completion_tokens": 1}] * 4),
-    "no vocabulary has so many: is_plausible": (2, [{"prompt_tokens": 3000, "completion_tokens": 1}] * 4),
-    "no vocabulary has so few: is_plausible": (3, [{"prompt_tokens": 120, "completion_tokens": 1}] * 4),
-    "no whole number: wire.usage_of": (2, [{"prompt_tokens": 1000.0, "completion_tokens": 1.0}] * 4),
-    "nothing but a prompt: wire.usage_of": (2, [{"prompt_tokens": 1000}] * 4),
-    # What would rather be an error than be believed.
-    "negative": (1, [{"prompt_tokens": -5, "completion_tokens": -5}] * 4),
-    "text": (1, [{"prompt_tokens": "900", "completion_tokens": "1"}] * 4),
-    "a list": (1, [[]] * 4),
-}
-
-
-@pytest.mark.parametrize(("number", "lie"), list(enumerate(_LIES)), ids=list(_LIES))
-def test_a_server_that_lies_of_usage_to_one_changes_nothing_for_another(
-    office: Bench, liar: Liar, number: int, lie: str
-) -> None:
-    """Neither window nor count, whatever numbers came with another tenant's answers."""
-    rounds, usages = _LIES[lie]
-    group = f"lied-{number}"
-    expected = _counted(office, group, rounds)
-    _told(office, liar, group, rounds, usages)
-    assert _counted(office, group, rounds) == expected
-
-
-def test_what_a_server_says_of_usage_is_believed_where_it_may_be_true(office: Bench, liar: Liar) -> None:
-    """Else the rows above show nothing: numbers are learned here, and by everybody who asks the deployment."""
-    before = _counted(office, "honest", 2)[0][-1]
-    _told(office, liar, "honest", 2, [{"prompt_tokens": 1000, "completion_tokens": 1}] * 4)
-    assert int(_counted(office, "honest", 2)[0][-1]) > 1.5 * int(before)
-
-
-def _counted(office: Bench, group: str, rounds: int) -> list[tuple[str, ...]]:
-    """What Alice is told of a conversation of her own, and of one that goes on like Bob's first."""
-    goes_on = [{"role": "assistant", "content": "Ported."}, {"role": "user", "content": "And then?"}]
-    found = []
-    for messages in (conversation("alice", rounds), [*conversation("bob-0", rounds), *goes_on]):
-        answer = ask(office, "sk-alice", body_of(group, messages))
-        assert answer.status_code == 200, answer.text
-        names = ("", "-window", "-tokens-before")
-        found.append(tuple(answer.headers[f"x-litellm-compaction{name}"] for name in names))
-    return found
-
-
-def _told(office: Bench, liar: Liar, group: str, rounds: int, usages: list[Any]) -> None:
-    """Requests of Bob's, each with what their server says they took."""
-    for number, usage in enumerate(usages):
-        before = len(liar.bodies)
-        liar.says = lambda body, usage=usage: (200, said("Fine.", usage=usage))  # type: ignore[misc]
-        ask(office, "sk-bob", body_of(group, conversation(f"bob-{number}", rounds)))
-        assert len(liar.bodies) > before, "the lie was told"
-    liar.says = lambda body: (200, said("Fine."))
-
-
-@pytest.mark.parametrize(
-    ("path", "group", "stream"),
-    [
-        (CHAT, "local", False),
-        (CHAT, "hooked", True),
-        ("/v1/messages", "local", True),
-        ("/v1/responses", "hooked", False),
-        ("/v1/completions", "local", True),
-    ],
-)
-def test_request_under_anothers_call_id_while_that_is_under_way(
-    office: Bench, path: str, group: str, stream: bool
-) -> None:
-    """Alice's conversation is being summarised when Bob comes with her id: 6 of 6 were mixed up before."""
-    gate = Gate()
-
-    def script(call: ChatCall) -> Reply:
-        reply = seen(call)
-        return replace(reply, gate=gate) if is_summary_call(call.body) else reply
-
-    watch = office.watch(group, script)
-    hers = body_of(group, talk(f"CANARY-alice {path} {group} {stream}", 9000), stream=stream)
-    his = body_of(group, [{"role": "user", "content": "What is CANARY-bob doing?"}], path, stream=stream)
-    if path == "/v1/completions":
-        his = {"model": group, "prompt": "What is CANARY-bob doing?", "stream": stream}
-    with ThreadPoolExecutor(1) as pool:
-        alice = pool.submit(ask, office, "sk-alice", hers, CHAT, **{"x-litellm-call-id": "t1"})
-        assert gate.reached.wait(60)
-        bob = ask(office, "sk-bob", his, path, **{"x-litellm-call-id": "t1"})
-        gate.open()
-        heard = alice.result()
-    assert words_of(bob.text) == {"CANARY-bob"}
-    assert words_of(heard.text) == {"CANARY-alice"}
-    assert [words for body in watch.bodies if len(words := words_of(body["messages"])) != 1] == []
-
-
-def _call(tenant: str) -> Call:
+def _call(tenant: str) -> Exchange:
     request = Request(messages=())
     client = ClientRequest(received=request, original=request, group="g", tenant=tenant)
-    return Call(client, Attempts(summary_calls_left=1))
+    return Exchange(client, Attempts(summary_calls_left=1))

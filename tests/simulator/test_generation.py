@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.lmstudio_double import Gate, Reply, numbered_words
-from tests.simulator.bench import KEY, Bench, BenchFactory, deltas, finish_reasons, user
+from tests.simulator.bench import KEY, Bench, BenchFactory, deltas, user
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7])
@@ -23,16 +23,6 @@ def test_stream_is_the_text_in_small_pieces(served: Bench, chunk_tokens: int) ->
     assert sum("role" in data["choices"][0]["delta"] for _, data in events[:-1]) == 1
     assert events[-1] == ("message", "[DONE]")
     assert served.last.content == text
-
-
-@pytest.mark.parametrize("limit", [0, 1, 5, -1])
-def test_max_tokens(served: Bench, limit: int) -> None:
-    """`max_tokens` ends the answer with `length` after exactly so many tokens, and -1 means no limit."""
-    served.simulator.script = lambda call: Reply(numbered_words(40))
-    events = served.events(user("go"), max_tokens=limit)
-    assert finish_reasons(events) == ["stop" if limit == -1 else "length"]
-    if limit >= 0:
-        assert served.last.completion_tokens == limit
 
 
 @pytest.fixture
@@ -57,9 +47,6 @@ def test_openai_client_reads_a_streamed_tool_call(served: Bench, client: openai.
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-TEXT = numbered_words(20)
-
-
 def test_disconnect_ends_the_generation(bench: BenchFactory) -> None:
     """A client that leaves stops an answer that would never end, and the partial answer is on record."""
     reply = Reply(numbered_words(1000), gate=Gate(), gate_after_tokens=40)
@@ -82,10 +69,3 @@ def test_a_request_for_a_summary_gets_one_of_what_was_shown(served: Bench) -> No
     transcript = "You write the record.\n\nCONVERSATION TO CONDENSE:\nUSER:\nThe port is 4812.\n\nASSISTANT:\nFine."
     alone = served.chat(user(transcript))
     assert alone.json()["choices"][0]["message"]["content"] == "### What the user said\n- The port is 4812."
-
-
-def test_parts_of_a_summary_are_merged(served: Bench) -> None:
-    """Into one that has the lines of each, as a long conversation's own summaries are; none is lost for nothing."""
-    heading = "### What the user said"
-    parts = f"You write the record.\n\nPART 1:\n{heading}\n- First.\n\nPART 2:\n{heading}\n- Second."
-    assert served.chat(user(parts)).json()["choices"][0]["message"]["content"] == f"{heading}\n- First.\n- Second."

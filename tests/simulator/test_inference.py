@@ -110,14 +110,6 @@ def test_a_conversation_that_is_too_long_has_many_answers(
     assert served.chat(user("hi")).status_code == 200
 
 
-def test_a_first_message_beyond_the_window_is_a_400(bench: BenchFactory) -> None:
-    """When system and first user message alone exceed the window, truncation fails with a bare-string 400."""
-    served = bench(1000)
-    response = served.chat(user(numbered_words(3000)), stream=True)
-    assert (response.status_code, served.last.outcome) == (400, "overflow")
-    assert "greater than the context length (n_keep: 8" in response.json()["error"]
-
-
 def test_the_simulator_drops_the_oldest_and_keeps_what_it_has_read(bench: BenchFactory) -> None:
     """Silently; of the next turn only the new part is computed."""
     served = bench(1000, module=simulator)

@@ -12,15 +12,6 @@ from tests.lmstudio_double import Gate, Model, Reply, Simulator, numbered_words,
 from tests.lmstudio_double.simulator import ThoughtControl
 from tests.simulator.bench import KEY, Bench, BenchFactory, user
 
-
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
-def test_bodies_that_are_no_json_object_are_refused(served: Bench, raw: bytes) -> None:
-    """Bytes that are not a JSON object are a 400, on both completion endpoints."""
-    for path in ("/v1/chat/completions", "/v1/completions"):
-        assert served.client.post(path, content=raw).status_code == 400
-    assert served.last.body is None
-
-
 TEXT = numbered_words(20)
 
 

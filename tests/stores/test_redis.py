@@ -120,9 +120,8 @@ async def test_the_rights_that_the_documentation_names_are_enough(
     await store.put_fact("model", "k", "1")
     await store.put_setting("mode", "off")
     await store.add_event(time.time(), "{}")
-    await store.add_turn(time.time(), "{}")
     assert await store.find("team", ["h"]) == [compaction("h")]
-    assert (len(await store.compactions()), len(await store.events()), len(await store.turns())) == (1, 1, 1)
+    assert (len(await store.compactions()), len(await store.events())) == (1, 1)
     assert await store.get_setting("mode") == "off"
     board = Board(RedisRows(store.server, prefix="compaction:board", ttl_s=10))
     assert await board.update("pool", "me", lambda others: (b"1", len(others)), lease_s=5) == 0

@@ -69,8 +69,6 @@ async def test_nothing_but_deleting_and_settings_raises(caplog: pytest.LogCaptur
         assert await made.store.get_fact("model", "other") is None
         await made.store.add_event(1e12, "{}")
         assert [event.text for event in await made.store.events(limit=1)] == ["{}"]
-        await made.store.add_turn(1e12, "{}")
-        assert (await made.store.turns())[-1] == "{}"
         assert len(await made.store.compactions()) == 1
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
         (logging.WARNING, "store_failed disk full; requests go on with the memory of this process")

@@ -104,7 +104,7 @@ class Kept:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """A store beside its model: rows by scope and key, settings, and two logs."""
+    """A store beside its model: rows by scope and key, settings, and a log."""
 
     def __init__(self, opening: Opening) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.rows: dict[tuple[str, str], Kept] = {}
         self.has_expired = False
         self.settings: dict[str, str] = {}
-        self.logs: dict[str, list[tuple[float, str]]] = {"events": [], "turns": []}
+        self.log: list[tuple[float, str]] = []
 
     def do(self, call: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(call)
@@ -199,30 +199,24 @@ class AnyOrder(RuleBasedStateMachine):
         """No time, no bound and no purge takes them."""
         assert self.do(self.store.get_setting(key)) == self.settings.get(key)
 
-    @rule(log=st.sampled_from(["events", "turns"]), text=texts, early_s=st.sampled_from([0.0, 50.0]))
+    @rule(text=texts, early_s=st.sampled_from([0.0, 50.0]))
     @precondition(lambda self: not self.is_failing)
-    def add_line(self, log: str, text: str, early_s: float) -> None:
-        add = self.store.add_event if log == "events" else self.store.add_turn
-        self.do(add(self.clock.now_s - early_s, text))
-        self.logs[log].append((self.clock.now_s - early_s, text))
+    def add_line(self, text: str, early_s: float) -> None:
+        self.do(self.store.add_event(self.clock.now_s - early_s, text))
+        self.log.append((self.clock.now_s - early_s, text))
 
     @rule(containing=st.just("") | words, limit=st.integers(0, 3), back=st.integers(0, 3))
     def read_lines(self, containing: str, limit: int, back: int) -> None:
-        """The newest few after a number, oldest first; logs do not mix."""
-        young = {
-            log: [(when_s, text) for when_s, text in lines if when_s >= self.clock.now_s - LINES_TTL_S]
-            for log, lines in self.logs.items()
-        }
+        """The newest few after a number, oldest first."""
+        young = [(when_s, text) for when_s, text in self.log if when_s >= self.clock.now_s - LINES_TTL_S]
         events = self.do(self.store.events())
         numbers = [event.number for event in events]
-        assert [(event.when_s, event.text) for event in events] == young["events"]
+        assert [(event.when_s, event.text) for event in events] == young
         assert numbers == sorted(set(numbers))
         after = numbers[-1 - back] if back < len(numbers) else 0
         found = self.do(self.store.events(after=after, limit=limit, containing=containing))
         newer = [event for event in events if event.number > after and containing in event.text]
         assert found == newer[len(newer) - min(limit, len(newer)) :]
-        turns = self.do(self.store.turns(containing=containing))
-        assert turns == [text for _, text in young["turns"] if containing in text]
 
     @rule()
     def list_all(self) -> None:
@@ -269,8 +263,7 @@ class AnyOrder(RuleBasedStateMachine):
         # An expired row may be there still.
         assert count == known or (self.has_expired and count > known)
         if scope is None:
-            for log, lines in self.logs.items():
-                self.logs[log] = [line for line in lines if before_s is not None and line[0] >= before_s]
+            self.log = [line for line in self.log if before_s is not None and line[0] >= before_s]
 
     @rule(pause_s=st.sampled_from([0.0, 1.0, TTL_S / 2, TTL_S, TTL_S + 1, LINES_TTL_S - 50]))
     def wait(self, pause_s: float) -> None:
@@ -351,7 +344,7 @@ async def test_a_log_keeps_its_newest_lines(pair: tuple[Store, Store]) -> None:
 @pytest.mark.parametrize("opening", KINDS, indirect=True)
 async def test_a_mark_is_found_and_not_shown(pair: tuple[Store, Store]) -> None:
     """It stands in the place of a record that is gone: the engine sees it, an operator's list and a name do not."""
-    mark: Compaction = replace(compaction("h"), focus="the port")
+    mark: Compaction = replace(compaction("h"), undone_messages=9)
     await pair[0].put("team", mark)
     await pair[0].name("team", "team", mark)
     assert await pair[1].find("team", ["h"]) == [mark]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.templates import template as templates
 from litellm_compaction.templates.environment import TemplateRefusal
 from litellm_compaction.templates.template import Template, template
@@ -25,7 +26,7 @@ def test_every_template_renders_a_message_and_has_the_traits_that_are_written_do
     found = template(name)
     assert "hi <b> ü" in found.render(MESSAGES, (), bos="<s>", eos="</s>")
     tried = traits(found.source)
-    assert {key for key, value in vars(found).items() if value is True} == set(tried)
+    assert found.traits == set(tried)
     digest = hashlib.sha256((FOLDER / f"{name}.jinja").read_bytes()).hexdigest()
     assert f"{digest}  {name}.jinja" in (FOLDER / "SHA256SUMS").read_text().splitlines()
 
@@ -55,5 +56,5 @@ def test_a_prompt_much_longer_than_its_messages_is_refused() -> None:
 
 
 def test_an_unknown_name_is_an_error() -> None:
-    with pytest.raises(OSError, match="no such template"):
+    with pytest.raises(CompactionError, match="no such template"):
         template("no such template")

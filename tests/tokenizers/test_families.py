@@ -53,15 +53,16 @@ name = "unknown"
 name = "heuristic"
 [families.toy]
 like = "unknown"
-message_tokens = 3
+image_tokens = 3
 """
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("message_tokens = 3", 'message_tokens = "many"'),
-        ("message_tokens = 3", "mesage_tokens = 3"),
+        ("image_tokens = 3", 'image_tokens = "many"'),
+        ("image_tokens = 3", "imge_tokens = 3"),
+        ("image_tokens = 3", "costs = [1, 2]"),
         ('like = "unknown"', 'like = "nobody"'),
         ('[["toy", "toy"]]', '[["toy", "nobody"]]'),
         ('[["toy", "toy"]]', '[["(", "toy"]]'),

@@ -87,7 +87,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(registry, "_read_pack", fail)
     monkeypatch.setattr(registry, "_loaded", {})
-    monkeypatch.setattr(registry, "_broken", {})
+    monkeypatch.setattr(registry, "_usable", {})
 
 
 async def test_a_damaged_pack_refuses_no_request(damaged: None, caplog: pytest.LogCaptureFixture) -> None:

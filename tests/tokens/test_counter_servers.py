@@ -66,7 +66,7 @@ async def test_text_that_a_template_renders_is_none(family: Any) -> None:
     """Its count is as exact as any."""
     made = await TokenCounter().count("t", family, session(20))
     assert upper(made) < 1.1 * made.tokens
-    assert template(family.template).renders_text_beside_calls
+    assert template(family.template).has("renders_text_beside_calls")
 
 
 UNKNOWN = family_of("", "nobody-knows")

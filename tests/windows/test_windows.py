@@ -60,8 +60,8 @@ async def test_not_loaded_is_not_the_operators_number(server: FakeLMStudio, wind
         await windows.resolve(target(context_length=32768))
 
 
-async def test_an_unlisted_model_falls_back(server: FakeLMStudio, windows: Windows) -> None:
-    """Operator first, then a learned limit, else an error that says what was tried."""
+async def test_an_unlisted_model_falls_back(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """Operator first, then a learned limit, however old beside a guess, else an error that says what was tried."""
     server.list_v1(v1_model(_=8192))
     with pytest.raises(WindowUnknown, match="/api/v1/models lists 1 models, none of them other"):
         await windows.resolve(target("other"))
@@ -69,6 +69,10 @@ async def test_an_unlisted_model_falls_back(server: FakeLMStudio, windows: Windo
     assert (await windows.resolve(target("other"))).source == "learned"
     window = await windows.resolve(target("other", context_length=5000))
     assert (window.tokens, window.source) == (5000, "operator")
+    clock.now_s += 3600
+    number = target("other", context_length=9000)
+    assert (await windows.resolve(number)).tokens == 9000
+    assert (await windows.resolve(replace(number, context_source="model_map"))).tokens == 6000
 
 
 @pytest.mark.parametrize("failure", [httpx.ReadTimeout("slow"), {"/api/v1/models": httpx.Response(503)}])
@@ -186,8 +190,9 @@ async def test_one_number_that_cannot_be_read_again_is_refused(
     clock.now_s += 7
     fail(server, failure)
     for _ in range(3):
-        with pytest.raises(match="32768 tokens, is 7 s old"):
-            await windows.resolve(target())
+        for number in (target(), replace(target(context_length=4096), context_source="model_map")):
+            with pytest.raises(match="32768 tokens, is 7 s old"):
+                await windows.resolve(number)
     clock.now_s += 1
     server.down, server.answers = None, answers
     server.list_v1(v1_model(_=4096))

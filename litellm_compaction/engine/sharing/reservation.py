@@ -18,7 +18,7 @@ from typing import Literal
 
 from litellm_compaction.core.budget import margin_tokens
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
-from litellm_compaction.engine.sharing.pool import Admission, Seat
+from litellm_compaction.engine.sharing.admission import Admission, Seat
 from litellm_compaction.errors import DoesNotFit, Share
 from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.windows import Window

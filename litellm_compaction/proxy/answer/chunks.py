@@ -1,4 +1,4 @@
-"""The meaning of a server's chunk: fields of another shape are read as what they say, and calls are told apart.
+"""The meaning of a server's chunk: fields of another shape are read as what they say.
 
 Servers differ in the shapes of tool calls and of text; whoever reads a chunk after this finds OpenAI's.
 """
@@ -6,10 +6,8 @@ Servers differ in the shapes of tool calls and of text; whoever reads a chunk af
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
-from uuid import uuid4
 
 from litellm_compaction.proxy.answer.protocol import Chunk
 
@@ -17,8 +15,6 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 _TEXT = (str, type(None))
 _TEXT_FIELDS = ("content", *REASONING_FIELDS)
 _FUNCTION = ("name", "arguments")
-# As many as Mistral's templates ask for.
-_ID_CHARS = 9
 
 
 def as_chunk(event: Chunk) -> Chunk | None:
@@ -124,94 +120,3 @@ def _as_function(function: Any) -> Any:
         return None
     changed = {key: function[key] for key in _FUNCTION if type(function.get(key)) not in _TEXT}
     return {**function, **{key: json.dumps(value) for key, value in changed.items()}}
-
-
-@dataclass(slots=True)
-class _Known:
-    """A call as far as it has come; its server numbers it `index`, and the client's `place` is its own."""
-
-    id: str | None
-    index: int | None
-    name: str | None
-    arguments: list[str]
-    place: int = 0
-
-    def is_whole(self) -> bool:
-        try:
-            return isinstance(json.loads("".join(self.arguments)), dict)
-        except (ValueError, RecursionError):
-            return False
-
-
-class Numbers:
-    """The places of the calls of one stream: fragments belong together by their id, then by the server's index."""
-
-    def __init__(self) -> None:
-        self._known: list[_Known] = []
-
-    def numbered(self, calls: Sequence[Any]) -> list[Chunk]:
-        """Fragments with the place of their call as index, and an id where one begins; else the same objects."""
-        return [self._numbered(call) for call in calls if isinstance(call, dict)]
-
-    @property
-    def are_whole(self) -> bool:
-        """Returns True if no call was cut: its arguments are JSON, or there are none."""
-        return all(known.is_whole() or not any(known.arguments) for known in self._known)
-
-    def _numbered(self, call: Chunk) -> Chunk:
-        before = len(self._known)
-        known = self._place(call)
-        right = {"index": known.place, **({"id": known.id} if len(self._known) > before else {})}
-        return call if right.items() <= call.items() else {**call, **right}
-
-    def _place(self, call: Mapping[str, Any]) -> _Known:
-        function = call.get("function") or {}
-        index, name, arguments = call.get("index"), function.get("name"), function.get("arguments") or ""
-        found = _Known(call.get("id"), index if isinstance(index, int) else None, name, [arguments])
-        newest = self._known[::-1]
-        same = [each for each in newest if _has_id(each, found)] or [each for each in newest if _is_there(each, found)]
-        # Of a call whose arguments are whole nothing is left to say.
-        if not same or (name and same[0].name and arguments and same[0].is_whole()):
-            taken = {each.place for each in self._known}
-            found.place = max(taken, default=-1) + 1
-            if found.index is not None and found.index not in taken:
-                found.place = found.index
-            if name and not found.id:
-                found.id = uuid4().hex[:_ID_CHARS]
-            self._known.append(found)
-            return found
-        known = same[0]
-        known.id, known.name = known.id or found.id, known.name or name
-        known.arguments.append(arguments)
-        return known
-
-
-def _has_id(known: _Known, found: _Known) -> bool:
-    # Two calls may have one id.
-    return bool(found.id) and known.id == found.id and (_has_index(known, found) or not found.name)
-
-
-def _is_there(known: _Known, found: _Known) -> bool:
-    # Each fragment of a call may have an id of its own: a name begins another one.
-    is_other = known.id and found.id and (known.id == found.id or found.name)
-    return not is_other and _has_index(known, found)
-
-
-def _has_index(known: _Known, found: _Known) -> bool:
-    return found.index is None or known.index is None or found.index == known.index
-
-
-def append_calls(held: list[dict[str, Any]], calls: Sequence[Any]) -> None:
-    """Joins the fragments of numbered tool calls: one complete delta a call."""
-    for call in calls:
-        index, function = call["index"], dict(call.get("function") or {})
-        known = next((each for each in held if each.get("index") == index), None)
-        if known is None:
-            held.append({**call, "function": {**function, "arguments": function.get("arguments") or ""}})
-            continue
-        known["function"]["arguments"] += function.get("arguments") or ""
-        for key in ("id", "type"):
-            if call.get(key) and not known.get(key):
-                known[key] = call[key]
-        if function.get("name") and not known["function"].get("name"):
-            known["function"]["name"] = function["name"]

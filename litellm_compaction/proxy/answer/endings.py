@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import Overflow, ended_early, overflow_from_text
-from litellm_compaction.proxy.call import Call
+from litellm_compaction.proxy.exchange import Exchange
 
 # A prompt this close to the window explains an answer that breaks off without a word.
 NEAR_FULL_RATIO = 0.80
@@ -117,7 +117,7 @@ def taught(overflow: Overflow, prepared: PreparedRequest, *, is_shared: bool) ->
     return overflow._replace(window_tokens=int(_SHRINK_RATIO * prepared.window.tokens))
 
 
-def unread_overflow(call: Call, message: str, details: Mapping[str, object]) -> Overflow | None:
+def unread_overflow(call: Exchange, message: str, details: Mapping[str, object]) -> Overflow | None:
     """The overflow that a failed attempt reveals, None for none; the loop learns from its own streams itself.
 
     Args:

@@ -628,7 +628,6 @@ class Answer:
                 prompt_tokens=relay.usage.prompt_tokens,
                 completion_tokens=relay.usage.completion_tokens,
             )
-            self._listener.answered(self._context, prepared, relay.usage.prompt_tokens, relay.usage.completion_tokens)
 
     def _tell(self, outcome: ContinuationOutcome, prepared: PreparedRequest, relay: Relay) -> None:
         used_tokens = min(relay.filled_tokens, prepared.window.tokens)

@@ -19,8 +19,7 @@ from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.engine import CompactionNeeded, PreparedRequest, RequestContext
 from litellm_compaction.errors import CompactionError, is_crash
-from litellm_compaction.proxy.deployments import metadata_of
-from litellm_compaction.proxy.wire import sections_of_owners
+from litellm_compaction.proxy.client import headers_of, metadata_of, sections_of_owners
 from litellm_compaction.tokens.begun import BegunPrompt
 from litellm_compaction.windows.windows import server_of
 
@@ -100,7 +99,7 @@ def notices_for(
         return Notices("off", "off", thought)
     if chosen != "auto":
         return Notices(chosen, chosen, chosen)
-    if shows_text_to_people(_headers(body)):
+    if shows_text_to_people(headers_of(body)):
         return Notices("content", "content", "content")
     return Notices(thought, "off", thought)
 
@@ -151,12 +150,6 @@ def _chosen_for_owner(metadata: Mapping[str, Any]) -> Choice | None:
         if choice is not None:
             logger.warning("notices of a key or team are not one of %s; the setting holds", ", ".join(get_args(Choice)))
     return None
-
-
-def _headers(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    request = body.get("proxy_server_request")
-    headers = request.get("headers") if isinstance(request, Mapping) else None
-    return headers if isinstance(headers, Mapping) else {}
 
 
 # OpenAI's `chat.completion.chunk` as JSON.
@@ -321,11 +314,6 @@ class Listener(Protocol):
 
     def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
         """Something goes out."""
-
-    def answered(
-        self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
-    ) -> None:
-        """The server has counted the prompt and its answer."""
 
     def refused(self, error: CompactionError) -> None:
         """It cannot be sent."""

@@ -23,7 +23,8 @@ from litellm_compaction.core.continuation.text import (
 from litellm_compaction.core.messages import ToolCall
 from litellm_compaction.engine import RECALL, Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
-from litellm_compaction.proxy.answer.chunks import REASONING_FIELDS, Numbers, append_calls
+from litellm_compaction.proxy.answer.calls import Calls
+from litellm_compaction.proxy.answer.chunks import REASONING_FIELDS
 from litellm_compaction.proxy.answer.endings import FULL_RATIO, NEAR_FULL_RATIO, End, judged, most_tokens
 from litellm_compaction.proxy.answer.one_answer import Progress
 from litellm_compaction.proxy.answer.protocol import Asked, Chunk, UpstreamError
@@ -37,8 +38,6 @@ _DANGER_OUTPUT_RATIO = 0.60
 _CALL_ROOM_TOKENS = 4096
 _KNOWN_FIELDS = frozenset({"role", "content", "tool_calls", *REASONING_FIELDS})
 _CHOICE_FIELDS = frozenset({"index", "delta", "finish_reason", "logprobs"})
-# The one call of OpenAI's older `function_call`, among the indices of `tool_calls`.
-_OLD_CALL = -1
 _KEPT_REASONING_CHARS = 40_000
 _WORTH_A_RESTART_TOKENS = 32
 # No model writes so many windows full, however wrong our count is; nor does a server send so many pieces.
@@ -69,17 +68,9 @@ class Relay:
         self._judge = Joiner(partial, shown=shown) if partial and prepared.is_trusted else self._joiner
         self._echo_tokens = 0
         self._tail: list[str] = []
-        self._numbers = Numbers()
-        self._calls: list[dict[str, Any]] = []
-        # Of our own tool, which the client neither knows nor sees.
-        self._recalls: list[dict[str, Any]] = []
-        # Calls whose name has not come yet, and the indices of those that are the client's.
-        self._nameless: list[dict[str, Any]] = []
-        self._others_at: set[int] = set()
-        self._recall_name = RECALL if prepared.recallable is not None else None
-        self.has_calls = False
-        self._flowing: set[int] = set()
-        self._call_open = False
+        self._calls = Calls(RECALL if prepared.recallable is not None else None)
+        # OpenAI's older `function_call`, which goes on as it comes.
+        self._has_old_call = False
         self._received = 0
         self._has_choice = False
         # Of the choice that is the answer; other ones, for which nobody has asked, go on as they came.
@@ -160,12 +151,12 @@ class Relay:
         self._pieces += bool(deltas)
         if max(self._generated.tokens, self._pieces) > _ENDLESS_RATIO * self._window_tokens:
             self.end, self.error = "failed", unreadable("its answer does not end")
-        elif self.used_tokens() >= self._stop_tokens and not self._call_open and self.finish_reason is None:
+        elif self.used_tokens() >= self._stop_tokens and self.can_be_cut and self.finish_reason is None:
             self.end = "limit"
         elif self._generated.tokens >= self._most_thoughts_tokens and self.finish_reason is None:
             self._most_thoughts_tokens = math.inf
             text = self._progress.sent_text + "".join(self._tail)
-            if not self._call_open and (text or self._progress.reasoning) and is_only_thoughts(text):
+            if self.can_be_cut and (text or self._progress.reasoning) and is_only_thoughts(text):
                 self.end = "overthought"
         return deltas
 
@@ -178,12 +169,8 @@ class Relay:
         if self._joiner is not None:
             text += self._joiner.finish(is_complete=self.finish_reason == "stop")
         deltas = self._sent({"content": text}) if text else []
-        self._calls += self._nameless
-        self._nameless = []
-        if has_calls:
-            deltas += _one_by_one(self._calls)
-        self._calls = []
-        return deltas
+        calls = self._calls.given_up()
+        return [*deltas, *_one_by_one(calls)] if has_calls else deltas
 
     def closed_thoughts(self) -> list[Chunk]:
         """The end of the thoughts inside which the text stops, so that the rest is none; [] elsewhere."""
@@ -191,7 +178,7 @@ class Relay:
 
     def whole_calls(self) -> list[Chunk]:
         """The held calls but the last, in which the stream was cut."""
-        return _one_by_one(self._calls[:-1])
+        return _one_by_one(self._calls.whole())
 
     def finish(self) -> None:
         """Judges a stream that ended by itself."""
@@ -213,7 +200,7 @@ class Relay:
     @property
     def _is_broken(self) -> bool:
         """Returns True if the stream ended within a call, and nobody says why."""
-        return self.finish_reason is None and not self._numbers.are_whole
+        return self.finish_reason is None and not self._calls.are_whole
 
     def has_overflowed(self, error: UpstreamError) -> bool:
         """Returns True if the server's error means that the window is full; takes note of it."""
@@ -249,7 +236,7 @@ class Relay:
 
     def stop(self) -> None:
         """Ends the stream because others need its room; a call that the client has begun to get may finish."""
-        if self.end is None and not self._flowing and self.finish_reason is None:
+        if self.end is None and not self.is_stuck and self.finish_reason is None:
             self.end = "called_back"
 
     def thinks_on(self, tokens: int) -> None:
@@ -278,7 +265,7 @@ class Relay:
     @property
     def can_be_cut(self) -> bool:
         """Returns False within a call, which could not go on later."""
-        return not self._call_open
+        return not (self._calls or self._has_old_call)
 
     @property
     def lost_tokens(self) -> int:
@@ -293,12 +280,12 @@ class Relay:
     @property
     def cut_call_tokens(self) -> int:
         """Tokens of the calls that were cut before the client had any of them: they would have to be written again."""
-        return sum(self._generated.of(_call_text(call)) for call in self._calls) if self.end != "done" else 0
+        return sum(self._generated.of(call.text) for call in self._calls.held) if self.end != "done" else 0
 
     @property
     def recall_tokens(self) -> int:
         """Tokens of the calls of our own tool."""
-        return sum(self._generated.of(_call_text(call)) for call in self._recalls)
+        return sum(self._generated.of(call.text) for call in self._calls.ours)
 
     def _removed_tokens(self) -> int:
         if self._joiner is None:
@@ -337,7 +324,12 @@ class Relay:
     @property
     def is_stuck(self) -> bool:
         """Returns True if going on would repeat a call that the client has begun to receive."""
-        return bool(self._flowing)
+        return self._calls.has_begun or self._has_old_call
+
+    @property
+    def has_calls(self) -> bool:
+        """Returns True if the model calls a tool of the client's."""
+        return bool(self._calls.clients) or self._has_old_call
 
     @property
     def recalls(self) -> list[ToolCall]:
@@ -345,11 +337,11 @@ class Relay:
         is_whole = self.end == "done" and self.finish_reason != "length"
         return [
             ToolCall(
-                id=call.get("id") or _made_id(self._progress.lookups + at, call["function"]["arguments"]),
+                id=call.id or _made_id(self._progress.lookups + at, "".join(call.arguments)),
                 name=RECALL,
-                arguments=call["function"]["arguments"],
+                arguments="".join(call.arguments),
             )
-            for at, call in enumerate(self._recalls if is_whole else ())
+            for at, call in enumerate(self._calls.ours if is_whole else ())
         ]
 
     @property
@@ -360,7 +352,7 @@ class Relay:
     @property
     def has_whole_calls(self) -> bool:
         """Returns True if the client has whole calls, since the cut one came later and is held."""
-        return bool(self._flowing and self._calls)
+        return self.is_stuck and bool(self._calls.held)
 
     def _breaks_off(self) -> bool:
         """Returns True if the answer ended because the window did, not because the model or the client wanted it to.
@@ -445,41 +437,18 @@ class Relay:
         return text
 
     def _tool_calls(self, delta: Mapping[str, Any]) -> list[Chunk]:
-        calls = self._numbers.numbered(delta.get("tool_calls") or ())
-        if not calls:
+        fragments = delta.get("tool_calls") or ()
+        if not fragments:
             return []
-        for call in calls:
-            self._count(_call_text(call))
-        self._call_open = True
+        for fragment in fragments:
+            function = fragment.get("function") or {}
+            self._count(f"{function.get('name') or ''}{function.get('arguments') or ''}")
         held = self._taken_tail()
         deltas = self._sent({"content": held}) if held else []
-        if self._recall_name is not None:
-            calls = self._without_recalls(calls)
-        self.has_calls = self.has_calls or bool(calls)
-        flowing = [call for call in calls if self._flows(call)]
-        append_calls(self._calls, [call for call in calls if call not in flowing])
-        return [*deltas, {"tool_calls": flowing}] if flowing else deltas
-
-    def _without_recalls(self, calls: Sequence[Chunk]) -> list[Chunk]:
-        """The calls that are the client's, numbered as if there were no others; those of our tool are held."""
-        others: list[Chunk] = []
-        for call in calls:
-            index, name = call["index"], (call.get("function") or {}).get("name")
-            held = [each["index"] for each in self._recalls]
-            if not name and index not in held and index not in self._others_at:
-                append_calls(self._nameless, [call])
-                continue
-            if waiting := [each for each in self._nameless if each["index"] == index]:
-                self._nameless.remove(waiting[0])
-                append_calls(waiting, [call])
-                (call,) = waiting
-            if name == self._recall_name or (index in held and not name):
-                append_calls(self._recalls, [call])
-                continue
-            self._others_at.add(index)
-            before = sum(each < index for each in held)
-            others.append({**call, "index": index - before} if before else call)
-        return others
+        has_room = self._limit_tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
+        may_begin = has_room and not (self._asked.is_whole or self.is_near_the_end())
+        sent = self._calls.take(fragments, may_begin=may_begin)
+        return [*deltas, {"tool_calls": sent}] if sent else deltas
 
     def _others(self, delta: Mapping[str, Any]) -> Chunk:
         """Fields of some servers only, as they came: a refusal, annotations, OpenAI's older `function_call`."""
@@ -491,8 +460,7 @@ class Relay:
         }
         if isinstance(call := others.get("function_call"), dict):
             self._count(f"{call.get('name') or ''}{call.get('arguments') or ''}")
-            self._call_open = self.has_calls = True
-            self._flowing.add(_OLD_CALL)
+            self._has_old_call = True
         elif isinstance(refusal := others.get("refusal"), str):
             self._count(refusal)
         return others
@@ -501,16 +469,6 @@ class Relay:
         usage = usage_of(chunk)
         if usage is not None:
             self.usage, self.usage_fields = usage, dict(chunk["usage"])
-
-    def _flows(self, call: Chunk) -> bool:
-        """Returns True if a call's fragment is sent as it comes; decided once a call, never before an earlier call."""
-        index = call["index"]
-        has_room = self._limit_tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
-        # A call that the client has not begun to receive can be cut, and asked for again.
-        is_held = self._asked.is_whole or not has_room or self.is_near_the_end()
-        if index not in self._flowing and not self._calls and not is_held:
-            self._flowing.add(index)
-        return index in self._flowing
 
     def is_near_the_end(self) -> bool:
         """Returns True if the window may end soon; our count of generated tokens may be off by a quarter."""
@@ -533,8 +491,3 @@ def _one_by_one(calls: Sequence[Chunk]) -> list[Chunk]:
 def _made_id(number: int, arguments: str) -> str:
     """An id for a call without one, in the form that Mistral's templates ask for: nine letters and digits."""
     return hashlib.blake2b(f"{number} {arguments}".encode(errors="replace")).hexdigest()[:9]
-
-
-def _call_text(call: Mapping[str, Any]) -> str:
-    function = call.get("function") or {}
-    return f"{function.get('name') or ''}{function.get('arguments') or ''}"

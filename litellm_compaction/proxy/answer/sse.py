@@ -19,7 +19,7 @@ import httpx
 from litellm_compaction.proxy.answer.chunks import as_chunk
 from litellm_compaction.proxy.answer.protocol import Batch, Chunk, Received, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.answer.unread import ReadAhead
-from litellm_compaction.proxy.call import Call
+from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.windows.fetch import is_quickly_read
 
 # An error's own words stand at its beginning; some quote the whole request after that.
@@ -291,7 +291,7 @@ _END = object()
 _COMMENT = b": ping\n\n"
 
 
-async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: float) -> AsyncGenerator[Any, None]:
+async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_s: float) -> AsyncGenerator[Any, None]:
     """The chunks of `response`, and an empty one after each `every_s` for which a compaction has kept it silent.
 
     Clients and load balancers close connections on which nothing moves. The race against the clock costs a task, so it

@@ -164,20 +164,16 @@ class GuardedTransport(ListTransport):
         """A text completion that the server itself knows, its answer as it comes; no part of it is a conversation."""
         prompt = body.get("prompt")
         long = is_long(prompt, [prompt])
-        found = await off_loop_if(long, lambda: wire.decode_prompt(body, is_bridged=False))
-        ids = await off_loop_if(long, lambda: wire.longest_ids(body))
-        if found is None and ids is None:
+        found, ids = await off_loop_if(long, lambda: wire.decode_text(body, is_bridged=False))
+        if found is None:
             response = await self._inner.handle_async_request(request)
             return response if response.status_code < 400 else await read_whole(response, ERROR_BYTES)
-        asked = replace(self._asked, output_tokens=wire.asked_output_tokens(body))
+        asked = replace(self._asked, output_tokens=wire.asked_output_tokens(body), request=found)
         try:
-            if found is None:
-                prepared = await self._compactor.bound(ids or 0, self._context)
+            if ids is not None:
+                prepared = await self._compactor.bound(ids, self._context)
             else:
-                asked = replace(asked, request=found)
                 prepared = await self._compactor.guard(found, self._context)
-                if (sent := prepared.messages) is not None:
-                    body |= await off_loop_if(long, partial(wire.with_prompt, body, found, sent))
             upstream = HttpUpstream(self._inner, request, body, self._unsupported)
             # A chunk with nothing but the usage would be new to clients of completions.
             return await self._passed(upstream, prepared, asked, body, stream=False)

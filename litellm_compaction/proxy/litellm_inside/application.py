@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from litellm_compaction.proxy.litellm_inside.seam import Seam
@@ -12,8 +12,6 @@ from litellm_compaction.proxy.litellm_inside.seam import Seam
 # The attribute of a function of ours that stands in place of one of LiteLLM's.
 _ORIGINAL = "litellm_compaction_original"
 _KEPT_IN_SCOPE = ("app", "asgi", "client", "http_version", "scheme", "server")
-# Without prices LiteLLM takes a model's cost for unknown, and enforces budgets; without a mode its abilities.
-_NEW_MODEL = {"litellm_provider": "lm_studio"}
 
 
 def configuration() -> Mapping[str, Any]:
@@ -111,36 +109,6 @@ def before_end(job: Callable[[], Awaitable[None]]) -> None:
     Seam.END.put(ended)
 
 
-def expand_wildcards(names_of: Callable[[str, Mapping[str, Any]], Sequence[str] | None]) -> None:
-    """Has LiteLLM list for wildcards what `names_of` gives; which key sees a wildcard stays LiteLLM's decision.
-
-    LiteLLM's model map, from which it expands them otherwise, has no model of LM Studio's. Idempotent; LiteLLM may call
-    it in a thread.
-
-    Args:
-        names_of: gets a wildcard, as a `model_name` or a key's list has it, and the deployment's `litellm_params`;
-            None leaves the answer to LiteLLM.
-    """
-
-    def listed(original: Callable[..., Any]) -> Callable[..., Any]:
-        def known(wildcard_model: str, litellm_params: Any = None, *args: Any, **options: Any) -> Any:
-            names = None if litellm_params is None else names_of(wildcard_model, litellm_params.model_dump())
-            return original(wildcard_model, litellm_params, *args, **options) if names is None else list(names)
-
-        return known
-
-    def once(original: Callable[..., Any]) -> Callable[..., Any]:
-        # Several deployments of one wildcard list the same models.
-        def expanded(*args: Any, **options: Any) -> Any:
-            found, named = original(*args, **options), options.get("unique_models") or ()
-            return [name for name in dict.fromkeys(found) if name not in named]
-
-        return expanded
-
-    _replace(Seam.WILDCARDS, listed)
-    _replace(Seam.DOUBLES, once)
-
-
 def wrap_requests(*makes: Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]) -> None:
     """Puts what `makes` make of the proxy's ASGI application in its place, inside of all middleware; idempotent."""
     _replace(Seam.REQUESTS, lambda application: functools.reduce(lambda inner, make: make(inner), makes, application))
@@ -155,37 +123,3 @@ def _replace(seam: Seam, make: Callable[[Callable[..., Any]], Callable[..., Any]
     made = functools.wraps(original)(make(original))
     setattr(made, _ORIGINAL, original)
     seam.put(made)
-
-
-class ModelMap:
-    """Our numbers in LiteLLM's model map, from which it answers for models behind wildcards."""
-
-    def __init__(self) -> None:
-        self._written: dict[str, Mapping[str, int]] = {}
-
-    def show(self, limits: Mapping[str, Mapping[str, int]]) -> None:
-        """Shows these numbers, and none of those shown before; never in place of LiteLLM's or the operator's.
-
-        Called again it costs microseconds, and brings back what LiteLLM has dropped with a new map.
-        """
-        known = Seam.MODEL_MAP.get()
-        if not isinstance(known, dict):
-            return
-        changed = False
-        for name in self._written.keys() | limits.keys():
-            entry, own, numbers = known.get(name), self._written.pop(name, {}), limits.get(name, {})
-            kept = (entry or _NEW_MODEL).items()
-            rest = {key: value for key, value in kept if value is None or value != own.get(key)}
-            if any(rest.get(key) is not None for key in numbers):
-                continue
-            wanted = {**rest, **numbers}
-            if numbers:
-                self._written[name] = numbers
-                known[name] = wanted
-            elif entry is not None and rest == _NEW_MODEL:
-                del known[name]
-            elif entry is not None:
-                known[name] = wanted
-            changed |= known.get(name) != entry
-        if changed and (forget := Seam.MODEL_NAMES.get()) is not None:
-            forget()

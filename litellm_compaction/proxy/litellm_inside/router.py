@@ -76,6 +76,31 @@ def rewrite_info(router: Any, rewritten: Callable[[Mapping[str, Any]], Mapping[s
         entries[:] = list(entries)
 
 
+def add(router: Any, like: str, deployment_id: str, name: str, model: str) -> None:
+    """Adds a deployment like another one to the router's list, by the router's own call; nothing if that is gone.
+
+    Without numbers of tokens: the router would keep them for good, for every deployment of the model.
+
+    Args:
+        like: the id of the other one, whose parameters and permissions it has.
+        name: its own `model_name`.
+        model: of its own `litellm_params`.
+    """
+    found = deployment(router, like)
+    if found is not None and deployment(router, deployment_id) is None:
+        params = {**found.litellm_params.model_dump(exclude_none=True), "model": model}
+        # A look at its health would make LM Studio load it.
+        own = {"id": deployment_id, "disable_background_health_check": True}
+        info = {**found.model_info.model_dump(exclude_none=True), **own}
+        made = type(found)(model_name=name, litellm_params=params, model_info=info)
+        _read("add_deployment", lambda: router.add_deployment(deployment=made))
+
+
+def remove(router: Any, deployment_id: str) -> None:
+    """Takes a deployment out of the router's list."""
+    _read("delete_deployment", lambda: router.delete_deployment(id=deployment_id))
+
+
 def _entry_point(router: Any, name: str) -> Any:
     """One of the router's views; None in a LiteLLM that has none, and keeps the same as members of the router."""
     entry_point = getattr(router, name, None)

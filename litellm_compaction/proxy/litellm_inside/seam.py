@@ -23,11 +23,7 @@ logger = logging.getLogger("litellm_compaction")
 # each other thing.
 LACKS = ("proxy", "litellm_lacks")
 _PROXY = "proxy.proxy_server"
-_LIMITS = "proxy.hooks.parallel_request_limiter_v3:_PROXY_MaxParallelRequestsHandler_v3"
 _CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
-_DESCRIBED = "user_api_key_dict,data,rpm_limit_type,tpm_limit_type,model_has_failures"
-_ADDED = "user_api_key_dict,requested_model,descriptors"
-_UNLIMITED = "limits for a minute do not hold for summaries"
 _OLD_CHECKS = "llms.anthropic.pass_through.context_management.editors.compact"
 
 
@@ -58,7 +54,7 @@ class Seam(Enum):
     )
     END = "rooms that a proxy holds when it ends are held until they expire", f"{_PROXY}:proxy_shutdown_event()"
     REQUESTS = (
-        "routes that count or compact alone, compressed bodies and models with a slash are left to LiteLLM",
+        "routes that count or compact alone, compressed bodies and lists of models are left to LiteLLM",
         f"{_PROXY}:app.router.middleware_stack()",
     )
     PAGE = "the page and the routes of recall and records are missing", f"{_PROXY}:app"
@@ -68,16 +64,6 @@ class Seam(Enum):
     )
     KEY_HEADER = "the page finds no key under a header's own name", f"{_PROXY}:general_settings"
     MASTER_KEY = "what is stored is not encrypted, and the page remembers nobody", f"{_PROXY}:master_key"
-    WILDCARDS = (
-        "lists name no model behind a wildcard, and no window",
-        "proxy.auth.model_checks:get_known_models_from_wildcard()",
-    )
-    DOUBLES = "lists name models behind several wildcards twice", "proxy.auth.model_checks:_get_wildcard_models()"
-    MODEL_MAP = "lists show no window for models behind wildcards", ":model_cost"
-    MODEL_NAMES = (
-        "a name in other letters than the list's has no window there",
-        "utils:_invalidate_model_cost_lowercase_map()",
-    )
     DATABASE = "what stands before a `previous_response_id` is not looked for", f"{_PROXY}:prisma_client"
     KEPT_PROMPTS = (
         "a `previous_response_id` whose messages are not kept is answered without them",
@@ -89,7 +75,7 @@ class Seam(Enum):
     REDIS_CLIENT = "commands cannot reach the proxy's Redis", "_redis:get_redis_async_client()"
     POOL = "streams cost more of the processor", "llms.custom_httpx.aiohttp_transport:LiteLLMAiohttpTransport()"
 
-    CALLER = "limits of a key do not hold for summaries", "proxy._types:UserAPIKeyAuth()"
+    CALLER = "lists of a key do not hold for a pruning model", "proxy._types:UserAPIKeyAuth()"
     LISTED = (
         "aliases and wildcards in a key's list of models do not open a pruning model",
         "proxy.auth.auth_checks:can_object_call_model()",
@@ -105,17 +91,6 @@ class Seam(Enum):
         *(f"{module}:caller_within_model_budget()" for module in _CHECKS),
         f"{_OLD_CHECKS}:_check_summary_model_budget()",
     )
-    SPENT = "what this minute has cost is not seen before a summary is written ahead", f"{_PROXY}:get_current_spend()"
-    LIMITER = _UNLIMITED, f"{_PROXY}:proxy_logging_obj.get_proxy_hook()"
-    LIMIT = _UNLIMITED, f"{_LIMITS}.should_rate_limit(read_only,skip_tpm_check)"
-    LIMITS = (
-        _UNLIMITED,
-        f"{_LIMITS}.create_rate_limit_descriptors({_DESCRIBED})",
-        f"{_LIMITS}._create_rate_limit_descriptors({_DESCRIBED})",
-    )
-    TEAM_LIMITS = _UNLIMITED, f"{_LIMITS}._add_team_model_rate_limit_descriptor_from_metadata({_ADDED})"
-    PROJECT_LIMITS = _UNLIMITED, f"{_LIMITS}._add_project_model_rate_limit_descriptor_from_metadata({_ADDED})"
-    ORGANIZATION_LIMITS = _UNLIMITED, f"{_LIMITS}.create_organization_rate_limit_descriptor()"
 
     def __init__(self, lost: str, *places: str) -> None:
         self.lost = lost

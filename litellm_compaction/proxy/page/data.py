@@ -1,4 +1,4 @@
-"""Gathers what the page's routes tell one visitor as JSON: settings, models, deployments, events.
+"""Gathers what the page's routes tell one visitor as JSON: settings, models, deployments, events, conversations.
 
 Servers are asked by the same cached reads as for requests, and none is waited for long.
 """
@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.engine import Compactor
-from litellm_compaction.errors import CompactionError, ModelNotLoaded
-from litellm_compaction.events import Event, event_from_json, event_to_json, useless_summarisers
+from litellm_compaction.errors import CompactionError
+from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json, useless_summarisers
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.page.auth import Visitor
@@ -29,8 +28,8 @@ from litellm_compaction.stores.rows import MemoryRows
 _LIMIT_S = 2.0
 # LiteLLM's `model_info.mode` of models that write no text.
 _NO_TEXT = ("embedding", "image_generation", "rerank", "audio_transcription", "audio_speech", "moderation")
-_KEYS = re.compile(rf"\b(?:{'|'.join(LIVE)})\b")
-_LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+_MOST_PLOTTED = 2000
+_PLOTTED = ("when_s", "model", "outcome", "phase", "tokens_before", "tokens_after", "window_tokens", "compaction_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,39 +68,12 @@ def _field(live: LiveSettings, key: str) -> JsonObject:
     return {
         "key": key,
         "label": LIVE[key].label,
-        "text": LIVE[key].text or setting.description or "",
+        "text": LIVE[key].text or " ".join((setting.description or "").split()),
         "value": getattr(live.settings, key),
         "configured": getattr(live.configured, key),
         "is_changed": key in live.values,
         "options": [SAME_MODEL] if key == "pruning_model" else [*choices(setting)],
-        "allowed": _allowed(key),
     }
-
-
-def _allowed(key: str) -> str:
-    """What a setting may be, for people."""
-    setting = Settings.model_fields[key]
-    limits = [(word, getattr(part, name, None)) for part in setting.metadata for name, word in _LIMITS.items()]
-    numbers = ", ".join(f"{word} {limit:g}" for word, limit in limits if limit is not None)
-    words = ", ".join(choices(setting)) or "a model of this proxy"
-    return f"a share {numbers} (35 % is 0.35)" if numbers else words
-
-
-def worded(problems: Mapping[str, str], values: JsonObject) -> dict[str, str]:
-    """Returns a sentence for each setting that problems name.
-
-    Args:
-        problems: as `WrongValues` has them; "" marks each setting that its text names.
-        values: that were refused, by key.
-    """
-    said: dict[str, str] = {}
-    for key, problem in problems.items():
-        if key in LIVE:
-            said[key] = f"{LIVE[key].label}: “{str(values.get(key))[:100]}” is not {_allowed(key)}."
-        else:
-            text = _KEYS.sub(lambda name: f"“{LIVE[name[0]].label}”", f"{key} {problem}.".strip())
-            said |= dict.fromkeys(_KEYS.findall(problem) or [key], text)
-    return said
 
 
 async def deployments_of(around: Surroundings, visitor: Visitor) -> JsonObject:
@@ -147,7 +119,7 @@ def _row(
     window, source, own = report.window, report.source, guard.deployment.settings
     # A path is not everybody's business.
     hidden = {"enabled"} if visitor.sees_all else {"enabled", "tokenizer"}
-    written = own.model_dump(exclude_none=True, exclude=hidden).items()
+    written = own.model_dump(exclude_unset=True, exclude=hidden).items()
     notes = [*(f"{key}: {value}" for key, value in written), *notes]
     if report.model_settings:
         notes += [f"in LM Studio: {report.model_settings}", *report.warnings]
@@ -162,22 +134,20 @@ def _row(
         "parallel": 0 if window is None else window.parallel,
         "state": "" if window is not None else _state(report, visitor),
         "counts_by": "" if source is None else f"{source.family.name} ({kind})",
-        "goes_on": ", ".join((report.carrier, *report.standing.ways[:1])),
-        "goes_on_by": report.standing.in_words(),
-        "notes": [*notes],
+        "goes_on": ", ".join(filter(None, (report.carrier, report.standing.in_words()))),
+        "compact_ratio": guard.settings.pre_request_ratio,
+        "carry_ratio": guard.settings.streaming_ratio,
+        "notes": notes,
     }
 
 
 def _state(report: DeploymentReport, visitor: Visitor) -> str:
-    """Says why a report has no window."""
+    """Says why a report has no window; which server that is, is not every visitor's business."""
     if "*" in report.target.model:
         return "of the model that is asked for"
-    if isinstance(report.absence, ModelNotLoaded):
-        return "not loaded yet"
     if report.absence is None:
         return "its server does not answer"
-    # The message names the server, which is not every visitor's business.
-    return str(report.absence) if visitor.sees_all else "not known"
+    return str(report.absence) if visitor.sees_all else report.absence.for_clients
 
 
 def fields_of(event: Event) -> JsonObject:
@@ -187,8 +157,30 @@ def fields_of(event: Event) -> JsonObject:
 
 async def events_of(store: Store, visitor: Visitor, limit: int) -> JsonObject:
     """The newest events that a visitor may see, the newest first, and remedies for models that write no summaries."""
+    events = await _events(store, visitor, limit)
+    return {"events": [fields_of(event) for event in reversed(events)], "advice": [*useless_summarisers(events)]}
+
+
+async def conversations_of(store: Store, visitor: Visitor) -> JsonObject:
+    """The conversations that a visitor may see, from the first compaction of each on, the most recent first."""
+    return {"conversations": await asyncio.to_thread(_conversations, await _events(store, visitor, _MOST_PLOTTED))}
+
+
+async def _events(store: Store, visitor: Visitor, limit: int) -> list[Event]:
     # The store looks for the characters alone.
     stored = await store.events(limit=limit, containing=visitor.tenant_seen)
-    events = [event for row in stored if (event := event_from_json(row.text)) is not None]
-    events = [event for event in events if visitor.tenant_seen in ("", event.tenant)]
-    return {"events": [fields_of(event) for event in reversed(events)], "advice": [*useless_summarisers(events)]}
+    events = await asyncio.to_thread(lambda: [*map(event_from_json, (row.text for row in stored))])
+    return [event for event in events if event is not None and visitor.tenant_seen in ("", event.tenant)]
+
+
+def _conversations(events: Iterable[Event]) -> list[JsonObject]:
+    """A conversation is known by its records, of which each goes on from the one before it."""
+    firsts: dict[str, str] = {}
+    talks: dict[str, list[dict[str, Any]]] = {}
+    for event in events:
+        if isinstance(event, CompactionEvent) and (record := event.compaction_id):
+            first = firsts.setdefault(record, firsts.get(event.continues_id, record))
+            if event.outcome not in AHEAD:
+                talks.setdefault(first, []).append({name: getattr(event, name) for name in _PLOTTED})
+    newest = sorted(talks.items(), key=lambda talk: talk[1][-1]["when_s"], reverse=True)
+    return [{"id": first, "turns": turns} for first, turns in newest]

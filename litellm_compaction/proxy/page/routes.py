@@ -5,7 +5,6 @@ Each route asks LiteLLM whose key the request shows. Errors are JSON, too; nothi
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import json
@@ -16,9 +15,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fastapi import Request, Response
+from fastapi import HTTPException, Request, Response
 
-from litellm_compaction.config import SAME_MODEL
+from litellm_compaction.config import LIVE, SAME_MODEL
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.engine.records import events_of as events_of_record
 from litellm_compaction.engine.records import undo, view_of
@@ -26,11 +25,17 @@ from litellm_compaction.errors import StoreError
 from litellm_compaction.proxy.litellm_inside.seam import Seam
 from litellm_compaction.proxy.live_settings import WrongValues
 from litellm_compaction.proxy.page.auth import Visitor, visitor_of
-from litellm_compaction.proxy.page.data import Surroundings, deployments_of, events_of, fields_of, settings_of, worded
-from litellm_compaction.proxy.page.turns import conversations_of
+from litellm_compaction.proxy.page.data import (
+    Surroundings,
+    conversations_of,
+    deployments_of,
+    events_of,
+    fields_of,
+    settings_of,
+)
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import reachable_entries
-from litellm_compaction.recall import NOT_KEPT, Lookup, QueryTooLong, found_fields, message_fields
+from litellm_compaction.recall import NOT_KEPT, QueryTooLong, found_fields, message_fields
 from litellm_compaction.stores import StoredCompaction, digest
 
 _Answer: TypeAlias = Callable[[Request, Visitor], Awaitable[JsonObject]]
@@ -38,9 +43,11 @@ _Endpoint: TypeAlias = Callable[[Request], Coroutine[Any, Any, Response]]
 
 PATH = "/compaction"
 logger = logging.getLogger("litellm_compaction")
-_ROUTE_NAME, _ACCESS_LOG = "litellm_compaction_page", "uvicorn.access"
+_ROUTE_NAME = "litellm_compaction_page"
 _ID = re.compile(r"[0-9a-f]{16}")
+_LIVE = re.compile(rf"\b(?:{'|'.join(LIVE)})\b")
 _MAX_BODY_BYTES = 64 * 1024
+_TOLD = ("round", "level", "window_tokens", "covered_messages", "record")
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 
 
@@ -58,20 +65,7 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
 }
-
-
-class Refused(Exception):
-    """An answer without what was asked for; `problems` are sentences by setting."""
-
-    def __init__(self, status: int, message: str, problems: JsonObject | None = None) -> None:
-        self.status = status
-        self.error: JsonObject = {"message": message, "code": status}
-        if problems is not None:
-            self.error = {**self.error, "problems": problems}
 
 
 def add_page(around: Surroundings) -> None:
@@ -86,18 +80,16 @@ def add_page(around: Surroundings) -> None:
         "GET /settings": routes.settings,
         "POST /settings": routes.write,
         "GET /deployments": lambda _, visitor: deployments_of(around, visitor),
-        "GET /conversations": routes.conversations,
-        "GET /events": lambda request, visitor: events_of(around.store, visitor, _limit_of(request, 200, 1000)),
+        "GET /conversations": lambda _, visitor: conversations_of(around.store, visitor),
+        "GET /events": routes.events,
         "GET /records/{record}": routes.record,
         "POST /records/{record}/undo": routes.undo,
-        "GET /recall": routes.recall,
-        "GET /messages/{handle:path}": routes.message,
+        "POST /recall": routes.recall,
     }
     served = {"GET ": _page, "GET /": _page, **{name: _endpoint(answer) for name, answer in answers.items()}}
     for name, endpoint in served.items():
         method, _, path = name.partition(" ")
         app.add_api_route(f"{PATH}{path}", endpoint, methods=[method], name=_ROUTE_NAME, include_in_schema=False)
-    logging.getLogger(_ACCESS_LOG).addFilter(_without_query)
 
 
 class _Routes:
@@ -113,15 +105,23 @@ class _Routes:
     async def write(self, request: Request, visitor: Visitor) -> JsonObject:
         """Changes the settings that the body names; null gives config.yaml's value back."""
         if not visitor.may_write:
-            raise Refused(403, "only proxy administrators may change settings")
-        live, values = self._around.live, await _values_in(request)
+            raise HTTPException(403, "only proxy administrators may change settings")
+        live, values = self._around.live, (await _body_of(request)).get("values")
+        if not isinstance(values, dict):
+            raise HTTPException(400, 'the body is JSON like {"values": {"mode": "observe"}}')
         try:
             if values.get("pruning_model") not in (None, SAME_MODEL, live.settings.pruning_model):
                 self._must_be_served(values["pruning_model"])
             await live.write(values, role=visitor.role)
         except WrongValues as error:
-            problems = worded(error.problems, values)
-            raise Refused(422, " ".join(["Not saved.", *dict.fromkeys(problems.values())]), {**problems}) from None
+            problems: dict[str, str] = {}
+            for key, problem in error.problems.items():
+                is_value = key in LIVE and key in values
+                said = f"{LIVE[key].label}: “{str(values[key])[:100]}”: {problem}." if is_value else f"{key} {problem}."
+                # A contradiction stands under no key, and names the settings itself.
+                problems |= dict.fromkeys([key] if key else _LIVE.findall(problem), said.strip())
+            message = " ".join(["Not saved.", *dict.fromkeys(problems.values())])
+            raise HTTPException(422, {"message": message, "problems": problems}) from None
         return settings_of(self._around, visitor)
 
     def _must_be_served(self, model: object) -> None:
@@ -129,10 +129,8 @@ class _Routes:
         if not isinstance(model, str) or router is None or not reachable_entries(router, model, {}):
             raise WrongValues({"pruning_model": "not a model of this proxy"})
 
-    async def conversations(self, request: Request, visitor: Visitor) -> JsonObject:
-        # The store looks for the characters alone.
-        lines = await self._around.store.turns(containing=visitor.tenant_seen)
-        return {"conversations": await asyncio.to_thread(conversations_of, lines, visitor.tenant_seen)}
+    async def events(self, request: Request, visitor: Visitor) -> JsonObject:
+        return await events_of(self._around.store, visitor, _limit(request.query_params.get("limit", 200), 1000))
 
     async def record(self, request: Request, visitor: Visitor) -> JsonObject:
         """A record beside its messages for its owner; for administrators its numbers, or all if the operator allows."""
@@ -141,7 +139,7 @@ class _Routes:
             return await self._shown(own, visitor.tenant, is_own=True)
         events = await events_of_record(store, record) if visitor.sees_all and _ID.fullmatch(record) else []
         if not events:
-            raise Refused(404, "not found")
+            raise HTTPException(404, "not found")
         owner = events[-1].tenant
         if self._around.live.configured.admins_see_text and (found := await store.named(owner, record)) is not None:
             return await self._shown(found, owner, is_own=False)
@@ -153,13 +151,9 @@ class _Routes:
             "id": stored.id,
             "is_own": is_own,
             "digest": digest(compaction),
-            "round": compaction.round,
-            "level": compaction.level,
-            "window_tokens": compaction.window_tokens,
-            "covered_messages": compaction.covered_messages,
+            **{name: getattr(compaction, name) for name in _TOLD},
             "made_s": stored.created_s,
             "used_s": stored.used_s,
-            "record": compaction.record,
             # Without their entries in the hash chain.
             "messages": [{key: item for key, item in pair._asdict().items() if key != "entry"} for pair in view.pairs],
             "why_incomplete": view.why_incomplete,
@@ -169,32 +163,29 @@ class _Routes:
     async def undo(self, request: Request, visitor: Visitor) -> JsonObject:
         stored = await self._own(request.path_params["record"], visitor)
         if stored is None:
-            raise Refused(404, "not found")
+            raise HTTPException(404, "not found")
         return {"id": stored.id, "forgotten": await undo(self._around.store, stored, visitor.tenant)}
 
     async def _own(self, record: str, visitor: Visitor) -> StoredCompaction | None:
         return await self._around.store.named(visitor.tenant, record) if _ID.fullmatch(record) else None
 
     async def recall(self, request: Request, visitor: Visitor) -> JsonObject:
-        query = request.query_params.get("q", "")
-        if not query.strip():
-            raise Refused(400, "q is empty: give words, an id, or a handle")
+        """A search, or a message by its handle; the words stand in the body, since servers log addresses."""
+        if (lookup := self._around.lookup) is None:
+            raise HTTPException(404, "this proxy keeps no originals")
+        asked = await _body_of(request)
+        if isinstance(handle := asked.get("handle"), str):
+            if parts := await lookup.find(visitor.tenant, handle):
+                return message_fields(parts)
+            raise HTTPException(404, NOT_KEPT)
+        query, limit = asked.get("query"), _limit(asked.get("limit", 5), 50)
+        if not isinstance(query, str) or not query.strip():
+            raise HTTPException(400, "query is empty: give words, an id, or a handle")
         try:
-            found = await self._lookup.search(visitor.tenant, query, limit=_limit_of(request, 5, 50))
+            found = await lookup.search(visitor.tenant, query, limit=limit)
         except QueryTooLong as error:
-            raise Refused(400, str(error)) from None
+            raise HTTPException(400, str(error)) from None
         return found_fields(found)
-
-    async def message(self, request: Request, visitor: Visitor) -> JsonObject:
-        if parts := await self._lookup.find(visitor.tenant, request.path_params["handle"]):
-            return message_fields(parts)
-        raise Refused(404, NOT_KEPT)
-
-    @property
-    def _lookup(self) -> Lookup:
-        if self._around.lookup is None:
-            raise Refused(404, "this proxy keeps no originals")
-        return self._around.lookup
 
 
 async def _page(request: Request) -> Response:
@@ -206,16 +197,17 @@ def _endpoint(answer: _Answer) -> _Endpoint:
         try:
             if (visitor := await visitor_of(request)) is not None:
                 return _json(200, await answer(request, visitor))
-            refused = Refused(401, "a key of this proxy is needed: Authorization: Bearer KEY")
-        except Refused as error:
+            refused = HTTPException(401, "a key of this proxy is needed: Authorization: Bearer KEY")
+        except HTTPException as error:
             refused = error
         except StoreError as error:
             logger.warning("page_store_failed %s", str(error))
-            refused = Refused(503, "the store does not answer now; ask again")
+            refused = HTTPException(503, "the store does not answer now; ask again")
         except Exception as error:  # noqa: BLE001 - the proxy goes on
             log_failure("page", error)
-            refused = Refused(500, "this has failed; the proxy's log says where")
-        return _json(refused.status, {"error": refused.error})
+            refused = HTTPException(500, "this has failed; the proxy's log says where")
+        said = refused.detail if isinstance(refused.detail, dict) else {"message": refused.detail}
+        return _json(refused.status_code, {"error": {**said, "code": refused.status_code}})
 
     return endpoint
 
@@ -226,34 +218,23 @@ def _json(status: int, fields: JsonObject) -> Response:
     return Response(json.dumps(fields), status_code=status, media_type="application/json", headers=headers)
 
 
-async def _values_in(request: Request) -> JsonObject:
+async def _body_of(request: Request) -> dict[str, Any]:
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > _MAX_BODY_BYTES:
-            raise Refused(413, f"the body has more than {_MAX_BODY_BYTES} bytes")
+            raise HTTPException(413, f"the body has more than {_MAX_BODY_BYTES} bytes")
     try:
-        values = json.loads(body)["values"]
-    except (ValueError, RecursionError, TypeError, KeyError):
-        values = None
-    if not isinstance(values, dict):
-        raise Refused(400, 'the body is JSON like {"values": {"mode": "observe"}}')
-    return values
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise HTTPException(400, "the body is one JSON object")
+    return fields
 
 
-def _limit_of(request: Request, default: int, most: int) -> int:
-    limit = request.query_params.get("limit", str(default))
+def _limit(asked: object, most: int) -> int:
+    limit = str(asked)
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= most):
-        raise Refused(400, f"limit is a number from 1 to {most}")
+        raise HTTPException(400, f"limit is a number from 1 to {most}")
     return int(limit)
-
-
-def _without_query(record: logging.LogRecord) -> bool:
-    """Has the server's access log show searches without their words."""
-    # Uvicorn's arguments: the client, the method, the path with its query, the version, the status.
-    arguments = record.args
-    if isinstance(arguments, tuple) and len(arguments) > 2 and isinstance(arguments[2], str):
-        path, mark, _ = arguments[2].partition("?")
-        if mark and path.rstrip("/").endswith(f"{PATH}/recall"):
-            record.args = (*arguments[:2], path, *arguments[3:])
-    return True

@@ -16,7 +16,7 @@ from litellm_compaction.concurrency import off_loop_if
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.portable import Portable
 from litellm_compaction.errors import BadItem
-from litellm_compaction.master_key import Seal
+from litellm_compaction.master_key import Box
 from litellm_compaction.stores.store import decode, encode, encode_text
 
 _MARK = "lmc1."
@@ -34,7 +34,7 @@ class Items:
     """
 
     def __init__(self, secret: Callable[[], str | None]) -> None:
-        self._seal = Seal(secret, b"portable compactions")
+        self._seal = Box(secret, b"portable compactions")
 
     async def sealed(self, tenant: str, found: Portable) -> str:
         """Returns the text of a portable compaction; the same one for the same."""

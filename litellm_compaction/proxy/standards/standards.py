@@ -1,6 +1,6 @@
 """Follows what clients order about their context in their protocols' words, and tells them in the same.
 
-`Intake` asks it on a request's way in, the callback on the answer's way out.
+It is asked on a request's way in and on its answer's way out.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from functools import partial
 from typing import Any
 
 from litellm_compaction.core.clear_order import ClearOrder, cleared
-from litellm_compaction.engine import Compactor, PreparedRequest, RequestContext
+from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.proxy.answer.hooks import compacted
-from litellm_compaction.proxy.call import Call, Calls
-from litellm_compaction.proxy.deployments import metadata_of, tenant_of
+from litellm_compaction.proxy.client import metadata_of, tenant_of
+from litellm_compaction.proxy.exchange import Exchange, Exchanges
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.standards import messages, responses
 from litellm_compaction.proxy.standards.items import Items
-from litellm_compaction.proxy.standards.orders import NO_ORDERS, returned
-from litellm_compaction.proxy.standards.routes import counting
+from litellm_compaction.proxy.standards.orders import NO_ORDERS, Told
+from litellm_compaction.proxy.standards.routes import COUNTS
+from litellm_compaction.proxy.standards.streams import with_part
 
 
 class Standards:
     """The protocols of all clients."""
 
-    def __init__(self, compactor: Compactor, calls: Calls, items: Items) -> None:
+    def __init__(self, compactor: Compactor, calls: Exchanges, items: Items) -> None:
         self._compactor = compactor
         self._calls = calls
         self._items = items
@@ -36,10 +37,10 @@ class Standards:
         Raises:
             BadItem: it says something that cannot be followed.
         """
-        tenant = tenant_of(metadata_of(data))
         read = responses.read_orders if call_type == "aresponses" else messages.read_orders
-        orders, changed = await read(data, partial(self._items.opened, tenant))
-        orders = replace(orders, count=counting())
+        orders, changed = await read(data, partial(self._items.opened, tenant_of(metadata_of(data))))
+        if data.get(COUNTS):
+            orders, changed[COUNTS] = replace(orders, counts_only=True), None
         if (changed or orders != NO_ORDERS) and self._calls.note_orders(data, orders):
             for key, value in changed.items():
                 if value is None:
@@ -47,72 +48,19 @@ class Standards:
                 else:
                     data[key] = value
 
-    async def item(self, call: Call) -> str | None:
-        """Returns the compaction of a request that was sent as its client keeps it; None if it is to get none."""
-        try:
-            found = returned(call.client.orders, call.client.original, call.attempt.prepared)
-            return None if found is None else await self._items.sealed(call.client.tenant, found)
-        except Exception as error:  # noqa: BLE001 - the answer is whole without (P8)
-            log_failure("item", error)
-            return None
+    async def answers(self, call: Exchange, context: RequestContext) -> bool:
+        """Follows a request's orders before a model is asked; returns True if no model has to be asked."""
+        orders = call.client.orders
+        if orders.clear is not None:
+            await self._clear(call, context, orders.clear)
+        if orders.counts_only:
+            tokens = await self._compactor.count(call.client.original, context)
+            call.alone = _of_edits(call)._replace(read_tokens=tokens, is_alone=True)
+        elif orders.compacts_only or orders.pauses:
+            await self._compact(call, context)
+        return call.alone is not None
 
-    async def block(self, call: Call) -> messages.Block | None:
-        """Returns what an answer on Anthropic's route says of its compaction; None for nothing."""
-        client, prepared = call.client, call.attempt.prepared
-        if prepared is None or not client.orders.shows:
-            return None
-        text = await self.item(call)
-        found = None if text is None else returned(client.orders, client.original, prepared)
-        read_tokens, written_tokens = _spent(prepared)
-        return messages.Block(
-            text=text,
-            summary="" if found is None else found.record,
-            edits=messages.applied_edits(client.orders, client.cleared_calls, client.cleared_tokens),
-            read_tokens=read_tokens,
-            written_tokens=written_tokens,
-        )
-
-    def showing(self, stream: AsyncGenerator[Any, None], call: Call, *, is_messages: bool) -> AsyncGenerator[Any, None]:
-        """A stream of LiteLLM's, with what its client wants to be told of the compaction."""
-
-        def is_settled() -> bool:
-            return call.attempt.prepared is not None
-
-        def is_alone() -> bool:
-            return call.is_alone
-
-        if is_messages:
-            return messages.with_block(stream, lambda: self.block(call), is_settled=is_settled, is_alone=is_alone)
-        return responses.with_item(
-            stream,
-            lambda: self.item(call),
-            is_settled=is_settled,
-            is_alone=is_alone,
-            usage=lambda: responses.usage_of(*_spent(call.attempt.prepared)),
-        )
-
-    async def shown(self, answer: Any, call: Call, *, is_messages: bool) -> Any:
-        """The same for an answer that is not streamed."""
-        if is_messages:
-            return messages.answered(answer, await self.block(call), is_alone=call.is_alone)
-        usage = responses.usage_of(*_spent(call.attempt.prepared))
-        return responses.answered(answer, await self.item(call), usage, is_alone=call.is_alone)
-
-    async def is_compacted_alone(self, call: Call, context: RequestContext) -> bool:
-        """Makes the compaction that the client has asked for; False if it takes an answer, and there is none."""
-        decided = await self._compactor.prepare(call.client.original, context)
-        room = self._compactor.room(context)
-        try:
-            prepared = await compacted(self._compactor, decided, room)
-        finally:
-            room.release()
-        if returned(call.client.orders, call.client.original, prepared) is None:
-            return False
-        call.sent(context, prepared)
-        call.is_alone = True
-        return True
-
-    async def clear(self, call: Call, context: RequestContext, order: ClearOrder) -> None:
+    async def _clear(self, call: Exchange, context: RequestContext, order: ClearOrder) -> None:
         """Clears old tool results as the client has ordered, once for each request."""
         client = call.client
         if client.cleared_calls:
@@ -125,12 +73,53 @@ class Standards:
         saved_tokens = tokens - await self._compactor.count(smaller, context)
         if saved_tokens >= order.at_least_tokens:
             call.client = replace(client, original=smaller, cleared_calls=gone, cleared_tokens=saved_tokens)
-            if client.orders.count is not None:
-                client.orders.count(tokens - saved_tokens)
+
+    async def _compact(self, call: Exchange, context: RequestContext) -> None:
+        """Makes the compaction that the client has asked for; without one it takes an answer."""
+        decided = await self._compactor.prepare(call.client.original, context)
+        room = self._compactor.room(context)
+        try:
+            prepared = await compacted(self._compactor, decided, room)
+        finally:
+            room.release()
+        if call.client.orders.returned(call.client.original, prepared) is not None:
+            call.sent(context, prepared)
+            told = await self.told(call)
+            call.alone = told._replace(is_alone=True) if told.text else None
+
+    async def told(self, call: Exchange) -> Told:
+        """Returns what the answer to a request that was sent says of its context."""
+        if call.alone is not None:
+            return call.alone
+        client, prepared, told = call.client, call.attempt.prepared, _of_edits(call)
+        try:
+            found = client.orders.returned(client.original, prepared)
+            if found is not None:
+                text = await self._items.sealed(client.tenant, found)
+                told = told._replace(text=text, record=found.record)
+            if prepared is not None and prepared.action == "compacted" and prepared.compaction is not None:
+                written = prepared.count_text(prepared.compaction.model_text)
+                told = told._replace(read_tokens=prepared.tokens_before, written_tokens=written)
+        except Exception as error:  # noqa: BLE001 - the answer is whole without (P8)
+            log_failure("item", error)
+        return told
+
+    def showing(
+        self, stream: AsyncGenerator[Any, None], call: Exchange, *, is_messages: bool
+    ) -> AsyncGenerator[Any, None]:
+        """A stream of LiteLLM's, with what its client wants to be told of the compaction."""
+        form = messages.Stream() if is_messages else responses.Stream()
+        return with_part(stream, form, partial(self.told, call), lambda: _is_settled(call))
+
+    async def shown(self, answer: Any, call: Exchange, *, is_messages: bool) -> Any:
+        """The same for an answer that is not streamed."""
+        told = await self.told(call) if _is_settled(call) else None
+        return (messages if is_messages else responses).answered(answer, told)
 
 
-def _spent(prepared: PreparedRequest | None) -> tuple[int, int]:
-    """The tokens that the compaction of a request stands for, and those of its summary; 0 if none was made for it."""
-    if prepared is None or prepared.action != "compacted" or prepared.compaction is None:
-        return 0, 0
-    return prepared.tokens_before, prepared.count_text(prepared.compaction.model_text)
+def _of_edits(call: Exchange) -> Told:
+    return Told(cleared_calls=call.client.cleared_calls, cleared_tokens=call.client.cleared_tokens)
+
+
+def _is_settled(call: Exchange) -> bool:
+    return call.alone is not None or call.attempt.prepared is not None

@@ -183,14 +183,6 @@ def opened(partial: str, shown: str, continuation: str) -> tuple[str, str, str]:
     return results.pop()
 
 
-@pytest.mark.parametrize("shown", [FOX.rstrip(), FOX.rstrip()[-24:]])
-@pytest.mark.parametrize("space", ["", " "])
-def test_a_server_may_send_back_what_it_was_shown(shown: str, space: str) -> None:
-    """With its echo or without, the answer goes on at the next character."""
-    assert opened(FOX, shown, space + "home to sleep.") == ("home to sleep.", "new", "")
-    assert opened(FOX, shown, shown + space + "home to sleep.") == ("home to sleep.", "echo", shown)
-
-
 def test_an_answer_that_begins_anew_teaches() -> None:
     """Announced, begun at another place, or begun at the same place with other words: it did not go on."""
     for continuation in ("Sure, here is the continuation: home.", "Then the fox went home."):

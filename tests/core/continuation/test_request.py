@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, apply
-from litellm_compaction.core.continuation.request import Partial, can_end_in_answer, continued_request, keyed
+from litellm_compaction.core.continuation.request import Partial, continued_request, keyed
 from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.cut_points import answered_round
 from litellm_compaction.core.plan import (
@@ -73,18 +73,3 @@ def test_what_stays_of_an_answer_begins_where_something_does(end: str, kept: str
     partial = Partial(text="v" * 25 + end)
     *_, shown, _ = continued_request(parsed([user("Go.")]), partial, tail_tokens=100, count=len)
     assert shown.text == kept
-
-
-@pytest.mark.parametrize(("text", "reasoning"), [("", "It may be four."), ("<think>\nIt may be four.", "")])
-def test_thoughts_are_the_last_message_or_quoted(text: str, reasoning: str) -> None:
-    """Without their tags: whoever renders the prompt closes them, and a request of ours quotes them."""
-    asked = parsed([user("Two and two?")])
-    partial = Partial(text=text, reasoning=reasoning, closes=True)
-    assert can_end_in_answer(asked, partial)
-    behind = continued_request(asked, partial, tail_tokens=100, count=count, ends_in_answer=True)
-    assert [(each.role, each.text.strip()) for each in behind[1:]] == [("assistant", "It may be four.")]
-    quoted = continued_request(asked, partial, tail_tokens=100, count=count, switch="/no_think")
-    assert [each.role for each in quoted[1:]] == ["assistant", "user"]
-    assert "It may be four." in quoted[-1].text
-    assert quoted[-1].text.endswith("/no_think")
-    assert not can_end_in_answer(asked, Partial(text="<think>", closes=True))

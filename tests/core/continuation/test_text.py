@@ -78,12 +78,6 @@ def test_no_stop_string_begins_in_what_is_sent(text: str, stops: list[str]) -> N
         assert not pending or any(stop.startswith(pending) and stop != pending for stop in stops)
 
 
-def test_a_long_stop_string_holds_a_line_at_most() -> None:
-    """However long the string, and however much of it has come."""
-    stop = "-" * 5_000
-    assert unstopped_length("-" * 4_000, [stop]) == 4_000 - 128
-
-
 def test_open_fence_names_the_language() -> None:
     """A longer or other fence does not close; an info string never closes."""
     assert open_fence("text") is None

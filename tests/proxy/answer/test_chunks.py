@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy.answer.chunks import Numbers, append_calls, as_chunk
+from litellm_compaction.proxy.answer.calls import Calls
+from litellm_compaction.proxy.answer.chunks import as_chunk
 
 _READ = {"name": "read", "arguments": '{"a": 1}'}
 _TEXT = {"delta": {"content": "one two"}, "finish_reason": None}
@@ -81,8 +82,9 @@ def _of(arguments: str = "", name: str | None = None, **fields: Any) -> dict[str
 )
 def test_fragments_are_put_together_by_id_then_by_index(fragments: list[dict[str, Any]]) -> None:
     """However a server numbers two calls, they are two."""
-    numbers, held = Numbers(), list[dict[str, Any]]()
+    calls = Calls()
     for fragment in fragments:
-        append_calls(held, numbers.numbered([fragment]))
+        calls.take([fragment], may_begin=False)
+    held = calls.given_up()
     assert [(call["function"]["name"], call["function"]["arguments"]) for call in held] == [("a", "{}"), ("b", "{}")]
     assert len({call["index"] for call in held}) == 2

@@ -11,7 +11,7 @@ from litellm.types.utils import Usage
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import Overflow
 from litellm_compaction.proxy.answer.endings import End, Ended, Step, next_step, unread_overflow
-from litellm_compaction.proxy.call import Call, ClientRequest
+from litellm_compaction.proxy.exchange import ClientRequest, Exchange
 from tests.builders import prose
 from tests.proxy.scripted import Scene
 
@@ -20,11 +20,11 @@ NAMED = "The input has 2500 tokens, but the context length only supports 2048 to
 UNNAMED = "Context size has been exceeded."
 
 
-async def _call(tokens: int, *, is_chat: bool = True, **settings: Any) -> Call:
+async def _call(tokens: int, *, is_chat: bool = True, **settings: Any) -> Exchange:
     scene = Scene([{"role": "user", "content": prose("unread", tokens)}], [], settings=settings)
     prepared = await scene.compactor.guard(scene.request, scene.context)
     client = ClientRequest(received=scene.request, original=scene.request, group="any", is_chat=is_chat)
-    call = Call(client, Attempts(summary_calls_left=1))
+    call = Exchange(client, Attempts(summary_calls_left=1))
     call.attempt.context, call.attempt.prepared = scene.context, prepared
     call.room = scene.compactor.room(scene.context)
     return call

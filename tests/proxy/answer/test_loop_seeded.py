@@ -20,7 +20,7 @@ import pytest
 
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message
 from litellm_compaction.proxy.answer.sse import event_of, with_heartbeat
-from litellm_compaction.proxy.call import Call
+from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.summarizer import SummaryAnswer
 from tests.core.continuation.restarts import GENERATORS, STYLES, continued, is_ambiguous, json_text
 from tests.lmstudio_double import Reply
@@ -80,7 +80,7 @@ class _Drawn:
         """The answer as a client reads it from the wire; notes how long it had to wait where a pause was announced."""
         read, loop = Read(), asyncio.get_running_loop()
         last_s, may_pause = loop.time(), False
-        call = cast("Call", self.scene.listener)
+        call = cast("Exchange", self.scene.listener)
         async with aclosing(with_heartbeat(self._events(), call, every_s=_HEARTBEAT_S)) as events:
             async for event in events:
                 # The wait in which a pause came near had begun before.

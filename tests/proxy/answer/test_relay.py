@@ -52,11 +52,11 @@ def fragment(arguments: str = "", **fields: Any) -> dict[str, Any]:
     return {**fields, "function": {**name, "arguments": arguments}}
 
 
-async def opened() -> Relay:
+async def opened(progress: Progress | None = None) -> Relay:
     """Of a stream that may have calls of our tool."""
     prepared = await Scene().sent(LONG)
     asked = Asked(request=Request(messages=()), output_tokens=None, is_json=False, notices=SILENT, wants_usage=False)
-    taken = Relay(Progress(), prepared, asked, streaming_ratio=0.9, most_thoughts_tokens=math.inf)
+    taken = Relay(progress or Progress(), prepared, asked, streaming_ratio=0.9, most_thoughts_tokens=math.inf)
     taken.opened(500, None)
     return taken
 
@@ -69,6 +69,16 @@ async def test_what_is_lost_is_no_more_than_the_server_has_counted() -> None:
     taken.take(chunk({}, "length"))
     taken.finish()
     assert (taken.end, taken.cut_call_tokens > 600, taken.lost_tokens) == ("limit", True, 499)
+
+
+async def test_a_server_that_counts_more_has_begun_nothing_anew() -> None:
+    """A larger number than ours is one of a repeated text only where a text came again."""
+    taken = await opened(Progress(text=["The first part of an answer "]))
+    taken.take(said("goes on with words that nobody has read yet, and some more."))
+    taken.take({"choices": [], "usage": {"prompt_tokens": 60, "completion_tokens": 100, "total_tokens": 160}})
+    taken.take(chunk({}, "stop"))
+    taken.finish()
+    assert taken.lost_tokens == 0
 
 
 @pytest.mark.parametrize("error", [None, "", {}, False])

@@ -20,7 +20,7 @@ from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.proxy.answer.protocol import Received, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.answer.sse import Bounds, event_of, json_object, read_body, read_events, with_heartbeat
-from litellm_compaction.proxy.call import Call, ClientRequest
+from litellm_compaction.proxy.exchange import ClientRequest, Exchange
 
 _BOUNDS = Bounds.of(1000)
 # What `str.splitlines` takes for the end of a line, and JSON strings may hold as it is.
@@ -146,9 +146,9 @@ def test_deeply_nested_json_is_not_an_object() -> None:
     assert json_object(b"[" * 200_000) == {}
 
 
-def _call(*, may_pause: bool, begins_silently: bool = False) -> Call:
+def _call(*, may_pause: bool, begins_silently: bool = False) -> Exchange:
     request = Request(messages=())
-    call = Call(ClientRequest(received=request, original=request, group="g"), Attempts(summary_calls_left=1))
+    call = Exchange(ClientRequest(received=request, original=request, group="g"), Attempts(summary_calls_left=1))
     call.may_pause, call.attempt.begins_silently = may_pause, begins_silently
     return call
 

@@ -5,8 +5,6 @@ Settings, deployments and events through LiteLLM: `tests/integration/test_page.p
 
 from __future__ import annotations
 
-import json
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,8 +14,6 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
-from hypothesis import given
-from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.errors import StoreError, WindowUnknown
@@ -26,7 +22,6 @@ from litellm_compaction.proxy.page import routes as routes_module
 from litellm_compaction.proxy.page.auth import Visitor, visitor_of
 from litellm_compaction.proxy.page.data import _state
 from litellm_compaction.proxy.page.routes import add_page
-from litellm_compaction.proxy.page.turns import conversations_of
 from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.recall import NOT_KEPT, Lookup
 from litellm_compaction.stores import Originals
@@ -79,15 +74,18 @@ class Routes:
         add_page(around)
         # A configuration that is loaded anew.
         add_page(around)
-        assert len([route for route in app.router.routes if "compaction" in getattr(route, "path", "")]) == 11
+        assert len([route for route in app.router.routes if "compaction" in getattr(route, "path", "")]) == 10
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy/compaction/")
 
     async def visitor(self, request: Request) -> Visitor | None:
         name = request.headers.get("authorization", "").removeprefix("Bearer ")
         return Visitor(role=ROLES[name], tenant=name, auth=None) if name in ROLES else None
 
-    async def get(self, key: str, path: str = f"records/{RECORD}", **params: str) -> httpx.Response:
-        return await self.client.get(path, params=params or None, headers={"authorization": f"Bearer {key}"})
+    async def get(self, key: str, path: str = f"records/{RECORD}") -> httpx.Response:
+        return await self.client.get(path, headers={"authorization": f"Bearer {key}"})
+
+    async def recall(self, key: str, **asked: object) -> httpx.Response:
+        return await self.client.post("recall", json=asked, headers={"authorization": f"Bearer {key}"})
 
     async def undo(self, key: str, record: str = RECORD) -> httpx.Response:
         return await self.client.post(f"records/{record}/undo", headers={"authorization": f"Bearer {key}"})
@@ -131,16 +129,16 @@ async def test_an_administrator_reads_what_the_operator_allows(routes: Routes) -
 
 async def test_forged_and_foreign_ids_are_the_same(routes: Routes) -> None:
     """The same bytes, for any id or handle that is not the visitor's own, whatever is asked; nothing is changed."""
-    [hit] = (await routes.get("one", "recall", q="walrus", limit="1")).json()["hits"]
-    message = (await routes.get("one", f"messages/{hit['handle']}")).json()
+    [hit] = (await routes.recall("one", query="walrus", limit=1)).json()["hits"]
+    message = (await routes.recall("one", handle=hit["handle"])).json()
     assert "walrus" in message["parts"][0]["text"]
     answers = [await routes.get("two", f"records/{each}") for each in ODD_IDS]
-    messages = [await routes.get("two", f"messages/{each}") for each in (hit["handle"], hit["handle"][:6], *ODD_IDS)]
+    messages = [await routes.recall("two", handle=each) for each in (hit["handle"], hit["handle"][:6], *ODD_IDS)]
     assert {(answer.status_code, answer.json()["error"]["message"]) for answer in messages} == {(404, NOT_KEPT)}
     answers += [await routes.undo(key, each) for key in ("two", "admin") for each in ODD_IDS]
     assert {(answer.status_code, answer.text) for answer in answers} == {(404, NOT_FOUND)}
     for key in ("two", "admin"):
-        none = (await routes.get(key, "recall", q="walrus shark")).json()
+        none = (await routes.recall(key, query="walrus shark")).json()
         assert (none["hits"], none["words"]) == ([], ["walrus", "shark"])
     assert (await routes.get("one")).status_code == 200
     assert (await routes.undo("one")).json() == {"id": RECORD, "forgotten": 1}
@@ -150,19 +148,20 @@ async def test_forged_and_foreign_ids_are_the_same(routes: Routes) -> None:
 @pytest.mark.parametrize(
     ("params", "says"),
     [
-        ({}, "q is empty"),
-        ({"q": " \n"}, "q is empty"),
+        ({}, "query is empty"),
+        ({"query": " \n"}, "query is empty"),
+        ({"query": ["whale"]}, "query is empty"),
         *(
-            ({"q": "whale", "limit": limit}, "limit is a number from 1 to 50")
-            for limit in ("0", "51", "-1", "", "\u0665")
+            ({"query": "whale", "limit": limit}, "limit is a number from 1 to 50")
+            for limit in (0, 51, -1, "", "\u0665", True, [5])
         ),
-        ({"q": "x" * 401}, "The query has 401 characters, and at most 400 are searched"),
-        ({"q": "whale " * 5_000}, "The query has 30,000 characters"),
+        ({"query": "x" * 401}, "The query has 401 characters, and at most 400 are searched"),
+        ({"query": "whale " * 5_000}, "The query has 30,000 characters"),
     ],
 )
-async def test_a_search_that_cannot_be_made_is_refused(routes: Routes, params: dict[str, str], says: str) -> None:
+async def test_a_search_that_cannot_be_made_is_refused(routes: Routes, params: dict[str, object], says: str) -> None:
     """With what it may be, and without its words."""
-    answer = await routes.get("one", "recall", **params)
+    answer = await routes.recall("one", **params)
     assert (answer.status_code, says in answer.json()["error"]["message"]) == (400, True)
 
 
@@ -175,24 +174,13 @@ async def test_what_fails_is_told_without_words(
 ) -> None:
     """Neither a query nor a text is in an answer or a log; a store that cannot be read is not the proxy's fault."""
     routes.rows.error = error
-    for path in ("recall?q=rhinoceros", "messages/abc"):
-        answer = await routes.get("one", path)
+    for asked in ({"query": "rhinoceros"}, {"handle": "abc"}):
+        answer = await routes.recall("one", **asked)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, status)
         assert not {"rhinoceros", "words of a"} & {word for word in ("rhinoceros", "words of a") if word in answer.text}
     assert logged in caplog.text
     assert "rhinoceros" not in caplog.text
     assert "words of a" not in caplog.text
-
-
-def test_the_access_log_has_no_query(routes: Routes, caplog: pytest.LogCaptureFixture) -> None:
-    """Of a search; other routes keep theirs."""
-    log = logging.getLogger("uvicorn.access")
-    with caplog.at_level(logging.INFO, logger="uvicorn.access"):
-        for path in ("/root/compaction/recall?q=secret", "/compaction/recall?q=secret", "/v1/models?team=x"):
-            log.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "GET", path, "1.1", 200)
-        log.info("started")
-    paths = [record.getMessage().split()[3] for record in caplog.records[:3]]
-    assert paths == ["/root/compaction/recall", "/compaction/recall", "/v1/models?team=x"]
 
 
 @pytest.mark.parametrize("shown", ["Basic eDpzay1hZG1pbg==", "BASIC sk-admin", "basic "])
@@ -206,47 +194,31 @@ async def test_a_browsers_own_password_is_no_key(shown: str) -> None:
 def test_why_nobody_knows_a_window_is_not_everybodys_business() -> None:
     """The error names the server; only who sees all is told."""
     target = Target(key="1|m", model="m", api_base="http://10.0.0.7/v1", api_key=None, context_length=None)
-    report = DeploymentReport(target=target, carrier="hooks", absence=WindowUnknown("m", tried="10.0.0.7 says no"))
+    report = DeploymentReport(
+        target=target, carrier="hooks", absence=WindowUnknown("m", tried="GET http://10.0.0.7/v1: no")
+    )
     assert "10.0.0.7" in _state(report, Visitor(role="proxy_admin", tenant="t", auth=None))
-    assert _state(report, Visitor(role="internal_user", tenant="t", auth=None)) == "not known"
+    assert _state(report, Visitor(role="internal_user", tenant="t", auth=None)).endswith("Tried: its server: no.")
 
 
-def turn(**changes: object) -> str:
-    """A line of the log."""
-    said: dict[str, object] = {"talk": "t", "model": "mødel\ud800", "tenant": "anna", "program": "", "when_s": 1.5}
-    said |= {"messages": 3, "before_tokens": 10, "prompt_tokens": 9, "filled_tokens": 12, "window_tokens": 8192}
-    said |= {"compact_ratio": 0.8, "carry_ratio": 0.9, "action": "compacted", "restarts": [[7000, 2000]]}
-    return json.dumps(said | changes)
+def event(outcome: str, when_s: float, record: str, continues: str = "", tenant: str = "one") -> CompactionEvent:
+    made = {"outcome": outcome, "when_s": when_s, "compaction_id": record, "continues_id": continues, "tenant": tenant}
+    return CompactionEvent(**{**EVENT, **made})
 
 
-_BAD: list[dict[str, object]] = [
-    {"when_s": float("nan")},
-    {"compact_ratio": float("inf")},
-    {"window_tokens": -1},
-    {"filled_tokens": 10**400},
-    {"action": "exploded"},
-    {"restarts": [[1]]},
-    {"messages": None},
-]
-
-
-@given(st.text(max_size=40) | st.sampled_from(_BAD).map(lambda bad: turn(**bad)))
-def test_lines_that_this_version_cannot_read_are_passed_over(line: str) -> None:
-    """Whatever another version, or somebody else, has written."""
-    assert conversations_of([line]) == []
-    assert len(conversations_of([line, turn()])) == 1
-
-
-def test_turns_are_put_together_to_conversations() -> None:
-    """The newest first; after a restart a turn's last line counts; a shorter list is another conversation."""
-    lines = [
-        turn(when_s=3, filled_tokens=1),
-        turn(when_s=3, filled_tokens=2),
-        turn(talk="u", when_s=9, tenant="bert"),
-        turn(when_s=1, messages=40),
-        turn(when_s=4, messages=5),
-    ]
-    first, second = conversations_of(lines)
-    assert (first["id"], second["id"]) == ("u", "t")
-    assert [each["filled_tokens"] for each in second["turns"]] == [2, 12]
-    assert [each["id"] for each in conversations_of(lines, "anna")] == ["t"]
+async def test_events_are_put_together_to_conversations(routes: Routes) -> None:
+    """By records that go on from each other; the newest first; what was written ahead is no prompt; own ones alone."""
+    for each in (
+        event("compacted", 1, "a"),
+        event("prepared", 2, "b", "a"),
+        event("compacted", 3, "x", tenant="two"),
+        event("reused", 4, "b"),
+        event("reused", 5, "x", tenant="two"),
+        event("refused", 6, ""),
+    ):
+        await routes.store.add_event(9e9 + each.when_s, event_to_json(each))
+    await routes.store.add_event(9.1e9, "{damaged")
+    shown = {key: (await routes.get(key, "conversations")).json()["conversations"] for key in ROLES}
+    times = {key: [[turn["when_s"] for turn in each["turns"]] for each in shown[key]] for key in shown}
+    assert times == {"one": [[1, 4], [0]], "two": [[3, 5]], "admin": [[3, 5], [1, 4], [0]]}
+    assert "tenant" not in repr(shown)

@@ -14,7 +14,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.core.portable import Portable, portable
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadItem
-from litellm_compaction.proxy.call import Call, Calls, ClientRequest
+from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges
 from litellm_compaction.proxy.standards.items import Items
 from litellm_compaction.proxy.standards.orders import Orders
 from litellm_compaction.proxy.standards.standards import Standards
@@ -80,12 +80,9 @@ async def test_an_answer_is_whole_without_an_item_that_cannot_be_made() -> None:
         raise RuntimeError("no secret")
 
     bench = Bench()
-    standards = Standards(bench.compactor, Calls(), Items(broken))
+    standards = Standards(bench.compactor, Exchanges(), Items(broken))
     request = Request(messages=parsed(RAW))
     client = ClientRequest(received=request, original=request, group="small", orders=Orders(wants_item=True))
-    call = Call(client, Attempts(3))
+    call = Exchange(client, Attempts(3))
     call.attempt.prepared = replace(await bench.guard(RAW, 8192), compaction=COMPACTION)
-    assert await standards.item(call) is None
-    block = await standards.block(call)
-    assert block is not None
-    assert block.block is None
+    assert (await standards.told(call)).text == ""

@@ -11,8 +11,9 @@ import pytest
 from litellm_compaction.core.clear_order import ClearOrder
 from litellm_compaction.core.portable import Portable, portable
 from litellm_compaction.errors import BadItem
-from litellm_compaction.proxy.standards.messages import Block, read_orders, with_block
-from litellm_compaction.proxy.standards.orders import Orders
+from litellm_compaction.proxy.standards.messages import Stream, answered, read_orders
+from litellm_compaction.proxy.standards.orders import Orders, Told
+from litellm_compaction.proxy.standards.streams import with_part
 from tests.builders import parsed
 from tests.core.test_portable import COMPACTION, RAW
 
@@ -31,10 +32,6 @@ async def opened(text: object, field: str) -> Portable:
 
 def edits(*found: dict[str, Any], **body: Any) -> dict[str, Any]:
     return {"messages": [USER], "context_management": {"edits": [*found]}, **body}
-
-
-def thought(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": [{"type": "thinking", "thinking": text}, {"type": "text", "text": "Ok."}]}
 
 
 async def test_a_block_of_a_failed_compaction_is_none() -> None:
@@ -73,15 +70,11 @@ async def test_edits_become_orders() -> None:
     assert orders.clear == expected
 
 
-async def test_old_thoughts_go() -> None:
-    """All but those of the newest turns."""
-    messages = [thought("a"), USER, thought("b"), USER, thought("c")]
-    kept: list[int] = []
-    for keep in ({}, {"keep": {"type": "thinking_turns", "value": 2}}, {"keep": "all"}, {"keep": {"type": "all"}}):
-        orders, changed = await read_orders(edits({"type": THINKING, **keep}, messages=messages), opened)
-        kept.append(json.dumps(changed.get("messages", messages)).count('"thinking":'))
-        assert orders.cleared_thoughts == 3 - kept[-1]
-    assert kept == [1, 2, 3, 3]
+async def test_an_order_about_old_thoughts_changes_nothing() -> None:
+    """In any place: chat templates leave them out by themselves."""
+    orders, changed = await read_orders(edits({"type": TOOLS}, {"type": THINKING, "keep": "all"}), opened)
+    assert orders.clear is not None
+    assert changed == {"context_management": None}
 
 
 _EDITS = "context_management.edits"
@@ -89,7 +82,7 @@ _PLACE = "messages.0.content."
 _SUMMARIZE = {"compaction": {"type": "summarize"}}
 
 
-def answered(*content: Any) -> dict[str, Any]:
+def sent(*content: Any) -> dict[str, Any]:
     return {"messages": [{"role": "assistant", "content": [*content]}, USER]}
 
 
@@ -98,40 +91,43 @@ def triggered(kind: str, value: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("body", "field", "code"),
+    ("body", "field"),
     [
-        (edits({"type": "other"}), f"{_EDITS}.0.type", ""),
-        (edits({}), f"{_EDITS}.0.type", ""),
-        (edits({"type": TOOLS}, {"type": THINKING}), f"{_EDITS}.1.type", ""),
-        (edits({"type": TOOLS}, {"type": TOOLS}), f"{_EDITS}.1.type", ""),
-        ({"messages": [USER], "context_management": {"edits": 3}}, _EDITS, ""),
+        (edits({"type": "other"}), f"{_EDITS}.0.type"),
+        (edits({}), f"{_EDITS}.0"),
+        (edits({"type": TOOLS}, {"type": TOOLS}), _EDITS),
+        ({"messages": [USER], "context_management": {"edits": 3}}, _EDITS),
+        ({"messages": [USER], "context_management": "edits"}, "context_management"),
         *(
-            (triggered("input_tokens", each), f"{_EDITS}.{COMPACT}.trigger.value", "")
+            (triggered("input_tokens", each), f"{_EDITS}.0.{COMPACT}.trigger.value")
             for each in (0, -5, "9", None, True)
         ),
-        (triggered("tool_uses", 1), f"{_EDITS}.{COMPACT}.trigger.type", ""),
-        (edits({"type": TOOLS, "exclude_tools": "f"}), f"{_EDITS}.{TOOLS}.exclude_tools", ""),
-        (edits({"type": COMPACT, "instructions": 3}), f"{_EDITS}.{COMPACT}.instructions", ""),
-        (edits({"type": TOOLS}, **_SUMMARIZE), "compaction", ""),
-        ({"messages": [USER], "compaction": {"type": "other"}}, "compaction.type", ""),
-        ({"messages": [], **_SUMMARIZE}, "messages", "nothing_to_summarize"),
-        ({"messages": [USER, CALL], **_SUMMARIZE}, "messages", "incomplete_turn"),
-        (answered({**BLOCK, "encrypted_content": "?"}), _PLACE + "0.encrypted_content", "block_signature_invalid"),
-        (answered({**BLOCK, "content": "Obey."}), _PLACE + "0.content", "block_content_mismatch"),
-        (answered({**BLOCK, "tool_changes": [{}]}), _PLACE + "0.tool_changes", "block_tool_changes_mismatch"),
-        (answered({"type": "text", "text": "x"}, BLOCK), _PLACE + "1", "block_misplaced"),
-        (answered(BLOCK, BLOCK), _PLACE + "1", "block_ambiguous"),
+        (triggered("tool_uses", 1), f"{_EDITS}.0.{COMPACT}.trigger.type"),
+        (edits({"type": TOOLS, "exclude_tools": "f"}), f"{_EDITS}.0.{TOOLS}.exclude_tools"),
+        (edits({"type": COMPACT, "instructions": 3}), f"{_EDITS}.0.{COMPACT}.instructions"),
+        (edits({"type": TOOLS}, **_SUMMARIZE), "compaction"),
+        ({"messages": [USER], "compaction": {"type": "other"}}, "compaction.type"),
+        ({"messages": [USER], "compaction": 3}, "compaction"),
+        ({"messages": [], **_SUMMARIZE}, "messages"),
+        ({"messages": [USER, CALL], **_SUMMARIZE}, "messages"),
+        (sent({**BLOCK, "encrypted_content": "?"}), _PLACE + "0.encrypted_content"),
+        (sent({**BLOCK, "content": "Obey."}), _PLACE + "0.content"),
+        (sent({**BLOCK, "tool_changes": [{}]}), _PLACE + "0.tool_changes"),
+        (sent({"type": "text", "text": "x"}, BLOCK), _PLACE + "1"),
+        (sent(BLOCK, BLOCK), _PLACE + "1"),
     ],
 )
-async def test_what_cannot_be_followed_is_refused_by_its_place(body: dict[str, Any], field: str, code: str) -> None:
-    """With the protocol's code where it has one."""
+async def test_what_cannot_be_followed_is_refused_by_its_place(body: dict[str, Any], field: str) -> None:
+    """As the protocol writes it, and without the client's own words."""
     with pytest.raises(BadItem) as caught:
         await read_orders(body, opened)
     assert caught.value.field == field
-    assert f"(compaction_{code})" in str(caught.value) or not code
+    assert "other" not in str(caught.value)
+    assert "Obey" not in str(caught.value)
 
 
-MADE = Block(text="text", summary="The record.", edits=[{"type": TOOLS}], read_tokens=70, written_tokens=7)
+MADE = Told(text="text", record="The record.", cleared_calls=2, cleared_tokens=9, read_tokens=70)
+APPLIED = {"applied_edits": [{"type": TOOLS, "cleared_tool_uses": 2, "cleared_input_tokens": 9}]}
 
 
 def frame(**event: Any) -> bytes:
@@ -148,34 +144,43 @@ FRAMES = [
 ]
 
 
-async def told(found: Block, *, is_alone: bool = False) -> list[dict[str, Any]]:
+async def told(found: Told) -> list[dict[str, Any]]:
     async def source() -> AsyncIterator[bytes]:
         for each in FRAMES:
             yield each
 
-    async def made() -> Block | None:
+    async def made() -> Told:
         return found
 
-    stream = with_block(source(), made, is_settled=lambda: True, is_alone=lambda: is_alone)
-    raw = b"".join([each async for each in stream])
+    raw = b"".join([each async for each in with_part(source(), Stream(), made, lambda: True)])
     return [json.loads(part.split(b"data: ", 1)[1]) for part in raw.split(b"\n\n") if b"data: " in part]
 
 
 async def test_the_block_comes_before_what_the_model_says() -> None:
-    """The events of a block with its whole summary, the others behind it; usage and edits in `message_delta`."""
+    """The events of a block with its whole summary, the others behind it; edits in `message_delta`."""
     start, opening, delta, stop, text, _, end, _ = await told(MADE)
     assert start["type"] == "message_start"
-    assert (opening["index"], opening["content_block"]["type"], opening["content_block"]["content"]) == (
-        0,
-        "compaction",
-        "",
-    )
+    block = opening["content_block"]
+    assert (opening["index"], block["type"], block["content"]) == (0, "compaction", "")
     assert delta["delta"] == {"type": "compaction_delta", "content": "The record.", "encrypted_content": "text"}
     assert (stop["type"], text["index"]) == ("content_block_stop", 1)
-    assert end["context_management"] == {"applied_edits": [{"type": TOOLS}]}
-    assert [each["type"] for each in end["usage"]["iterations"]] == ["compaction", "message"]
-    assert [each["input_tokens"] for each in end["usage"]["iterations"]] == [70, 5]
+    assert end["context_management"] == APPLIED
     assert end["usage"]["input_tokens"] == 5
-    alone = await told(MADE, is_alone=True)
-    blocks = [event["content_block"]["type"] for event in alone if event["type"] == "content_block_start"]
-    assert (blocks, alone[-2]["delta"]["stop_reason"]) == (["compaction"], "compaction")
+
+
+async def test_an_answer_without_a_model_is_the_block_or_the_count_alone() -> None:
+    """Whole and streamed; the compaction's tokens are not in the usage."""
+    whole = {"content": [{"type": "text", "text": " "}], "stop_reason": "end_turn", "usage": {"input_tokens": 5}}
+    alone = MADE._replace(is_alone=True)
+    events = await told(alone)
+    blocks = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
+    assert (blocks, events[-2]["delta"]["stop_reason"]) == (["compaction"], "compaction")
+    said = answered(whole, alone)
+    assert [block["type"] for block in said["content"]] == ["compaction"]
+    assert (said["stop_reason"], said["usage"]["input_tokens"], said["context_management"]) == (
+        "compaction",
+        0,
+        APPLIED,
+    )
+    counted = answered(whole, Told(read_tokens=70, is_alone=True))
+    assert (counted["content"], counted["usage"]["input_tokens"]) == ([], 70)

@@ -1,73 +1,54 @@
-"""Routes that LiteLLM does not serve for a local model, asked of it as requests for an answer; compressed bodies."""
+"""Routes that LiteLLM does not serve for a local model, passed to it as requests for an answer."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import sys
-import zlib
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy.standards import encodings, routes
-from litellm_compaction.proxy.standards.encodings import TooLarge, Unreadable, encoding_of, most_plain_bytes, plain
-from litellm_compaction.proxy.standards.routes import counting, serving
+from litellm_compaction.proxy.standards.routes import COUNTS, serving
+
+ANSWER = {"id": "r", "output": [{"type": "compaction"}], "usage": {"input_tokens": 70}}
+EDITED = {"context_management": {"applied_edits": [{"cleared_input_tokens": 5}]}}
+SAID = [{"role": "user", "content": "Hi."}]
+MANAGED = {"messages": SAID, "context_management": {"edits": []}}
 
 
 class Application:
     """Answers as LiteLLM would, and keeps what it was asked."""
 
-    def __init__(self, status: int = 200, tokens: int | None = 70, answer: dict[str, Any] | None = None) -> None:
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-        self._status, self._tokens = status, tokens
-        self._answer = answer or {"id": "r", "output": [{"type": "compaction"}], "usage": {"input_tokens": 1}}
+    def __init__(self, status: int = 200, answer: Any = None) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.headers: dict[bytes, bytes] = {}
+        self._status, self._answer = status, json.dumps(ANSWER if answer is None else answer).encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        content = b""
-        while True:
+        content, has_more = b"", True
+        while has_more:
             message = await receive()
-            content += message["body"]
-            if not message.get("more_body"):
-                break
-        length = dict(scope["headers"]).get(b"content-length")
-        assert length is None or int(length) == len(content)
+            content, has_more = content + message["body"], message.get("more_body")
+        self.headers = dict(scope["headers"])
+        assert int(self.headers.get(b"content-length", len(content))) == len(content)
         try:
             self.asked.append((scope["path"], json.loads(content)))
         except ValueError:
-            self.asked.append((scope["path"], {"raw": content}))
-        if (count := counting()) is not None and self._tokens is not None:
-            count(self._tokens)
+            self.asked.append((scope["path"], content))
         await send({"type": "http.response.start", "status": self._status, "headers": [(b"content-length", b"1")]})
-        body = json.dumps(self._answer).encode()
-        await send({"type": "http.response.body", "body": body[:5], "more_body": True})
-        await send({"type": "http.response.body", "body": body[5:]})
+        await send({"type": "http.response.body", "body": self._answer[:5], "more_body": True})
+        await send({"type": "http.response.body", "body": self._answer[5:]})
 
 
 async def is_guarded(model: object) -> bool:
     return model == "small"
 
 
-class Unknown(Exception):
-    """What LiteLLM raises for a wrong key."""
-
-
-async def key_owner(scope: Any, headers: Mapping[str, str], path: str) -> object:
-    if headers.get("authorization") == "wrong":
-        raise Unknown(path)
-    return "somebody"
-
-
-async def asked(
-    application: Application, path: str, body: Any, *, root: str = "", serve: Any = None, **headers: str
-) -> tuple[int, dict[str, Any]]:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+async def asked(application: Application, path: str, body: Any, *, root: str = "", **headers: str) -> tuple[int, Any]:
+    content = body if isinstance(body, bytes) else json.dumps({"model": "small", **body}).encode()
     parts = [content[:3], content[3:]]
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
-        assert headers.get("authorization") != "wrong", "read before the key is known"
         return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
 
     async def send(message: dict[str, Any]) -> None:
@@ -75,123 +56,88 @@ async def asked(
 
     listed = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": root + path, "root_path": root, "headers": listed}
-    await (serve or serving(application, is_guarded, key_owner))(scope, receive, send)
+    await serving(application, is_guarded)(scope, receive, send)
     content = b"".join(message.get("body", b"") for message in sent)
-    length = dict(sent[0]["headers"])[b"content-length"]
-    assert int(length) in (1, len(content))
+    assert int(dict(sent[0]["headers"])[b"content-length"]) in (1, len(content))
     return sent[0]["status"], json.loads(content)
 
 
-@pytest.mark.parametrize("body", [{"model": "other", "input": "Hi."}, b"{", b"[]", b""])
+@pytest.mark.parametrize("body", [{"model": "other", "input": "Hi."}, b"{", b"[]", b"", b"\x1f\x8bpacked"])
 async def test_others_go_their_own_way(body: Any) -> None:
-    """Unread models and unreadable bodies are LiteLLM's."""
+    """Models that are left alone, and bodies that are none, compressed ones among them, are LiteLLM's."""
     application = Application()
-    await asked(application, "/v1/responses/compact", body)
+    assert await asked(application, "/v1/responses/compact", body) == (200, ANSWER)
     [(path, given)] = application.asked
     assert path == "/v1/responses/compact"
-    assert given == body or "raw" in given or given == []
-
-
-async def test_a_refusal_of_anthropics_protocol_has_its_code() -> None:
-    """Where the message names it, and nowhere else."""
-
-    async def error(message: str) -> Any:
-        async def application(scope: Any, receive: Any, send: Any) -> None:
-            body = json.dumps({"type": "error", "error": {"message": message}}).encode()
-            await send({"type": "http.response.start", "status": 400, "headers": [(b"content-length", b"1")]})
-            await send({"type": "http.response.body", "body": body})
-
-        _, told = await asked(application, "/v1/messages", {"model": "small"})  # type: ignore[arg-type]
-        return told["error"]
-
-    found = await error("`messages` has nothing to summarize (compaction_nothing_to_summarize).")
-    assert found["details"] == {"error_code": "compaction_nothing_to_summarize"}
-    assert "details" not in await error("Too long.")
-
-
-async def test_a_compressed_body_is_handed_on_as_it_was() -> None:
-    """For guarded models; LiteLLM has its own way with others."""
-    for model, is_read in (("small", True), ("other", False)):
-        application = Application()
-        body = gzip.compress(json.dumps({"model": model, "input": "Hi."}).encode())
-        await asked(application, "/v1/responses", body, content_encoding="gzip")
-        [(_, given)] = application.asked
-        assert ("raw" not in given) == is_read
-    status, told = await asked(Application(), "/v1/responses", b"no gzip", content_encoding="gzip")
-    assert status == 415
-    assert "content-encoding" in told["error"]["message"]
+    assert given in (body, [])
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("path", "body", "answer", "told"),
     [
-        *("/v1/chat/completions", "/chat/completions", "/completions", "/v1/messages", "/openai/v1/responses"),
-        *("/engines/small/chat/completions", "/openai/deployments/a/b/completions"),
-        *("/v1/responses/compact", "/v1/messages/count_tokens"),
+        ("/responses/input_tokens", {"input": "Hi."}, ANSWER, {"object": "response.input_tokens", "input_tokens": 70}),
+        ("/v1/messages/count_tokens", {"messages": SAID}, ANSWER, {"input_tokens": 70}),
+        (
+            "/v1/messages/count_tokens",
+            MANAGED,
+            {**ANSWER, **EDITED},
+            {"input_tokens": 70, "context_management": {"original_input_tokens": 75}},
+        ),
+        (
+            "/v1/messages/count_tokens",
+            MANAGED,
+            ANSWER,
+            {"input_tokens": 70, "context_management": {"original_input_tokens": 70}},
+        ),
     ],
 )
-async def test_of_a_compressed_body_nothing_is_read_before_its_key_is_known(path: str) -> None:
-    """A wrong one is answered by LiteLLM, which is asked for the route that answers; so a right one is good for it."""
-    with pytest.raises(Unknown, match=r"/(completions|messages|responses)$"):
-        await asked(Application(), path, b"", root="/proxy", content_encoding="gzip", authorization="wrong")
-    body = gzip.compress(b'{"model": "small", "messages": [{"role": "user", "content": "Hello."}]}')
+async def test_a_count_is_the_usage_of_an_answer(path: str, body: Any, answer: Any, told: Any) -> None:
+    """By the same route below a proxy's root; nothing that says how an answer is made is passed on."""
+    application = Application(answer=answer)
+    odd = {"thinking": {"budget_tokens": "x"}, "mock_timeout": True, "n": 10**7, "fallbacks": ["other"], "stream": True}
+    headers = {"x_litellm_num_retries": "x", "authorization": "Bearer sk-1"}
+    assert await asked(application, path, {**body, **odd}, root="/proxy", **headers) == (200, told)
+    [(inner, given)] = application.asked
+    assert inner == f"/proxy{path}".rpartition("/")[0]
+    assert given.keys() - {"max_tokens", "max_output_tokens"} == {"model", COUNTS, *body}
+    assert application.headers.keys() == {b"authorization", b"content-length", b"x-litellm-num-retries"}
+
+
+async def test_a_compaction_alone_is_asked_for_by_a_trigger() -> None:
+    """Of a text or of items; the user's messages come back with it."""
     application = Application()
-    await asked(application, path, body, content_encoding="gzip", authorization="right")
-    assert application.asked[0][1]["model"] == "small"
+    _, told = await asked(application, "/openai/v1/responses/compact", {"input": "Hi.", "stream": True})
+    [(path, given)] = application.asked
+    assert (path, given["input"][-1], given["stream"]) == (
+        "/openai/v1/responses",
+        {"type": "compaction_trigger"},
+        False,
+    )
+    assert [item["type"] for item in told["output"]] == ["message", "compaction"]
+    assert told["object"] == "response.compaction"
 
 
-async def test_a_compressed_body_larger_than_all_that_is_unpacked_at_a_time_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """At once, and it is not read to its end."""
-    for module in (encodings, routes):
-        monkeypatch.setattr(module, "MOST_BYTES", 2)
-    status, told = await asked(Application(), "/v1/responses", b"1234" * 9, content_encoding="gzip")
-    assert status == 413
-    assert "Send less" in told["error"]["message"]
-
-
-BODY = b'{"model": "small", "input": "Hi"}'
-
-
-def _zstd(body: bytes) -> bytes:
-    found: bytes = pytest.importorskip("zstandard").compress(body)
-    return found
-
-
-@pytest.mark.parametrize(("name", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("zstd", _zstd)])
-def test_a_body_is_read_as_it_was(name: str, pack: Callable[[bytes], bytes]) -> None:
-    """And the word for its encoding goes; a damaged or an endless one is refused."""
-    headers = [(b"Content-Encoding", name.encode()), (b"accept", b"*/*")]
-    assert encoding_of(headers) == name.encode()
-    assert plain(pack(BODY), headers) == (BODY, [(b"accept", b"*/*")])
-    most = b" " * 8_000_000
-    assert plain(pack(most), headers).content == most
-    with pytest.raises(TooLarge, match=r"has more than 8\.0 MB"):
-        plain(pack(most + b" "), headers)
-    with pytest.raises(Unreadable, match=f"its content-encoding, {name}, says"):
-        plain(b"{" + pack(BODY), headers)
-
-
-def test_a_cut_body_is_refused() -> None:
-    """Half a request is none."""
-    with pytest.raises(Unreadable):
-        plain(gzip.compress(BODY)[:-9], [(b"content-encoding", b"gzip")])
-
-
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the package, and with the client's own way out."""
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(Unreadable, match=r"install `zstandard`.*enable_request_compression"):
-        plain(b"", [(b"content-encoding", b"zstd")])
+@pytest.mark.parametrize("status", [400, 401, 503])
+async def test_an_error_is_passed_on(status: int) -> None:
+    """As LiteLLM tells it."""
+    error = {"error": {"message": "No."}}
+    assert await asked(Application(status, error), "/v1/responses/input_tokens", {"input": 5}) == (status, error)
 
 
 @pytest.mark.parametrize(
-    ("packed_bytes", "most_bytes"),
-    [(0, 8_000_000), (400_000, 8_000_000), (1_000_000, 20_000_000), (9_000_000, 128_000_000)],
+    "messages",
+    [
+        None,
+        "x",
+        [],
+        [1],
+        [{"role": "user"}],
+        [{**SAID[0], "role": 5}],
+        [{**SAID[0], "content": [{"type": "thinking"}]}],
+    ],
 )
-def test_the_most_that_a_body_may_have(packed_bytes: int, most_bytes: int) -> None:
-    """By what was sent; never more than all bodies may have together."""
-    assert most_plain_bytes(packed_bytes) == most_bytes
-    with pytest.raises(TooLarge, match=r"has more than 128\.0 MB"):
-        most_plain_bytes(128_000_001)
+async def test_what_is_no_conversation_is_left_to_litellms_own_count(messages: Any) -> None:
+    """Which says at once what is missing, also of a wrong key; to make an answer it would try for seconds."""
+    application = Application(400, {"error": {}})
+    await asked(application, "/v1/messages/count_tokens", {"messages": messages})
+    assert application.asked == [("/v1/messages/count_tokens", {"model": "small"})]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadWish
-from litellm_compaction.proxy.call import NONE, Call, Calls, ClientRequest, Wish, is_off_for_owner, wish_of
-from tests.builders import chat
-from tests.engine.bench import Bench
+from litellm_compaction.proxy.client import is_off_for_owner
+from litellm_compaction.proxy.wish import NONE, Wish, wish_of
 
 
 def read(compaction: object = None, **headers: Any) -> Wish:
@@ -122,57 +119,3 @@ def test_anything_is_a_wish_or_refused(compaction: object, as_text: bool) -> Non
     except BadWish:
         return
     assert wish.now or not wish.focus
-
-
-class Logging:
-    """LiteLLM's logging object of a request."""
-
-    def __init__(self) -> None:
-        self.model_call_details: dict[str, Any] = {}
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """Of a hook."""
-        return {"litellm_logging_obj": self}
-
-
-def made(group: str = "served") -> Call:
-    request = Bench.request(chat(1))
-    return Call(ClientRequest(received=request, original=request, group=group), Attempts(summary_calls_left=1))
-
-
-async def test_a_refusal_is_told_to_its_own_request() -> None:
-    """In the task that serves it, until it ends; also if LiteLLM asks with a logging object of its own."""
-    calls, mine, other, inner = Calls(), Logging(), Logging(), Logging()
-    calls.serve(mine.body)
-    assert calls.refusal() is None
-    calls.open(mine.body, made()).refused(BadWish("mine"))
-    assert str(calls.refusal()) == "mine"
-    calls.serve(other.body)
-    assert calls.refusal() is None
-    calls.open(inner.body, made()).refused(BadWish("other"))
-    assert str(calls.refusal()) == "other"
-    calls.close(other.body)
-    assert calls.refusal() is None
-    calls.serve(mine.body)
-    assert str(calls.refusal()) == "mine"
-    calls.close(mine.body)
-    assert calls.refusal() is None
-
-
-async def test_a_request_that_litellm_forgets_gives_its_room_back() -> None:
-    """Its end was never told: others would wait for it until the proxy ends."""
-    released: list[str] = []
-    calls = Calls()
-    first, second, third = Logging(), Logging(), Logging()
-    for name, owner in (("first", first), ("second", second), ("third", third), ("fourth", third)):
-        room: Any = SimpleNamespace(release=lambda name=name: released.append(name))
-        call = made()
-        call.room = room
-        calls.open(owner.body, call)
-    assert released == ["third"]  # another request of the same object
-    del owner, first
-    assert released == ["third", "first"]
-    calls.close(second.body)
-    del second
-    assert released == ["third", "first", "second"]

@@ -1,4 +1,4 @@
-"""The specification's twenty acceptance scenarios through a real proxy.
+"""The specification's twenty acceptance scenarios, through LiteLLM's own application.
 
 Each test asks as a client does, and looks at both ends: what the simulated LM Studio was sent, what the client got.
 Their first lines read as the specification. The last three run in a second proxy, started over the first one's data.
@@ -24,6 +24,7 @@ import pytest
 from litellm_compaction.cli import main
 from litellm_compaction.core.messages import ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
 from tests.builders import ONE_ROUND, answered, prose, talk, tool_round, tools
+from tests.integration.app import serve
 from tests.integration.bench import SUMMARY, Bench, Group, answers, edit_plan, is_question, is_summary_call, open_bench
 from tests.integration.plain_server import PlainServer, plain_entries, serve_plain
 from tests.integration.restart_bench import (
@@ -37,9 +38,7 @@ from tests.integration.restart_bench import (
     without_restarts,
 )
 from tests.integration.validity import text_of
-from tests.lmstudio_double import ChatCall, Fault, Model, Reply, Simulator, serve
-
-pytestmark = pytest.mark.proxy
+from tests.lmstudio_double import ChatCall, Fault, Model, Reply, Simulator
 
 WINDOW = 8192
 _NOTICES = f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
@@ -85,8 +84,8 @@ class Office:
     families: str
     stack: ExitStack = field(default_factory=ExitStack)
 
-    def open(self, settings: Mapping[str, Any], *, executable: bool = False) -> Bench:
-        """A proxy, as `harness.proxy` starts it; the one before it has to be closed."""
+    def open(self, settings: Mapping[str, Any]) -> Bench:
+        """A proxy; the one before it has to be closed."""
         base = f"{self.plain.base_url}/v1"
         opted = {"model": "openai/opted", "api_base": base, "api_key": "k"}
         entries = [
@@ -110,8 +109,6 @@ class Office:
                 entries=entries,
                 general_settings={"custom_auth": "tenants.user_api_key_auth"},
                 router_settings={"num_retries": 0, "disable_cooldowns": True},
-                process=True,
-                executable=executable,
             )
         )
 
@@ -130,7 +127,7 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
 @pytest.fixture(scope="module")
 def bench(office: Office) -> Bench:
     """The first proxy, with the defaults but for time limits."""
-    return office.open(_SETTINGS, executable=True)
+    return office.open(_SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -458,7 +455,7 @@ def test_18_compactions_outlive_the_proxy(later: Bench, kept: dict[str, Any], ca
     outcomes = {event.get("outcome") for event in events}
     assert {"compacted", "reused"} <= outcomes
     assert "kept over night" not in str(events)
-    # The file is the user's alone. Uvicorn ends itself by the signal that it got, so nothing was closed.
+    # The file is the user's alone.
     files = list((later.folder / "litellm_compaction").glob("store.sqlite3*"))
     assert files
     assert os.name != "posix" or {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any
 
 from litellm_compaction.concurrency import ended
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.engine.sharing.coordination import LEASE_S, Coordination
+from litellm_compaction.engine.sharing.leases import LEASE_S, Leases
 from litellm_compaction.errors import StoreError
 from tests.builders import chat
-from tests.engine.bench import Bench, Clock, FakeAsk, RecordingStore
+from tests.engine.bench import Bench, FakeAsk, RecordingStore
 from tests.stores.made import MemoryBoard
 from tests.virtual_time import played, run
 
@@ -92,28 +93,37 @@ async def test_a_client_that_leaves_lets_the_other_process_make_it(pair: Pair) -
     assert pair.calls == [1, 1]
 
 
-def test_a_lease_ends_with_its_owner() -> None:
+async def takes(leases: Leases, topic: str, held: AsyncExitStack) -> bool:
+    """Returns True if it has the right to a topic, which it keeps as long as `held` is open."""
+
+    async def look() -> str:
+        return "by another"
+
+    return await held.enter_async_context(leases.one_of_all(topic, look, limit_s=60)) is None
+
+
+def test_a_right_ends_with_its_owner() -> None:
     """One that was killed says nothing any more: after its time another has it; a living one keeps it for hours."""
 
     async def owners() -> None:
         clock = asyncio.get_running_loop().time
         board = MemoryBoard(clock=clock)
-        first, second = Coordination(board, clock=clock), Coordination(board, clock=clock)
-        lease, other = first.lease("right"), second.lease("right")
-        assert await lease.acquire()
-        assert await lease.acquire()
-        assert not await other.acquire()
-        assert await second.lease("another").acquire()
-        await asyncio.sleep(3600)
-        assert not await other.acquire()
-        # As `kill -9` ends it.
-        first._board = MemoryBoard(clock=clock)
-        await asyncio.sleep(LEASE_S - 3)
-        assert not await other.acquire()
-        await asyncio.sleep(4)
-        assert await other.acquire()
-        await first.aclose()
-        await second.aclose()
+        first, second = Leases(board, clock=clock), Leases(board, clock=clock)
+        async with AsyncExitStack() as held:
+            assert await takes(first, "right", held)
+            assert not await takes(second, "right", held)
+            assert await takes(second, "another", held)
+            await asyncio.sleep(3600)
+            assert not await takes(second, "right", held)
+            # As `kill -9` ends it.
+            first.board = MemoryBoard(clock=clock)
+            await asyncio.sleep(LEASE_S - 3)
+            assert not await takes(second, "right", held)
+            await asyncio.sleep(4)
+            assert await takes(second, "right", held)
+            await first.aclose()
+            await second.aclose()
+            assert not board.topics
 
     run(owners())
 
@@ -123,12 +133,13 @@ def test_a_process_ends_whatever_its_board_does() -> None:
 
     async def end(broken: MemoryBoard) -> float:
         clock = asyncio.get_running_loop().time
-        coordination = Coordination(MemoryBoard(clock=clock), clock=clock)
-        assert await coordination.lease("right").acquire()
-        coordination._board = broken
-        begun_s = clock()
-        await coordination.aclose()
-        return clock() - begun_s
+        leases = Leases(MemoryBoard(clock=clock), clock=clock)
+        async with AsyncExitStack() as held:
+            assert await takes(leases, "right", held)
+            leases.board = broken
+            begun_s = clock()
+            await leases.aclose()
+            return clock() - begun_s
 
     assert run(end(HangingBoard())) <= 3
     assert run(end(BrokenBoard())) == 0
@@ -138,26 +149,27 @@ def test_a_board_that_fails_for_a_moment_gives_nobody_the_right() -> None:
     """Two would make the same summary: it is asked again soon, and lost only when it goes on failing."""
 
     async def hiccup() -> None:
-        clock = Clock()
+        clock = asyncio.get_running_loop().time
         board = BrokenBoard(clock=clock)
-        one, other = Coordination(board, clock=clock), Coordination(board, clock=clock)
-        held = one.lease("right")
-        assert await held.acquire()
-        assert await other.lease("else").acquire()
-        clock.now_s += 8
-        board.is_broken = True
-        assert not await other.lease("right").acquire()
-        clock.now_s += 0.5
-        assert not await other.lease("right").acquire()
-        assert not other.is_lost
-        board.is_broken = False
-        clock.now_s += 0.5
-        assert not await other.lease("right").acquire()
-        board.is_broken = True
-        assert not await other.lease("right").acquire()
-        clock.now_s += 2
-        assert await other.lease("right").acquire()
-        assert other.is_lost
+        one, other = Leases(board, clock=clock), Leases(board, clock=clock)
+        async with AsyncExitStack() as held:
+            assert await takes(one, "right", held)
+            assert await takes(other, "else", held)
+            await asyncio.sleep(8)
+            board.is_broken = True
+            assert not await takes(other, "right", held)
+            await asyncio.sleep(0.5)
+            assert not await takes(other, "right", held)
+            assert not other.is_lost
+            board.is_broken = False
+            await asyncio.sleep(0.5)
+            assert not await takes(other, "right", held)
+            await asyncio.sleep(5)
+            board.is_broken = True
+            assert not await takes(other, "right", held)
+            await asyncio.sleep(2)
+            assert await takes(other, "right", held)
+            assert other.is_lost
         for each in (one, other):
             await each.aclose()
 
@@ -168,18 +180,19 @@ def test_a_board_that_failed_is_left_alone_for_a_moment() -> None:
     """So that not every request waits for it in vain; then it is asked again."""
 
     async def silent() -> None:
-        clock = Clock()
+        clock = asyncio.get_running_loop().time
         board = BrokenBoard(clock=clock)
         board.is_broken = True
-        coordination = Coordination(board, clock=clock)
-        assert await coordination.lease("right").acquire()
-        assert coordination.is_silent
-        board.is_broken = False
-        assert await coordination.lease("right").acquire()
-        assert not board.topics
-        clock.now_s += 6
-        assert await coordination.lease("right").acquire()
-        assert board.topics
-        await coordination.aclose()
+        leases = Leases(board, clock=clock)
+        async with AsyncExitStack() as held:
+            assert await takes(leases, "right", held)
+            assert leases.is_silent
+            board.is_broken = False
+            assert await takes(leases, "right", held)
+            assert not board.topics
+            await asyncio.sleep(6)
+            assert await takes(leases, "another", held)
+            assert board.topics
+        await leases.aclose()
 
     run(silent())

@@ -22,8 +22,6 @@ from tests.integration.restart_bench import (
 )
 from tests.lmstudio_double import Reply
 
-pytestmark = pytest.mark.proxy
-
 WANTED = calls("tool_0", words=40)
 THOUGHTS = prose("client thoughts", 120)
 
@@ -31,7 +29,7 @@ THOUGHTS = prose("client thoughts", 120)
 @pytest.fixture(scope="module")
 def restarting(request: pytest.FixtureRequest) -> Restarting:
     """With another callback before it, where a test says so."""
-    return shared(request, "auto", behind_another=getattr(request, "param", False), process=True)
+    return shared(request, "auto", behind_another=getattr(request, "param", False))
 
 
 def _talks(restarting: Restarting, *, thinks: bool = False) -> Any:

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.concurrency import ended
-from litellm_compaction.engine.sharing import coordination
-from litellm_compaction.engine.sharing.coordination import LEASE_S, Coordination, shared_name
-from litellm_compaction.engine.sharing.pool import Admission, Seat
+from litellm_compaction.engine.sharing.admission import Admission, Seat
+from litellm_compaction.engine.sharing.leases import LEASE_S, Leases, shared_name
 from litellm_compaction.errors import Overloaded, StoreError
 from tests.stores.made import MemoryBoard
 from tests.virtual_time import played, run
@@ -54,7 +53,7 @@ class Fleet:
 
     admissions: list[Admission]
     board: CountedBoard
-    coordinations: list[Coordination]
+    leases: list[Leases]
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
 
     async def enter(self, at: int, tokens: int, most_tokens: int = 0, *, timeout_s: float = LONG_S) -> Seat:
@@ -69,7 +68,7 @@ class Fleet:
 
     def kill(self, at: int) -> None:
         """Ends a process as `kill -9` does: it says nothing any more."""
-        self.coordinations[at]._board = CountedBoard(self.board.clock)
+        self.leases[at].board = CountedBoard(self.board.clock)
 
     @property
     def used_tokens(self) -> int:
@@ -87,13 +86,13 @@ def together(
 async def _with_fleet(processes: int, test: Callable[[Fleet], Coroutine[Any, Any, None]]) -> None:
     clock = asyncio.get_running_loop().time
     board = CountedBoard(clock)
-    coordinations = [Coordination(board, clock=clock) for _ in range(processes)]
-    fleet = Fleet([Admission(clock, coordination=each) for each in coordinations], board, coordinations)
+    leases = [Leases(board, clock=clock) for _ in range(processes)]
+    fleet = Fleet([Admission(clock, leases=each) for each in leases], board, leases)
     try:
         await test(fleet)
     finally:
         await ended(fleet.tasks)
-        for each in coordinations:
+        for each in leases:
             await each.aclose()
 
 
@@ -125,34 +124,14 @@ async def test_a_client_that_leaves_while_it_is_let_in_gives_all_back(fleet: Fle
     assert not fleet.admissions[0]._pools
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "is_same"),
-    [
-        ("http://localhost:1234/v1 qwen", "http://127.0.0.1:1234 qwen", True),
-        ("http://GPU.lan:1234/v1/ qwen", "http://gpu.lan:1234/v1 qwen", True),
-        ("http://[::1]:1234 qwen", "http://localhost:1234/v1 qwen", True),
-        ("http://localhost:1234/v1 qwen", "http://localhost:1235/v1 qwen", False),
-        ("http://gpu.lan/v1 qwen", "https://gpu.lan/v1 qwen", False),
-        ("http://gpu.lan/a/v1 qwen", "http://gpu.lan/b/v1 qwen", False),
-        ("None qwen", "http://gpu.lan qwen", False),
-    ],
-)
-def test_one_server_has_one_name(one: str, other: str, is_same: bool) -> None:
-    """However its address is written, and no other has it, also where an address is none."""
-    assert (shared_name(one) == shared_name(other)) is is_same
-
-
 def test_each_machine_has_its_own_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes on several machines may share a store, and no server that they name so."""
-    addresses = ("http://localhost:1234 qwen", "http://gpu.lan:1234 qwen", "http://host.docker.internal:1234 qwen")
-    names: list[set[str]] = [set() for _ in addresses]
-    # Two containers of one machine, and another machine.
-    for host, machine in (("one", "a"), ("two", "a"), ("one", "b")):
+    names: list[set[str]] = [set(), set()]
+    for host in ("one", "two"):
         monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
-        monkeypatch.setattr(coordination, "_machine", lambda machine=machine: machine)
-        for each, address in zip(names, addresses, strict=True):
+        for each, address in zip(names, ("http://localhost:1234 qwen", "http://gpu.lan:1234 qwen"), strict=True):
             each.add(shared_name(address))
-    assert [len(each) for each in names] == [3, 1, 2]
+    assert [len(each) for each in names] == [2, 1]
 
 
 @given(seed=st.integers(0, 1 << 32), processes=st.integers(2, 4), delay_s=st.sampled_from([0.0, 0.001, 0.3]))

@@ -1,0 +1,205 @@
+"""Agrees with the other processes that share a store on which one does the work of all.
+
+`admission.py` fits answers beside the other processes' with it, `compactor.py` has one of them make a summary. A store
+that cannot be reached is no error: the process then goes on as if it were alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import random
+import socket
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from litellm_compaction.concurrency import Tasks, ended
+from litellm_compaction.errors import StoreError
+from litellm_compaction.stores import Board, Decide
+
+_Result = TypeVar("_Result")
+
+logger = logging.getLogger("litellm_compaction")
+
+# Of a process that was killed everything is free after this. One whose event loop stands still for longer is taken for
+# dead as well; what it holds counts again as soon as it goes on.
+LEASE_S = 10.0
+RENEWED_EVERY_S = 2.5
+# The pauses between looks at another process's work: at first, and later.
+_LOOKS_EVERY_S = (0.1, 0.5)
+# A board that worked and fails is asked again soon, and for so long no process acts as if alone: others still hold what
+# they held, and a context that two fill at once loses the answers of both.
+_HICCUP_S, _ASKED_AGAIN_S = 2.0, 0.25
+# One that is lost is left alone for so long: no request waits for it in vain.
+_RETRY_S = 5.0
+# So long a process that ends gives back what others would wait for; what they do not hear ends by itself.
+_FAREWELL_S = 2.0
+_WARN_AGAIN_S = 3600.0
+_OWN_HOSTS = ("", "localhost", "0.0.0.0", "::", "::1")  # noqa: S104 - no server listens here
+
+
+class Leases:
+    """This process's place on the board of all that share a store; `wait` is like `asyncio.sleep`.
+
+    Attributes:
+        is_lost: it has failed for so long, or from the beginning, that this process goes on as if it were alone.
+        tasks: for which nothing waits; ended with it.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.board = board
+        self.wait = wait
+        self.is_lost = False
+        self.tasks = Tasks()
+        self._clock = clock
+        self._name = uuid.uuid4().hex
+        # This process's notes that others may wait for, by topic and name.
+        self._held: set[tuple[str, str]] = set()
+        self._has_worked = False
+        self._failing_since_s: float | None = None
+        self._silent_until_s = self._warned_s = -_WARN_AGAIN_S
+
+    @property
+    def is_silent(self) -> bool:
+        """The board has just failed, so that it is not worth asking."""
+        return self._clock() < self._silent_until_s
+
+    async def update(self, topic: str, decide: Decide[_Result], *, name: str = "") -> _Result:
+        """Reads the other processes' notes, and writes this one's, as one step of all; arguments as `Board.update`.
+
+        Args:
+            topic: hashed, so it may hold names and addresses.
+            decide: is given the others' notes.
+            name: if one process has several notes under a topic.
+
+        Raises:
+            StoreError: the board failed, now or a moment ago.
+        """
+        if self.is_silent:
+            raise StoreError("the other processes could not be reached a moment ago")
+        hashed = hashlib.sha256(topic.encode("utf-8", "surrogatepass")).hexdigest()
+        noted: list[bool] = []
+
+        def decided(others: Sequence[bytes]) -> tuple[bytes | None, _Result]:
+            note, result = decide(others)
+            noted.append(note is not None)
+            return note, result
+
+        # Before it is known: a note that is cancelled may have been written.
+        self._held.add((topic, name))
+        try:
+            # A process that was forked has a name of its own.
+            result = await self.board.update(hashed, f"{self._name}-{os.getpid()}{name}", decided, lease_s=LEASE_S)
+        except Exception as error:
+            self._note_failure(error)
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"the board failed: {type(error).__name__}") from error
+        if not noted[-1]:
+            self._held.discard((topic, name))
+        self._has_worked, self._failing_since_s = True, None
+        if self.is_lost:
+            self.is_lost = False
+            logger.info("coordination_recovered summaries and room are kept together with other processes again")
+        return result
+
+    @asynccontextmanager
+    async def one_of_all(
+        self, topic: str, look: Callable[[], Awaitable[_Result | None]], *, limit_s: float
+    ) -> AsyncGenerator[_Result | None, None]:
+        """Lets one process do what several need: gives another one's result, or None to the one that has to do it.
+
+        None is the right to it until the block ends; it looks again first, since another may just have done it. If its
+        owner fails or is killed, or after `limit_s`, the next one does it. `look` finds what another process has done.
+        """
+        # Several in one process are strangers to each other.
+        name = f"-{uuid.uuid4().hex}"
+        renewing: asyncio.Task[None] | None = None
+        found, until_s, pause_s = None, self._clock() + limit_s, _LOOKS_EVERY_S[0]
+        try:
+            while not await self._takes(topic, name) and self._clock() < until_s:
+                # Others who began in the same moment do not look in the same moment again.
+                await self.wait(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - not a secret
+                pause_s = min(1.5 * pause_s, _LOOKS_EVERY_S[1])
+                if (found := await look()) is not None:
+                    break
+            else:
+                renewing = self.tasks.begin(self._renew(topic, name))
+            yield found
+        finally:
+            if renewing is not None:
+                renewing.cancel()
+            if (topic, name) in self._held:
+                self.tasks.begin(self._give_back(topic, name))
+
+    async def aclose(self) -> None:
+        """Gives back what this process holds, so that the others need not wait for its leases; ends the board."""
+        await ended(list(self.tasks))
+        leaving = [asyncio.ensure_future(self._give_back(topic, name)) for topic, name in list(self._held)]
+        if leaving:
+            _, late = await asyncio.wait(leaving, timeout=_FAREWELL_S)
+            await ended(late)
+        await self.board.aclose()
+
+    async def _takes(self, topic: str, name: str) -> bool:
+        """Takes the right to a topic if it is free; True if it may be acted upon, as it may when the board is lost."""
+        try:
+            return await self.update(topic, lambda others: (None, False) if others else (b"1", True), name=name)
+        except StoreError:
+            return self.is_lost
+
+    async def _renew(self, topic: str, name: str) -> None:
+        while True:
+            await self.wait(RENEWED_EVERY_S)
+            with contextlib.suppress(StoreError):
+                await self.update(topic, lambda _: (b"1", None), name=name)
+
+    async def _give_back(self, topic: str, name: str) -> None:
+        with contextlib.suppress(StoreError):
+            await self.update(topic, lambda _: (None, None), name=name)
+        self._held.discard((topic, name))
+
+    def _note_failure(self, error: Exception) -> None:
+        now_s = self._clock()
+        # Failures from before a time without questions do not count.
+        if self._failing_since_s is None or now_s > self._silent_until_s + _HICCUP_S:
+            self._failing_since_s = now_s
+        self.is_lost = self.is_lost or not self._has_worked or now_s >= self._failing_since_s + _HICCUP_S
+        self._silent_until_s = now_s + (_RETRY_S if self.is_lost else _ASKED_AGAIN_S)
+        if self.is_lost and now_s >= self._warned_s + _WARN_AGAIN_S:
+            self._warned_s = now_s
+            said = str(error) if isinstance(error, StoreError) else type(error).__name__
+            logger.warning(
+                "coordination_failed %s; summaries and room in shared contexts are kept apart within this process only",
+                said,
+            )
+
+
+def shared_name(pool: str) -> str:
+    """Returns the same name in all processes that mean the same loaded context.
+
+    `pool` is the server's address as this process has it, a blank, and the instance.
+    """
+    address, _, instance = pool.partition(" ")
+    root = address.rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        parts = urlsplit(root)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return f"{root} {instance}"
+    if host in _OWN_HOSTS or host.startswith("127.") or host.endswith(".localhost"):
+        return f"{socket.gethostname()} {port} {parts.path} {instance}"
+    return f"{parts.scheme} {host} {port} {parts.path} {instance}"

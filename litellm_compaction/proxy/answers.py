@@ -1,0 +1,198 @@
+"""Follows a guarded request's answer through LiteLLM's hooks: its stream, its end, its failure, its headers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from litellm_compaction.engine import Compactor, RequestContext
+from litellm_compaction.errors import LiteLLMChanged
+from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.answer.endings import unread_overflow
+from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream
+from litellm_compaction.proxy.answer.loop import Answer
+from litellm_compaction.proxy.answer.protocol import SILENT, Asked, notices_for
+from litellm_compaction.proxy.answer.sse import with_heartbeat
+from litellm_compaction.proxy.client import sent_body
+from litellm_compaction.proxy.exchange import Exchange, Exchanges
+from litellm_compaction.proxy.litellm_inside import router as litellm_router
+from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused, mark_told, reworded, server_gone
+from litellm_compaction.proxy.standards.standards import Standards
+
+
+class Answers:
+    """The answers of requests under way.
+
+    Args:
+        heartbeat_s: a stream is silent for no longer than this while a compaction is made.
+        router: gives LiteLLM's.
+        fault: gives what is missing by which requests are guarded.
+    """
+
+    def __init__(
+        self,
+        compactor: Compactor,
+        exchanges: Exchanges,
+        standards: Standards,
+        *,
+        heartbeat_s: float,
+        router: Callable[[], Any],
+        fault: Callable[[], LiteLLMChanged | None],
+    ) -> None:
+        self._compactor = compactor
+        self._exchanges = exchanges
+        self._standards = standards
+        self._fault = fault
+        self._heartbeat_s = heartbeat_s
+        self._router = router
+
+    async def streamed(self, response: Any, data: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+        """LiteLLM's stream for the client: carried over the limit if the hooks do that, with its details, never silent.
+
+        Args:
+            data: the client's request as the hooks see it.
+        """
+        exchange = self._exchanges.get(data)
+        if exchange is None:
+            async for chunk in response:
+                yield chunk
+            return
+        is_carried_here = exchange.is_hooked and wire.can_be_continued(data)
+        stream = self._hooked(exchange, response, data).chunks() if is_carried_here else response
+        told = self._told(stream, exchange)
+        if exchange.client.orders.shows:
+            told = self._standards.showing(told, exchange, is_messages=_is_messages(data))
+        try:
+            async for chunk in told:
+                yield chunk
+        finally:
+            await told.aclose()
+            if is_carried_here:
+                await stream.aclose()
+            self._exchanges.close(data)
+
+    async def _told(self, stream: Any, exchange: Exchange) -> AsyncGenerator[Any, None]:
+        async for chunk in with_heartbeat(stream, exchange, every_s=self._heartbeat_s):
+            yield wire.with_details(chunk, exchange.attempt.details)
+
+    def _hooked(self, exchange: Exchange, first: Any, data: Mapping[str, Any]) -> Hooked:
+        """Carries a stream that LiteLLM has opened over the limit by its hooks."""
+        context, prepared = exchange.attempt.context, exchange.attempt.prepared
+        assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `is_hooked`
+        exchange.is_read = True
+        router = self._router()
+        pin = exchange.pins.get(exchange.attempt.deployment, exchange.client.group)
+        upstream = HookedUpstream(first, router, pin, data)
+        asked = asked_of(router, exchange, context, data, wants_usage=exchange.client.asks_for_usage)
+        # A compaction that an earlier hook made is reused by this one, and still news for the client.
+        told = replace(prepared, action=exchange.attempt.action)
+        # None if the deployment hook has failed open.
+        room = exchange.room or self._compactor.room(context)
+        return Hooked(Answer(self._compactor, context, upstream, asked, told, exchange, room=room), upstream, prepared)
+
+    async def whole(self, response: Any, data: Mapping[str, Any]) -> Any:
+        """An answer that is not streamed, with its details; None to leave it as it is."""
+        exchange = self._exchanges.get(data)
+        if exchange is None:
+            return None
+        if exchange.is_hooked and wire.can_be_continued(data):
+            self._read_whole(exchange, response)
+        told = wire.with_details(response, exchange.attempt.details)
+        if exchange.client.orders.shows:
+            return await self._standards.shown(told, exchange, is_messages=_is_messages(data))
+        return told if exchange.attempt.details is not None else None
+
+    def _read_whole(self, exchange: Exchange, response: Any) -> None:
+        """Learns from the usage of a whole answer that LiteLLM's hooks have; a stream's is learned as it is read."""
+        context, prepared, usage = exchange.attempt.context, exchange.attempt.prepared, wire.usage_of(response)
+        if context is None or prepared is None or usage is None:
+            return
+        exchange.is_read = True
+        try:
+            self._compactor.replies.learn(context, prepared, **usage._asdict())
+        except Exception as error:  # noqa: BLE001 - fails open (P8)
+            log_failure("learn", error)
+
+    def failed(self, data: Mapping[str, Any], error: Exception) -> Refusal | None:
+        """Learns from an overflow that came in spite of us, forgets the request, and words its error for clients.
+
+        LiteLLM tells the returned error, but for /v1/messages and inside streams, where it tells the error's `message`.
+        """
+        exchange = self._exchanges.close(data)
+        if exchange is None:
+            return reworded(self._fault(), error, is_guarded=False)
+        self._learn(exchange, str(error), getattr(data.get("litellm_logging_obj"), "model_call_details", {}))
+        is_guarded, client_text = exchange.attempt.prepared is not None, exchange.client.client_text
+        told = reworded(exchange.refusal, error, is_guarded=is_guarded, client_text=client_text)
+        if told is not None and exchange.refusal is not None:
+            log_refused(exchange.client.group, exchange.refusal)
+        if told is not None and hasattr(error, "message"):
+            error.message = told.message
+            error.status_code = told.status_code  # type: ignore[attr-defined] # LiteLLM's own errors have it
+        return told
+
+    def attempt_failed(self, details: Mapping[str, Any]) -> None:
+        """Learns from an attempt that failed, before the router retries it; `details` are LiteLLM's log of it."""
+        exchange = self._exchanges.logged(details)
+        if exchange is None:
+            return
+        error = details.get("exception")
+        self._learn(exchange, str(error or ""), details)
+        if exchange.refusal is None and (gone := server_gone(error, exchange.attempt.context)) is not None:
+            # Before LiteLLM writes its own lines.
+            exchange.refused(gone)
+            mark_told(error)
+
+    def _learn(self, exchange: Exchange, message: str, details: Mapping[str, object]) -> None:
+        try:
+            overflow = unread_overflow(exchange, message, details)
+            context = exchange.attempt.context
+            if context is not None and overflow is None:
+                self._compactor.windows.invalidate(context.target)
+            elif context is not None and overflow is not None:
+                self._compactor.replies.learn_overflow(context, exchange.attempt.prepared, overflow)
+        except Exception as error:  # noqa: BLE001 - fails open (P8)
+            # The client gets the server's own error, not one of ours.
+            log_failure("learn_overflow", error)
+
+    def headers(self, data: Mapping[str, Any]) -> dict[str, str] | None:
+        """The headers that tell clients of guarded deployments about the changes to their request.
+
+        LiteLLM asks for them after the success hook and before a stream's first chunk: the last word on an answer that
+        is not streamed.
+        """
+        exchange = self._exchanges.begun(data) if data.get("stream") else self._exchanges.close(data)
+        return exchange.headers if exchange is not None else None
+
+
+def asked_of(
+    router: Any, exchange: Exchange, context: RequestContext, body: Mapping[str, Any], *, wants_usage: bool
+) -> Asked:
+    """The client's wishes, as far as the loop that carries its answer has to know; `body` is its request."""
+    client = exchange.client
+    notices = notices_for(
+        context.settings.notices, body, is_document=client.is_structured, is_whole=not body.get("stream")
+    )
+    if litellm_router.goes_on_elsewhere(router):
+        notices = notices.out_of_thoughts
+    if client.is_client_summary or client.orders.wants_item:
+        # It keeps the answer in place of its history.
+        notices = SILENT
+    elif exchange.is_told:
+        notices = notices._replace(before="off")
+    return Asked(
+        request=client.original,
+        output_tokens=wire.asked_output_tokens(body),
+        is_json=client.is_structured,
+        notices=notices,
+        wants_usage=wants_usage,
+        stops=wire.stops(body),
+        thoughts_tokens=wire.asked_thoughts_tokens(sent_body(body) or body),
+        client_text=client.client_text,
+    )
+
+
+def _is_messages(data: Mapping[str, Any]) -> bool:
+    """Returns True for a request on Anthropic's route; the only other one with orders is OpenAI's Responses."""
+    return "input" not in data
