@@ -256,7 +256,7 @@ def is_crash(text: str) -> bool:
     return _CRASH.search(text) is not None
 
 
-# LiteLLM 1.109.1 (streaming_handler.py, `_stream_eof_error`); 1.106.2 ends such a stream with a `stop` of its own.
+# Newer LiteLLMs (streaming_handler.py, `_stream_eof_error`); older ones end such a stream with a `stop` of their own.
 _ENDED_EARLY = "Stream ended before a finish_reason was received"
 
 

@@ -34,7 +34,9 @@ _TURN_S = 600.0
 class _Counter(FakeCounter):
     """Counts as the played server does."""
 
-    async def count(self, target_key: str, family: Family, request: Request, *, asker: str = "") -> Estimate:
+    async def count(
+        self, target_key: str, family: Family, request: Request, *, asker: str = "", window_tokens: int = 0
+    ) -> Estimate:
         sizes = tuple(size(message.raw) for message in request.messages)
         tools_tokens = count(json.dumps(request.tools, ensure_ascii=False)) if request.tools else 0
         tokens = tools_tokens + sum(sizes)

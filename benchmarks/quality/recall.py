@@ -38,7 +38,6 @@ from benchmarks.quality.compaction import TUNED_ALONE
 from litellm_compaction.core.messages import Message, chain, parse_message, system_prefix_length, visible_text
 from litellm_compaction.recall import Index, search
 
-_KINDS = {1: "several hops", 2: "when", 3: "open", 4: "one hop", 5: "not answerable"}
 # Those are answered by nothing, or by all of a chat.
 _NO_EVIDENCE = ("abstention", "summarization", "event_ordering")
 _BEAM = ("BEAM", "b2a3ee8ba12d68f83143dda191097dc3e028ddd3")
@@ -66,10 +65,9 @@ class Evidence(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A question, its kind, and what answers it."""
+    """A question, and what answers it."""
 
     question: str
-    kind: str
     evidence: Sequence[Evidence]
 
 
@@ -107,10 +105,7 @@ def _friends(checkouts: Path) -> Iterator[Chat]:
         turns = [turn for name in names for turn in recorded[name]]
         texts = {turn["dia_id"]: turn.get("text") or "" for turn in turns}
         roles = {recorded["speaker_a"]: "user", recorded["speaker_b"]: "assistant"}
-        asked = [
-            (each["question"], _KINDS[each["category"]], re.findall(r"D\d+:\d+", json.dumps(each["evidence"])))
-            for each in recorded["qa"]
-        ]
+        asked = [(each["question"], re.findall(r"D\d+:\d+", json.dumps(each["evidence"]))) for each in recorded["qa"]]
         yield _chat(
             [{"role": roles[turn["speaker"]], "content": texts[turn["dia_id"]]} for turn in turns], texts, asked
         )
@@ -134,7 +129,7 @@ def _beam(checkouts: Path) -> Iterator[Chat]:
                 said_by_id[message["id"]] = {"role": message["role"], "content": content}
         texts = {str(at): message["content"] for at, message in said_by_id.items()}
         asked = [
-            (each["question"], kind, re.findall(r"\d+", json.dumps(each.get("source_chat_ids") or [])))
+            (each["question"], re.findall(r"\d+", json.dumps(each.get("source_chat_ids") or [])))
             for kind, questions in probing.items()
             if kind not in _NO_EVIDENCE
             for each in questions
@@ -142,13 +137,13 @@ def _beam(checkouts: Path) -> Iterator[Chat]:
         yield _chat(list(said_by_id.values()), texts, asked)
 
 
-def _chat(raw: Sequence[JsonDict], texts: Mapping[str, str], asked: Sequence[tuple[str, str, Sequence[str]]]) -> Chat:
+def _chat(raw: Sequence[JsonDict], texts: Mapping[str, str], asked: Sequence[tuple[str, Sequence[str]]]) -> Chat:
     messages = [parse_message(each) for each in raw]
     found: list[Asked] = []
-    for question, kind, names in asked:
+    for question, names in asked:
         said_there = [texts[name].strip() for name in dict.fromkeys(names) if texts.get(name, "").strip()]
         if said_there:
-            found.append(Asked(question, kind, [Evidence(text) for text in said_there]))
+            found.append(Asked(question, [Evidence(text) for text in said_there]))
     return Chat(messages[system_prefix_length(messages) :], chain(messages), found)
 
 

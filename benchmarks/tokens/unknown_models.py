@@ -78,7 +78,8 @@ class Truth:
         """The prompt tokens of a request that is answered with so many; it may be answered with `most_tokens`."""
         tokens = await self.tokens(request)
         self.over += tokens + most_tokens > self.window_tokens
-        prompt = render(self._family, self._seen(request))
+        seen = self._seen(request)
+        prompt = render(self._family, seen.messages, seen.tools)
         text = prompt.text if prompt is not None else json.dumps([dict(message.raw) for message in request.messages])
         same = _common_chars(text, self._held)
         self.prefill_tokens += round(tokens * (1 - same / max(1, len(text))))

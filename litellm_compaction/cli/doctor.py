@@ -223,8 +223,6 @@ def _of(place: str, report: DeploymentReport, listed: Mapping[str, bool], when_n
         yield problem(place, f"{absence} What to do: {todo}; correct api_base if it is not LM Studio's; {key}.")
     elif absence is not None:
         yield problem(place, f"{absence} What to do: {write}, as large as the server was started with.")
-    if window is not None and window.source == "default":
-        yield note(place, f"its window is assumed to be {window.tokens:,} tokens: {write}.")
     if window is not None and not target.is_lmstudio and window.slots > window.parallel:
         text = f"{window.slots} requests at a time have this window each; if they share it (--kv-unified), write"
         yield note(place, f"{text} `admission: pool`.")

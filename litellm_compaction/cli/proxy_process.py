@@ -112,14 +112,15 @@ class _Words:
         self._reader.start()
 
     def _read(self, stream: IO[bytes]) -> None:
-        for raw in stream:
-            line = raw.decode("utf-8", "replace").rstrip("\r\n")
-            if not self._is_shown or not (self.is_ready or _OWN_LINE.search(line)):
-                self._held.append(line)
-                continue
-            # A proxy whose lines nobody reads would stop at the next one.
-            with contextlib.suppress(OSError):
-                print(line, flush=True)
+        with stream:
+            for raw in stream:
+                line = raw.decode("utf-8", "replace").rstrip("\r\n")
+                if not self._is_shown or not (self.is_ready or _OWN_LINE.search(line)):
+                    self._held.append(line)
+                    continue
+                # A proxy whose lines nobody reads would stop at the next one.
+                with contextlib.suppress(OSError):
+                    print(line, flush=True)
 
     def end(self) -> None:
         self._reader.join(_GRACE_S)

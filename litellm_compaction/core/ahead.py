@@ -27,7 +27,7 @@ from litellm_compaction.core.plan import (
 )
 
 # So much of what clients have added lies within the expected step; of seven recorded conversations at 4k to 16k no
-# larger share foresees more crossings (2026-11-23).
+# larger share foresees more crossings.
 _EXPECTED_SHARE = 0.90
 _LATEST_TURNS, _LEAST_ALIKE = 20, 3
 # A sentence or two, if nothing is known of a conversation's turns yet.

@@ -19,7 +19,7 @@ ROOM_ABOVE_FLOOR_RATIO = 0.15
 _WANTED_DIVISOR = 3
 # Of the room between a high floor and the streaming limit: half for a compaction, a third for the answer, the rest to
 # grow in. With a third to keep, .03 less of what the next step needs; with two thirds, 20 % more compactions (seven
-# recorded conversations at floors of 30 to 80 % of 4k to 16k, 2026-11-24).
+# recorded conversations at floors of 30 to 80 % of 4k to 16k).
 _ROOM_DIVISOR = 2
 _ANSWER_DIVISOR = 3
 # An answer that is stopped after fewer tokens was not worth reading its prompt.
@@ -209,8 +209,7 @@ class Budget:
     def may_wait(self, prompt_tokens: int) -> bool:
         """Returns True if a prompt that was compacted before may outgrow the trigger: compacting again gains little.
 
-        Without it agents with large system prompts and tools were compacted in every turn (OpenCode, Cline at 16k,
-        2026-11).
+        Without it agents with large system prompts and tools were compacted in every turn (OpenCode, Cline at 16k).
         """
         return self.is_narrow and prompt_tokens <= self.latest_start_tokens
 

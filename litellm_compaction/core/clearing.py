@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count as numbers
 from itertools import pairwise
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from litellm_compaction.core.continuation.text import outside_thoughts
 from litellm_compaction.core.messages import (
+    NO_MARKS,
     JsonValue,
     Message,
     ToolCall,
@@ -26,12 +28,17 @@ from litellm_compaction.core.messages import (
     with_text,
 )
 from litellm_compaction.core.rounds import calls_by_position
-from litellm_compaction.core.stretches import recurs_in, without_data
+from litellm_compaction.core.stretches import Kind, Stretch, parts_of, stretches_of
 
 _ARGUMENTS_CHARS = 120
 _ADDRESS_CHARS = 120
-# A result that is hardly longer than its stub stays.
+# A result, or data, that is hardly longer than the line in its place stays.
 _LEAST_SAVED_CHARS = 80
+_RECURRING: frozenset[Kind] = frozenset({"recurring"})
+_SHRINKING: frozenset[Kind] = frozenset({"data", "recurring"})
+# Of the text in place of data, in any vocabulary.
+REMOVED_TOKENS = 32
+_REMOVED = "[About {tokens} tokens that were attached here were removed. Read it again if it is needed.]"
 _BEGIN = "[Old result of "
 # With the longest arguments. What only looks like a stub is no longer than one.
 _MOST_STUB_CHARS = 500
@@ -131,7 +138,7 @@ def stubs(messages: Sequence[Message]) -> dict[int, str]:
     """
     calls = calls_by_position(messages)
     superseded = superseded_reads(messages)
-    recurring = [at for at, each in enumerate(messages) if recurs_in(each)][:-1]
+    recurring = [at for at, each in enumerate(messages) if _recurs_in(each)][:-1]
     found = {
         position: stub(message, calls.get(position)) if message.role == "tool" else without_data(message).text
         for position, message in enumerate(messages)
@@ -149,6 +156,72 @@ def stubs(messages: Sequence[Message]) -> dict[int, str]:
 def with_data(messages: Sequence[Message], positions: Iterable[int]) -> tuple[int, ...]:
     """Returns the positions, ascending, whose messages have data attached that would shrink."""
     return tuple(sorted(at for at in positions if without_data(messages[at]) is not messages[at]))
+
+
+def _recurs_in(message: Message) -> bool:
+    """Returns True if the client's own words in a user message would shrink, and come again in later ones."""
+    return message.marks is not NO_MARKS and any(_shrinks(each, _RECURRING) for _, each in stretches_of(message))
+
+
+def data_of(message: Message) -> Message | None:
+    """The data that `without_data` leaves out, as a result of a tool; None for none."""
+    found: list[str] = []
+    with_shorter_data(message, found.append)
+    return parse_message({"role": "tool", "content": "\n".join(found)}) if found else None
+
+
+def without_data(message: Message) -> Message:
+    """`message` with one line for each stretch of data in it; the same object if that would save nothing."""
+    return with_shorter_data(message, lambda _: "")
+
+
+def with_shorter_data(
+    message: Message, shorten: Callable[[str], str | None], kinds: Collection[Kind] = _SHRINKING
+) -> Message:
+    """`message` with something shorter for the data in it: parts, words, notes and the data's own tags stay.
+
+    Args:
+        message: any; only a user's holds data.
+        shorten: gives the text in place of a stretch of data, oldest first; "" for a line that says what was there,
+            None for the stretch as it is.
+        kinds: of the stretches that it is asked about.
+    """
+    if message.role != "user" or message.is_synthetic:
+        return message
+    content = message.raw.get("content")
+    found = iter(parts_of(message))
+
+    def shown(part: JsonValue) -> JsonValue:
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            return {**part, "text": shown(part["text"])}
+        return _shortened(part, next(found), shorten, kinds) if isinstance(part, str) else part
+
+    changed = list(map(shown, content)) if isinstance(content, list) else shown(content)
+    if changed == content:
+        return message
+    return replace(parse_message({**message.raw, "content": changed}), marks=message.marks)
+
+
+def _shrinks(stretch: Stretch, kinds: Collection[Kind]) -> bool:
+    return stretch.kind in kinds and stretch.body_end - stretch.body - len(_REMOVED) >= _LEAST_SAVED_CHARS
+
+
+def _shortened(
+    text: str, found: Iterable[Stretch], shorten: Callable[[str], str | None], kinds: Collection[Kind]
+) -> str:
+    pieces: list[str] = []
+    kept = 0
+    for each in found:
+        body = text[each.body : each.body_end]
+        shorter = shorten(body) if _shrinks(each, kinds) else None
+        if shorter is None:
+            continue
+        shorter = shorter or _REMOVED.format(tokens=roughly_tokens(body))
+        if len(shorter) < len(body):
+            closes = each.body_end < each.end
+            pieces += [text[kept : each.body], "\n", shorter.strip("\n"), "\n" if closes else ""]
+            kept = each.body_end
+    return "".join((*pieces, text[kept:]))
 
 
 def superseded_reads(messages: Sequence[Message]) -> frozenset[int]:

@@ -21,6 +21,7 @@ from litellm_compaction.core.clearing import (
     called,
     edited,
     image_parts,
+    without_data,
 )
 from litellm_compaction.core.continuation.text import open_think
 from litellm_compaction.core.cut_points import shows_results
@@ -38,7 +39,6 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.core.prompts import defused, frame
 from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.strategies import lead_in
-from litellm_compaction.core.stretches import without_data
 
 REMOVED = "[An earlier message was removed.]"
 # Of the words that came with an image.
@@ -268,7 +268,7 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     """The conversation as the model gets it: prefix, record in the first user message, kept tail.
 
     Edited covered messages (rung 1, or pruned) stand after the record, with their ids.
-    The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (llama.cpp's collection, 2026-11).
+    The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (llama.cpp's collection).
     Kept messages stay as they are, but for `null` content, which Qwen 3 and gpt-oss refuse: it becomes "".
 
     Args:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from litellm_compaction.core.clearing import ImagePlace, image_parts
+from litellm_compaction.core.clearing import ImagePlace, image_parts, without_data
 from litellm_compaction.core.compaction import Compaction, begins, edited_part
 from litellm_compaction.core.cut_points import (
     doubted_index,
@@ -23,7 +23,7 @@ from litellm_compaction.core.cut_points import (
 )
 from litellm_compaction.core.identity import Seen, chain_behind, edits
 from litellm_compaction.core.messages import Message, normal_text, system_prefix_length
-from litellm_compaction.core.stretches import own_words, without_data
+from litellm_compaction.core.stretches import own_words
 
 # A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
 RECORD_TOKENS = 145

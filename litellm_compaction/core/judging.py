@@ -2,7 +2,7 @@
 
 Small models say their instruction back, write one sentence again and again, go on with the dialogue, tell another
 story, or state rules of their own: so did all of 29 summaries of a model with 135 million parameters, and
-each left an assistant with less than no summary at all (2026-11). If such lines are most of a summary, it is not used,
+each left an assistant with less than no summary at all. If such lines are most of a summary, it is not used,
 and its room goes to the ledger.
 """
 

@@ -8,7 +8,7 @@ system messages in mid-conversation before the user's. Names that were in use fo
 are called: the next call takes them up again.
 
 Deterministic, in any language (what names something is a matter of its form), in time bounded by the room. Measured by
-`benchmarks/quality/compaction.py` and `benchmarks/quality/questions.py`, on conversations that nothing was tuned on.
+`benchmarks/quality/compaction.py`, on conversations that nothing was tuned on.
 """
 
 from __future__ import annotations

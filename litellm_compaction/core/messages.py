@@ -385,7 +385,7 @@ def chain(messages: Sequence[Message], *, after: str = "") -> tuple[str, ...]:
 
 
 def roughly_tokens(text: str) -> int:
-    """One token for four ASCII characters, one for any other: if no counter is at hand (12 languages, 2026-11)."""
+    """One token for four ASCII characters, one for any other: if no counter is at hand (12 languages)."""
     plain = len(text.encode("ascii", "ignore"))
     return plain // 4 + len(text) - plain
 

@@ -32,7 +32,7 @@ from litellm_compaction.core.cut_points import answered_round
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
 
 MIN_GAIN_RATIO = 0.10
-# A summary costs the most of what stays, and says the least of what the next step needs (benchmarks, 2026-11-23).
+# A summary costs the most of what stays, and says the least of what the next step needs (benchmarks).
 _SUMMARY_WINDOW_RATIO = 0.08
 _SUMMARY_SHARE = 0.20
 # If those shares are too small for any summary: requests of a fifth of a window, restarts in small ones.
@@ -52,7 +52,7 @@ _IMAGES_SHARE = 0.50
 # A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
 _GOOD_SUMMARY_TOKENS = 150
 # In a small window a twentieth of it has to do, three headings and some sixty words: restarts at 2,048 had no room for
-# more (2026-11).
+# more.
 _LEAST_SUMMARY_WINDOW_RATIO, _LEAST_SUMMARY_TOKENS = 0.05, 96
 # Recent messages may stay up to this share of the trigger's line where the caller says when to compact.
 _STAYING_RATIO = 0.85

@@ -168,7 +168,7 @@ def appended(
     """The conversation itself with the instruction after it, so that a server's prefix cache holds all the rest.
 
     An assistant's line goes between if the conversation ends in results or in the user's words: Mistral's templates
-    refuse `user` after `tool`, and strict ones two of `user` (31 templates, llama.cpp's collection, 2026-11).
+    refuse `user` after `tool`, and strict ones two of `user` (31 templates, llama.cpp's collection).
 
     Args:
         messages: what was sent upstream, up to the cut.

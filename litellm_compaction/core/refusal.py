@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemized, margin_tokens
+from litellm_compaction.core.clearing import REMOVED_TOKENS, with_shorter_data
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.rounds import calls_by_position
-from litellm_compaction.core.stretches import REMOVED_TOKENS, with_shorter_data, words_ratio
+from litellm_compaction.core.stretches import words_ratio
 from litellm_compaction.core.transcripts import rendered_in, with_fewer_turns
 from litellm_compaction.errors import DoesNotFit, Share
 
@@ -163,7 +164,7 @@ def with_less_data(conversation: Conversation, budget: Budget, limit_tokens: int
     Of a conversation that is rendered into one of them, about which a client asks, the oldest turns are such data.
 
     A client attaches whole files to the person's next words: Claude Code five of them after its own compaction, 10.5k
-    tokens of a window of 16k (2026-11-23). It gives way oldest first, each to a line but the last, of which head and
+    tokens of a window of 16k. It gives way oldest first, each to a line but the last, of which head and
     tail may stay, if the protected messages take more than `limit_tokens`; before all of it the client's own words that
     come again and again do.
     """

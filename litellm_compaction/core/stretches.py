@@ -12,19 +12,16 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.messages import (
     NO_MARKS,
-    JsonValue,
     Marks,
     Message,
     parse_message,
-    roughly_tokens,
     user_message,
 )
 from litellm_compaction.core.prompts import FRAME_END
@@ -92,19 +89,13 @@ _DATES = re.compile(
 )
 # Inside a line of the person's a short element is one that the person writes about.
 _LEAST_INLINE_CHARS = 120
-_SHRINKING: Collection[Kind] = ("data", "recurring")
 # More tags are a file's, or an attack's, and would take long to read.
 _MAX_TAGS = 20_000
 _MAX_STRETCHES = 1_000
 _MAX_NAMES = 50
-# No program adds more than this to a conversation; each look at 200 MB takes 0.3 s (2026-11-23).
+# No program adds more than this to a conversation; each look at 200 MB takes 0.3 s.
 _MAX_CHARS = 2_000_000
-# Data that is hardly longer than the line in its place stays.
-_LEAST_SAVED_CHARS = 80
 _MOST_HEAD_CHARS = 200
-# Of the text in place of data, in any vocabulary.
-REMOVED_TOKENS = 32
-_REMOVED = "[About {tokens} tokens that were attached here were removed. Read it again if it is needed.]"
 
 
 class Stretch(NamedTuple):
@@ -123,7 +114,7 @@ class Stretch(NamedTuple):
 
 def has_words(message: Message) -> bool:
     """Returns True if a user message may hold something that the person wrote."""
-    return any(each.kind in ("words", "doubted") for _, each in _found(message))
+    return any(each.kind in ("words", "doubted") for _, each in stretches_of(message))
 
 
 def is_text_result(message: Message) -> bool:
@@ -134,19 +125,21 @@ def is_text_result(message: Message) -> bool:
 
 def own_words(message: Message) -> str:
     """The words of a user message that are certainly the person's; "" for none."""
-    return "\n".join(text[each.start : each.end].strip() for text, each in _found(message) if each.kind == "words")
+    return "\n".join(
+        text[each.start : each.end].strip() for text, each in stretches_of(message) if each.kind == "words"
+    )
 
 
 def last_words(message: Message) -> str:
     """The last stretch that the person may have written; "" for none."""
     return next(
-        (text[each.start : each.end].strip() for text, each in reversed([*_found(message)]) if _speaks(each)), ""
+        (text[each.start : each.end].strip() for text, each in reversed([*stretches_of(message)]) if _speaks(each)), ""
     )
 
 
 def words_ratio(message: Message) -> float:
     """The share of a user message's characters that is not certainly a client's."""
-    added_chars = sum(each.end - each.start for _, each in _found(message) if not _speaks(each))
+    added_chars = sum(each.end - each.start for _, each in stretches_of(message) if not _speaks(each))
     return 1 - added_chars / max(sum(map(len, texts_of(message))), 1)
 
 
@@ -157,63 +150,12 @@ def divided(message: Message) -> list[Message]:
     """
     if message.role != "user" or message.is_synthetic:
         return [message]
-    found = [(text[each.start : each.end], each.kind) for text, each in _found(message)]
+    found = [(text[each.start : each.end], each.kind) for text, each in stretches_of(message)]
     if all(kind == "words" for _, kind in found):
         return [message]
     attached = "\n".join(text for text, kind in found if kind != "words")
     words = "\n".join(text.strip() for text, kind in found if kind == "words")
-    return [_result(attached), *([user_message(words)] if words else [])]
-
-
-def data_of(message: Message) -> Message | None:
-    """The data that `without_data` leaves out, as a result of a tool; None for none."""
-    found = [text[each.body : each.body_end] for text, each in _found(message) if _shrinks(each)]
-    return _result("\n".join(found)) if found and message.role == "user" else None
-
-
-def without_data(message: Message) -> Message:
-    """`message` with one line for each stretch of data in it; the same object if that would save nothing."""
-    return with_shorter_data(message, lambda _: "")
-
-
-def recurs_in(message: Message) -> bool:
-    """Returns True if the client's own words in a user message would shrink, and come again in later ones."""
-    return message.marks is not NO_MARKS and any(
-        each.kind == "recurring" and _shrinks(each) for _, each in _found(message)
-    )
-
-
-def with_shorter_data(
-    message: Message, shorten: Callable[[str], str | None], kinds: Collection[Kind] = _SHRINKING
-) -> Message:
-    """`message` with something shorter for the data in it: parts, words, notes and the data's own tags stay.
-
-    Args:
-        message: any; only a user's holds data.
-        shorten: gives the text in place of a stretch of data, oldest first; "" for a line that says what was there,
-            None for the stretch as it is.
-        kinds: of the stretches that it is asked about.
-    """
-    if message.role != "user" or message.is_synthetic:
-        return message
-    content = message.raw.get("content")
-    found = iter(_divided(message))
-
-    def shown(part: JsonValue) -> JsonValue:
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-            return {**part, "text": shown(part["text"])}
-        return (
-            _shortened(part, [each for each in next(found) if each.kind in kinds], shorten)
-            if isinstance(part, str)
-            else part
-        )
-
-    changed = list(map(shown, content)) if isinstance(content, list) else shown(content)
-    return (
-        message
-        if changed == content
-        else replace(parse_message({**message.raw, "content": changed}), marks=message.marks)
-    )
+    return [parse_message({"role": "tool", "content": attached}), *([user_message(words)] if words else [])]
 
 
 def levelled(text: str) -> tuple[str, ...]:
@@ -460,32 +402,9 @@ def _line_end(text: str, start: int, end: int) -> int:
     return at if at >= 0 else min(start + _MOST_HEAD_CHARS, end)
 
 
-def _shrinks(stretch: Stretch) -> bool:
-    return stretch.kind in _SHRINKING and stretch.body_end - stretch.body - len(_REMOVED) >= _LEAST_SAVED_CHARS
-
-
-def _shortened(text: str, found: Iterable[Stretch], shorten: Callable[[str], str | None]) -> str:
-    """A text with something shorter for the data in it."""
-    pieces: list[str] = []
-    kept = 0
-    for each in found:
-        if not _shrinks(each):
-            continue
-        body = text[each.body : each.body_end]
-        shorter = shorten(body)
-        if shorter is None:
-            continue
-        shorter = shorter or _REMOVED.format(tokens=roughly_tokens(body))
-        if len(shorter) >= len(body):
-            continue
-        closes = each.body_end < each.end
-        pieces += [text[kept : each.body], "\n", shorter.strip("\n"), "\n" if closes else ""]
-        kept = each.body_end
-    return "".join((*pieces, text[kept:]))
-
-
-def _found(message: Message) -> Iterator[tuple[str, Stretch]]:
-    return ((text, each) for text, found in zip(texts_of(message), _divided(message), strict=True) for each in found)
+def stretches_of(message: Message) -> Iterator[tuple[str, Stretch]]:
+    """The stretches of a user message, each with the text that it is a part of."""
+    return ((text, each) for text, found in zip(texts_of(message), parts_of(message), strict=True) for each in found)
 
 
 def texts_of(message: Message) -> list[str]:
@@ -495,7 +414,7 @@ def texts_of(message: Message) -> list[str]:
     return [text for text in given if isinstance(text, str)]
 
 
-def _divided(message: Message) -> list[list[Stretch]]:
+def parts_of(message: Message) -> list[list[Stretch]]:
     """The stretches of each text part of a message."""
     texts = texts_of(message)
     if texts[:1] != [] and texts[0].startswith(LITELLMS_NOTE):
@@ -570,7 +489,3 @@ def _asks_in_element(text: str) -> bool:
 def is_persons_name(name: str) -> bool:
     """Returns True for the name of an element that may hold a person's words."""
     return _OF_THE_PERSON.search(name) is not None
-
-
-def _result(text: str) -> Message:
-    return parse_message({"role": "tool", "content": text})

@@ -40,12 +40,13 @@ _BEHIND = re.compile(
 _NAME = re.compile(
     r"^[\d\W]{0,40}?([^\W\d_][\w.'-]{0,20}(?: [^\W\d_][\w.'-]{0,20})?)[\]*_]{0,3}(?:: |：|:\*\* )(?=\S)", re.MULTILINE
 )
-_NUMBERS = re.compile(r"\d+")
+_WORDS = re.compile(r"\w+(?: \w+)*")
 # The beginning of a turn in the marks of chat templates, and in lists that programs print.
 _MARK = re.compile(
     r"<\|(?:im_start\|>|start_header_id\|>)?(\w+)|<start_of_turn>(\w+)|\[(/?INST)\]"
     r"|\{['\"](?:role|from|author|speaker|sender|type)['\"]: ?['\"](\w+)|\(['\"](\w+)['\"], |\b(\w{2,12})Message\("
 )
+_INSTRUCTIONS = {"inst": _USER, "/inst": _MODEL}
 _MARK_END = re.compile(r"<\|(?:im_end|eot_id|end)\|>|<end_of_turn>|</s>")
 _ROLE_KEYS = ("role", "from", "author", "speaker", "sender", "type")
 _CONTENT_KEYS = frozenset(("content", "text", "value", "parts", "message", "data", "body"))
@@ -60,7 +61,8 @@ _QUESTIONS = ("?", "？", "؟")
 _SHORT_CHARS, _TELLING_CHARS = 300, 60
 _LEAST_TURNS, _LEAST_TIMES_NAMED, _MOST_SPEAKERS = 3, 3, 12
 _MOST_TRIES = 3
-_MOST_CHARS, _MOST_OBJECTS = 4_000_000, 5_000
+# More takes seconds to read: some 250,000 tokens.
+_MOST_CHARS, _MOST_OBJECTS = 1_000_000, 5_000
 _LEFT_OUT = "[The oldest {turns} of {all} messages were left out here, about {tokens} tokens.]\n"
 _MARK_TOKENS, _LEAST_TURN_TOKENS = 32, 64
 
@@ -98,7 +100,7 @@ def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *
         return False
     if messages[0].is_system and messages[0].text.lstrip().startswith(_SUMMARIES):
         return True
-    # Claude Code 2.1.197 sends a reminder as a system message after its instruction (on the wire, 2026-11-24).
+    # Claude Code sends a reminder as a system message after its instruction.
     newest = (each for each in reversed(messages) if not (each.is_system or each.text.startswith(LITELLMS_NOTE)))
     last = next(newest, messages[-1])
     if last.role == "user" and last_words(last).startswith(_SUMMARIES):
@@ -210,10 +212,15 @@ def _is_framed(above: str, below: str) -> bool:
 
 
 def _is_talk(text: str, heads: Sequence[_Head]) -> bool:
-    """Returns True for enough turns of speakers who hardly follow themselves, and do not say the same all the time."""
-    speakers = {head.speaker for head in heads}
+    """Returns True for enough turns of both sides, or of names that hardly follow themselves, who say several things.
+
+    An agent's conversation may have one turn of the user's and hundreds of the model's and its tools'.
+    """
+    times = Counter(head.speaker for head in heads)
+    if len(heads) < _LEAST_TURNS or not 1 < len(times) <= _MOST_SPEAKERS or max(times.values()) < 2:
+        return False
     changes = sum(one.speaker != other.speaker for one, other in itertools.pairwise(heads))
-    if len(heads) < _LEAST_TURNS or not 1 < len(speakers) <= _MOST_SPEAKERS or 2 * changes < len(heads):
+    if not {_USER, _MODEL}.issubset(map(_SPEAKERS.get, times)) and 2 * changes < len(heads):
         return False
     if heads[0].is_whole:
         return True
@@ -234,14 +241,12 @@ def _labels(text: str) -> list[_Head]:
     forms: defaultdict[str, list[_Head]] = defaultdict(list)
     for line in _LINE.finditer(text):
         for word in _WORD.finditer(text, line.start(), line.end()):
-            before = text[line.start() : word.start()]
-            speaker = _SPEAKERS.get(word[0].casefold())
-            behind = _BEHIND.match(text, word.end()) if speaker is not None and _BEFORE.match(before) else None
-            if speaker is not None and behind is not None:
-                form = _NUMBERS.sub("0", before).strip().casefold()
-                forms[form].append(_Head(line.start(), behind.end(), speaker))
+            speaker = word[0].casefold()
+            behind = _BEHIND.match(text, word.end()) if speaker in _SPEAKERS else None
+            if behind is not None and _BEFORE.match(before := text[line.start() : word.start()]):
+                forms[_WORDS.sub("a", before).strip()].append(_Head(line.start(), behind.end(), speaker))
                 break
-    both = [heads for heads in forms.values() if len({head.speaker for head in heads}) > 1]
+    both = [heads for heads in forms.values() if len({_SPEAKERS[head.speaker] for head in heads}) > 1]
     return max(both, key=len, default=[])
 
 
@@ -254,9 +259,12 @@ def _names(text: str) -> list[_Head]:
 
 def _marks(text: str) -> list[_Head]:
     """Turns by what no prose has: in Llama's older markup what the user says stands in `[INST]`."""
-    found = ((each, each[each.lastindex or 0].casefold()) for each in _MARK.finditer(text))
-    sides = {**_SPEAKERS, "inst": _USER, "/inst": _MODEL}
-    heads = [_Head(each.start(), each.end(), sides[name]) for each, name in found if name in sides]
+    heads: list[_Head] = []
+    for each in _MARK.finditer(text):
+        named = each[each.lastindex or 0].casefold()
+        speaker = _INSTRUCTIONS.get(named, named)
+        if speaker in _SPEAKERS:
+            heads.append(_Head(each.start(), each.end(), speaker))
     # A program has several lists, a conversation is one.
     lists = sum(text[head.start - 1 : head.start + 1] in ("[{", "[(") for head in heads if head.start)
     return heads if lists <= 1 else []
@@ -282,7 +290,7 @@ def _decoded(text: str) -> Iterator[_Head]:
         except (ValueError, RecursionError):
             continue
         named = (value[key].casefold() for key in _ROLE_KEYS if isinstance(value.get(key), str))
-        speaker = next((_SPEAKERS[name] for name in named if name in _SPEAKERS), "")
+        speaker = next((name for name in named if name in _SPEAKERS), "")
         if speaker and _CONTENT_KEYS.intersection(value):
             yield _Head(opening.start(), end, speaker, is_whole=True)
             cursor = end

@@ -57,7 +57,7 @@ _TEMPLATE_TOKENS = 32
 _SAMPLE_CHARS = 100_000
 # Our count of other scripts may be so many times too high; what is longer still is not counted to know that it is.
 _FAR_TOO_MANY_RATIO = 4
-# Below this the usual instruction, 450 tokens, takes a summary's room: restarts at 2,048 never got one (2026-11).
+# Below this the usual instruction, 450 tokens, takes a summary's room: restarts at 2,048 never got one.
 _BRIEF_BELOW_TOKENS = 4096
 _USELESS_IN_A_ROW = 2
 # Two useless summaries cost a person two waits; a model that was only busy, or reloaded, is soon asked again.

@@ -26,16 +26,14 @@ from litellm_compaction.engine.sharing.reservation import Reservation
 from litellm_compaction.errors import CompactionError, Overloaded
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
-from litellm_compaction.tokens.known import UNCONFIRMED_RATIO
 from litellm_compaction.windows.windows import Windows
 
 logger = logging.getLogger("litellm_compaction")
 
+# A question about the whole prompt needs so many about parts of it at most, each cut to fit in so many tries.
 _MOST_PARTS, _MOST_CUTS = 2, 3
-# Less more of a request says nothing new of the rest.
-_WORTH_RATIO = 1.1
-# Sizes of parts are in proportion, which is a little off.
-_PART_RATIO = 0.95
+# Less more of a request says nothing new of the rest; sizes of parts are in proportion, which is a little off.
+_WORTH_RATIO, _PART_RATIO = 1.1, 0.95
 # A request is refused only if so little of the least that we expect is too long: lessons alone refuse nothing.
 _HOPELESS_RATIO = 0.6
 # A number far below the least is asked for again, in a prompt that begins otherwise: some servers leave out the part
@@ -47,7 +45,7 @@ _LEAST_DOUBT_RATIO = 0.03
 _LIMIT_S, _LIMIT_S_PER_TOKEN = 10.0, 0.04
 # A server that has not answered a question is not asked again so soon: its next requests would wait for nothing.
 _SILENCE_S = 60.0
-_MAX_FORMS, _MAX_NARROWED = 4096, 64
+_MAX_FORMS, _MAX_PARTS = 4096, 64
 
 
 class Asker:
@@ -69,8 +67,8 @@ class Asker:
         self._questions: Flights[bool] = Flights()
         self._silent: Rests[str] = Rests(_SILENCE_S, _SILENCE_S, clock)
         self._others = 0
-        # Prompts of which only a part could be asked for, as they were counted then: agents send them again and again.
-        self._narrowed: Bounded[tuple[str, int], tuple[Estimate, Estimate]] = Bounded(_MAX_NARROWED)
+        # By prompts of which only a part could be asked for: agents send them again and again.
+        self._parts: Bounded[tuple[str, int], Estimate] = Bounded(_MAX_PARTS)
         self._rendered: Bounded[int, bool] = Bounded(_MAX_FORMS)
 
     async def settled(self, measured: MeasuredRequest) -> MeasuredRequest:
@@ -175,40 +173,32 @@ class Asker:
         leaves out. Whatever is not told stays an estimate; nothing is asked that is no longer `is_open`.
         """
         key = (measured.context.target.key, count.fingerprint)
-        part: Estimate | None = None
-        if not count.is_told and key in self._narrowed:
-            count, part = self._narrowed[key]
+        part = self._parts.get(key)
+        count = count if part is None else count.with_part(part)
         for _ in range(_MOST_PARTS + 1):
-            if (part is not None or count.is_counted) and not is_open(count):
+            if count.is_told or ((part is not None or count.is_counted) and not is_open(count)):
                 return count
             if await self._has_told(measured, request, count):
                 count = await self._measurer.count_request(measured, request)
-                if count.is_told:
-                    return count
                 continue
             # A part says how long a summary's prompt may be, as long as no number of the server is known.
-            is_hopeless = count.text.is_confirmed and not _certain(measured.budget).fits(
-                int(count.low * _HOPELESS_RATIO)
-            )
+            least_tokens = int(count.low * _HOPELESS_RATIO)
+            is_hopeless = count.text.is_confirmed and not _certain(measured.budget).fits(least_tokens)
             if surely_fits(count, measured.window.tokens) or is_hopeless:
                 return count
-            found = await self._part(measured, request, count, part)
-            if found is None or not await self._has_told(measured, *found):
-                break
-            part = await self._measurer.count_request(measured, found[0])
-            if not part.is_told and await self._has_told(measured, found[0], part):
-                # By an answer, after a protocol that none has confirmed.
-                part = await self._measurer.count_request(measured, found[0])
+            part = await self._told_part(measured, request, count, part)
+            if part is None:
+                return count
+            self._parts[key] = part
             count = (await self._measurer.count_request(measured, request)).with_part(part)
-            self._narrowed[key] = count, part
         return count
 
-    async def _part(
+    async def _told_part(
         self, measured: MeasuredRequest, request: Request, count: Estimate, before: Estimate | None
-    ) -> tuple[Request, Estimate] | None:
-        """The beginning of a request, or all of it with its texts cut short, that surely fits and is not told yet.
+    ) -> Estimate | None:
+        """The server's count of the beginning of a request, or of all of it with its texts cut short, that surely fits.
 
-        Larger than the part `before`, which it holds.
+        Of more than the part `before`, which it holds; None if there is no such part, or the server does not answer.
         """
         limit_tokens = int(_PART_RATIO * measured.window.tokens * count.tokens / max(count.high, 1))
         part = beginning_of(request, count, limit_tokens)
@@ -217,13 +207,18 @@ class Asker:
             if part is None:
                 return None
             counted = await self._measurer.count_request(measured, part)
-            if before is not None and counted.own.tokens < _WORTH_RATIO * before.own.tokens:
-                return None
-            counted = counted.with_part(before) if before is not None else counted
-            if not counted.is_told and surely_fits(counted, measured.window.tokens):
-                return part, counted
-            if not counted.is_told:
-                limit_tokens = int(_PART_RATIO * limit_tokens * measured.window.tokens / counted.high)
+            if before is not None:
+                if counted.own.tokens < _WORTH_RATIO * before.own.tokens:
+                    return None
+                counted = counted.with_part(before)
+            if counted.is_told:
+                return counted
+            if surely_fits(counted, measured.window.tokens):
+                # By an answer, after a protocol that none has confirmed.
+                while not counted.is_told and await self._has_told(measured, part, counted):
+                    counted = await self._measurer.count_request(measured, part)
+                return counted if counted.is_counted else None
+            limit_tokens = int(_PART_RATIO * limit_tokens * measured.window.tokens / counted.high)
             part = None
         return None
 
@@ -239,52 +234,40 @@ class Asker:
 
     async def _ask(self, measured: MeasuredRequest, request: Request, count: Estimate, *, is_free: bool) -> bool:
         """As `_has_told`, which joins those who ask the same."""
-        key = measured.context.target.key
         if await self._told_for_nothing(measured, request, count):
             return True
         # Never longer than the window, however wrong our count is: a server may cut it without a word.
-        if is_free or not surely_fits(count, await self._window_tokens(measured)):
+        if is_free or not surely_fits(count, measured.window.tokens):
             return False
         told = await self._answered(measured, request, count.high)
         if told is None or await self._is_cut(measured, count, told):
             return False
         if told < _FAR_BELOW_RATIO * count.low:
             told = await self._confirmed(measured, request, count, told)
-        return told is not None and self._counter.take_over(key, count, told)
+        return told is not None and self._counter.take_over(measured.context.target.key, count, told)
 
     async def _told_for_nothing(self, measured: MeasuredRequest, request: Request, count: Estimate) -> bool:
         """Returns True if the server's tokenizer has counted a request, and the counter has learned it.
 
         LM Studio's protocol says nothing of images, which cost what answers have taught, nor of reasoning and extras,
-        which are added as the template shows them. Until an answer has shown that it is right, its number only narrows
-        an estimate.
+        which are added as the template shows them.
         """
-        target, own, protocol = measured.context.target, count.own, self._counter.protocol
+        target, own = measured.context.target, count.own
         if not target.is_lmstudio:
             tokens = await self._windows.tokens_of(target, request)
             return tokens is not None and self._counter.take_over(target.key, count, tokens)
-        is_confirmed = protocol.is_confirmed(target.key)
         reasons = any(message.reasoning for message in request.messages)
-        is_new = not count.is_counted or (is_confirmed and not count.is_told)
-        is_sayable = measured.context.measure is not None and (own.rendered or not reasons)
         price = self._counter.known.price(target.key)
-        if not (is_new and is_sayable and protocol.is_believed(target.key)) or (own.images and not price.is_confirmed):
+        is_sayable = (own.rendered or not reasons) and (price.is_confirmed or not own.images)
+        is_asked = measured.context.measure is not None and self._counter.protocol.is_believed(target.key)
+        if count.is_counted or not count.fingerprint or not (is_sayable and is_asked):
             return False
         tokens = await self._windows.tokens_of(target, request)
         if tokens is None:
             return False
-        beside_tokens = own.amounts.media * price.usual + (own.optional_tokens if reasons or request.extras else 0.0)
-        told = protocol.take(target.key, count, tokens, beside_tokens)
-        doubt = 0.0 if is_confirmed else UNCONFIRMED_RATIO
-        self._counter.known.note_prompt(target.key, count, told, is_sure=is_confirmed, doubt=doubt)
+        beside = own.amounts.media * price.usual + (own.optional_tokens if reasons or request.extras else 0.0)
+        self._counter.take_protocols(target.key, count, tokens + round(beside), is_whole=not beside)
         return True
-
-    async def _window_tokens(self, measured: MeasuredRequest) -> int:
-        """Of the window, or of a smaller one that was read meanwhile, because a question had been cut to it."""
-        try:
-            return min(measured.window.tokens, (await self._windows.resolve(measured.context.target)).tokens)
-        except CompactionError:
-            return measured.window.tokens
 
     async def _is_cut(self, measured: MeasuredRequest, count: Estimate, told: int) -> bool:
         """An answer's number is low and the window, read again, smaller: a model that was loaded anew cuts.

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from typing_extensions import assert_never
 
 from litellm_compaction.concurrency import off_loop, off_loop_if
-from litellm_compaction.core.clearing import StubSize, size_of, with_data
+from litellm_compaction.core.clearing import StubSize, data_of, size_of, with_data
 from litellm_compaction.core.compaction import Compaction, Segment, apply, as_stubs
 from litellm_compaction.core.continuation.request import keyed
 from litellm_compaction.core.conversation import applied_tokens, as_it_was
@@ -27,7 +27,6 @@ from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, TASK_WINDOW_RATIO, Edit, Level, Prune, Summarize
 from litellm_compaction.core.portable import bases_of, ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
-from litellm_compaction.core.stretches import data_of
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.errors import CompactionError

@@ -49,6 +49,7 @@ from litellm_compaction.engine.ways import KnownWays
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import UNDONE, Observer, Outcome
 from litellm_compaction.stores import Board, Originals, Store
+from litellm_compaction.tokenizers.registry import usable_soon
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
@@ -165,7 +166,7 @@ class Compactor:
         """
         window = await self.windows.resolve(target)
         source = self.sources.source(target, window.architecture)
-        await self._counter.prepare(source.family)
+        await usable_soon(source.family)
         return source
 
     async def guard(

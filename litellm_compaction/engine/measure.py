@@ -17,14 +17,12 @@ from litellm_compaction.concurrency import Flights, is_long, off_loop, off_loop_
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, words_sizes
-from litellm_compaction.core.excerpts import common_level
 from litellm_compaction.core.identity import words_chain
 from litellm_compaction.core.messages import (
     Message,
     Request,
     chain,
     user_message,
-    with_only_text,
 )
 from litellm_compaction.core.plan import Edit, Level
 from litellm_compaction.core.recurring import marked
@@ -35,7 +33,6 @@ from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, 
 from litellm_compaction.engine.recalling import Additions, Recaller
 from litellm_compaction.engine.sharing.leases import Leases, shared_name
 from litellm_compaction.errors import OWN_TEMPLATE, ModelNotLoaded, NotServed, WindowUnknown, WindowUnread
-from litellm_compaction.templates.template import chars_of
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
@@ -44,12 +41,6 @@ from litellm_compaction.windows.windows import Target, Window, Windows
 
 # Messages added to a floor that the server has counted may be larger than planned by so much.
 _PLANNED_RATIO = 1.10
-# No vocabulary has a longer token (128 blanks in cl100k and o200k; 2026-11), so more text than this for each token of
-# the window fits by no count: all of it would only cost time, 0.15 s a megabyte.
-_MOST_CHARS_PER_TOKEN = 256
-_ALWAYS_COUNTED_CHARS = 1_000_000
-# What English and code have; for what is not counted at all.
-_USUAL_CHARS_PER_TOKEN = 4
 # No model is loaded with a window that cuts this.
 _UNCUT_TOKENS = 2_000
 # Below this share of what it may fill no conversation has ever been compacted, however wrong the count was then.
@@ -121,14 +112,7 @@ class RequestMeasurer:
         return await self._count(measured.context.target, measured.family, request, measured.window.tokens)
 
     async def _count(self, target: Target, family: Family, request: Request, window_tokens: int) -> Estimate:
-        """The tokens of a request; of one that is far too long, those of a sample, and the rest estimated."""
-        reach_chars = max(_MOST_CHARS_PER_TOKEN * window_tokens, _ALWAYS_COUNTED_CHARS)
-        has_much = is_long(request.messages, request.tools)
-        sample = await off_loop_if(has_much, lambda: _sample(request, reach_chars))
-        count = await self._counter.count(target.key, family, sample, asker=target.asker)
-        if sample is request:
-            return count
-        return await off_loop_if(has_much, lambda: _of_whole(count, sample, request))
+        return await self._counter.count(target.key, family, request, asker=target.asker, window_tokens=window_tokens)
 
     def with_floor(self, measured: MeasuredRequest, count: Estimate) -> MeasuredRequest:
         """`measured` with sizes by which its floor takes `count`, which is of the floor as a request of its own."""
@@ -336,53 +320,6 @@ class RequestMeasurer:
 def _may_be_cut(prompt_tokens: int, window: Window) -> bool:
     """The model may have been loaded anew with a window that such a prompt does not fit."""
     return prompt_tokens > min(_UNCUT_TOKENS, window.tokens // 4)
-
-
-def _sample(request: Request, reach_chars: int) -> Request:
-    """The request, or so many characters in place of one that no window of this size can hold.
-
-    The longest messages are cut to one length, so that the others are counted exactly; tools are whole or left out.
-    """
-    *sizes, tools_chars = _chars(request)
-    if sum(sizes) + tools_chars <= reach_chars:
-        return request
-    has_tools = tools_chars < reach_chars
-    level_chars = common_level(sizes, [1] * len(sizes), reach_chars - has_tools * tools_chars)
-    messages = tuple(
-        message if size <= level_chars else with_only_text(message, message.text.strip()[:level_chars])
-        for message, size in zip(request.messages, sizes, strict=True)
-    )
-    return replace(request, messages=messages, tools=request.tools if has_tools else ())
-
-
-def _of_whole(count: Estimate, sample: Request, request: Request) -> Estimate:
-    """The count of a request by that of its sample; nothing is learned from it."""
-    left_out = zip(_chars(request), _chars(sample), strict=True)
-    *more, tools_tokens = (math.ceil((whole - part) / _USUAL_CHARS_PER_TOKEN) for whole, part in left_out)
-    added = sum(more) + tools_tokens
-    return replace(
-        count,
-        tokens=count.tokens + added,
-        low=count.low + added,
-        likely=count.likely + added,
-        high=count.high + added,
-        sizes=tuple(map(sum, zip(count.sizes, more, strict=True))),
-        tools_tokens=count.tools_tokens + tools_tokens,
-        own=count.own._replace(overhead_tokens=count.own.overhead_tokens + added, exact=False),
-        prints=(),
-        told=None,
-    )
-
-
-def _chars(request: Request) -> list[int]:
-    """Characters of each message, without the white space around it that templates leave out, and of all tools."""
-    sizes = [
-        len(message.text.strip())
-        + len(message.reasoning)
-        + sum(len(call.arguments) + len(call.name) for call in message.calls)
-        for message in request.messages
-    ]
-    return [*sizes, chars_of(request.tools)]
 
 
 async def hashed(measured: MeasuredRequest) -> MeasuredRequest:

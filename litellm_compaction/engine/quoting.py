@@ -2,7 +2,7 @@
 
 For requests without tools, whose model cannot look anything up. The compactor asks for it once it is clear what is
 sent. The next turn comes without the excerpts: kept in place they would fill the window, which costs more than to read
-one question and its answer again (`benchmarks/quality/beside.py`).
+one question and its answer again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 logger = logging.getLogger("litellm_compaction")
 
 # 512 tokens of 8,192: three excerpts of English. With half as many .73 of the evidence stands in a prompt in place of
-# .85, with twice as many .88 (LoCoMo 1 to 5, 2026-11-27).
+# .85, with twice as many .88 (LoCoMo 1 to 5).
 _WINDOW_SHARE = 16
 # What a token that is written costs a local engine beside one that is read, about.
 _WRITTEN_WEIGHT = 15

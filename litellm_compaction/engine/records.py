@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from litellm_compaction.core.clearing import without_data
 from litellm_compaction.core.compaction import Compaction, compaction_id, edited_part, mark_of, shown_rest
 from litellm_compaction.core.cut_points import is_persons
 from litellm_compaction.core.messages import Message, user_message, visible_text
-from litellm_compaction.core.stretches import without_data
 from litellm_compaction.engine.pins import kept_pins
 from litellm_compaction.events import CompactionEvent, event_from_json
 from litellm_compaction.stores import EventLog, Originals, Store, StoredCompaction, digest

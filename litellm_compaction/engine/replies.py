@@ -19,6 +19,8 @@ logger = logging.getLogger("litellm_compaction")
 _FULL_WINDOW_RATIO = 0.98
 # A prompt that fills more of the window than this may have been cut to it.
 _INSIDE_RATIO = 0.9
+# A known family that is so far off is worth a warning, of a prompt that is long enough to tell.
+_WARN_RATIO, _LEAST_TOLD_TOKENS = 0.05, 200
 # A process that ends waits so long for a question to LM Studio that the last answer has left.
 _FAREWELL_S = 1.0
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
@@ -54,7 +56,7 @@ class ReplyReader:
             return
         is_inside = prompt_tokens < _INSIDE_RATIO * prepared.window.tokens
         is_low = reason == "prompt_far_below_count" and is_inside
-        if is_low and self._counter.explains(context.target.key, prepared.count, prompt_tokens):
+        if is_low and self._counter.learn(context.target.key, prepared.count, prompt_tokens):
             # That is how it counts: another of its numbers says so, too.
             return
         self._windows.invalidate(context.target)
@@ -83,17 +85,18 @@ class ReplyReader:
 
     def _learned(self, context: RequestContext, count: Estimate, prompt_tokens: int) -> None:
         """Has the counter learn, and warns once of a known family that does not fit."""
-        key = context.target.key
-        deviation = self._counter.learn(key, count, prompt_tokens, label=context.label)
-        if deviation is not None and key not in self._warned:
+        key, expected = context.target.key, max(1.0, count.own.tokens)
+        is_learned = self._counter.learn(key, count, prompt_tokens, label=context.label)
+        is_off = count.own.exact and expected > _LEAST_TOLD_TOKENS and abs(prompt_tokens / expected - 1) > _WARN_RATIO
+        if (is_off or not is_learned) and prompt_tokens > 0 and key not in self._warned:
             self._warned[key] = True
             logger.warning(
                 "count_deviation model=%s expected=%d reported=%d tokens ratio=%.2f; counts follow the server from now "
                 "on where they can: its chat template may not be the family's",
                 context.label,
-                deviation.expected,
-                deviation.actual,
-                deviation.ratio,
+                expected,
+                prompt_tokens,
+                prompt_tokens / expected,
             )
 
     async def _learn_if_whole(

@@ -18,6 +18,8 @@ from litellm_compaction.windows.windows import Target
 Completion: TypeAlias = Callable[..., Awaitable[Any]]
 
 _TEMPERATURE = 0.3
+# A pruning, and the summary that is made if it does not do.
+_MOST_JOBS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Model:
             # Asked about the conversation as text: its server's cache is not known.
             pruning_models=(PruningModel(label=name, target=target, ask=self.ask, is_same=False),),
             warm_up=nothing,
-            attempts=Attempts(summary_calls_left=settings.constants.max_summary_calls),
+            attempts=Attempts(summary_calls_left=min(_MOST_JOBS, settings.constants.max_summary_calls)),
         )
 
     async def ask(self, messages: Sequence[Message], *, max_tokens: int, **_: object) -> SummaryAnswer:

@@ -281,14 +281,14 @@ class Guard:
         self, guard: GuardedDeployment, exchange: Exchange | None, router: Any, kwargs: Mapping[str, Any]
     ) -> dict[str, Any] | None:
         """The arguments of a call to a guarded deployment, None for the same."""
-        carrier, ids = carrier_of(guard.deployment, guard.settings), None
+        carrier, becomes_chat = carrier_of(guard.deployment, guard.settings), is_bridged(guard.deployment.provider)
         if exchange is None:
             request = await _decoded(kwargs)
-            if request is None and "prompt" in kwargs:
-                request, ids = await _text(kwargs, is_bridged=is_bridged(guard.deployment.provider))
-                if carrier == "transport" and (request is None or not is_bridged(guard.deployment.provider)):
-                    # Only the transport sees the body that leaves.
-                    request = Request(messages=())
+            if request is None and "prompt" in kwargs and (becomes_chat or carrier == "hooks"):
+                request, _ = await _text(kwargs, is_bridged=becomes_chat)
+            if request is None and "prompt" in kwargs and carrier == "transport":
+                # Only the transport sees the body that leaves.
+                request = Request(messages=())
             if request is None:
                 return None
             exchange = await self._reader.exchange(request, guard.deployment.group, kwargs)
@@ -308,7 +308,7 @@ class Guard:
             return {**kwargs, **_NO_ANSWER}
         if carrier == "transport":
             return await self._carried(router, guard, exchange, context, kwargs, foreseen)
-        return await self._bounded(guard.deployment, exchange, context, kwargs, foreseen, ids)
+        return await self._bounded(guard.deployment, exchange, context, kwargs, foreseen)
 
     async def _bounded(
         self,
@@ -317,11 +317,13 @@ class Guard:
         context: RequestContext,
         kwargs: Mapping[str, Any],
         foreseen: Foreseen | None,
-        ids: int | None,
     ) -> dict[str, Any]:
         """The arguments of a call whose answer LiteLLM's hooks carry: compacted, and with a bound on the answer."""
-        client = exchange.client
-        is_stream = bool(kwargs.get("stream"))
+        client, ids = exchange.client, None
+        is_stream, becomes_chat = bool(kwargs.get("stream")), is_bridged(deployment.provider)
+        if not client.original.messages:
+            # Of token ids only their number is known.
+            _, ids = await _text(kwargs, is_bridged=becomes_chat)
         prepared, limit, exchange.room = await prepared_in_room(
             self._compactor,
             client.original if ids is None else ids,
@@ -331,7 +333,7 @@ class Guard:
             is_watched=is_stream and client.is_chat and wire.can_be_continued(kwargs),
             is_stream=is_stream,
             answers=wire.asked_answers(kwargs),
-            prompts=1 if is_bridged(deployment.provider) else wire.asked_prompts(kwargs),
+            prompts=1 if becomes_chat else wire.asked_prompts(kwargs),
         )
         exchange.sent(context, prepared)
         changed = wire.with_output_limit(kwargs, limit) | wire.with_extra(kwargs, refuses_by(deployment.provider))

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import anyio
@@ -37,8 +36,6 @@ OWN_TAG = "litellm-compaction"
 _SUMMARY_TEMPERATURE = 0.3
 # A server that ignores its bound writes more than this for each token of it.
 _MOST_TOKEN_CHARS = 16
-# LiteLLM's errors if a server, or LiteLLM for it, does not take `stream` or `stream_options`.
-_REFUSED = (litellm.BadRequestError, litellm.UnprocessableEntityError)
 # Asyncio keeps only weak references to its tasks.
 _logging = Tasks()
 _is_internal: ContextVar[bool] = ContextVar("litellm_compaction_internal_call", default=False)
@@ -115,18 +112,18 @@ class Caller:
         """
         await self._check_access()
         options = _with_tools(tools, tool_choice)
-        most_chars = _MOST_TOKEN_CHARS * max_tokens
-        call = partial(self._call, messages, max_tokens, temperature=_SUMMARY_TEMPERATURE, **options)
         try:
-            try:
-                # A plain answer that is given up is generated to its end all the same (llama.cpp, measured 2026-11-22),
-                # beside the client's own in the same context. A stream ends when it is closed.
-                stream = await call(stream=True, stream_options={"include_usage": True})
-                return await _joined(stream, messages, most_chars)
-            except _REFUSED as error:
-                if "stream" not in str(error).lower():
-                    raise
-                return await _joined(await call(), messages, most_chars)
+            # A plain answer that is given up is generated to its end all the same, beside the client's own in the same
+            # context. A stream ends when it is closed.
+            stream = await self._call(
+                messages,
+                max_tokens,
+                temperature=_SUMMARY_TEMPERATURE,
+                stream=True,
+                stream_options={"include_usage": True},
+                **options,
+            )
+            return await _joined(stream, messages, _MOST_TOKEN_CHARS * max_tokens)
         except litellm.Timeout as error:
             # LiteLLM's own limit is the same, and may come before the summarizer's.
             raise SummaryFailed("timeout", f"no answer within {self.timeout_s:g} s") from error
@@ -186,17 +183,15 @@ def _with_tools(tools: Sequence[JsonValue], tool_choice: JsonValue) -> dict[str,
     return {"tools": list(tools)} if tool_choice is None else {"tools": list(tools), "tool_choice": tool_choice}
 
 
-async def _joined(answer: Any, asked: Sequence[Message], most_chars: int) -> SummaryAnswer:
-    """The whole of a stream, or of a plain answer; a stream ends early if its server ignores its bound.
+async def _joined(stream: Any, asked: Sequence[Message], most_chars: int) -> SummaryAnswer:
+    """The whole of a stream, which ends early if its server ignores its bound.
 
     An early end is paid for by an estimate: a server tells its usage at a stream's end only.
     """
-    if not hasattr(answer, "__aiter__"):
-        choice = answer.choices[0]
-        return _summary_answer([choice.message], choice.finish_reason)
-    deltas, finish_reason, is_stopped = [], None, True
+    deltas: list[Any] = []
+    finish_reason, is_stopped = None, True
     try:
-        async for chunk in answer:
+        async for chunk in stream:
             for choice in chunk.choices[:1]:
                 deltas.append(choice.delta)
                 finish_reason = choice.finish_reason or finish_reason
@@ -211,19 +206,18 @@ async def _joined(answer: Any, asked: Sequence[Message], most_chars: int) -> Sum
     finally:
         # Also if the time limit cancels it: that stops the server.
         with anyio.CancelScope(shield=True):
-            if (aclose := getattr(answer, "aclose", None)) is not None:
+            if (aclose := getattr(stream, "aclose", None)) is not None:
                 await aclose()
         if is_stopped:
             # Not waited for: the client wants the server.
-            _logging.begin(_log_stopped(answer, asked, _summary_answer(deltas, None)))
+            _logging.begin(_log_stopped(stream, asked, _summary_answer(deltas, None)))
     return _summary_answer(deltas, finish_reason)
 
 
 async def _log_stopped(stream: Any, asked: Sequence[Message], answer: SummaryAnswer) -> None:
-    said = f"{answer.reasoning}{answer.text}"
     usage = {
         "prompt_tokens": sum(roughly_tokens(visible_text(message)) for message in asked),
-        "completion_tokens": roughly_tokens(said),
+        "completion_tokens": roughly_tokens(f"{answer.reasoning}{answer.text}"),
     }
     try:
         await log_stopped(getattr(stream, "logging_obj", None), answer.text, usage)

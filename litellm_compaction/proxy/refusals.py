@@ -42,7 +42,7 @@ _TOLD = "is_told_by_litellm_compaction"
 TOO_LONG = "context_length_exceeded"
 # LiteLLM reads this wording as ContextWindowExceededError, so that the fallbacks for it fire.
 RECOGNIZED = "(exceeds the available context size)"
-# LiteLLM's words around a server's (1.106.2 and 1.109.1).
+# LiteLLM's words around a server's.
 _FRAME_BEFORE = re.compile(r"\A(?:litellm\.\w+: |\w+Exception - |Error code: \d+ - )+")
 _NOTES = "Set 'context_window_fallback'|LiteLLM: model group |Received Model Group="
 _FRAME_BEHIND = re.compile(rf"(?: ?{re.escape(RECOGNIZED)}|(?<!\s)\s*(?:{_NOTES}).*)+\Z", re.DOTALL)
@@ -138,7 +138,7 @@ def _kind(error: CompactionError) -> _Kind:
 
 
 def refusal_of(error: CompactionError) -> Refusal:
-    """The refusal for a client, in the cleanest shape that the proxy knows (tried out on 1.106.2 and 1.109.1)."""
+    """The refusal for a client, in the cleanest shape that the proxy knows."""
     kind = _kind(error)
     return Refusal(error.for_clients, status=kind.status, kind=kind.kind, param=kind.param, code=kind.code)
 
@@ -203,7 +203,7 @@ def reworded(
 
 
 def _is_overflow(original: Exception, client_text: Callable[[], str]) -> bool:
-    """Returns True if a server has refused a request as too long; LiteLLM does not know Ollama's words (1.106.2)."""
+    """Returns True if a server has refused a request as too long; LiteLLM does not know Ollama's words."""
     if isinstance(original, litellm.ContextWindowExceededError):
         return True
     text = str(original) if getattr(original, "status_code", None) in _OVERFLOW_STATUSES else ""

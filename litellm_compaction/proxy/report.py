@@ -62,7 +62,8 @@ async def targets_of(windows: Windows, deployment: Deployment) -> list[Target]:
     target = deployment.target
     if "*" not in target.model:
         return [target]
-    names = [name for name in await windows.loaded(target) if serves(target.model, name)]
+    listed = await windows.listed(target)
+    names = [name for name, is_loaded in listed.items() if is_loaded and serves(target.model, name)]
     return [replace(target, key=f"{deployment.id}|{name}", model=name) for name in names]
 
 

@@ -33,8 +33,8 @@ _CHAT_KEYS = frozenset(
 _MOST_STOPS = 4
 # vLLM's words for a last message that goes on (its OpenAI-compatible server, "Chat API").
 GOES_ON: Mapping[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
-# Lets a thought of the answer be ended while it is written: llama.cpp's `POST /v1/chat/completions/control` (seen with
-# the build of 2026-10-11; older ones know neither, and leave the field unread).
+# Lets a thought of the answer be ended while it is written: llama.cpp's `POST /v1/chat/completions/control` (older
+# builds know neither, and leave the field unread).
 THOUGHTS_CAN_END: Mapping[str, Any] = {"reasoning_control": True}
 THOUGHTS_END = "reasoning_end"
 # Anthropic's stop reasons.
@@ -48,7 +48,7 @@ _OWN = "litellm_compaction_own"
 _OF_DEPLOYMENTS = ("model", _PROVIDER, "api_base", "base_url", "api_key", "litellm_credential_name", "model_info")
 # By these of a deployment's `model_info` LiteLLM sends messages and responses as they came (llms/openai_like).
 _ENDPOINTS = "supported_endpoints"
-# LiteLLM's own word to itself, as it makes a chat of a response (main.py, 1.100.5 to 1.110.2).
+# LiteLLM's own word to itself, as it makes a chat of a response (main.py).
 _SKIPS_RESPONSES = "_skip_responses_api_bridge"
 _NO_ROLE = "unknown"
 # The OpenAI client puts this into the body last, over the values of LiteLLM and its deployment.
@@ -209,7 +209,7 @@ def _parsed(plain: Mapping[str, Any]) -> Message:
 def _without_references(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A tool's result without the references to tools in it: LiteLLM leaves them out on the way to the server.
 
-    (1.110.2, `drop_tool_reference_parts_from_tool_messages`.) Planned with them, a turn would be planned once more.
+    (`drop_tool_reference_parts_from_tool_messages`.) Planned with them, a turn would be planned once more.
     """
     parts = message.get("content")
     if message["role"] != "tool" or not isinstance(parts, list):
@@ -386,7 +386,7 @@ def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
     `details` stand in the usage, which chunks of chat and text completions have, events of responses in a response, and
     messages as dictionaries and bytes. On Anthropic's route an answer that ends when the window does has Anthropic's
     own word for that: LiteLLM has no `finish_reason` for `model_context_window_exceeded` and writes `max_tokens`, the
-    client's own limit (1.106.2 and 1.109.1; Anthropic, "Handling stop reasons").
+    client's own limit (Anthropic, "Handling stop reasons").
     """
     if details is None:
         return answer

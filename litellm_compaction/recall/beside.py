@@ -27,7 +27,7 @@ _QUESTION_TIMES = 2
 # Of that, for excerpts that cost as much work as a usual turn, in proportion for others. Answers of a usual length pass
 # (BEAM 1 to 12). In talk of thirty tokens a turn it decides: with 0 the work is 1.36 times that without excerpts, with
 # 0.8 1.06, with 1.0 1.04, with 1.2 1.02, and .86, .80, .77 and .73 of the evidence stand in the prompt, .28 without any
-# (LoCoMo 1 to 5, 8,192 tokens, 2026-11-27).
+# (LoCoMo 1 to 5, 8,192 tokens).
 _LEAST_GAIN = 1.0
 
 

@@ -214,7 +214,7 @@ def _end_of(block: Block, limit_tokens: int) -> Block:
     return Block(block.role, (Segment(text), closing), text)
 
 
-# One token each in the Qwen models; as plain text they would be several (llama.cpp vocabulary of Qwen3, 2026-11).
+# One token each in the Qwen models; as plain text they would be several (llama.cpp vocabulary of Qwen3).
 SPECIAL_TOKENS = (
     "<|im_start|>",
     "<|im_end|>",
@@ -232,7 +232,7 @@ _SPECIAL_PATTERN = re.compile("(" + "|".join(re.escape(text) for text in SPECIAL
 # See `count_by`.
 _load: Callable[[], tiktoken.Encoding | None] | None = None
 
-# tiktoken 0.14 panics on 1,000,000 equal characters and passes 800,000 (measured 2026-11), so long runs are split.
+# tiktoken 0.14 panics on 1,000,000 equal characters and passes 800,000, so long runs are split.
 _SLICE_CHARS = 100_000
 _CACHED_TEXTS = 16_384
 

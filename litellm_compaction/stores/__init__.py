@@ -16,7 +16,7 @@ from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.master_key import Box
 from litellm_compaction.places import DEFAULT_PREFIX, PROXYS_OWN, data_folder, is_redis, parse_redis
 from litellm_compaction.stores.originals import Covered, Originals, Stretch
-from litellm_compaction.stores.rows import MemoryRows, SteadyRows
+from litellm_compaction.stores.rows import MemoryRows, Rows, SteadyRows
 from litellm_compaction.stores.sqlite import SqliteFile, SqliteRows
 from litellm_compaction.stores.store import (
     FACTS_SCOPE,
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from litellm_compaction.stores.redis import Client, RedisRows
+    from litellm_compaction.stores.redis import Client
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -95,15 +95,12 @@ def open_store(
     memory = MemoryRows(ttl_s=ttl_s, max_bytes=max_bytes)
     if url.startswith("memory://"):
         return Store(memory)
-    box = Box(secret, _RECORDS)
-    if is_redis(url):
-        return Store(SteadyRows(_redis(url, redis, ttl_s=ttl_s, rests=True), memory), box)
     try:
-        path = sqlite_path(url, environ)
+        durable = _rows(url, ttl_s=ttl_s, max_bytes=max_bytes, environ=environ, redis=redis, is_proxy=True)
     except ConfigError as error:
         logger.warning("store_failed %s; requests go on with the memory of this process", error)
         return Store(memory)
-    return Store(SteadyRows(SqliteRows(SqliteFile(path), ttl_s=ttl_s, max_bytes=max_bytes), memory), box)
+    return Store(SteadyRows(durable, memory), Box(secret, _RECORDS))
 
 
 def board_of(store: Store) -> Board | None:
@@ -146,19 +143,27 @@ def open_existing(
             f"{url} lives in the proxy's process and ends with it, so it cannot be seen from here. "
             "Set `store: sqlite://` to keep it in a file."
         )
-    box = Box(secret, _RECORDS)
-    if is_redis(url):
-        return Store(_redis(url, redis, ttl_s=ttl_s, rests=False), box)
-    path = sqlite_path(url, environ)
-    return Store(SqliteRows(SqliteFile(path, create=False), ttl_s=ttl_s, max_bytes=max_bytes), box)
+    rows = _rows(url, ttl_s=ttl_s, max_bytes=max_bytes, environ=environ, redis=redis, is_proxy=False)
+    return Store(rows, Box(secret, _RECORDS))
 
 
-def _redis(url: str, redis: Callable[[], Client] | None, *, ttl_s: float, rests: bool) -> RedisRows:
+def _rows(
+    url: str,
+    *,
+    ttl_s: float,
+    max_bytes: int,
+    environ: Mapping[str, str],
+    redis: Callable[[], Client] | None,
+    is_proxy: bool,
+) -> Rows:
+    """What lasts behind a URL; an operator's look makes no file, and waits longer for a server."""
+    if not is_redis(url):
+        file = SqliteFile(sqlite_path(url, environ), create=is_proxy)
+        return SqliteRows(file, ttl_s=ttl_s, max_bytes=max_bytes)
     # Here: its client takes a tenth of a second to import.
     from litellm_compaction.stores.redis import LIMIT_S, PATIENT_LIMIT_S, OwnClients, RedisRows, RedisServer, client_of
 
-    place, prefix = "redis", DEFAULT_PREFIX
-    clients = redis
+    place, prefix, clients = "redis", DEFAULT_PREFIX, redis
     if url != PROXYS_OWN:
         try:
             address = parse_redis(url)
@@ -167,9 +172,9 @@ def _redis(url: str, redis: Callable[[], Client] | None, *, ttl_s: float, rests:
         place, prefix, clients = address.place, address.prefix, OwnClients(lambda: client_of(address.url))
     elif clients is None:
         raise StoreError(_ONLY_IN_A_PROXY)
-    elif not rests:
+    elif not is_proxy:
         clients = OwnClients(clients)
-    server = RedisServer(clients, place, rests=rests, limit_s=LIMIT_S if rests else PATIENT_LIMIT_S)
+    server = RedisServer(clients, place, rests=is_proxy, limit_s=LIMIT_S if is_proxy else PATIENT_LIMIT_S)
     return RedisRows(server, prefix=prefix, ttl_s=ttl_s)
 
 

@@ -15,7 +15,7 @@ import random
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
@@ -107,12 +107,17 @@ class RedisRows:
         # Hardly any key is there.
         asked = list(_chunks(names, _KEYS_AT_ONCE))
         counts = await self._all([("EXISTS", *some) for some in asked])
-        found: list[Row] = []
-        for some, count in zip(asked, counts, strict=True):
-            if count and sum(len(row.body) for row in found) <= _FOUND_BYTES:
-                found += await self._rows(scope, {name: names[name] for name in some}, is_use=scope != SETTINGS)
-        within = accumulate(len(row.body) for row in found)
-        return [row for row, total in zip(found, within, strict=True) if total <= _FOUND_BYTES or row is found[0]]
+        there = [name for some, count in zip(asked, counts, strict=True) if count for name in some]
+        sizes = await self._all([("STRLEN", name) for name in there])
+        chosen: dict[str, str] = {}
+        left_bytes = _FOUND_BYTES
+        for name, size in zip(there, sizes, strict=True):
+            left_bytes -= size or 0
+            if chosen and left_bytes < 0:
+                break
+            if size:
+                chosen[name] = names[name]
+        return await self._rows(scope, chosen, is_use=scope != SETTINGS)
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
         value, lives_ms = _value(self._bounded(body), self._now_s()), self._lives_ms(scope)
@@ -213,20 +218,26 @@ class RedisRows:
             return []
 
         async def send(client: Client) -> list[Any]:
-            pipeline = client.pipeline() if isinstance(client, RedisCluster) else client.pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command, NEVER_DECODE=True)
-            answers = await pipeline.execute(raise_on_error=False)
+            if len(commands) == 1:
+                try:
+                    return [await client.execute_command(*commands[0], NEVER_DECODE=True)]
+                except ResponseError as error:
+                    answers: list[Any] = [error]
+            else:
+                # LiteLLM's may be a cluster's, which has no transactions to be switched off.
+                pipeline = client.pipeline() if isinstance(client, RedisCluster) else client.pipeline(transaction=False)
+                for command in commands:
+                    pipeline.execute_command(*command, NEVER_DECODE=True)
+                answers = list(await pipeline.execute(raise_on_error=False))
             for at, answer in enumerate(answers):
                 if isinstance(answer, ResponseError) and (may_refuse or str(answer).startswith("WRONGTYPE")):
                     answers[at] = None
                 elif isinstance(answer, Exception):
                     raise answer
-            return list(answers)
+            return answers
 
-        return await self.server.call(
-            send, key=str(commands[0][1 + 2 * (commands[0][0] == "EVAL")]), is_patient=is_patient
-        )
+        key = commands[0][3 if commands[0][0] == "EVAL" else 1]
+        return await self.server.call(send, key=key, is_patient=is_patient)
 
     async def _lines(self, stream: str, at_once: int) -> AsyncIterator[tuple[Line, str]]:
         """Lines, the newest first, with their ids."""
@@ -235,7 +246,12 @@ class RedisRows:
             [lines] = await self._all([("XREVRANGE", stream, highest, "-", "COUNT", min(at_once, _LINES_AT_ONCE))])
             for line_id, fields in lines or ():
                 ms, number = map(int, line_id.split(b"-"))
-                yield Line(ms * 1000 + number, float(fields[b"when_s"]), fields[b"body"]), f"{ms}-{number}"
+                try:
+                    line = Line(ms * 1000 + number, float(fields[b"when_s"]), fields[b"body"])
+                except (KeyError, ValueError):
+                    # Another program's.
+                    continue
+                yield line, f"{ms}-{number}"
             if not lines:
                 return
             highest = f"{ms}-{number - 1}" if number else f"{ms - 1}"

@@ -15,10 +15,12 @@ import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.errors import StoreError, TooLargeForStore
+
+_Result = TypeVar("_Result")
 
 # Rows of this scope are kept until they are replaced: they have no time to live and do not count for the bound.
 SETTINGS = "settings"
@@ -78,7 +80,7 @@ class Rows(Protocol):
         """
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
-        """Keeps a row in place of an earlier one, whose text does not stay on a disk."""
+        """Keeps a row, of a byte at least, in place of an earlier one, whose text does not stay on a disk."""
 
     async def change(self, scope: str, key: str, change: Change) -> None:
         """Replaces a row by the result of `change`, as one step of all processes; for rows without text."""
@@ -258,13 +260,8 @@ class SteadyRows:
             # The memory of one process would let workers go their own ways.
             return await self.durable.find(scope, keys)
         spare = await self._spare.find(scope, keys)
-        try:
-            durable = await self.durable.find(scope, keys)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._fails("reading", error)
-            return spare
-        self._works("reading")
-        if not spare:
+        durable = await self._either("reading", lambda rows: rows.find(scope, keys))
+        if not spare or "reading" in self._failing:
             return durable
         found = {row.key: row for row in durable}
         for row in spare:
@@ -294,12 +291,7 @@ class SteadyRows:
 
     async def scan(self) -> list[Row]:
         spare = await self._spare.scan()
-        try:
-            durable = await self.durable.scan()
-        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._fails("reading", error)
-            return spare
-        self._works("reading")
+        durable = await self._either("reading", lambda rows: rows.scan())
         # While something is handed over, both have it.
         known = {(row.scope, row.key) for row in spare}
         return spare + [row for row in durable if (row.scope, row.key) not in known]
@@ -313,22 +305,10 @@ class SteadyRows:
         return deleted + await self.durable.delete(scope=scope, before_s=before_s, key=key)
 
     async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
-        try:
-            await self.durable.append(log, when_s, body, most=most)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._fails("writing", error)
-            await self._spare.append(log, when_s, body, most=most)
-        else:
-            self._works("writing")
+        await self._either("writing", lambda rows: rows.append(log, when_s, body, most=most))
 
     async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
-        try:
-            found = await self.durable.tail(log, after=after, most=most, containing=containing)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._fails("reading", error)
-            return await self._spare.tail(log, after=after, most=most, containing=containing)
-        self._works("reading")
-        return found
+        return await self._either("reading", lambda rows: rows.tail(log, after=after, most=most, containing=containing))
 
     async def aclose(self) -> None:
         await self._until_handed_over()
@@ -339,6 +319,16 @@ class SteadyRows:
             await self._hand_over()
         await self.durable.aclose()
         await self._spare.aclose()
+
+    async def _either(self, way: _Way, job: Callable[[Rows], Awaitable[_Result]]) -> _Result:
+        """Returns what the durable backend gives, or else the spare."""
+        try:
+            result = await job(self.durable)
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
+            self._fails(way, error)
+            return await job(self._spare)
+        self._works(way)
+        return result
 
     async def _write(self, job: Callable[[Rows], Awaitable[None]]) -> bool:
         """Makes the durable backend do something, or else the spare; returns True if the spare has to hand it over."""

@@ -87,6 +87,8 @@ class SqliteFile:
         limit_s: float = LIMIT_S,
         rests: Callable[[], float] = time.monotonic,
     ) -> None:
+        # The journal holds text that is gone.
+        self.owes_erasing = False
         self._path = path
         self._create = create
         self._connect = connect
@@ -125,12 +127,13 @@ class SqliteFile:
             raise StoreError(f"store {self._path} is closed") from exc
 
     def tidy(self, connection: sqlite3.Connection, before_s: float | None) -> None:
-        """Empties the journal, which holds text that is gone, and deletes copies that were set aside before a time.
+        """Empties the journal if it has to be, and deletes copies that were set aside before a time.
 
         While another process reads, the next call empties it. The owner of a damaged file's text is unknown, so that
         all copies go if there is no time (since 1970).
         """
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+        if self.owes_erasing:
+            self.owes_erasing = bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
         for copy in list(self._path.parent.glob(f"{glob.escape(self._path.name)}{_COPIES}*")):
             # Another process may be faster; of a link only the link goes.
             with contextlib.suppress(FileNotFoundError):
@@ -333,7 +336,10 @@ class SqliteRows:
         return alive
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
-        await self._file.run(lambda each: self._put(each, scope, key, body), writes=True)
+        def write(connection: sqlite3.Connection) -> None:
+            self._file.owes_erasing |= self._put(connection, scope, key, body)
+
+        await self._file.run(write, writes=True)
         before_s = self._clock() - self._ttl_s
         self._file.begin(lambda each: self._file.tidy(each, before_s))
 
@@ -366,6 +372,7 @@ class SqliteRows:
         values = {"part": self._part, "scope": scope, "before_s": before_s, "key": key}
 
         def write(connection: sqlite3.Connection) -> list[str]:
+            self._file.owes_erasing = True
             keys = [str(row[0]) for row in connection.execute(f"SELECT key FROM entry WHERE {matches}", values)]  # noqa: S608
             connection.execute(f"DELETE FROM entry WHERE {matches}", values)  # noqa: S608
             if not self._part and scope is None and key is None:
@@ -425,12 +432,13 @@ class SqliteRows:
     def _delete_row(self, connection: sqlite3.Connection, scope: str, key: str) -> None:
         connection.execute("DELETE FROM entry WHERE part = ? AND scope = ? AND key = ?", (self._part, scope, key))
 
-    def _put(self, connection: sqlite3.Connection, scope: str, key: str, body: bytes) -> None:
-        """Writes a row; then expired ones go, and others until the bound holds."""
-        now_s = self._clock()
+    def _put(self, connection: sqlite3.Connection, scope: str, key: str, body: bytes) -> bool:
+        """Writes a row; then expired ones go, and others until the bound holds. Returns True if any text went."""
+        now_s, rows = self._clock(), connection.total_changes
         self._delete_row(connection, scope, key)
         aging = "part = ? AND used_order IS NOT NULL AND used_s"
         connection.execute(f"DELETE FROM entry WHERE {aging} < ?", (self._part, now_s - self._ttl_s))  # noqa: S608
+        is_less = connection.total_changes > rows
         # The clock has been set back: they would outlive their time by as much.
         latest_s = now_s + self._ttl_s
         connection.execute(f"UPDATE entry SET used_s = ? WHERE {aging} > ?", (now_s, self._part, latest_s))  # noqa: S608
@@ -439,21 +447,22 @@ class SqliteRows:
             f"INSERT INTO entry (part, {_COLUMNS}, used_order) VALUES (?, ?, ?, ?, ?, ?, ?, {order})",  # noqa: S608
             (self._part, scope, key, body, now_s, now_s, size_bytes),
         )
-        self._evict(connection)
+        return self._evict(connection) or is_less
 
-    def _evict(self, connection: sqlite3.Connection) -> None:
-        """Deletes the least recently used of the scope that has most until the bound holds.
+    def _evict(self, connection: sqlite3.Connection) -> bool:
+        """Deletes the least recently used of the scope that has most until the bound holds; True if there were any.
 
         So one tenant's records take nothing from tenants with fewer; the last used row of all stays, however large.
         """
         older = f"part = :part AND used_order < {_NEXT} - 1"
         largest = f"SELECT scope FROM entry WHERE {older} GROUP BY scope ORDER BY sum(size_bytes) DESC LIMIT 1"  # noqa: S608
         oldest = f"SELECT id FROM entry WHERE {older} AND scope = ({largest}) ORDER BY used_order LIMIT 1"  # noqa: S608
-        values, deleted = {"part": self._part}, 1
-        while deleted:
+        values, is_evicted = {"part": self._part}, False
+        while True:
             [used_bytes] = connection.execute("SELECT bytes FROM usage WHERE part = :part", values).fetchone() or [None]
             if not isinstance(used_bytes, int):
                 raise sqlite3.DatabaseError("the table `usage` is damaged")
-            if used_bytes <= self._max_bytes:
-                return
-            deleted = connection.execute(f"DELETE FROM entry WHERE id = ({oldest})", values).rowcount  # noqa: S608
+            is_over = used_bytes > self._max_bytes
+            if not is_over or not connection.execute(f"DELETE FROM entry WHERE id = ({oldest})", values).rowcount:  # noqa: S608
+                return is_evicted
+            is_evicted = True

@@ -8,11 +8,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from litellm_compaction.core.messages import Message, user_message, with_text
-from litellm_compaction.templates.template import template
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import vocabulary
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
-from litellm_compaction.tokens.prompt import rendered
+from litellm_compaction.tokens.prompt import render
 
 _THINK_START, _THINK_END = "<think>", "</think>"
 _NEEDLE = "zq7"
@@ -101,12 +100,10 @@ def _rendered_here(
 ) -> tuple[str, str, str] | None:
     if not renders_exactly(family):
         return None
-    chosen, words = template(family.template), vocabulary(family.vocabulary)
-    if not chosen.has("renders_calls") and any(message.calls or message.role == "tool" for message in messages[:-1]):
-        return None
-    before, written = (rendered(chosen, words, each, (), now) for each in needed_renderings(messages)[:2])
+    before, written = (render(family, each, (), now) for each in needed_renderings(messages)[:2])
     if before is None or written is None or not before.is_faithful:
         return None
+    words = vocabulary(family.vocabulary)
     bos = words.bos if words.adds_bos and adds_bos else ""
     return before.text.removeprefix(bos), written.text.removeprefix(bos), written.text
 

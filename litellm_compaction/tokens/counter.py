@@ -1,10 +1,10 @@
-"""Estimates what servers make of requests, and learns from what they say (`known.py`)."""
+"""Estimates what servers make of requests, and learns from what they say (`known.py`, `protocol.py`)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 from litellm_compaction.concurrency import Bounded
@@ -12,10 +12,11 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.templates.template import chars_of
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import usable, usable_soon
-from litellm_compaction.tokens.estimate import Estimate, Own, Prints, Span, estimated
-from litellm_compaction.tokens.known import LEAST_RATIO, MOST_RATIO, Known, Protocol, fingerprints
+from litellm_compaction.tokens.estimate import Estimate, Own, Prints, Span, Told, estimated
+from litellm_compaction.tokens.known import MOST_RATIO, Known, fingerprints
 from litellm_compaction.tokens.prompt import error_ratio, own_count
-from litellm_compaction.tokens.texts import Place, TextCounts
+from litellm_compaction.tokens.protocol import Protocol
+from litellm_compaction.tokens.texts import TextCounts
 
 # Hashes of more text than this, and tokens of more new text and of more messages, are made outside the event loop's
 # thread: 1 ms, and 2 to 4 ms.
@@ -24,21 +25,14 @@ _THREAD_CHARS, _THREAD_NEW_CHARS, _THREAD_MESSAGES = 1_000_000, 30_000, 200
 _MAX_RECENT = 256
 # Numbers so far below the least that we expect are those of cut prompts, if the prompts are longer than this.
 _CUT_RATIO, _DOUBTFUL_RATIO, _LEAST_CUT_TOKENS = 0.85, 0.98, 1024
-# A server may add a system message of its own to a short prompt.
-# No template leaves out more of a prompt; a server whose number is lower does not count it.
-_MOST_LEFT_OUT = 50
-_MOST_ADDED_TOKENS = 512
+# No template leaves out more of a prompt; a server whose number is lower does not count it. It may add a system message
+# of its own to a short one.
+_MOST_LEFT_OUT, _MOST_ADDED_TOKENS = 50, 512
 # No model is loaded with a window that cuts so few.
 _UNCUT_TOKENS = 2048
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deviation:
-    """A true count that the family does not explain: `ratio` is `actual` / `expected`."""
-
-    expected: int
-    actual: int
-    ratio: float
+# No vocabulary has a longer token (128 blanks in cl100k and o200k), so more text than this for each token of the window
+# fits by no count: all of it would only cost time, 0.15 s a megabyte.
+_MOST_CHARS_PER_TOKEN, _ALWAYS_COUNTED_CHARS = 256, 1_000_000
 
 
 class TokenCounter:
@@ -54,9 +48,10 @@ class TokenCounter:
         self.protocol = Protocol()
         self._texts = TextCounts()
         self._recent: Bounded[tuple[Family, int], Own] = Bounded(_MAX_RECENT)
-        self._has_warned: Bounded[str, bool] = Bounded(_MAX_RECENT)
 
-    async def count(self, target_key: str, family: Family, request: Request, *, asker: str = "") -> Estimate:
+    async def count(
+        self, target_key: str, family: Family, request: Request, *, asker: str = "", window_tokens: int = 0
+    ) -> Estimate:
         """The tokens of a request. Raises on nothing in its messages and tools.
 
         Args:
@@ -64,24 +59,23 @@ class TokenCounter:
             family: of its model.
             request: to be sent.
             asker: the tenant (`Target.asker`); what was remembered of another's requests is not used.
+            window_tokens: a part stands for all of a request that no such window can hold; 0 counts all of any.
 
         Raises:
             RecursionError: its extras are nested deeper than JSON is written.
         """
         family = await usable_soon(family)
         chars = _chars(request)
-        prints = (
-            await asyncio.to_thread(fingerprints, request, asker)
-            if chars > _THREAD_CHARS
-            else fingerprints(request, asker)
-        )
-        own = await self._own(family, request, prints, asker, chars)
+        reach_chars = max(_MOST_CHARS_PER_TOKEN * window_tokens, _ALWAYS_COUNTED_CHARS) if window_tokens else chars
+        is_long = chars > _THREAD_CHARS
+        prints = await asyncio.to_thread(fingerprints, request, asker) if is_long else fingerprints(request, asker)
+        own = await self._own(family, request, prints, asker, chars, min(1.0, reach_chars / max(1, chars)))
         method = _method(family, rendered=own.rendered)
         told = self.known.prompt(target_key, method, prints, asks=own.asks)
         made = estimated(own, told, self._text(target_key, family, own), self.known.price(target_key))
         return replace(made, method=method, prints=prints)
 
-    async def _own(self, family: Family, request: Request, prints: Prints, asker: str, chars: int) -> Own:
+    async def _own(self, family: Family, request: Request, prints: Prints, asker: str, chars: int, share: float) -> Own:
         """Remembers whole counts, since two hooks count the same request."""
         keys = [(family, entry) for entry in prints]
         if keys and (found := self._recent.get(keys[-1])) is not None:
@@ -92,7 +86,7 @@ class TokenCounter:
         new_chars = sum(len(message.text) for message in request.messages[begun:]) if begun else chars
         texts = self._texts.of(asker)
         if new_chars > _THREAD_NEW_CHARS or len(request.messages) > _THREAD_MESSAGES:
-            own = await asyncio.to_thread(own_count, family, request, texts)
+            own = await asyncio.to_thread(own_count, family, request, texts, share=share)
         else:
             own = own_count(family, request, texts)
         if keys:
@@ -102,10 +96,6 @@ class TokenCounter:
     def _text(self, target_key: str, family: Family, own: Own) -> Span:
         method = _method(family, rendered=own.rendered)
         return self.known.text(target_key, method, own, error_ratio(family, own), is_own=family.owns_vocabulary)
-
-    async def prepare(self, family: Family) -> None:
-        """Loads vocabulary and templates, so that no request is the first one: some calls hold the interpreter lock."""
-        await usable_soon(family)
 
     def text_counter(
         self, target_key: str, family: Family, *, asker: str = "", text: Span | None = None
@@ -119,62 +109,29 @@ class TokenCounter:
 
         def count_text(content: str) -> int:
             usual = usable(family)
-            place: Place = "digits apart" if usual.single_digits else "alone"
-            (tokens,) = texts.sampled(usual.vocabulary, [content], place)
+            (tokens,) = texts.lengths(usual, [content], is_quick=True)
             span = text or self._text(target_key, usual, Own((), rendered=bool(usual.template)))
             return ceil(tokens * max(1.0, span.usual))
 
         return count_text
 
-    def learn(self, target_key: str, count: Estimate, prompt_tokens: int, *, label: str = "") -> Deviation | None:
+    def learn(self, target_key: str, count: Estimate, prompt_tokens: int, *, label: str = "") -> bool:
         """Learns from the server's number for the request that `count` is of; `label` is for logs.
 
-        Not learned: no number (≤ 0), a ratio that no vocabulary explains, and what was probably cut.
-
         Returns:
-            A deviation if the number was refused, and the first time that an exact family is off by more than 5 %.
+            False if it does not: no number (≤ 0), a ratio that no vocabulary explains, and a number far below what is
+            expected, of which a window that is smaller than it said may be the reason, until a second one agrees.
         """
-        own_tokens = count.own.tokens
-        if prompt_tokens <= 0 or own_tokens <= 0:
-            return None
+        if prompt_tokens <= 0 or count.own.tokens <= 0:
+            return False
+        is_low = prompt_tokens < _DOUBTFUL_RATIO * count.low and count.high > _UNCUT_TOKENS
+        if is_low and not self.known.explains(target_key, count, prompt_tokens):
+            return False
         self._compare(target_key, label, count, prompt_tokens)
-        deviation = Deviation(
-            expected=round(own_tokens), actual=prompt_tokens, ratio=prompt_tokens / max(1.0, own_tokens)
-        )
-        if prompt_tokens > MOST_RATIO * (own_tokens + count.own.hidden_tokens) + _MOST_ADDED_TOKENS:
-            return deviation
-        if prompt_tokens < _DOUBTFUL_RATIO * count.low and count.high > _UNCUT_TOKENS:
-            # Far below what is expected: a window that is smaller than it said, or a server that counts so.
-            if not self.explains(target_key, count, prompt_tokens):
-                is_odd = deviation.ratio < LEAST_RATIO or self.is_suspicious(count, prompt_tokens)
-                return deviation if is_odd else None
-        else:
-            self._note(target_key, count, prompt_tokens, is_sure=False)
-        if (
-            not count.own.exact
-            or abs(deviation.ratio - 1) <= 0.05
-            or own_tokens < 200
-            or target_key in self._has_warned
-        ):
-            return None
-        self._has_warned[target_key] = True
-        return deviation
-
-    def explains(self, target_key: str, count: Estimate, prompt_tokens: int) -> bool:
-        """Learns a number far below ours if it is how this server counts, by another like it; returns True if so."""
-        is_explained = self.known.explains(target_key, count, prompt_tokens)
-        if is_explained:
-            self._note(target_key, count, prompt_tokens, is_sure=False)
-        return is_explained
-
-    def _note(self, target_key: str, count: Estimate, prompt_tokens: int, *, is_sure: bool) -> None:
-        self.known.note(target_key, count, prompt_tokens)
-        self.known.note_prompt(target_key, count, prompt_tokens, is_sure=is_sure)
-
-    def learn_ratio(self, target_key: str, count: Estimate, prompt_tokens: int) -> None:
-        """Learns of a number that is of more than the prompt itself: an overflow's, in the middle of an answer."""
-        if prompt_tokens > 0:
-            self.known.note(target_key, replace(count, told=None), prompt_tokens)
+        if prompt_tokens > MOST_RATIO * count.own.tokens + _MOST_ADDED_TOKENS:
+            return False
+        self._note(target_key, count, prompt_tokens, is_sure=False)
+        return True
 
     def take_over(self, target_key: str, count: Estimate, prompt_tokens: int) -> bool:
         """Learns the number of a prompt that the server cannot have cut: asked for, and shorter than its window.
@@ -184,21 +141,30 @@ class TokenCounter:
         Returns:
             False if no vocabulary explains the number.
         """
-        own = count.own
-        is_possible = (
-            own.tokens
-            < _MOST_LEFT_OUT * prompt_tokens
-            <= _MOST_LEFT_OUT * MOST_RATIO * (own.tokens + own.hidden_tokens)
-        )
-        if not count.fingerprint or not is_possible:
+        own_tokens = count.own.tokens
+        if not count.fingerprint or not own_tokens / _MOST_LEFT_OUT < prompt_tokens <= MOST_RATIO * own_tokens:
             return False
         self._compare(target_key, "", count, prompt_tokens)
         self._note(target_key, count, prompt_tokens, is_sure=True)
         return True
 
+    def take_protocols(self, target_key: str, count: Estimate, prompt_tokens: int, *, is_whole: bool) -> None:
+        """Learns a number of LM Studio's protocol, in part of ours unless it `is_whole`."""
+        doubt_tokens = self.protocol.take(target_key, count.fingerprint, prompt_tokens, is_whole=is_whole)
+        told = Told(prompt_tokens, count.own.amounts, doubt_tokens)
+        self.known.note_prompt(target_key, count, told, is_sure=False)
+
+    def learn_ratio(self, target_key: str, count: Estimate, prompt_tokens: int) -> None:
+        """Learns of a number that is of more than the prompt itself: an overflow's, in the middle of an answer."""
+        if prompt_tokens > 0:
+            self.known.note(target_key, replace(count, told=None), prompt_tokens)
+
+    def _note(self, target_key: str, count: Estimate, prompt_tokens: int, *, is_sure: bool) -> None:
+        self.known.note(target_key, count, prompt_tokens)
+        self.known.note_prompt(target_key, count, Told(prompt_tokens, count.own.amounts), is_sure=is_sure)
+
     def _compare(self, target_key: str, label: str, count: Estimate, prompt_tokens: int) -> None:
-        self.protocol.compare(target_key, label, count.fingerprint, prompt_tokens)
-        if not self.protocol.is_believed(target_key):
+        if not self.protocol.compare(target_key, label, count.fingerprint, prompt_tokens):
             self.known.forget_doubted(target_key)
 
     def is_suspicious(self, count: Estimate, prompt_tokens: int) -> bool:

@@ -29,14 +29,12 @@ class Amounts(NamedTuple):
     Attributes:
         text: tokens of all but media.
         optional: those of them that a template may leave out, or that a stand-in counts too many.
-        hidden: tokens beside them of what our template leaves out, and the server's may not.
         media: tokens of images, sound and pages, by estimate.
         images: how many these are.
     """
 
     text: float = 0.0
     optional: float = 0.0
-    hidden: float = 0.0
     media: float = 0.0
     images: float = 0
 
@@ -62,7 +60,6 @@ class Own(NamedTuple):
     tools_tokens: float = 0.0
     overhead_tokens: float = 0.0
     optional_tokens: float = 0.0
-    hidden_tokens: float = 0.0
     media: tuple[float, ...] = ()
     images: int = 0
     rendered: bool = False
@@ -76,12 +73,12 @@ class Own(NamedTuple):
     @property
     def amounts(self) -> Amounts:
         media = sum(self.media)
-        return Amounts(self.tokens - media, self.optional_tokens, self.hidden_tokens, media, self.images)
+        return Amounts(self.tokens - media, self.optional_tokens, media, self.images)
 
-    @property
-    def front(self) -> Amounts:
-        """Of all but the messages."""
-        return Amounts(self.tools_tokens + self.overhead_tokens, min(self.optional_tokens, self.tools_tokens))
+    def sizes_by(self, factor: float, price: float) -> tuple[int, ...]:
+        """The sizes if the server takes so many times our tokens of text and of media."""
+        parts = zip(self.sizes, self.media or (0.0,) * len(self.sizes), strict=True)
+        return tuple(int((size - media) * factor + media * price) for size, media in parts)
 
 
 class Told(NamedTuple):
@@ -171,32 +168,31 @@ class Estimate:
     def likely_ratio(self) -> float:
         return self.likely / max(1, self.tokens)
 
-    def scaled(self, tokens: int) -> Estimate:
-        """The same with other tokens, and sizes that add up to no more."""
-        ratio = min(1.0, tokens / max(1, self.tokens))
-        sizes, tools = tuple(int(size * ratio) for size in self.sizes), int(self.tools_tokens * ratio)
-        return replace(
-            self, tokens=tokens, sizes=sizes, tools_tokens=tools, overhead_tokens=tokens - tools - sum(sizes)
-        )
-
     def with_part(self, part: Estimate) -> Estimate:
         """The estimate of a prompt that holds all of another which the server has counted: only the rest is in doubt.
 
         Unlike `told` it need not begin with that.
         """
-        base, own_base = (self.told.tokens, sum(self.told.amounts[:1])) if self.told else (0, 0.0)
+        base, own_base = (self.told.tokens, self.told.amounts.text) if self.told else (0, 0.0)
         rest = self.own.tokens - part.own.tokens
         if rest <= 0 or self.is_told:
             return self
-        whole = max(1.0, self.own.tokens - own_base)
-        usual, low, likely, high = ((each - base) / whole for each in (self.tokens, self.low, self.likely, self.high))
-        if part.tokens + rest * high >= self.high:
+        share = rest / max(1.0, self.own.tokens - own_base)
+        high = ceil(part.high + share * (self.high - base))
+        if part.tokens + share * (self.high - base) >= self.high:
             return self
+        tokens = ceil(part.tokens + share * (self.tokens - base))
+        ratio = min(1.0, tokens / max(1, self.tokens))
+        sizes, tools = tuple(int(size * ratio) for size in self.sizes), int(self.tools_tokens * ratio)
         return replace(
-            self.scaled(ceil(part.tokens + rest * usual)),
-            low=int(part.low + rest * max(0.0, low)),
-            likely=ceil(part.likely + rest * likely),
-            high=ceil(part.high + rest * high),
+            self,
+            tokens=tokens,
+            low=int(part.low + share * max(0, self.low - base)),
+            likely=ceil(part.likely + share * (self.likely - base)),
+            high=high,
+            sizes=sizes,
+            tools_tokens=tools,
+            overhead_tokens=tokens - tools - sum(sizes),
         )
 
 
@@ -209,40 +205,35 @@ def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
         text: what the server makes of text.
         price: what it makes of our estimates of media.
     """
-    new = own.amounts.since(told.amounts) if told else own.amounts
-    base = told.tokens if told else 0
-    spread, is_same = 0.0, told is not None and told.amounts == own.amounts
+    base, spread, new, made_ratio = 0.0, 0.0, own.amounts, text.high / text.usual
     if told is not None:
-        spread = told.doubt_tokens or (0.0 if is_same else base * _OLD_TURNS_RATIO)
-    more, less = max(0.0, new.text), min(0.0, new.text) if own.rendered else 0.0
-    spread -= _LEFT_OUT_ERROR * less
-    base_tokens = base + less
-    usual = base_tokens + more * text.usual + new.media * price.usual
-    low = base_tokens - spread + max(0.0, more - new.optional) * text.low + new.media * price.low
-    media_high = new.media * price.high
-    likely = base_tokens + spread + (more + new.hidden) * text.high + media_high
-    if not price.is_confirmed:
-        media_high = max(media_high, new.images * _UNPRICED_TOKENS)
-    most_ratio = text.high if text.is_confirmed else max(text.high, _UNCONFIRMED_RATIO)
-    high = base_tokens + spread + (more + new.hidden) * most_ratio + media_high
-    media = own.amounts.media
-    factor = max(0.0, usual - media * price.usual) / max(1.0, own.tokens - media)
-    ratio = made_ratio = text.high / text.usual
-    if told is not None:
+        new, base = own.amounts.since(told.amounts), float(told.tokens)
+        is_same = told.amounts == own.amounts
+        left_out = min(0.0, new.text) if own.rendered else 0.0
+        spread = (told.doubt_tokens or (0.0 if is_same else base * _OLD_TURNS_RATIO)) - _LEFT_OUT_ERROR * left_out
+        base += left_out
         # What is made of a prompt that the server has counted has its text in it.
         share = min(1.0, told.amounts.text / max(1.0, own.amounts.text))
-        made_ratio += share * (min(ratio, _SAME_TEXT_RATIO) - ratio)
-    if is_same and factor > 0:
+        made_ratio += share * (min(made_ratio, _SAME_TEXT_RATIO) - made_ratio)
+    more = max(0.0, new.text)
+    usual = base + more * text.usual + new.media * price.usual
+    low = base - spread + max(0.0, more - new.optional) * text.low + new.media * price.low
+    likely = base + spread + more * text.high + new.media * price.high
+    # What nothing has confirmed may be twice as much.
+    high = likely + more * (max(text.high, 0 if text.is_confirmed else _UNCONFIRMED_RATIO) - text.high)
+    if not price.is_confirmed:
+        high += max(0.0, new.images * _UNPRICED_TOKENS - new.media * price.high)
+    media = own.amounts.media
+    factor = max(0.0, usual - media * price.usual) / max(1.0, own.tokens - media)
+    if told is not None and is_same and factor > 0:
         text = Span(factor / made_ratio, factor, factor * made_ratio, is_confirmed=text.is_confirmed)
-    parts = zip(own.sizes, own.media, strict=True) if own.media else ((size, 0.0) for size in own.sizes)
-    sizes = tuple(int((size - part) * factor + part * price.usual) for size, part in parts)
-    tools_tokens = int(own.tools_tokens * factor)
+    sizes, tools_tokens = own.sizes_by(factor, price.usual), int(own.tools_tokens * factor)
     tokens = max(ceil(usual - 1e-6), tools_tokens + sum(sizes))
     return Estimate(
         tokens=tokens,
         low=max(0, min(int(low), tokens)),
         likely=max(ceil(likely - 1e-6), tokens),
-        high=max(ceil(high - 1e-6), ceil(likely - 1e-6), tokens),
+        high=max(ceil(high - 1e-6), tokens),
         sizes=sizes,
         tools_tokens=tools_tokens,
         overhead_tokens=tokens - tools_tokens - sum(sizes),

@@ -1,4 +1,4 @@
-"""Remembers what servers have counted: exact prompts, the ratios of text and images, and if a protocol is right.
+"""Remembers what servers have counted: exact prompts, and the ratios of text and images.
 
 One odd number cannot refuse a client for good, since nothing here can say "too long": a lesson widens an interval and
 moves its middle only if a second number agrees, sixteen newer ones replace it, and a refusal asks the server about the
@@ -8,21 +8,16 @@ very prompt first (`engine/asking.py`). All of it is this process's memory: one 
 from __future__ import annotations
 
 import json
-import logging
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
 
-from litellm_compaction.concurrency import Bounded, Rests
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.tokens.estimate import Estimate, Own, Prints, Span, Told
-
-logger = logging.getLogger("litellm_compaction")
+from litellm_compaction.tokens.estimate import Amounts, Estimate, Own, Prints, Span, Told
 
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
-_MAX_TARGETS, _MAX_PROMPTS, _MAX_ASKED = 4096, 16_384, 1024
+_MAX_TARGETS, _MAX_PROMPTS = 4096, 16_384
 _KEPT_RATIOS, _KEPT_PRICES = 16, 8
 # Of fewer tokens a number says nothing of a ratio; no vocabulary explains one outside these bounds.
 _LEAST_TOKENS = 200
@@ -31,9 +26,6 @@ LEAST_RATIO, MOST_RATIO = 0.3, 4.0
 _SAME_RATIO, _OTHER_SIZE_RATIO = 0.03, 1.25
 # Beyond what was seen: after two numbers, after seven, after more, and if all are one (`slack` of `Known.text`).
 _SLACKS, _EXACT_SLACK = ((3, 0.30), (8, 0.15), (_KEPT_RATIOS + 1, 0.08)), 0.02
-# A protocol may leave out the token that begins a prompt, or the beginning of the answer; no answer has shown it yet.
-_MOST_CONSTANT_TOKENS, _SAME_COUNT_RATIO, UNCONFIRMED_RATIO = 32, 0.02, 0.2
-_DOUBTED_S = 3600.0
 
 
 def fingerprints(request: Request, asker: str = "") -> Prints:
@@ -64,32 +56,26 @@ def _content(message: Message) -> Sequence[str]:
     return content, json.dumps({key: value for key, value in message.raw.items() if key != "content"})
 
 
-class _Prompt(NamedTuple):
-    told: Told
-    is_sure: bool
-
-
 class Known:
     """Used between two awaits only, so that it needs no lock; threads that count texts only read."""
 
     def __init__(self) -> None:
-        self._prompts: Bounded[tuple[str, str, bool, int], _Prompt] = Bounded(_MAX_PROMPTS)
+        self._prompts: Bounded[tuple[str, str, bool, int], Told] = Bounded(_MAX_PROMPTS)
         self._ratios: Bounded[tuple[str, str, bool], deque[float]] = Bounded(_MAX_TARGETS)
         self._odd: Bounded[tuple[str, str], tuple[float, float]] = Bounded(_MAX_TARGETS)
         self._prices: Bounded[str, deque[float]] = Bounded(_MAX_TARGETS)
-        self._fronts: Bounded[tuple[str, str, bool, int], Told] = Bounded(_MAX_TARGETS)
 
     def prompt(self, target_key: str, method: str, prints: Prints, *, asks: bool) -> Told | None:
         """The server's number for the longest prompt that a request begins with, the whole of it included.
 
         Of those that end alike: before a tool's result some templates leave the system message out (`Own.asks`).
         """
-        for entry in reversed(prints[1:]):
-            found = self._prompts.get((target_key, method, asks, entry))
-            if found is not None:
-                self._prompts.move_to_end((target_key, method, asks, entry))
-                return found.told
-        return self._fronts.get((target_key, method, asks, prints[0])) if prints else None
+        keys = ((target_key, method, asks, entry) for entry in reversed(prints[1:]))
+        key = next((key for key in keys if key in self._prompts), None)
+        if key is None:
+            return None
+        self._prompts.move_to_end(key)
+        return self._prompts[key]
 
     def text(self, target_key: str, method: str, own: Own, error_ratio: float, *, is_own: bool) -> Span:
         """What a server makes of text.
@@ -132,61 +118,42 @@ class Known:
         high = 1.05 * dearest if len(prices) > 2 else max(1.15 * dearest, 0.5 + 0.5 * dearest)
         return Span(0.95 * min(prices), dearest, high, is_confirmed=True)
 
-    def note_prompt(self, target_key: str, count: Estimate, tokens: int, *, is_sure: bool, doubt: float = 0.0) -> None:
+    def note_prompt(self, target_key: str, count: Estimate, told: Told, *, is_sure: bool) -> None:
         """A second number stands only if it is higher, or was asked for: some servers leave out what was cached."""
-        if not count.fingerprint:
-            return
         key = (target_key, count.method, count.own.asks, count.fingerprint)
         known = self._prompts.get(key)
-        if known is None or is_sure or (not doubt and (known.told.doubt_tokens or known.told.tokens < tokens)):
-            self._prompts[key] = _Prompt(Told(tokens, count.own.amounts, doubt * tokens), is_sure)
+        is_better = known is None or is_sure or known.doubt_tokens or known.tokens < told.tokens
+        if count.fingerprint and (known is None or (is_better and not told.doubt_tokens)):
+            self._prompts[key] = told
 
     def forget_doubted(self, target_key: str) -> None:
         """Forgets the numbers of a protocol that an answer has contradicted."""
-        for key in [key for key, each in self._prompts.items() if key[0] == target_key and each.told.doubt_tokens]:
+        for key in [key for key, told in self._prompts.items() if key[0] == target_key and told.doubt_tokens]:
             del self._prompts[key]
 
     def note(self, target_key: str, count: Estimate, tokens: int) -> None:
         """Learns what a server makes of text and media, from its number for a prompt that it has not cut."""
-        told = count.told
-        base = told.tokens if told is not None and not told.doubt_tokens else 0
-        new = count.own.amounts.since(told.amounts) if told is not None and base else count.own.amounts
-        self._note_front(target_key, count, tokens)
+        told = count.told if count.told is not None and not count.told.doubt_tokens else None
+        base = told.tokens if told is not None else 0
+        new = count.own.amounts.since(told.amounts) if told is not None else count.own.amounts
         price = self.price(target_key)
-        got_text = tokens - base - new.media * price.usual
         if new.media:
-            self._note_price(target_key, count, new.media, tokens - base - new.text, new)
+            self._note_price(target_key, count, new, tokens - base)
             if new.media > new.text / 3 and not price.is_confirmed:
                 return
         # Before another end than the person's word some templates leave the system message out.
         ends = [True, False] if base else [count.own.asks]
-        is_clear = new.optional <= 0.1 * new.text or not self._ratios.get((target_key, count.method, ends[0]))
-        if new.text >= _LEAST_TOKENS and is_clear and LEAST_RATIO <= got_text / new.text <= MOST_RATIO:
+        is_clear = new.optional <= 0.1 * new.text or (target_key, count.method, ends[0]) not in self._ratios
+        ratio = (tokens - base - new.media * price.usual) / max(1.0, new.text)
+        if new.text >= _LEAST_TOKENS and is_clear and LEAST_RATIO <= ratio <= MOST_RATIO:
             for asks in ends:
-                ratios = self._ratios.setdefault((target_key, count.method, asks), deque(maxlen=_KEPT_RATIOS))
-                ratios.append(got_text / new.text)
+                self._ratios.setdefault((target_key, count.method, asks), deque(maxlen=_KEPT_RATIOS)).append(ratio)
 
-    def _note_front(self, target_key: str, count: Estimate, tokens: int) -> None:
-        """Learns what tools and all else around the messages take, if the messages are known better than that.
-
-        It is below 0 if the template leaves out a system message.
-        """
-        own, front = count.own, count.own.front
-        rest = own.amounts.text - front.text
-        doubt_tokens = max(1.0, rest * (count.text.high - count.text.low) / 2)
-        if not own.tools_tokens or own.images or not count.prints or not count.text.is_confirmed:
-            return
-        key = (target_key, count.method, own.asks, count.prints[0])
-        known = self._fronts.get(key)
-        if doubt_tokens < (known.doubt_tokens if known else front.text / 2):
-            self._fronts[key] = Told(round(tokens - rest * count.text.usual), front, doubt_tokens)
-
-    def _note_price(self, target_key: str, count: Estimate, media: float, got: float, new: object) -> None:
+    def _note_price(self, target_key: str, count: Estimate, new: Amounts, tokens: int) -> None:
         """Learns the price of media if the text beside them is known well."""
-        text = count.own.amounts.since(count.told.amounts).text if count.told else count.own.amounts.text
-        doubt = abs(text) * (0.02 if count.own.rendered else count.other_likely_ratio - 1)
-        ratio = got / media
-        if doubt <= 0.2 * media and -0.2 <= ratio <= MOST_RATIO:
+        doubt = abs(new.text) * (0.02 if count.own.rendered else count.other_likely_ratio - 1)
+        ratio = (tokens - new.text) / new.media
+        if doubt <= 0.2 * new.media and -0.2 <= ratio <= MOST_RATIO:
             self._prices.setdefault(target_key, deque(maxlen=_KEPT_PRICES)).append(max(0.0, ratio))
 
     def explains(self, target_key: str, count: Estimate, tokens: int) -> bool:
@@ -198,54 +165,3 @@ class Known:
         if other is None or abs(ratio - other[1]) > _SAME_RATIO * ratio:
             return False
         return max(own_tokens, other[0]) >= _OTHER_SIZE_RATIO * min(own_tokens, other[0])
-
-
-class Protocol:
-    """Holds the counts of LM Studio's protocol against the answers to the same requests.
-
-    Both are equal or a small constant apart, which is learned; else the answers' numbers count alone for an hour.
-    """
-
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._asked: Bounded[tuple[str, int], tuple[int, float]] = Bounded(_MAX_ASKED)
-        self._constants: Bounded[str, int] = Bounded(_MAX_TARGETS)
-        self._doubted: Rests[str] = Rests(_DOUBTED_S, _DOUBTED_S, clock)
-
-    def is_believed(self, target_key: str) -> bool:
-        """Returns True if its counts were those of answers, as far as both are known."""
-        return self._doubted.is_over(target_key)
-
-    def is_confirmed(self, target_key: str) -> bool:
-        """Returns True if an answer has shown that it counts as its server does."""
-        return target_key in self._constants
-
-    def take(self, target_key: str, count: Estimate, tokens: int, beside_tokens: float) -> int:
-        """The number that an answer will have, which is compared later; `beside_tokens` the protocol leaves out."""
-        if count.fingerprint:
-            self._asked[target_key, count.fingerprint] = tokens, beside_tokens
-        return tokens + self._constants.get(target_key, 0) + round(beside_tokens)
-
-    def compare(self, target_key: str, label: str, fingerprint: int, prompt_tokens: int) -> None:
-        """Compares a count with the answer to the same request; `label` is for logs."""
-        asked = self._asked.pop((target_key, fingerprint), None)
-        if asked is None:
-            return
-        tokens, beside_tokens = asked
-        more, constant = prompt_tokens - tokens, self._constants.get(target_key, 0)
-        same_tokens = _MOST_CONSTANT_TOKENS + _SAME_COUNT_RATIO * tokens
-        if min(abs(more - constant), abs(more - beside_tokens - constant)) <= same_tokens:
-            if not beside_tokens:
-                self._constants[target_key] = more if abs(more) <= _MOST_CONSTANT_TOKENS else 0
-            return
-        if beside_tokens:
-            # Images and reasoning cost what they cost.
-            return
-        self._constants.pop(target_key, None)
-        if self._doubted.begin(target_key):
-            logger.warning(
-                "ask_server model=%s: LM Studio's protocol counted %d tokens and its answer %d for one prompt; for an "
-                "hour the answers' numbers count alone (logged once)",
-                label,
-                tokens,
-                prompt_tokens,
-            )

@@ -28,11 +28,22 @@ _TOKENS_PER_SECOND = 25
 _WAV_BYTES_PER_SECOND, _PACKED_BYTES_PER_SECOND = 32_000, 2_000
 
 
+# Parts that a model sees as images, sound or pages: their data is never text.
+_TYPES = frozenset(
+    "image_url image input_image image_file input_audio audio video_url video file input_file".split()  # noqa: SIM905
+)
+
+
 class Pixels(NamedTuple):
     """The size of an image."""
 
     width: int
     height: int
+
+
+def is_media(part: JsonValue) -> bool:
+    has_text = isinstance(part, Mapping) and isinstance(part.get("text"), str)
+    return isinstance(part, Mapping) and part.get("type") in _TYPES and not has_text
 
 
 def image_tokens(part: JsonValue, *, limit_tokens: int, patch_px: int) -> int:

@@ -20,7 +20,7 @@ ACCEPTED_ENCODINGS = "gzip, deflate"
 _ENCODINGS = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
 # Unfolded at once: at most 4 MB come of it, within 20 ms.
 _FOLDED_BYTES = 4096
-# Commas, colons and brackets: reading so many takes 50 to 100 ms, in which nothing else runs (CPython 3.11, 2026-11).
+# Commas, colons and brackets: reading so many takes 50 to 100 ms, in which nothing else runs (CPython 3.11).
 _MOST_MARKS = 400_000
 _FEW_BYTES = 256 * 1024
 # Values that clients and LiteLLM put in place of a key that is not needed.

@@ -127,26 +127,6 @@ class ListedModel(BaseModel):
         return bool(self.instances)
 
 
-class _OlderModel(BaseModel):
-    """One entry of `data` before 0.4; `loaded_context_length` is undocumented, so optional (zed pull request 25606)."""
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str
-    state: Literal["loaded", "not-loaded"]
-    arch: _Text = ""
-    loaded_context_length: Tokens = None
-    compatibility_type: _Format = ""
-
-    def as_listed(self) -> ListedModel:
-        """The same in the newer shape; its requests queue, one at a time."""
-        copy = {"id": self.id, "context_length": self.loaded_context_length}
-        row = {"key": self.id, "architecture": self.arch, "format": self.compatibility_type}
-        return ListedModel.model_validate(
-            {**(self.model_extra or {}), **row, "loaded_instances": [copy] if self.state == "loaded" else []}
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """All models that a server has, and the version of the API that listed them."""

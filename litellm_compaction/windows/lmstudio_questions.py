@@ -18,7 +18,7 @@ from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.windows.lmstudio import Tokens, text_or_empty
 from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
 
-# A longer question would hold others up while it is written, for more than 5 ms (CPython 3.11, 2026-11).
+# A longer question would hold others up while it is written, for more than 5 ms (CPython 3.11).
 _MOST_CHARS = 1_000_000
 # An agent's tools may take so long between two requests.
 _SHORT_TTL_S = 300.0

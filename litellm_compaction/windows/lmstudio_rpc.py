@@ -1,7 +1,7 @@
 """The protocol of LM Studio's SDKs: one WebSocket for each server and key, and the calls that it carries.
 
 Called while a request waits, never on a timer. Only remote calls are made, which address loaded models; the protocol's
-channels load models and generate, and none is opened (lmstudio-js 6ec11db, 2026-08-21, `lms-communication`).
+channels load models and generate, and none is opened (lmstudio-js, `lms-communication`).
 """
 
 from __future__ import annotations

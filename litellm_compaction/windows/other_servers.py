@@ -67,8 +67,7 @@ SILENT = Served(api=None, models=())
 class Address(NamedTuple):
     """LiteLLM's own address for a server whose deployment names none.
 
-    LiteLLM 1.106.2: main.py:4503 (Ollama), llms/hosted_vllm/chat/transformation.py:111,
-    llms/llamafile/chat/transformation.py:28.
+    LiteLLM: main.py (Ollama), llms/hosted_vllm/chat/transformation.py, llms/llamafile/chat/transformation.py.
 
     Attributes:
         variable: of the environment.
@@ -200,8 +199,8 @@ class LlamaCpp(LocalServer):
     async def complete(self, server: Asked, models: tuple[ServedModel, ...], answer: object) -> tuple[ServedModel, ...]:
         """Its slots as they are: those of one unified cache have each as much as there is in all.
 
-        `llama-server` makes such a cache unless `--parallel` is set: four slots with the whole context each
-        (2026-11). /props has one slot's context; newer builds name the whole one beside their model, in /v1/models.
+        `llama-server` makes such a cache unless `--parallel` is set: four slots with the whole context each.
+        /props has one slot's context; newer builds name the whole one beside their model, in /v1/models.
         """
         (model,) = models
         if model.slots == 1:
@@ -268,7 +267,7 @@ class Ollama(LocalServer):
     cloud_hosts = ("ollama.com", "ollama.ai")
     window_parameter = "num_ctx"
     # It drops the oldest messages of a prompt that is too long, and shifts the context of an answer that outgrows it,
-    # unless told not to (Ollama, api/types.go, server/routes.go; read 2026-08-21). Its `/v1` knows neither field.
+    # unless told not to (Ollama, api/types.go, server/routes.go). Its `/v1` knows neither field.
     refuses_by = MappingProxyType({"truncate": False, "shift": False})
     loads_on_request = True
 

@@ -226,27 +226,16 @@ class Windows:
         except CallRefused:
             return None
 
-    async def loaded(self, target: Target) -> tuple[str, ...]:
-        """The chat models that a target's server has loaded; empty if it says none, or does not answer."""
-        if target.place is None:
-            return ()
-        listing = (await self._listings.get(target.place)).listing
-        if listing is None:
-            return ()
-        if isinstance(listing, Served):
-            return tuple(model.names[0] for model in listing.models if model.names)
-        return tuple(model.key for model in listing.models if model.kind == "llm" and model.loaded)
-
     async def listed(self, target: Target) -> Mapping[str, bool]:
-        """The chat models that a target's LM Studio lists, and if each is loaded; empty if it does not answer.
+        """The chat models that a target's server lists, and if each is loaded; empty if it does not answer.
 
-        By their keys, and the loaded ones also by the names that they were loaded with.
+        By their keys, and those that LM Studio has loaded also by the names that they were loaded with.
         """
-        if target.place is None or not target.is_lmstudio:
+        reading = await self._listings.get(target.place) if target.place is not None else None
+        if reading is None or reading.listing is None or (reading.failure and not reading.is_busy):
             return {}
-        reading = await self._listings.get(target.place)
-        if not isinstance(reading.listing, Listing) or (reading.failure and not reading.is_busy):
-            return {}
+        if isinstance(reading.listing, Served):
+            return {model.names[0]: True for model in reading.listing.models if model.names}
         chats = [model for model in reading.listing.models if model.kind == "llm"]
         copies = {instance.id: True for model in chats for instance in model.instances}
         return {**{model.key: model.loaded for model in chats}, **copies}

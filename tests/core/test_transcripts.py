@@ -28,6 +28,11 @@ LIST = str([{"role": "assistant" if at % 2 else "user", "content": text} for at,
 EVENTS = "\n".join(
     f"<EVENT id={at}>\nSaid by {'agent' if at % 2 else 'human'}: {text}\n</EVENT>" for at, text in enumerate(TEXTS)
 )
+# One turn of the person's, and the names of events differ.
+AGENTS = "\n".join(
+    f"{'Event (user)' if not at else 'Call by (agent)' if at % 2 else 'Result of (tool)'}:\n{text}"
+    for at, text in enumerate(TEXTS)
+)
 MARKUP = rendered(lambda role, text: f"<|im_start|>{role}\n{text}<|im_end|>")
 HEADS = rendered(lambda role, text: f"# {role.upper()}\n{text}")
 TIGHT = rendered(lambda role, text: f"{role}: {' '.join(text.split())}", "Human", "AI")
@@ -52,6 +57,7 @@ REQUESTS: dict[str, list[JsonDict]] = {
         user(f"{rendered(lambda r, t: f'{r}：{t}', '用户', '助手')}\n\n请总结以上对话。"),
     ],
     "quoted, with times": [user(f"{BELOW}\n\n{rendered(lambda r, t: f'> [10:0{len(r)}] {r} — {t}', 'Nutzer', 'KI')}")],
+    "an agent's": [user(f"{BELOW}\n\n{AGENTS}")],
     "a program's list": [user(f"{LIST}\n{BELOW}")],
 }
 

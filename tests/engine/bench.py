@@ -50,7 +50,9 @@ class FakeCounter(TokenCounter):
         self.learned: list[tuple[str, int]] = []
         self.counted = 0
 
-    async def count(self, target_key: str, family: Family, request: Request, *, asker: str = "") -> Estimate:
+    async def count(
+        self, target_key: str, family: Family, request: Request, *, asker: str = "", window_tokens: int = 0
+    ) -> Estimate:
         self.counted += 1
         sizes = tuple(size(message) for message in request.messages)
         tools_tokens = count(json.dumps(request.tools)) if request.tools else 0
@@ -68,8 +70,11 @@ class FakeCounter(TokenCounter):
     ) -> Callable[[str], int]:
         return count
 
-    def learn(self, target_key: str, counted: Estimate, prompt_tokens: int, *, label: str = "") -> None:
+    def learn(self, target_key: str, counted: Estimate, prompt_tokens: int, *, label: str = "") -> bool:
+        if self.is_suspicious(counted, prompt_tokens):
+            return False
         self.learned.append((target_key, prompt_tokens))
+        return True
 
 
 class RecordingStore(MemoryStore):

@@ -143,30 +143,3 @@ async def test_what_is_ended_early_is_paid_for(how: str) -> None:
     assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (500, 6)
     assert response.choices[0].message.content == "### Current state\nUSER:\n"
     assert router.closed == 1
-
-
-class _Plain:
-    """A router before a server that knows no streams."""
-
-    def __init__(self, refusal: Exception) -> None:
-        self.refusal = refusal
-        self.asked: list[bool] = []
-
-    async def acompletion(self, **arguments: Any) -> Any:
-        self.asked.append("stream" in arguments)
-        if "stream" in arguments:
-            raise self.refusal
-        message = SimpleNamespace(content="### Current state", tool_calls=None)
-        return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason="stop")])
-
-
-async def test_a_server_that_refuses_streams_is_asked_plainly() -> None:
-    """Only where that is what it refuses: anything else would be refused again."""
-    router = _Plain(litellm.BadRequestError("Unknown field: stream_options", model="m", llm_provider="openai"))
-    answer = await Caller(router, "m", {}, timeout_s=60, is_same=True).ask([user_message("text")], max_tokens=5)
-    assert answer == SummaryAnswer(text="### Current state")
-    assert router.asked == [True, False]
-    other = _Plain(litellm.BadRequestError("The prompt is too long", model="m", llm_provider="openai"))
-    with pytest.raises(SummaryFailed):
-        await Caller(other, "m", {}, timeout_s=60, is_same=True).ask([user_message("text")], max_tokens=5)
-    assert other.asked == [True]

@@ -1,15 +1,16 @@
-"""Threat: a request that uses us to get round what LiteLLM guards: lists of models, budgets, rates."""
+"""Threat: a request that uses us to get round what LiteLLM guards: lists of models and budgets."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from litellm import Router as LiteLLMRouter
 from litellm.proxy._types import UserAPIKeyAuth
-from litellm.types.utils import ModelResponse
+from litellm.types.utils import ModelResponseStream
 
 from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
@@ -32,7 +33,11 @@ class Router:
 
     async def acompletion(self, **arguments: Any) -> Any:
         self.asked.append(arguments)
-        return ModelResponse(choices=[{"message": {"role": "assistant", "content": "### Current state\nPorted."}}])
+        return self._stream()
+
+    async def _stream(self) -> AsyncIterator[ModelResponseStream]:
+        delta = {"role": "assistant", "content": "### Current state\nPorted."}
+        yield ModelResponseStream(choices=[{"index": 0, "delta": delta}])
 
 
 _ONLY = ["chat-8k"]

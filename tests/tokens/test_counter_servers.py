@@ -9,65 +9,11 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.messages import JsonValue, Request, parse_message
-from litellm_compaction.templates.template import template
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
-from litellm_compaction.tokens.known import Protocol
+from litellm_compaction.tokens.protocol import Protocol
 from tests.windows.fake_lmstudio import Clock
-
-LEAVING_OUT = [
-    family_of("llama", "meta-llama-3.1-8b-instruct"),
-    family_of("llama", "llama-3.2-3b-instruct"),
-    family_of("llama", "mistral-nemo"),
-    family_of("llama", "mistral-small-3.2"),
-]
-RENDERING = [family_of("qwen2", "qwen2.5-7b-instruct"), family_of("qwen3", "qwen3-4b")]
-THOUGHT = "The flight leaves at noon, so that the train has to be there an hour before. "
-
-
-def session(rounds: int, *, text: str = THOUGHT * 12) -> Request:
-    raw: list[dict[str, Any]] = [{"role": "user", "content": "Find me a way to the coast."}]
-    for index in range(rounds):
-        call = {"id": f"call{index:05d}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-        raw += [
-            {"role": "assistant", "content": text, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call["id"], "content": f"Flight {index} leaves at noon. " * 10},
-        ]
-    return Request(messages=tuple(map(parse_message, raw)))
-
-
-def upper(count: Estimate) -> float:
-    return count.likely
-
-
-async def shown_tokens(family: Any, request: Request) -> int:
-    """Tokens of the same prompt with the text beside calls rendered."""
-    counter = TokenCounter()
-    texts = [message.text for message in request.messages if message.calls]
-    prompt = (await counter.count("t", family, request)).tokens
-    return prompt + sum(map(counter.text_counter("t", family), texts))
-
-
-@pytest.mark.parametrize("family", LEAVING_OUT, ids=lambda family: family.name)
-async def test_text_that_a_template_leaves_out_is_a_doubt_of_the_count(family: Any) -> None:
-    """The count is what the template renders, its upper bound what a server would count that renders all."""
-    request = session(20)
-    made = await TokenCounter().count("t", family, request)
-    without = await TokenCounter().count("t", family, session(20, text=""))
-    assert made.tokens == without.tokens
-    assert not made.own.exact
-    assert upper(made) >= await shown_tokens(family, request)
-    assert upper(without) < 1.1 * without.tokens
-
-
-@pytest.mark.parametrize("family", RENDERING, ids=lambda family: family.name)
-async def test_text_that_a_template_renders_is_none(family: Any) -> None:
-    """Its count is as exact as any."""
-    made = await TokenCounter().count("t", family, session(20))
-    assert upper(made) < 1.1 * made.tokens
-    assert template(family.template).has("renders_text_beside_calls")
-
 
 UNKNOWN = family_of("", "nobody-knows")
 # Their templates render the system message with the last user message, and only if that is the very last one.
@@ -163,30 +109,25 @@ async def test_a_cut_prompt_stays_one(cut: object) -> None:
     assert made.tokens == pytest.approx(made.own.tokens)
 
 
-async def counted_text(text: str) -> Estimate:
-    request = Request(messages=(parse_message({"role": "user", "content": text}),))
-    return await TokenCounter().count("t", family_of("qwen3", "qwen3-8b"), request)
-
-
-async def test_a_constant_between_a_count_and_its_answer_is_learned() -> None:
-    """The next count of the same deployment has it on top, and no answer is awaited to confirm it."""
-    protocol, count = Protocol(), await counted_text("word " * 2000)
-    assert protocol.take("t", count, 2000, 0) == 2000
-    assert not protocol.is_confirmed("t")
-    protocol.compare("t", "m", count.fingerprint, 2007)
-    assert protocol.take("t", count, 2000, 0) == 2007
-    assert protocol.is_confirmed("t")
-    assert protocol.take("other", count, 2000, 0) == 2000
+async def test_a_protocol_is_doubted_by_what_it_was_off() -> None:
+    """A fifth until an answer has confirmed it, then by the constant between the two; of each deployment by itself."""
+    protocol = Protocol()
+    assert protocol.take("t", 1, 2000, is_whole=True) == 400
+    assert protocol.compare("t", "m", 1, 2007)
+    assert protocol.take("t", 1, 2000, is_whole=False) == 7
+    assert protocol.take("other", 1, 2000, is_whole=True) == 400
+    # Images and reasoning were ours.
+    assert protocol.compare("t", "m", 1, 9999)
 
 
 async def test_counts_that_answers_contradict_are_doubted_for_an_hour(caplog: pytest.LogCaptureFixture) -> None:
     """For this deployment only; said once, with both numbers."""
     clock = Clock()
-    protocol, count = Protocol(clock=clock), await counted_text("word " * 2000)
+    protocol = Protocol(clock=clock)
     with caplog.at_level(logging.WARNING, "litellm_compaction"):
         for _ in range(2):
-            protocol.take("t", count, 2000, 0)
-            protocol.compare("t", "m", count.fingerprint, 2600)
+            protocol.take("t", 1, 2000, is_whole=True)
+            assert not protocol.compare("t", "m", 1, 2600)
     assert ["2000" in each.getMessage() and "2600" in each.getMessage() for each in caplog.records] == [True]
     assert (protocol.is_believed("t"), protocol.is_believed("other")) == (False, True)
     clock.now_s += 3599

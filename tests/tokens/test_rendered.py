@@ -55,7 +55,7 @@ def test_an_exact_count_keeps_two_per_cent() -> None:
     made = asyncio.run(counter.count("t", QWEN3, asked))
     assert (made.own.exact, made.own.rendered) == (True, True)
     assert (made.likely, made.high) == (math.ceil(1.02 * made.tokens), 2 * made.tokens)
-    assert counter.learn("t", made, made.tokens) is None
+    assert counter.learn("t", made, made.tokens)
     again = asyncio.run(counter.count("t", QWEN3, asked))
     assert (again.low, again.tokens, again.high, again.is_told) == (made.tokens,) * 3 + (True,)
     made = asyncio.run(counter.count("t", QWEN3, other))

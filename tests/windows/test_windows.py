@@ -23,9 +23,8 @@ async def test_what_a_server_lists_and_has_loaded(server: FakeLMStudio, windows:
     embedding = v1_model("text-embedding-x", _=2048) | {"type": "embedding"}
     server.list_v1(v1_model("qwen/qwen3-8b", _=12288), v1_model("idle"), v1_model("twice", mine=4096), embedding)
     assert await windows.listed(target("*")) == {"qwen/qwen3-8b": True, "idle": False, "twice": True, "mine": True}
-    assert await windows.loaded(target("*")) == ("qwen/qwen3-8b", "twice")
     for other in (target("*", is_lmstudio=False), target("*", api_base=None)):
-        assert (await windows.listed(other), await windows.loaded(other)) == ({}, ())
+        assert await windows.listed(other) == {}
     clock.now_s += 60
     server.down = httpx.ConnectError("refused")
     assert await windows.listed(target("*")) == {}
@@ -40,7 +39,7 @@ async def test_a_newly_loaded_model_is_told(server: FakeLMStudio, windows: Windo
     for number, keys in enumerate(lists):
         server.list_v1(*(v1_model(key, _=4096) for key in keys), v1_model("idle"), *([embedding] if number else []))
         windows.invalidate(target("b"))
-        await windows.loaded(target("*"))
+        await windows.listed(target("*"))
         clock.now_s += 1
     assert [at - told[0] for at in told] == [0, 2, 4]
 

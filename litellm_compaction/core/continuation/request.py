@@ -18,7 +18,7 @@ from litellm_compaction.core.messages import Message, parse_message, system_pref
 # How a server is made to go on, best first: by a prompt that we have rendered up to the end of the answer (`raw`), by
 # the answer's end as the last message (`prefill`), by a request of ours in the user's place (`turn`). On a real
 # llama.cpp the first two went on at the very next token in 8 of 8 and 15 of 15 answers, the third began anew in 15 of
-# 15 (SmolLM2-135M, 2026-11).
+# 15 (SmolLM2-135M).
 Way: TypeAlias = Literal["raw", "prefill", "turn"]
 
 GO_ON_START = "Your last message was cut off by the length limit."

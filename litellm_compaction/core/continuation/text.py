@@ -1,7 +1,7 @@
 """Finds the places at which a text may be cut, and tells if it ends inside a code fence or a reasoning block.
 
 Each function looks at a text once, however many tags it holds: 14,000 openings without an end froze a proxy for 13 s
-while a pattern looked for the end of each (2026-11).
+while a pattern looked for the end of each.
 """
 
 from __future__ import annotations

@@ -236,8 +236,8 @@ class Reservation:
     def abandon(self) -> None:
         """Gives everything back when the server must have ended an answer that is no stream, and that has no reader.
 
-        It writes that to its end (a llama.cpp whose client had left a plain request, for half a minute; measured
-        2026-11-22) and does not say when, so its bound at a slow machine's pace decides, and for 10 s at most.
+        It writes that to its end (a llama.cpp whose client had left a plain request, for half a minute) and does not
+        say when, so its bound at a slow machine's pace decides, and for 10 s at most.
         """
         seat = self._seat
         if seat is not None and not self._is_lent:
@@ -298,7 +298,7 @@ class Reservation:
     def _written(self, answers: int, prompts: int) -> int:
         """The number of answers that are written at once: LM Studio has no field that asks for several to one prompt.
 
-        (lmstudio.ai, "OpenAI compatibility", 2026-11.)
+        (lmstudio.ai, "OpenAI compatibility".)
         """
         return prompts if self._context.target.is_lmstudio else prompts * answers
 

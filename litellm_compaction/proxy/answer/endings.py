@@ -1,6 +1,6 @@
 """Judges the end of an upstream answer: the next step, and the lesson of an overflow about the window.
 
-`loop.py` judges the streams that it reads. In the hooks a refusal, and with LiteLLM 1.109.1 also a stream that fails
+`loop.py` judges the streams that it reads. In the hooks a refusal, and with newer LiteLLMs also a stream that fails
 before its first chunk, goes to LiteLLM's own retry or to the client instead; the hooks that hear of it ask here.
 """
 
@@ -144,6 +144,6 @@ def unread_overflow(call: Exchange, message: str, details: Mapping[str, object])
 
 
 def _prompt_tokens(details: Mapping[str, object]) -> int | None:
-    # LiteLLM 1.109.1 (streaming_handler.py, `_record_partial_usage_for_failure`): of the chunks that came, if any did.
+    # Newer LiteLLMs (streaming_handler.py, `_record_partial_usage_for_failure`): of the chunks that came, if any did.
     reported = getattr(details.get("combined_usage_object"), "prompt_tokens", None)
     return reported if isinstance(reported, int) and reported > 0 else None

@@ -167,7 +167,7 @@ class HookedUpstream:
         self._tools = tools
         stream, part = self._first, _Part(self._logging)
         if stream is None:
-            # LiteLLM 1.109.1 reads the first chunk before it returns: its errors come from here.
+            # A newer LiteLLM reads the first chunk before it returns: its errors come from here.
             with _understood(part, continuation):
                 stream = await self._again(messages, max_tokens, continuation)
             part.log = getattr(stream, "logging_obj", None)
@@ -272,8 +272,8 @@ async def _chunks(stream: Any, part: _Part, continuation: Continuation | None) -
 def _has_reported_usage(stream: Any) -> bool:
     """Returns True if a stream's usage is the server's: LiteLLM makes one up if the server reports none.
 
-    By a tokenizer of its own, so that learning from it would teach the counter too little, 26 % for GLM-4 (1.109.1,
-    2026-11-22). The server's numbers are in `chunks`; after another callback's iterator hook they are unknown.
+    By a tokenizer of its own, so that learning from it would teach the counter too little. The server's numbers are in
+    `chunks`; after another callback's iterator hook they are unknown.
     """
     sent = getattr(stream, "chunks", None)
     return isinstance(sent, list) and any(getattr(chunk, "usage", None) is not None for chunk in reversed(sent))

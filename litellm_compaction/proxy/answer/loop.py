@@ -596,7 +596,7 @@ class Answer:
         """Returns True if a context that several answers fill was full, and not this answer's window; notes that.
 
         LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
-        shared context even if the server lists none (four answers of 150 tokens over 4,096, 2026-11-22).
+        shared context even if the server lists none (four answers of 150 tokens over 4,096).
         """
         if relay.end != "overflow" or self._cuts >= _MAX_CUTS:
             return False

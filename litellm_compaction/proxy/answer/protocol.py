@@ -1,7 +1,7 @@
 """The terms of the loop and its carriers: chunks, an upstream that gives them, the client's wishes, places of notices.
 
 A client is told of compactions in its answer's text, in its thoughts, or not in the stream at all. A line in the text
-is for people who read it; a program takes it for the model's words. Measured with twenty clients on 2026-11-22: one
+is for people who read it; a program takes it for the model's words. Of twenty clients one
 committed it into a source file, one took it for the agent's result, several parsed no JSON any more.
 """
 
@@ -32,8 +32,8 @@ Choice: TypeAlias = Literal["auto", "content", "reasoning", "off"]
 _CHAT_HEADER_PREFIX = "x-openwebui-"
 # Every browser begins so; Electron's programs too, and many of those are editors with an agent inside.
 _BROWSER_PREFIX, _NO_BROWSER = "mozilla/", "electron/"
-# Routes on which thoughts are a delta of their own. LiteLLM makes a malformed item of them on responses (1.106.2 and
-# 1.109.1), and text completions have none.
+# Routes on which thoughts are a delta of their own. LiteLLM makes a malformed item of them on responses,
+# and text completions have none.
 _ROUTES_WITH_THOUGHTS = ("/chat/completions", "/messages")
 # The route on which the thoughts of a whole answer have a field of their own. On messages they are the first block,
 # where programs look for the text.
@@ -66,7 +66,7 @@ class Notices(NamedTuple):
     def out_of_thoughts(self) -> Notices:
         """The same for a stream that LiteLLM may have another model go on with: it does not if there was a thought.
 
-        LiteLLM's `enable_mid_stream_fallback_continuation` (1.110.2, "streams that emitted thinking blocks"). An empty
+        LiteLLM's `enable_mid_stream_fallback_continuation` ("streams that emitted thinking blocks"). An empty
         chunk takes a notice's place; a last thought comes when nothing is left to go on with.
         """
         before, within = ("off" if place == "reasoning" else place for place in (self.before, self.within))
@@ -155,7 +155,7 @@ def _chosen_for_owner(metadata: Mapping[str, Any]) -> Choice | None:
 # OpenAI's `chat.completion.chunk` as JSON.
 Chunk: TypeAlias = dict[str, Any]
 # Chunks that came in one read, or go out in one write; at least one. A fast server sends hundreds at once, and a step
-# through all carriers for each would be most of what they cost (a tenth of a proxy's time for a chunk; 2026-11-24).
+# through all carriers for each would be most of what they cost (a tenth of a proxy's time for a chunk).
 Batch: TypeAlias = Sequence[Chunk]
 
 

@@ -2,7 +2,7 @@
 
 A server's answer is bounded by its request: a broken or hostile server must not cost all other requests.
 `with_heartbeat` serves LiteLLM's streaming iterator hook, in place of LiteLLM's own keep-alive, which leaks a slot of
-the key's parallel limit with every chat stream on 1.106.2.
+the key's parallel limit with every chat stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.windows.fetch import is_quickly_read
 
 # An error's own words stand at its beginning; some quote the whole request after that.
-# LiteLLM looks through an error's text some ten times, 10 s for a megabyte (1.106.2, 2026-11-22).
+# LiteLLM looks through an error's text some ten times, 10 s for a megabyte.
 ERROR_BYTES = 32 * 1024
 DONE = b"data: [DONE]\n\n"
 _FIELD = b"data:"
@@ -38,7 +38,7 @@ class Bounds:
     """Bounds on a server's answer to one request.
 
     Room for parts that are no text, such as sound and numbers for each token of the prompt. Of a token the longest are
-    128 bytes (o200k), and around it an event has 200 to 400 (LM Studio 0.4, llama.cpp and vLLM, 2026-11).
+    128 bytes (o200k), and around it an event has 200 to 400 (LM Studio 0.4, llama.cpp and vLLM).
 
     Attributes:
         event_bytes: in one line of a stream, or as a whole answer.
@@ -299,7 +299,7 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_
 
     A stream that waits before the client is told anything opens with a comment: LiteLLM's router keeps the opening of a
     Responses stream (`_responses_stream_holds_event`), and of a Messages stream if the request may be tried again
-    (`_aanthropic_messages_streaming_iterator`), until some of the answer has come (1.106.2 and 1.109.1).
+    (`_aanthropic_messages_streaming_iterator`), until some of the answer has come.
     """
     source = response.__aiter__()
     last: Any = None

@@ -16,8 +16,8 @@ from litellm_compaction.windows.windows import server_of
 
 logger = logging.getLogger("litellm_compaction")
 
-# The share of a thought that may follow after a server has said that it ends it: llama.cpp wrote 3 tokens more
-# (2026-11-27), but many may be on their way then. One that goes on is stopped.
+# The share of a thought that may follow after a server has said that it ends it: llama.cpp wrote 3 tokens more,
+# but many may be on their way then. One that goes on is stopped.
 _END_RATIO = 0.25
 _LEAST_END_TOKENS = 256
 

@@ -357,7 +357,7 @@ def _as_it_is(create: Callable[..., Awaitable[Any]], transport: ListTransport) -
     """OpenAI's `create`, which does not search messages and tools for keys that its types name otherwise.
 
     There is no such key in them (openai 2.54, types/chat), and the search holds the event loop for 0.3 ms a message: of
-    40,000 for 12 s, in which a stock proxy serves no request (2026-11-22). Nor does it write them as JSON, which the
+    40,000 for 12 s, in which a stock proxy serves no request. Nor does it write them as JSON, which the
     transport would have to read again: of 50 MB for 0.7 s.
     """
 

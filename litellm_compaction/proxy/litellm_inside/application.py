@@ -71,7 +71,7 @@ def _header_of(marker: object) -> str:
 def keeps_responses() -> bool:
     """LiteLLM finds the messages before a `previous_response_id`: it has a database, and keeps prompts in it or beside.
 
-    By default it keeps none, finds an empty row, and goes on without the history (1.106.2, responses/
+    By default it keeps none, finds an empty row, and goes on without the history (responses/
     litellm_completion_transformation/session_handler.py).
     """
     if Seam.DATABASE.get() is None:

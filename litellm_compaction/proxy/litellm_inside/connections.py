@@ -35,7 +35,7 @@ _DISABLED_VARIABLE = "DISABLE_AIOHTTP_TRANSPORT"
 def proxy_redis() -> Any:
     """The client of the Redis by which LiteLLM's workers coordinate themselves, for the running event loop.
 
-    Looked up with each call, as LiteLLM's own features do (1.100.5 to 1.109.1): it is there after the configuration is
+    Looked up with each call, as LiteLLM's own features do: it is there after the configuration is
     loaded, and LiteLLM may replace it.
 
     Raises:
@@ -50,7 +50,7 @@ def proxy_redis() -> Any:
 def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
     """Returns a maker of clients of the Redis that a proxy with this configuration has, for commands outside of it.
 
-    In LiteLLM's order (proxy_server.py and _redis.py, 1.106.2 and 1.109.1); variables fill the gaps of a block.
+    In LiteLLM's order (proxy_server.py and _redis.py); variables fill the gaps of a block.
     """
     general, litellm, router = (
         found if isinstance(found := config.get(name), Mapping) else {}

@@ -52,7 +52,7 @@ def refuses_by_window(router: Any) -> bool:
 
 
 def goes_on_elsewhere(router: Any) -> bool:
-    """A stream that breaks goes on at a fallback. A LiteLLM without the setting (before 1.109.0) has no such thing."""
+    """A stream that breaks goes on at a fallback. A LiteLLM without the setting has no such thing."""
     return any(getattr(holder, _GOES_ON, False) for holder in (router, _entry_point(router, "settings")))
 
 

@@ -144,8 +144,10 @@ def _count(body: _Json, **most_tokens: int) -> _Json:
 
 def _count_messages(body: _Json) -> _Json | None:
     messages = body.get("messages")
-    is_readable = isinstance(messages, list) and bool(messages) and all(map(_is_message, messages))
-    return _count(body, max_tokens=1) if is_readable else None
+    # LiteLLM drops messages of thinking alone.
+    if not isinstance(messages, list) or not all(map(_is_message, messages)) or all(map(_is_thought, messages)):
+        return None
+    return _count(body, max_tokens=1)
 
 
 def _is_message(found: object) -> bool:
@@ -153,6 +155,11 @@ def _is_message(found: object) -> bool:
     parts = content if isinstance(content, list) else [{"text": content}]
     texts = all(isinstance(part, dict) and isinstance(part.get("text", ""), str) for part in parts)
     return isinstance(found, dict) and found.get("role") in ("user", "assistant", "system") and bool(parts) and texts
+
+
+def _is_thought(message: _Json) -> bool:
+    content = message["content"]
+    return isinstance(content, list) and all("thinking" in str(part.get("type")) for part in content)
 
 
 def _counted(_: _Json, answer: _Json) -> _Json:
