@@ -260,7 +260,10 @@ class Asker:
         price = self._counter.known.price(target.key)
         is_sayable = (own.rendered or not reasons) and (price.is_confirmed or not own.images)
         is_asked = measured.context.measure is not None and self._counter.protocol.is_believed(target.key)
-        if count.is_counted or not count.fingerprint or not (is_sayable and is_asked):
+        told, protocol = count.told, self._counter.protocol
+        # An answer to another prompt may have confirmed the protocol since.
+        is_known = count.is_counted and told and told.doubt_tokens <= protocol.doubt_tokens(target.key, told.tokens)
+        if is_known or not count.fingerprint or not (is_sayable and is_asked):
             return False
         tokens = await self._windows.tokens_of(target, request)
         if tokens is None:
