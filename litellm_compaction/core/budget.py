@@ -24,9 +24,9 @@ _ROOM_DIVISOR = 2
 _ANSWER_DIVISOR = 3
 # An answer that is stopped after fewer tokens was not worth reading its prompt.
 _LEAST_START_TOKENS = 64
-# Of the window, for a summary that a client makes itself (issue 25, B3).
+# Of the window, for a summary that a client makes itself.
 _SUMMARY_ROOM_RATIO = 0.10
-# 60 % of the window by default (issue 15): a record written then has two or three turns to be ready.
+# 60 % of the window by default: a record written then has two or three turns to be ready.
 _IN_SIGHT_RATIO = 0.75
 # A reserve counts for no more of a window: the rest has to hold a conversation. config.py refuses more.
 RESERVE_MAX_RATIO = 0.75

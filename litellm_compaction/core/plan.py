@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import starmap
@@ -180,9 +180,10 @@ def plan(conversation: Conversation, budget: Budget, options: CompactionOptions,
     if current.compaction and _goes_on(conversation, budget, current.tokens):
         return Reuse(compaction=current.compaction)
     now_tokens = min(conversation.tokens, current.tokens)
-    ready = None if budget.is_wanted else _ready(conversation, budget, known, now_tokens)
-    if ready is not None:
-        return Reuse(compaction=ready)
+    for each in known if not budget.is_wanted else ():
+        # A record written ahead is for now.
+        if each.ahead and _does(budget, applied_tokens(conversation, each), now_tokens):
+            return Reuse(compaction=each)
     rich = next((each for each in known if not each.provisional), None)
     planner = Planner(conversation=conversation, budget=budget, options=options, base=rich)
     records = planner.records() if budget.fits(conversation.floor_tokens) else ()
@@ -240,15 +241,9 @@ def _goes_on(conversation: Conversation, budget: Budget, tokens: int) -> bool:
     return budget.may_wait(tokens) and not conversation.messages[-1].is_synthetic
 
 
-def _ready(
-    conversation: Conversation, budget: Budget, known: Sequence[Compaction], now_tokens: int
-) -> Compaction | None:
-    """The record that was written ahead for now; None if there is none that gains enough."""
-    for each in known:
-        tokens = applied_tokens(conversation, each) if each.ahead else now_tokens
-        if tokens <= now_tokens * (1 - MIN_GAIN_RATIO) and not budget.triggers(tokens):
-            return each
-    return None
+def _does(budget: Budget, tokens: int, now_tokens: int) -> bool:
+    """Returns True if a change that leaves so many tokens gains enough, and is not the first of two."""
+    return tokens <= now_tokens * (1 - MIN_GAIN_RATIO) and not budget.triggers(tokens)
 
 
 def _kept_or(records: tuple[Step, ...], conversation: Conversation, budget: Budget) -> Plan:
@@ -294,15 +289,19 @@ def _plan_client_summary(
     return _kept_or((filled,) if filled else (), conversation, budget)
 
 
-class _Shares(NamedTuple):
-    """How the room of a record is shared out, in tokens.
+class _Record(NamedTuple):
+    """A record before it is known how many messages it covers; tokens.
 
     Attributes:
         summary: of the new one, or of the base's that goes on shortened.
-        frozen: of the base's segments that go on as they are.
         ledger: with the user's own words.
         words: of these.
+        frozen: of the base's segments that go on as they are.
         lead_in: of the words between the record and the request.
+        integrates: the base's segments do not go on as they are.
+        provisional: no model is asked.
+        beside: indices of messages that stay verbatim beside the requests.
+        images: that travel with it if their messages are covered.
     """
 
     summary: int
@@ -310,18 +309,26 @@ class _Shares(NamedTuple):
     words: int
     frozen: int = 0
     lead_in: int = 0
-
-    @property
-    def record(self) -> int:
-        return RECORD_TOKENS + self.lead_in + self.summary + self.ledger + self.frozen
-
-
-class _Cover(NamedTuple):
-    """What a record covers: so many messages, none of the one in doubt, and the images that travel with it."""
-
-    messages: int
+    integrates: bool = True
+    provisional: bool = True
     beside: tuple[int, ...] = ()
     images: tuple[ImagePlace, ...] = ()
+
+    def after_tokens(self, conversation: Conversation, covered_messages: int) -> int:
+        """The prompt if it stands for so many messages."""
+        images = (place for place in self.images if place[0] < covered_messages)
+        kept = kept_tokens(conversation, covered_messages, conversation.pinned(covered_messages, *self.beside))
+        text_tokens = self.lead_in + self.summary + self.ledger + self.frozen
+        return kept + RECORD_TOKENS + text_tokens + image_tokens_of(conversation, images)
+
+    def first_cut(self, conversation: Conversation, cuts: Sequence[int], target: int) -> int:
+        """The first cut with which the prompt is not above `target`, else the last."""
+
+        def does(cut: int) -> bool:
+            return self.after_tokens(conversation, cut) <= target
+
+        # The kept part never grows with the cut; one look at each of 40,000 messages' cuts would add them all up.
+        return cuts[min(bisect_left(cuts, True, key=does), len(cuts) - 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,18 +386,16 @@ class Planner:
             return None
         if growth_tokens is not None or not self.options.strategy.keeps_recent:
             cuts = cuts[-1:]
-        provisional = not (asks and self._has_room_for_summary(rest))
-        integrates = integrates or provisional
-        shares = self._shares(rest, words_tokens, integrates=integrates, provisional=provisional)
-        cover = self._covering(cuts, target, shares, images)
+        record = self._shared_out(rest, words_tokens, integrates=integrates, asks=asks)._replace(images=images)
+        record, cut = self._covering(cuts, target, record)
+        step = self._step(record, cut)
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
-        has_spare = not (provisional or self.options.writes_whole_records)
-        spare = min(max(target - self._after_tokens(shares, cover), 0), shares.ledger) if has_spare else 0
-        step = self._record(shares, cover, integrates=integrates, provisional=provisional)
-        least_ledger_tokens = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * shares.ledger))
+        has_spare = not (record.provisional or self.options.writes_whole_records)
+        spare = min(max(target - step.predicted_tokens, 0), record.ledger) if has_spare else 0
+        least_ledger_tokens = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * record.ledger))
         return replace(
             step,
-            ledger_tokens=step.ledger_tokens + spare,
+            ledger_tokens=record.ledger + spare,
             ledger_min_tokens=max(words_tokens, least_ledger_tokens),
             predicted_tokens=step.predicted_tokens + spare,
         )
@@ -415,9 +420,8 @@ class Planner:
         if base is not None:
             # As long as it has been; the rest is the newest messages'.
             ledger_tokens = min(ledger_tokens, conversation.count_text(base.ledger))
-        shares = _Shares(summary=summary_tokens, ledger=ledger_tokens, words=words_tokens)
-        cut = self._first_cut(conversation.cuts, most_tokens, shares, _Cover(0))
-        return self._record(shares, _Cover(cut), integrates=True, provisional=True)
+        record = _Record(summary=summary_tokens, ledger=ledger_tokens, words=words_tokens)
+        return self._step(record, record.first_cut(conversation, conversation.cuts, most_tokens))
 
     @cached_property
     def _last_cut(self) -> int:
@@ -445,72 +449,65 @@ class Planner:
         start = self.base.replaced_messages + (0 if integrates else 1) if self.base else 0
         return tuple(cut for cut in self.conversation.cuts if cut >= start)
 
-    def _has_room_for_summary(self, rest: int) -> bool:
+    def _shared_out(self, rest: int, words_tokens: int, *, integrates: bool, asks: bool) -> _Record:
+        """A record in the room for the user's own words, and in `rest`."""
+        summary_tokens, lead_in = self._summary_tokens(rest), self.options.strategy.lead_in
         least_tokens = min(_least_summary_tokens(self.budget.window_tokens), self.options.summary_max_tokens)
-        return self._summary_tokens(rest) >= least_tokens
-
-    def _shares(self, rest: int, words_tokens: int, *, integrates: bool, provisional: bool) -> _Shares:
-        """The shares of `rest`, which is left beside the user's own words."""
-        lead_in, frozen_tokens = self.options.strategy.lead_in, 0 if integrates else self._frozen_tokens
-        return _Shares(
-            summary=int((1 - _LEDGER_SHARE) * rest) if provisional else self._summary_tokens(rest),
+        provisional = not asks or summary_tokens < least_tokens
+        frozen_tokens = 0 if integrates or provisional else self._frozen_tokens
+        return _Record(
+            summary=int((1 - _LEDGER_SHARE) * rest) if provisional else summary_tokens,
             # Frozen segments take from the other lines, not from the user's.
             ledger=words_tokens + int(_LEDGER_SHARE * max(rest - frozen_tokens, 0)),
             words=words_tokens,
             frozen=frozen_tokens,
             lead_in=max(self.conversation.count_text(lead_in), _LEAD_IN_TOKENS) if lead_in else 0,
+            integrates=integrates or provisional,
+            provisional=provisional,
         )
 
-    def _covering(self, cuts: tuple[int, ...], target: int, shares: _Shares, images: tuple[ImagePlace, ...]) -> _Cover:
-        """The least that has to be covered so that so much of the room is left."""
-        conversation, options = self.conversation, self.options
-        cover, doubted = _Cover(cuts[-1], images=images), conversation.doubted
-        if doubted is not None and self._after_tokens(shares, cover) + conversation.sizes[doubted] <= target:
-            cover = cover._replace(beside=(doubted,))
-        cover = cover._replace(messages=self._first_cut(cuts, target, shares, cover))
-        if options.writes_whole_records and self.budget.is_wanted:
+    def _covering(self, cuts: Sequence[int], target: int, record: _Record) -> tuple[_Record, int]:
+        """The record, with the message in doubt beside it if there is room; and the least that it has to cover."""
+        conversation, doubted = self.conversation, self.conversation.doubted
+        if doubted is not None:
+            tokens = record.after_tokens(conversation, cuts[-1]) + conversation.sizes[doubted]
+            record = record._replace(beside=(doubted,)) if tokens <= target else record
+        if self.options.writes_whole_records and self.budget.is_wanted:
             # The recent messages stay where nothing has to be compacted again at once.
-            recent = cover._replace(messages=max((each for each in cuts if each <= self._recent_start), default=0))
+            recent = [each for each in cuts if each <= self._recent_start][-1:]
             most_tokens = max(target, int(_STAYING_RATIO * self.budget.line_tokens))
-            if recent.messages and self._after_tokens(shares, recent) <= most_tokens:
-                return recent
-        return cover
+            if recent and record.after_tokens(conversation, recent[0]) <= most_tokens:
+                return record, recent[0]
+        return record, record.first_cut(conversation, cuts, target)
 
-    def _first_cut(self, cuts: tuple[int, ...], target: int, shares: _Shares, cover: _Cover) -> int:
-        """The first cut that reaches the target, else the last."""
-
-        def does(cut: int) -> bool:
-            return self._after_tokens(shares, cover._replace(messages=cut)) <= target
-
-        # The kept part never grows with the cut; one look at each of 40,000 messages' cuts would add them all up.
-        return cuts[min(bisect_left(cuts, True, key=does), len(cuts) - 1)]
-
-    def _after_tokens(self, shares: _Shares, cover: _Cover) -> int:
+    def _step(self, record: _Record, cut: int) -> Step:
         conversation = self.conversation
-        beside_it = image_tokens_of(conversation, (place for place in cover.images if place[0] < cover.messages))
-        kept = kept_tokens(conversation, cover.messages, conversation.pinned(cover.messages, *cover.beside))
-        return kept + shares.record + beside_it
-
-    def _record(self, shares: _Shares, cover: _Cover, *, integrates: bool, provisional: bool) -> Step:
-        base, pinned = self.base, self.conversation.pinned(cover.messages, *cover.beside)
+        pinned = conversation.pinned(cut, *record.beside)
         draft = replace(
-            covering(self.conversation, cover.messages, pinned),
-            round=(base.round if base else 0) + 1,
-            segments=base.segments if base else (),
+            self._draft(cut, pinned, record.images),
             level=writer_of(self.options.strategy.name),
-            window_tokens=self.budget.window_tokens,
-            provisional=provisional,
-            images=tuple(place for place in cover.images if place[0] < cover.messages and place[0] not in pinned),
+            provisional=record.provisional,
         )
         return Step(
             draft=draft,
-            question="none" if provisional else "summary",
-            base=base,
-            integrates=integrates,
-            summary_tokens=shares.summary,
-            ledger_tokens=shares.ledger,
-            ledger_min_tokens=shares.words,
-            predicted_tokens=self._after_tokens(shares, cover),
+            question="none" if record.provisional else "summary",
+            base=self.base,
+            integrates=record.integrates,
+            summary_tokens=record.summary,
+            ledger_tokens=record.ledger,
+            ledger_min_tokens=record.words,
+            predicted_tokens=record.after_tokens(conversation, cut),
+        )
+
+    def _draft(self, cut: int, pinned: tuple[int, ...], images: Iterable[ImagePlace]) -> Compaction:
+        """What so many messages become after the base, without a model's words and a ledger."""
+        base = self.base
+        return replace(
+            covering(self.conversation, cut, pinned),
+            round=(base.round if base else 0) + 1,
+            segments=base.segments if base else (),
+            window_tokens=self.budget.window_tokens,
+            images=tuple(sorted(place for place in images if place[0] < cut and place[0] not in pinned)),
         )
 
     def edit(self) -> Step | None:
@@ -573,7 +570,7 @@ class Planner:
             )
             record_tokens = RECORD_TOKENS + step.summary_tokens + step.ledger_tokens + self._frozen_tokens
             least_tokens = kept_tokens(conversation, cut, draft.pinned) + record_tokens
-            if least_tokens <= now_tokens * (1 - MIN_GAIN_RATIO) and not budget.triggers(least_tokens):
+            if _does(budget, least_tokens, now_tokens):
                 return step
         return None
 
@@ -606,17 +603,13 @@ class Planner:
             # A model chooses among messages, and none of it is the person's request.
             shown.update(as_stubs(with_data(rest, pinned)))
         return replace(
-            covering(conversation, covered_messages, pinned),
-            round=(base.round if base else 0) + 1,
-            segments=base.segments if base else (),
+            self._draft(covered_messages, pinned, images),
             level=level,
-            window_tokens=self.budget.window_tokens,
             edited_from=start,
             shown=tuple(sorted(shown, key=lambda each: each.position)),
             stub_sizes=base.stub_sizes if base else (),
             omissions=base.omissions if base else "",
             covered_part=base.covered_part if base else None,
-            images=tuple(sorted(place for place in images if place[0] < covered_messages and place[0] not in pinned)),
         )
 
     def _room_tokens(self, target: int) -> int:
