@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction
@@ -21,19 +21,6 @@ _EXPECTED_SHARE = 0.90
 _LATEST_TURNS, _LEAST_ALIKE = 20, 3
 # A sentence or two, if nothing is known of a conversation's turns yet.
 _USUAL_GROWTH_RATIO = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """A prompt for the server to read while no client waits.
-
-    Attributes:
-        decision: the record written ahead, or the edit to make, with which the next turn will be sent.
-        is_certain: True if it is so in any case; else a record has to be put into effect.
-    """
-
-    decision: Reuse | Step
-    is_certain: bool
 
 
 def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
@@ -79,8 +66,10 @@ def plan_ahead(
 
 def plan_reading(
     conversation: Conversation, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]
-) -> Reading | None:
-    """Plans the server's reading for the turn after `turn_ended`; None if its cache holds the next prompt.
+) -> Reuse | Step | None:
+    """Plans what the server reads for the turn after `turn_ended`; None if its cache holds the next prompt.
+
+    It is a record that was written ahead, or an edit to make: with it the next turn will be sent.
 
     If the client's usual addition would cross the trigger, that turn would wait until the server has read the
     compacted conversation. Its cache holds one of the two, so what it has read is sent, even if that turn turns out
@@ -89,7 +78,10 @@ def plan_reading(
     now = plan(conversation, budget, options, stored)
     new = _new(now)
     if new is not None:
-        return Reading(decision=new, is_certain=True)
+        return new
+    if options.rereads:
+        # After the text that it was made to read the server cannot go on with another ending: it would read all again.
+        return None
     if isinstance(now, Keep):
         left_tokens = budget.own.trigger_tokens - conversation.tokens
     elif isinstance(now, Reuse):
@@ -99,8 +91,7 @@ def plan_reading(
     if expected_growth_tokens(conversation, budget.window_tokens) <= left_tokens:
         return None
     later = grown(conversation, max(left_tokens + 1, 0))
-    new = _new(plan(later, replace(budget, floor_tokens=later.floor_tokens), options, stored))
-    return None if new is None else Reading(decision=new, is_certain=False)
+    return _new(plan(later, replace(budget, floor_tokens=later.floor_tokens), options, stored))
 
 
 def _new(decision: Plan) -> Reuse | Step | None:

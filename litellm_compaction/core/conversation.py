@@ -274,7 +274,7 @@ def image_tokens_of(conversation: Conversation, images: Iterable[ImagePlace]) ->
 
 
 def newest_images(
-    conversation: Conversation, positions: Collection[int], *, most: int, most_tokens: int
+    conversation: Conversation, covered_messages: int, *, most: int, most_tokens: int
 ) -> tuple[ImagePlace, ...]:
     """Returns the images that stay although their messages may be covered, ascending: the newest, the user's first.
 
@@ -282,14 +282,13 @@ def newest_images(
     are chosen when a compaction is made, so that later turns send the same bytes.
 
     Args:
-        conversation: images in messages that stay in any case are among those that the operator wants kept.
-        positions: of the messages that may be covered.
-        most: as many as the operator wants to stay.
+        covered_messages: so many may be covered; the requests among them stay in any case.
+        most: as many as the operator wants to stay, those in messages that stay among them.
         most_tokens: of all that stay.
     """
-    may_go, rest = frozenset(positions), conversation.rest
+    rest, stays = conversation.rest, {index - conversation.prefix for index in conversation.requests}
     places = [(at, index) for at, message in enumerate(rest) for index in range(len(image_parts(message)))]
-    going = [place for place in places if place[0] in may_go]
+    going = [place for place in places if place[0] < covered_messages and place[0] not in stays]
     going.sort(key=lambda place: (_is_the_users(rest[place[0]]), place), reverse=True)
     wanted = going[: max(most - (len(places) - len(going)), 0)]
     sums = accumulate(image_tokens_of(conversation, (place,)) for place in wanted)

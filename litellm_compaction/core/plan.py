@@ -112,10 +112,6 @@ class Step:
         """Old results become stubs, without a model, and that alone reaches the target (rung 1)."""
         return self.question == "none" and not self.is_record
 
-    def gains(self, now_tokens: int) -> bool:
-        """Returns True if a prompt of so many tokens shrinks by as much as is worth a change."""
-        return self.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compact:
@@ -182,7 +178,8 @@ def plan(conversation: Conversation, budget: Budget, options: CompactionOptions,
     now_tokens = min(conversation.tokens, current.tokens)
     for each in known if not budget.is_wanted else ():
         # A record written ahead is for now.
-        if each.ahead and _does(budget, applied_tokens(conversation, each), now_tokens):
+        tokens = applied_tokens(conversation, each) if each.ahead else now_tokens
+        if gains(tokens, now_tokens) and not budget.triggers(tokens):
             return Reuse(compaction=each)
     rich = next((each for each in known if not each.provisional), None)
     planner = Planner(conversation=conversation, budget=budget, options=options, base=rich)
@@ -190,7 +187,7 @@ def plan(conversation: Conversation, budget: Budget, options: CompactionOptions,
     if records and records[0].question == "none" and is_voluntary:
         # Without room for a summary the conversation itself says more.
         records = ()
-    is_worth_it = bool(records) and records[0].gains(now_tokens)
+    is_worth_it = bool(records) and gains(records[0].predicted_tokens, now_tokens)
     if records and not is_worth_it and now_tokens > budget.latest_start_tokens:
         # Its answer would be stopped at once, so less gain will do; for that no model is asked.
         records = planner.records(asks=False)
@@ -241,13 +238,13 @@ def _goes_on(conversation: Conversation, budget: Budget, tokens: int) -> bool:
     return budget.may_wait(tokens) and not conversation.messages[-1].is_synthetic
 
 
-def _does(budget: Budget, tokens: int, now_tokens: int) -> bool:
-    """Returns True if a change that leaves so many tokens gains enough, and is not the first of two."""
-    return tokens <= now_tokens * (1 - MIN_GAIN_RATIO) and not budget.triggers(tokens)
+def gains(tokens: int, now_tokens: int) -> bool:
+    """Returns True if a change from `now_tokens` to so many tokens is worth it."""
+    return tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
 
 
 def _kept_or(records: tuple[Step, ...], conversation: Conversation, budget: Budget) -> Plan:
-    """The conversation as it is if it fits, else the records, else none."""
+    """The conversation as it is if it fits, else the records, else a refusal."""
     if budget.own.fits(conversation.tokens):
         return Keep()
     return Compact(steps=records) if records else Refuse()
@@ -256,7 +253,7 @@ def _kept_or(records: tuple[Step, ...], conversation: Conversation, budget: Budg
 def _with_answered_round(
     conversation: Conversation, budget: Budget, known: Sequence[Compaction]
 ) -> tuple[Conversation, Budget]:
-    """Both with the round that an answer answers which goes on, if it fits beside the usual room.
+    """Both with the tool round that is answered by the answer which is carried over, if it fits beside the usual room.
 
     Messages that a record stands for already do not come back.
     """
@@ -403,8 +400,7 @@ class Planner:
     def copied(self) -> Step | None:
         """A record without a new summary that covers as little as it can; None without a legal cut.
 
-        For a budget that keeps what fits. The base's summaries go on whole; it may cover more than has to go
-        now.
+        For a budget that keeps what fits. The base's summaries go on whole; it may cover more than has to go now.
         """
         conversation, budget, base = self.conversation, self.budget, self.base
         if not conversation.cuts:
@@ -437,7 +433,7 @@ class Planner:
         if base is None:
             return False
         if options.writes_whole_records or not options.strategy.keeps_recent:
-            # Of two next steps only the newer one holds.
+            # Each such record is whole: of two only the newer one holds.
             return True
         if self._frozen_tokens > min(_FROZEN_TARGET_RATIO * target, rest - self._summary_tokens(rest)):
             return True
@@ -570,7 +566,7 @@ class Planner:
             )
             record_tokens = RECORD_TOKENS + step.summary_tokens + step.ledger_tokens + self._frozen_tokens
             least_tokens = kept_tokens(conversation, cut, draft.pinned) + record_tokens
-            if _does(budget, least_tokens, now_tokens):
+            if gains(least_tokens, now_tokens) and not budget.triggers(least_tokens):
                 return step
         return None
 
@@ -648,10 +644,8 @@ class Planner:
         return max(min(needed + _WORDS_HEAD_TOKENS if needed else 0, most), 0)
 
     def _kept_images(self, last_cut: int, target: int) -> tuple[ImagePlace, ...]:
-        stays = {index - self.conversation.prefix for index in self.conversation.requests}
-        may_go = [position for position in range(last_cut) if position not in stays]
         most_tokens = int(_IMAGES_SHARE * self._room_tokens(target))
-        return newest_images(self.conversation, may_go, most=self.options.keep_images, most_tokens=most_tokens)
+        return newest_images(self.conversation, last_cut, most=self.options.keep_images, most_tokens=most_tokens)
 
 
 def covering(conversation: Conversation, covered_messages: int, pinned: tuple[int, ...]) -> Compaction:

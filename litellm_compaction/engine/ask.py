@@ -134,15 +134,9 @@ class SummaryClient:
         self._sources = sources
         self._clock = clock
 
-    async def summary(
-        self,
-        measured: MeasuredRequest,
-        step: Step,
-        covered: Sequence[Message],
-        effort: Effort,
-    ) -> str:
-        """The first usable summary of `covered`, the messages after the prefix that `step` covers, or ""."""
-        job = await off_loop(covered, lambda: _job(measured, step, covered))
+    async def summary(self, measured: MeasuredRequest, step: Step, effort: Effort) -> str:
+        """The first usable summary of the messages that `step` covers, or ""."""
+        job = await off_loop(measured.conversation.rest, lambda: _job(measured, step))
         return await self.written(measured, job, effort, step)
 
     async def written(
@@ -385,8 +379,9 @@ def _may_answer_freely(request: Request) -> bool:
     return has_tools_only and request.tool_choice in (None, "auto", "none")
 
 
-def _job(measured: MeasuredRequest, step: Step, covered: Sequence[Message]) -> SummaryJob:
+def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
     base, pinned = step.base, step.draft.pinned
+    covered = measured.conversation.rest[: step.draft.covered_messages]
     start = base.summarized_messages if base else 0
     strategy = STRATEGIES[step.draft.level]
     # A round that stayed with the record is in no summary yet.

@@ -21,14 +21,14 @@ from dataclasses import replace
 from typing import Any
 
 from litellm_compaction.concurrency import Bounded, Tasks, ended, off_loop_if
-from litellm_compaction.core.ahead import Reading, plan_ahead, plan_reading, turn_ended
+from litellm_compaction.core.ahead import plan_ahead, plan_reading, turn_ended
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.messages import Request, user_message
 from litellm_compaction.core.plan import (
-    MIN_GAIN_RATIO,
     Reuse,
     Step,
+    gains,
 )
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
 from litellm_compaction.engine.context import (
@@ -187,8 +187,10 @@ class Background:
         if same is None:
             return
         known = stored if written is None else [written, *stored]
-        reading = await off_loop_if(measured.is_long, lambda: _to_read(measured, known))
-        compaction = None if reading is None else await self._compaction_of(measured, reading.decision)
+        reading = await off_loop_if(
+            measured.is_long, lambda: plan_reading(measured.conversation, measured.budget, measured.options, known)
+        )
+        compaction = None if reading is None else await self._compaction_of(measured, reading)
         if compaction is not None:
             await self._read(measured, compaction, same)
 
@@ -262,7 +264,7 @@ class Background:
         """Stores a record if it is worth it; never in place of one that is applied."""
         compaction = built.kept
         after_tokens = applied_tokens(measured.conversation, compaction)
-        if compaction.level == "truncate" or after_tokens > measured.count.tokens * (1 - MIN_GAIN_RATIO):
+        if compaction.level == "truncate" or not gains(after_tokens, measured.count.tokens):
             built.effort.reason = built.effort.reason or "no_gain"
             self._reporter.decided(measured, "given_up", after=measured.count.tokens, effort=built.effort)
             return False
@@ -285,11 +287,3 @@ def _planned_ahead(measured: MeasuredRequest, stored: Sequence[Compaction], same
         # After the instruction the server cannot go back to the conversation: it would read all of the next turn.
         return None
     return plan_ahead(measured.conversation, measured.budget, measured.options, stored)
-
-
-def _to_read(measured: MeasuredRequest, stored: Sequence[Compaction]) -> Reading | None:
-    reading = plan_reading(measured.conversation, measured.budget, measured.options, stored)
-    if reading is not None and measured.rereads and not reading.is_certain:
-        # After the text that it was made to read the server cannot go on with another ending: it would read all again.
-        return None
-    return reading

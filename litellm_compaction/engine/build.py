@@ -22,7 +22,7 @@ from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.identity import seen
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import Message, visible_text
-from litellm_compaction.core.plan import MIN_GAIN_RATIO, TASK_WINDOW_RATIO, Step, covering
+from litellm_compaction.core.plan import TASK_WINDOW_RATIO, Step, covering, gains
 from litellm_compaction.core.portable import bases_of, ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.engine.ask import SummaryClient
@@ -53,7 +53,7 @@ def alike(measured: MeasuredRequest, steps: Sequence[Step]) -> Hashable:
     Without a model there is nothing to share but between identical requests.
     """
     step, context = steps[0], measured.context
-    if step.question == "none" or context.is_client_summary:
+    if step.question == "none":
         return same(measured, steps)
     covered = step.draft.covered_messages
     return (context.scope, context.target.key, context.focus, step.question, measured.conversation.hashes[covered])
@@ -159,7 +159,7 @@ class CompactionBuilder:
         if found is not None:
             compaction = await self._with_ledger(measured, found, step.ledger_tokens)
             after_tokens = applied_tokens(measured.conversation, compaction)
-            if after_tokens <= step.now_tokens * (1 - MIN_GAIN_RATIO) and not measured.budget.triggers(after_tokens):
+            if gains(after_tokens, step.now_tokens) and not measured.budget.triggers(after_tokens):
                 return BuiltCompaction(compaction, compaction, effort)
             effort.reason = "no_gain"
         return None
@@ -170,8 +170,7 @@ class CompactionBuilder:
         if step.question == "none":
             effort.reason = "client_summary" if measured.context.is_client_summary else "no_room"
         else:
-            covered = measured.conversation.rest[: step.draft.covered_messages]
-            summary = await self._summary_client.summary(measured, step, covered, effort)
+            summary = await self._summary_client.summary(measured, step, effort)
         if not summary:
             # Nothing was handed over, so the recent messages stay.
             step = steps[-1]
@@ -253,14 +252,9 @@ class CompactionBuilder:
                 await self._store.name(measured.context.tenant, measured.context.scope, kept)
         self._keep_originals(measured, kept.covered_messages)
 
-    def _keeps_originals(self, measured: MeasuredRequest) -> bool:
-        context = measured.context
-        keeps = context.settings.keep_originals != "off" and not context.is_client_summary
-        return self._originals is not None and keeps
-
     def _keep_originals(self, measured: MeasuredRequest, covered_messages: int) -> None:
         context, conversation = measured.context, measured.conversation
-        if self._originals is None or not self._keeps_originals(measured):
+        if self._originals is None or context.settings.keep_originals == "off":
             return
         covered = Covered(
             scope=context.scope,

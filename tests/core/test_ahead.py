@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.ahead import Reading, expected_growth_tokens, plan_ahead, plan_reading, turn_ended
+from litellm_compaction.core.ahead import expected_growth_tokens, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
     CompactionOptions,
+    Keep,
     Reuse,
+    Step,
 )
 from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (
@@ -129,9 +131,11 @@ def test_whatever_is_written_ahead_is_unseen_until_the_trigger(
 # ------------------------------------------------------------------ what the server reads for the next turn
 
 
-def reading(raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction], *, answer: str = "") -> Reading | None:
+def reading(
+    raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction], *, answer: str = "", rereads: bool = False
+) -> Reuse | Step | None:
     weighed = conversation(turn_ended(parsed(raw), answer))
-    return plan_reading(weighed, budget(window, weighed), DEPTH, stored)
+    return plan_reading(weighed, budget(window, weighed), replace(DEPTH, rereads=rereads), stored)
 
 
 def test_nothing_is_read_where_the_cache_holds_what_will_be_sent() -> None:
@@ -140,19 +144,22 @@ def test_nothing_is_read_where_the_cache_holds_what_will_be_sent() -> None:
     made = ahead(nearly, answer="Done.")
     assert made is not None
     assert reading(nearly, WINDOW, [], answer="Done.") is None
-    assert reading(nearly, WINDOW, [made], answer="Done.") == Reading(decision=Reuse(compaction=made), is_certain=False)
+    assert reading(nearly, WINDOW, [made], answer="Done.") == Reuse(compaction=made)
+    assert reading(nearly, WINDOW, [made], answer="Done.", rereads=True) is None
     assert reading(nearly, WINDOW, [replace(made, ahead=False, early=True)], answer="Done.") is None
 
 
-@pytest.mark.parametrize(("results", "is_certain"), [(11, None), (12, False), (13, True)])
-def test_stubs_are_read_like_a_record(results: int, *, is_certain: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("results", "is_read", "is_certain"), [(11, False, False), (12, True, False), (13, True, True)]
+)
+def test_stubs_are_read_like_a_record(results: int, is_read: int, is_certain: int) -> None:
     """Where old results that give way to a line will do: once the next one is expected to cross the trigger."""
     raw = [system(), user("Read them all.")]
     for number in range(results):
         raw += [calls(f"c{number}"), result(f"c{number}", "line " * 320)]
     found = reading(raw, WINDOW, [])
-    assert (found and found.is_certain) is is_certain
-    assert found is None or is_edit(found.decision)
+    assert is_edit(found) == is_read
+    assert is_edit(reading(raw, WINDOW, [], rereads=True)) == is_certain
 
 
 def test_of_a_turn_counts_what_came_between_two_answers() -> None:
@@ -180,16 +187,17 @@ def test_whatever_was_read_is_what_the_next_turn_begins_with(
     # The trigger of windows under 10,000 tokens is at 70 %.
     window = 10 * (weighed.tokens + left_tokens) // 7
     made = ahead(raw, window, answer=answer)
-    found = reading(raw, window, [] if made is None else [made], answer=answer)
+    stored = [] if made is None else [made]
+    found = reading(raw, window, stored, answer=answer)
     if found is None:
         return
     later = data.draw(next_turns([*raw, assistant(answer), user("So?")] if answer else raw))
-    chosen = found.decision.compaction if isinstance(found.decision, Reuse) else found.decision.draft
+    chosen = found.compaction if isinstance(found, Reuse) else found.draft
     effective = replace(chosen, ahead=False, early=True, window_tokens=window)
     assert broken_promises(parsed(later), apply(parsed(later), effective)) == []
     decided, whole, limits = decide(later, window, [effective])
     if not limits.triggers(applied_tokens(whole, effective)) and whole.tokens >= weighed.tokens:
         assert decided == Reuse(compaction=effective)
-    if not found.is_certain:
+    if first_step(weighed, budget(window, weighed), DEPTH, stored) == Keep():
         least_tokens = applied_tokens(weighed, chosen)
         assert least_tokens <= (1 - MIN_GAIN_RATIO) * (budget(window, weighed).trigger_tokens + 1)

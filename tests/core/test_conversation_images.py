@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import apply
-from litellm_compaction.core.conversation import Conversation
+from litellm_compaction.core.conversation import Conversation, image_tokens_of, newest_images
 from litellm_compaction.core.cut_points import is_injected, legal_cuts, request_indices
 from litellm_compaction.core.messages import Message, chain, normal_text
 from litellm_compaction.core.plan import Reuse, Step
@@ -39,24 +39,18 @@ from tests.builders import (
 _PIXELS = "A" * 4000
 
 
-def picture(name: str, *, kind: str = "image_url", pixels: str = _PIXELS) -> JsonDict:
-    """An image that can be told from others, in the shape of a route."""
-    url = f"data:image/png;base64,{name}{pixels}"
-    shapes: dict[str, JsonDict] = {
-        "image_url": {"type": "image_url", "image_url": {"url": url}},
-        "input_image": {"type": "input_image", "image_url": url},
-        "image": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url}},
-    }
-    return shapes[kind]
+def picture(name: str) -> JsonDict:
+    """An image that can be told from others."""
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{name}{_PIXELS}"}}
 
 
-def photo(name: str, text: str, **shape: Any) -> JsonDict:
-    return {"role": "user", "content": [{"type": "text", "text": text}, picture(name, **shape)]}
+def photo(name: str, text: str) -> JsonDict:
+    return {"role": "user", "content": [{"type": "text", "text": text}, picture(name)]}
 
 
-def screenshot(name: str, text: str = "Taken.", **shape: Any) -> list[JsonDict]:
+def screenshot(name: str) -> list[JsonDict]:
     call = calls(f"call_{name}", name="screenshot", arguments=json.dumps({"page": name}))
-    return [call, {**result(f"call_{name}", ""), "content": [{"type": "text", "text": text}, picture(name, **shape)]}]
+    return [call, {**result(f"call_{name}", ""), "content": [{"type": "text", "text": "Taken."}, picture(name)]}]
 
 
 def shown(messages: tuple[Message, ...]) -> list[str]:
@@ -66,17 +60,14 @@ def shown(messages: tuple[Message, ...]) -> list[str]:
     return [name for at, name in found if at >= 0]
 
 
-NAMES = ("photo1", "photo2", *(f"shot{number}" for number in range(9)))
+NAMES = ("photo1", *(f"shot{number}" for number in range(9)))
 
 
-def agent(shots: int, *, photos: int = 1, words: int = 0, **shape: Any) -> list[JsonDict]:
-    """A person's photos, then a run of screenshots, then a run without any; open at its end."""
-    raw = [system()]
-    for number in range(photos):
-        raw += [photo(f"photo{number + 1}", f"Plan {number + 1} of the house.", **shape), assistant("I see it.")]
-    raw.append(user("Make the page look like it."))
+def agent(shots: int) -> list[JsonDict]:
+    """A person's photo, then a run of screenshots, then a run without any; open at its end."""
+    raw = [system(), photo("photo1", "Plan of the house."), assistant("I see it."), user("Make the page look like it.")]
     for number in range(shots):
-        raw += [*screenshot(f"shot{number}", **shape), assistant("Looks right. " + "word " * words), user("Next.")]
+        raw += [*screenshot(f"shot{number}"), assistant("Looks right."), user("Next.")]
     for number in range(4):
         raw += [assistant(f"Step {number}. " + "word " * 20), user("And?")]
     return raw
@@ -104,6 +95,19 @@ def test_the_next_turns_send_the_same_bytes() -> None:
     second = first_step(grown, budget(8192, grown), replace(DEPTH, keep_images=9), [first])
     assert is_edit(second)
     assert {"shot0", "shot1", "shot2", "shot3", "shot4"}.isdisjoint(shown(apply(grown.messages, second.draft)))
+
+
+@given(most=st.integers(0, 8), most_tokens=st.integers(0, 8000))
+def test_the_newest_images_stay_and_a_persons_before_those_of_results(most: int, most_tokens: int) -> None:
+    """As many as are wanted and as the room holds; a shorter older one never takes a newer one's place."""
+    weighed = conversation(parsed(agent(6)))
+    places = newest_images(weighed, len(weighed.rest), most=8, most_tokens=10**6)
+    assert len(places) == 7
+    kept = newest_images(weighed, len(weighed.rest), most=most, most_tokens=most_tokens)
+    person, *results = places
+    assert kept == (*[person][: len(kept)], *results[len(results) - max(len(kept) - 1, 0) :])
+    assert image_tokens_of(weighed, kept) <= most_tokens
+    assert len(kept) == min(most, len(places), most_tokens // image_tokens_of(weighed, (person,)))
 
 
 RESULTS_IMAGES = (
