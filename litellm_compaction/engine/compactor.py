@@ -328,9 +328,9 @@ class Compactor:
         self, needed: CompactionNeeded, steps: Sequence[Step], room: Reservation | None
     ) -> PreparedRequest | None:
         """The request after a new compaction; None if it does not fit, or an edit or a choice leaves too much."""
-        measured = needed.measured
+        measured, step = needed.measured, steps[0]
         shared = await self._shared(alike(measured, steps), needed, steps, room)
-        if shared.measured is not measured and not await self._does(shared, measured, steps[0]):
+        if shared.measured is not measured and not await self._does(shared, measured, step):
             # It begins alike and goes on differently: another request's compaction is not for it.
             shared = await self._shared(same(measured, steps), needed, steps, room)
         built = shared.built
@@ -340,10 +340,10 @@ class Compactor:
             self.reporter.decided(measured, "fallback", prepared=prepared, effort=built.effort)
             return prepared
         prepared = await self._applied_surely(measured, built.compaction, "compacted")
-        if not is_enough(measured, steps[0], built.compaction, prepared):
+        if not is_enough(measured, step, built.compaction, prepared):
             return None
         # A record is the last step: it is sent whatever the template says.
-        if not steps[0].is_record and not await self._asker.does_render(measured, prepared):
+        if not step.is_record and not await self._asker.does_render(measured, prepared):
             return None
         await self._builder.keep(measured, built)
         prepared = replace(prepared, compaction=None if measured.context.is_client_summary else built.kept)
@@ -367,7 +367,7 @@ class Compactor:
             prepared=prepared,
             compaction=built.kept,
             effort=built.effort,
-            base=steps[0].base,
+            base=step.base,
             known=known,
         )
         return prepared
