@@ -28,7 +28,6 @@ from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder, 
 from litellm_compaction.engine.context import (
     CompactionNeeded,
     Effort,
-    Foreseen,
     MeasuredRequest,
     PreparedRequest,
     RequestContext,
@@ -351,7 +350,7 @@ class Compactor:
         if measured.context.now:
             measured.context.attempts.has_compacted = True
             self._small[measured.context.scope] = True
-        prepared = await self._quoter.added(measured, built.compaction, prepared)
+        prepared = await self._quoter.added(prepared)
         is_fallback = built.compaction.level == "truncate" and not measured.context.is_client_summary
         outcome: Outcome = "fallback" if is_fallback else "compacted"
         if shared.measured is not measured or shared.is_found:
@@ -422,21 +421,19 @@ class Compactor:
         return is_enough(measured, level, compaction, prepared)
 
     async def prepared_for(
-        self, request: Request, context: RequestContext, foreseen: Foreseen | None
+        self, request: Request, context: RequestContext, foreseen: PreparedRequest | CompactionNeeded | None
     ) -> PreparedRequest | CompactionNeeded:
         """As `prepare`, without doing again what was done for the same request when this deployment was foreseen.
 
         Raises:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
-        if foreseen is not None and foreseen.context == context:
-            prepared = foreseen.prepared
-            if isinstance(prepared, CompactionNeeded):
-                # Its calls go the way that is known now.
-                prepared = replace(prepared, measured=replace(prepared.measured, context=context))
-            if (await self._measurer.window(context)).is_like(prepared.window):
-                return prepared
-        return await self.prepare(request, context)
+        if foreseen is None or foreseen.measured.context != context:
+            return await self.prepare(request, context)
+        if not (await self._measurer.window(context)).is_like(foreseen.window):
+            return await self.prepare(request, context)
+        # Its calls go the way that is known now.
+        return replace(foreseen, measured=replace(foreseen.measured, context=context))
 
     async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:
         """Returns True if the window is smaller than the one that `prepared` was made for: it may have waited.
@@ -526,7 +523,7 @@ class Compactor:
                 case Reuse(compaction=compaction):
                     prepared = await self._applied_surely(measured, compaction, "reused")
                     if prepared.budget.fits(prepared.count.tokens):
-                        quoting = await self._quoter.added(measured, compaction, prepared)
+                        quoting = await self._quoter.added(prepared)
                         return self._reusing(measured, quoting, compaction)
                     # Counted as it is sent it does not do: what is decided without it?
                     known = ()
@@ -561,7 +558,7 @@ class Compactor:
         if found and not found[0].provisional:
             prepared = await self._applied_surely(measured, found[0], "reused")
             if not prepared.budget.triggers(prepared.count.tokens):
-                return self._reusing(measured, await self._quoter.added(measured, found[0], prepared), found[0])
+                return self._reusing(measured, await self._quoter.added(prepared), found[0])
         return None
 
     def _reusing(self, measured: MeasuredRequest, prepared: PreparedRequest, compaction: Compaction) -> PreparedRequest:

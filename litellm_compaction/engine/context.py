@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, Rules
@@ -369,13 +369,6 @@ class PreparedRequest:
         margin_tokens = 0 if count.is_told or count.own.exact else MARGIN_MIN_TOKENS
         left_tokens = window_tokens - (count.high if is_bound else count.likely) - margin_tokens
         return min(limit, max(left_tokens, self.budget.rules.answer_min_tokens))
-
-
-class Foreseen(NamedTuple):
-    """A request as it was prepared for the deployment that it would go to, before its deployment was chosen."""
-
-    context: RequestContext
-    prepared: PreparedRequest | CompactionNeeded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ import logging
 import statistics
 import threading
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction
@@ -58,22 +57,15 @@ class Quoter:
         # By scope and the first messages of a conversation; what comes after them is added turn by turn.
         self._indexes: Bounded[tuple[str, str], _Indexed] = Bounded(_MOST_INDEXES)
 
-    async def added(
-        self, measured: MeasuredRequest, compaction: Compaction, prepared: PreparedRequest
-    ) -> PreparedRequest:
-        """Returns `prepared` with excerpts in front of the newest words, or itself.
+    async def added(self, prepared: PreparedRequest) -> PreparedRequest:
+        """Returns a compacted request with excerpts in front of the newest words, or as it is.
 
         The prompt never outgrows its trigger by them, and nothing in front of that message changes.
-
-        Args:
-            compaction: by which `prepared` was made of `measured`.
         """
-        at, budget = _question(measured), prepared.budget
-        if at is None:
-            return prepared
-        room_tokens = budget.trigger_tokens - prepared.count.tokens
-        limit_tokens = min(prepared.window.tokens // _WINDOW_SHARE, room_tokens)
-        if limit_tokens <= 0:
+        measured, compaction, budget = prepared.measured, prepared.applied, prepared.budget
+        at = _question(measured)
+        limit_tokens = min(prepared.window.tokens // _WINDOW_SHARE, budget.trigger_tokens - prepared.count.tokens)
+        if at is None or compaction is None or limit_tokens <= 0:
             return prepared
         try:
             found = await asyncio.to_thread(self._found, measured, compaction, at, limit_tokens)
@@ -81,10 +73,8 @@ class Quoter:
                 return prepared
             messages = list(measured.conversation.messages)
             messages[at] = merged([messages[at]], found.text)
-            conversation = replace(measured.conversation, messages=tuple(messages))
-            action: Literal["reused", "compacted"] = "compacted" if prepared.action == "compacted" else "reused"
-            changed = replace(measured, conversation=conversation)
-            quoting = await self._measurer.applied(changed, compaction, action)
+            changed = replace(measured, conversation=replace(measured.conversation, messages=tuple(messages)))
+            quoting = await self._measurer.applied(changed, compaction, "reused")
         except Exception as error:  # noqa: BLE001 - the request is whole without (P8)
             logger.warning("excerpts_failed model=%s error=%s", measured.context.label, type(error).__name__)
             return prepared

@@ -19,7 +19,6 @@ from litellm_compaction.engine import (
     Action,
     Attempts,
     CompactionNeeded,
-    Foreseen,
     PreparedRequest,
     RequestContext,
     Reservation,
@@ -133,7 +132,7 @@ class Exchange:
     may_pause: bool = False
     alone: Told | None = None
     refusal: CompactionError | None = None
-    foreseen: Foreseen | None = None
+    foreseen: PreparedRequest | CompactionNeeded | None = None
     room: Reservation | None = None
     attempt: Attempt = field(default_factory=Attempt)
     on_restarts: OnRestarts | None = None

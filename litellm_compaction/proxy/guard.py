@@ -17,7 +17,7 @@ import httpx
 
 from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import CompactionNeeded, Compactor, Foreseen, PreparedRequest, RequestContext
+from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext
 from litellm_compaction.errors import (
     NO_CHAT,
     TOO_DEEP,
@@ -144,7 +144,7 @@ class Guard:
                 await self._compactor.bound(ids, context)
                 return
             decided = await self._compactor.prepare(exchange.client.original, context)
-            exchange.foreseen = Foreseen(context, decided)
+            exchange.foreseen = decided
             # The transport does the slow part itself, in the open response.
             if is_chat and all(carrier_of(each.deployment, each.settings) == "hooks" for each in known):
                 await self._compacted_here(exchange, context, decided, data)
@@ -167,7 +167,7 @@ class Guard:
             prepared = await compacted(self._compactor, decided, room)
         finally:
             room.release()
-        exchange.foreseen = Foreseen(context, prepared)
+        exchange.foreseen = prepared
         exchange.sent(context, prepared)
         if prepared.messages is not None:
             data["messages"] = wire.encode(prepared.messages)
@@ -316,7 +316,7 @@ class Guard:
         exchange: Exchange,
         context: RequestContext,
         kwargs: Mapping[str, Any],
-        foreseen: Foreseen | None,
+        foreseen: PreparedRequest | CompactionNeeded | None,
     ) -> dict[str, Any]:
         """The arguments of a call whose answer LiteLLM's hooks carry: compacted, and with a bound on the answer."""
         client, ids = exchange.client, None
@@ -352,7 +352,7 @@ class Guard:
         exchange: Exchange,
         context: RequestContext,
         kwargs: Mapping[str, Any],
-        foreseen: Foreseen | None,
+        foreseen: PreparedRequest | CompactionNeeded | None,
     ) -> dict[str, Any]:
         """The arguments of a call with a client whose transport compacts it, and carries its answer over the limit."""
         client, attempt = exchange.client, exchange.attempt

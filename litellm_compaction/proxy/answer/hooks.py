@@ -27,7 +27,6 @@ from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.engine import (
     CompactionNeeded,
     Compactor,
-    Foreseen,
     PreparedRequest,
     RequestContext,
     Reservation,
@@ -68,7 +67,7 @@ async def prepared_in_room(
     context: RequestContext,
     asked_tokens: int | None,
     *,
-    foreseen: Foreseen | None = None,
+    foreseen: PreparedRequest | CompactionNeeded | None = None,
     is_watched: bool,
     is_stream: bool = True,
     answers: int = 1,
