@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 from typing_extensions import assert_never
@@ -28,6 +29,7 @@ from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder, 
 from litellm_compaction.engine.context import (
     CompactionNeeded,
     Effort,
+    Foreseen,
     MeasuredRequest,
     PreparedRequest,
     RequestContext,
@@ -421,7 +423,7 @@ class Compactor:
         return is_enough(measured, level, compaction, prepared)
 
     async def prepared_for(
-        self, request: Request, context: RequestContext, foreseen: PreparedRequest | CompactionNeeded | None
+        self, request: Request, context: RequestContext, foreseen: Foreseen | None
     ) -> PreparedRequest | CompactionNeeded:
         """As `prepare`, without doing again what was done for the same request when this deployment was foreseen.
 
@@ -585,11 +587,18 @@ class Compactor:
         self, measured: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool
     ) -> PreparedRequest | CompactionNeeded:
         """The request with its largest texts cut to excerpts if the operator allows it, else the error."""
-        if not measured.is_shortened and (
-            messages := await self._with_less_data(measured, measured.budget.prompt_limit_tokens)
-        ):
+        limit_tokens = measured.budget.prompt_limit_tokens
+        if not measured.is_shortened and (messages := await self._with_less_data(measured, limit_tokens)):
             return await self._decide_shortened(measured, messages, stored, reason="attached", shorten=shorten)
-        if not shorten or not (messages := await self._shortened(measured)):
+        settings = measured.context.settings
+        excerpts = partial(
+            shortened,
+            measured.conversation,
+            measured.budget,
+            tool_results=settings.oversized_tool_result == "excerpt",
+            user_message=settings.oversized_user_message == "excerpt",
+        )
+        if not shorten or not (messages := await off_loop_if(measured.is_long, excerpts)):
             raise await self._refusal(measured)
         return await self._decide_shortened(measured, messages, stored, reason="excerpt", shorten=False)
 
@@ -616,18 +625,6 @@ class Compactor:
         """The request with less of the data attached to unanswered messages; None if all may stay."""
         return await off_loop_if(
             measured.is_long, lambda: with_less_data(measured.conversation, measured.budget, limit_tokens)
-        )
-
-    async def _shortened(self, measured: MeasuredRequest) -> tuple[Message, ...] | None:
-        settings = measured.context.settings
-        return await off_loop_if(
-            measured.is_long,
-            lambda: shortened(
-                measured.conversation,
-                measured.budget,
-                tool_results=settings.oversized_tool_result == "excerpt",
-                user_message=settings.oversized_user_message == "excerpt",
-            ),
         )
 
     async def _refusal(self, measured: MeasuredRequest) -> DoesNotFit:

@@ -287,7 +287,7 @@ class CompactionNeeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A request as it is sent.
+    """A request as it is sent: what no other request has is here, what led to it stands in `measured`.
 
     Attributes:
         action: what was done, as clients may be told.
@@ -369,6 +369,10 @@ class PreparedRequest:
         margin_tokens = 0 if count.is_told or count.own.exact else MARGIN_MIN_TOKENS
         left_tokens = window_tokens - (count.high if is_bound else count.likely) - margin_tokens
         return min(limit, max(left_tokens, self.budget.rules.answer_min_tokens))
+
+
+# As a request was prepared for the deployment that it would go to, before its deployment was chosen.
+Foreseen: TypeAlias = PreparedRequest | CompactionNeeded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

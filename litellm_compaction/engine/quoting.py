@@ -17,14 +17,12 @@ from dataclasses import dataclass, field, replace
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import merged, newest_user_index, visible_text
-from litellm_compaction.core.prompts import defused
-from litellm_compaction.core.secrets import plain
 from litellm_compaction.core.stretches import own_words
 from litellm_compaction.engine.build import redact_of
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.engine.measure import RequestMeasurer
+from litellm_compaction.engine.recalling import defuser, may_recall
 from litellm_compaction.recall import Beside, Index, beside
-from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -94,8 +92,6 @@ class Quoter:
         hidden, record = compaction.hidden, compaction.record
         # A record quotes some messages in full.
         gone = {each for each in hidden if visible_text(before[each]).strip() not in record}
-        name = measured.family.vocabulary
-        defuse = vocabulary(name).defused if is_loaded(name) else plain
         chars = itertools.accumulate(len(visible_text(message)) for message in reversed(before))
         start = len(before) - sum(total <= _MOST_CHARS for total in chars)
         known = self._indexed(measured)
@@ -111,7 +107,7 @@ class Quoter:
                 count=measured.count_text,
                 turn_tokens=words_tokens + _WRITTEN_WEIGHT * answer_tokens,
                 again_tokens=words_tokens + answer_tokens,
-                defuse=lambda text: defused(defuse(text)),
+                defuse=defuser(measured),
             )
 
     def _indexed(self, measured: MeasuredRequest) -> _Indexed:
@@ -135,11 +131,7 @@ def _question(measured: MeasuredRequest) -> int | None:
     """The index of a person's message that nothing answers yet; None if excerpts are not for this request."""
     context, messages = measured.context, measured.conversation.messages
     is_wanted = (
-        context.settings.recall == "auto"
-        and context.settings.keep_originals != "off"
-        and not measured.request.tools
-        and not context.is_client_summary
-        and not context.goes_on
+        may_recall(context) and context.settings.recall == "auto" and not measured.request.tools and not context.goes_on
     )
     at = newest_user_index(messages) if is_wanted else None
     if at is None or not all(message.is_system for message in messages[at + 1 :]):

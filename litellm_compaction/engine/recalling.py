@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, ToolCall, parse_message
 from litellm_compaction.core.prompts import defused
-from litellm_compaction.core.secrets import redactor
+from litellm_compaction.core.secrets import plain, redactor
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.recall import Found, Lookup, QueryTooLong, of_request, search, told
 from litellm_compaction.stores import Originals
@@ -80,10 +80,8 @@ class Recaller:
         """
         context, tools = measured.context, measured.request.tools
         is_offered = (
-            context.settings.recall != "off"
-            and context.settings.keep_originals != "off"
+            may_recall(context)
             and context.carries_calls
-            and not context.is_client_summary
             and self._originals.are_kept
             and bool(tools)
             and all(isinstance(tool, Mapping) and "function" in tool for tool in tools)
@@ -158,8 +156,7 @@ class Recaller:
         # What its client has compacted itself is in no request any more, and may be kept by no store.
         is_all = not (context.portable or found.missing)
         text = told(found, limit_tokens=limit_tokens, count=prepared.count_text, is_all=is_all)
-        name = prepared.measured.family.vocabulary
-        return defused(vocabulary(name).defused(text) if is_loaded(name) else text) or _NO_ROOM
+        return defuser(prepared.measured)(text) or _NO_ROOM
 
     async def _search(self, tenant: str, query: str, prepared: PreparedRequest) -> Found:
         # What this very request has covered may still be on its way.
@@ -178,6 +175,19 @@ class Recaller:
             return in_it._replace(missing=index.lacks(found.missing))
 
         return await asyncio.to_thread(in_request)
+
+
+def may_recall(context: RequestContext) -> bool:
+    """Returns True if a compacted request may be shown more of what is covered."""
+    settings = context.settings
+    return settings.recall != "off" and settings.keep_originals != "off" and not context.is_client_summary
+
+
+def defuser(measured: MeasuredRequest) -> Callable[[str], str]:
+    """Returns what breaks control tokens of a request's model, and marks of ours, in a text that it is shown."""
+    name = measured.family.vocabulary
+    own = vocabulary(name).defused if is_loaded(name) else plain
+    return lambda text: defused(own(text))
 
 
 def _newest_entry(conversation: Conversation) -> str:

@@ -19,6 +19,7 @@ from litellm_compaction.engine import (
     Action,
     Attempts,
     CompactionNeeded,
+    Foreseen,
     PreparedRequest,
     RequestContext,
     Reservation,
@@ -132,7 +133,7 @@ class Exchange:
     may_pause: bool = False
     alone: Told | None = None
     refusal: CompactionError | None = None
-    foreseen: PreparedRequest | CompactionNeeded | None = None
+    foreseen: Foreseen | None = None
     room: Reservation | None = None
     attempt: Attempt = field(default_factory=Attempt)
     on_restarts: OnRestarts | None = None

@@ -17,7 +17,7 @@ import httpx
 
 from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext
+from litellm_compaction.engine import CompactionNeeded, Compactor, Foreseen, PreparedRequest, RequestContext
 from litellm_compaction.errors import (
     NO_CHAT,
     TOO_DEEP,
@@ -316,7 +316,7 @@ class Guard:
         exchange: Exchange,
         context: RequestContext,
         kwargs: Mapping[str, Any],
-        foreseen: PreparedRequest | CompactionNeeded | None,
+        foreseen: Foreseen | None,
     ) -> dict[str, Any]:
         """The arguments of a call whose answer LiteLLM's hooks carry: compacted, and with a bound on the answer."""
         client, ids = exchange.client, None
@@ -352,7 +352,7 @@ class Guard:
         exchange: Exchange,
         context: RequestContext,
         kwargs: Mapping[str, Any],
-        foreseen: PreparedRequest | CompactionNeeded | None,
+        foreseen: Foreseen | None,
     ) -> dict[str, Any]:
         """The arguments of a call with a client whose transport compacts it, and carries its answer over the limit."""
         client, attempt = exchange.client, exchange.attempt

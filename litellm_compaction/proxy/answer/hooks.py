@@ -27,6 +27,7 @@ from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.engine import (
     CompactionNeeded,
     Compactor,
+    Foreseen,
     PreparedRequest,
     RequestContext,
     Reservation,
@@ -67,7 +68,7 @@ async def prepared_in_room(
     context: RequestContext,
     asked_tokens: int | None,
     *,
-    foreseen: PreparedRequest | CompactionNeeded | None = None,
+    foreseen: Foreseen | None = None,
     is_watched: bool,
     is_stream: bool = True,
     answers: int = 1,
