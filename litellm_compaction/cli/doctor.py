@@ -77,7 +77,7 @@ def findings_at_servers(file: ConfigFile, environ: Mapping[str, str]) -> list[Fi
 
 def _of_up(live: Running, file: ConfigFile) -> Iterator[Finding]:
     """What runs; a file that it does not run, and answers of no model, are told."""
-    other = "" if file.path == Path(live.config) else f"; {file.path} is looked at, and is not what runs"
+    other = "" if file.path == Path(live.config) else f"; {file.path} is looked at, and is not what it runs"
     yield note("up", f"it runs at {live.base_url} with {live.config}{other}.")
     if live.is_simulated:
         yield note("up", "a SIMULATOR answers its requests, not LM Studio: the answers are canned, of no real model.")

@@ -237,7 +237,7 @@ class Asker:
         if await self._told_for_nothing(measured, request, count):
             return True
         # Never longer than the window, however wrong our count is: a server may cut it without a word.
-        if is_free or not surely_fits(count, measured.window.tokens):
+        if is_free or not surely_fits(count, await self._window_tokens(measured)):
             return False
         told = await self._answered(measured, request, count.high)
         if told is None or await self._is_cut(measured, count, told):
@@ -260,7 +260,10 @@ class Asker:
         price = self._counter.known.price(target.key)
         is_sayable = (own.rendered or not reasons) and (price.is_confirmed or not own.images)
         is_asked = measured.context.measure is not None and self._counter.protocol.is_believed(target.key)
-        if count.is_counted or not count.fingerprint or not (is_sayable and is_asked):
+        told, protocol = count.told, self._counter.protocol
+        # An answer to another prompt may have confirmed the protocol since.
+        is_known = count.is_counted and told and told.doubt_tokens <= protocol.doubt_tokens(target.key, told.tokens)
+        if is_known or not count.fingerprint or not (is_sayable and is_asked):
             return False
         tokens = await self._windows.tokens_of(target, request)
         if tokens is None:
@@ -268,6 +271,13 @@ class Asker:
         beside = own.amounts.media * price.usual + (own.optional_tokens if reasons or request.extras else 0.0)
         self._counter.take_protocols(target.key, count, tokens + round(beside), is_whole=not beside)
         return True
+
+    async def _window_tokens(self, measured: MeasuredRequest) -> int:
+        """Of the window, or of a smaller one that was read meanwhile, because a question had been cut to it."""
+        try:
+            return min(measured.window.tokens, (await self._windows.resolve(measured.context.target)).tokens)
+        except CompactionError:
+            return measured.window.tokens
 
     async def _is_cut(self, measured: MeasuredRequest, count: Estimate, told: int) -> bool:
         """An answer's number is low and the window, read again, smaller: a model that was loaded anew cuts.

@@ -1,4 +1,4 @@
-"""Finds what was said: ids as they are written first, then by words; or by a regular expression between slashes.
+"""Finds what was said: ids as they are written first, then by words, and what no term finds as it stands.
 
 A query is never passed on to anything: its runs of letters and digits are looked up, whatever stands between them.
 """
@@ -6,15 +6,12 @@ A query is never passed on to anything: its runs of letters and digits are looke
 from __future__ import annotations
 
 import itertools
-import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple, TypeAlias
-
-import regex
+from typing import NamedTuple
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.recall.index import PASSAGE_CHARS, Index, Original
@@ -32,15 +29,9 @@ _LEAST_PIECE_CHARS = 40
 _MOST_PARTS = 16
 # Among so many hits for each that is wanted a newer value is looked for.
 _POOL = 2
-# For a regular expression, and for what no term finds: over all texts, the newest first.
-_REGEX_LIMIT_S, _LITERAL_LIMIT_S = 0.2, 0.02
-# A longer one, or one that counts higher, takes more memory to be read than there is: a{1000} in a group of {1000}.
-_MOST_EXPRESSION_CHARS, _MOST_TIMES = 300, 10_000
-_TIMES = re.compile(r"(?<=[{,])\s{0,9}(\d{1,9})(?=\s{0,9}[,}])")
+# For what no term finds: over all passages, the newest first.
+_LITERAL_LIMIT_S = 0.02
 GAP = "…"
-# The place of what is looked for in a text, -1 for none; it is given the seconds that are left, and may end with a
-# TimeoutError.
-_Find: TypeAlias = Callable[[str, float], int]
 
 
 class Piece(NamedTuple):
@@ -111,7 +102,7 @@ def search(
 
     Args:
         index: of what its caller may see.
-        query: words, ids, a handle, code, in any script; or `/a regular expression/`.
+        query: words, ids, a handle, code, in any script.
         visible: entries of the hash chain, of messages that stand in the prompt; they are not found.
         within: entries of those that may be found, or None for all.
         limit: as many hits at most.
@@ -121,9 +112,6 @@ def search(
     allowed = index.allowed(within, visible)
     # Nothing that is redacted stands in the index, and the words are shown again.
     query = index.redact(query[:_MOST_QUESTION_CHARS]).strip()
-    expression = _expression(query)
-    if expression is not None:
-        return Found(_matching(index, _place_of_match(expression), allowed, limit, _REGEX_LIMIT_S), [query])
     asked = sought(query)
     words = [each.written for each in asked]
     wanted = dict.fromkeys(term for each in asked for term in each.terms)
@@ -137,77 +125,23 @@ def search(
     # Sorted by score already.
     by_score.sort(key=lambda scored: (scored[1] not in exact, exact.get(scored[1], (0, 0))))
     ranked = [(share, passage) for share, passage in by_score if share >= least_share]
-    if not ranked and query and not least_share:
+    if not ranked and not least_share:
         # A part of a word, or signs alone.
-        return Found(_matching(index, _place_of_text(query), allowed, limit, _LITERAL_LIMIT_S), words)
+        ranked = [(1.0, passage) for passage in _holding(index, query, allowed, limit)]
     pool = _chosen(index, ranked, weights, allowed, _POOL * limit)
     return Found(_newest_first(index, pool, list(weights), exact)[:limit], words)
 
 
-def _expression(query: str) -> regex.Pattern[str] | None:
-    """The regular expression between two slashes; None for words, and for one that cannot be read."""
-    if not 3 <= len(query) <= _MOST_EXPRESSION_CHARS or query[0] != "/" or query[-1] != "/":
-        return None
-    times = math.prod(max(int(each), 1) for each in _TIMES.findall(query))
-    if query.count("/") > 2 + query.count(r"\/") or times > _MOST_TIMES:
-        return None
-    try:
-        return regex.compile(query[1:-1], regex.IGNORECASE | regex.MULTILINE)
-    except (regex.error, RecursionError, OverflowError):
-        return None
-
-
-def _place_of_match(expression: regex.Pattern[str]) -> _Find:
-    def find(text: str, left_s: float) -> int:
-        match = expression.search(text, concurrent=True, timeout=left_s)
-        return -1 if match is None else match.start()
-
-    return find
-
-
-def _place_of_text(sought: str) -> _Find:
-    folded = sought.casefold()
-    return lambda text, _: folded_place(text, text.casefold().find(folded))
-
-
-def folded_place(text: str, at: int) -> int:
-    """Returns the position in a text of the character that stands at `at` in its case-folded form, which may be longer.
-
-    Each character is folded by itself (Unicode, 3.13, toCasefold), so halves have the lengths of the whole.
-    """
-    first, end = 0, len(text)
-    while at >= 0 and end - first > 1:
-        middle = (first + end) // 2
-        chars = len(text[first:middle].casefold())
-        if at < chars:
-            end = middle
-        else:
-            first, at = middle, at - chars
-    return first if at >= 0 else at
-
-
-def _matching(index: Index, find: _Find, allowed: bytearray, limit: int, limit_s: float) -> list[Hit]:
-    found = ((1.0, passage) for passage in _matches(index, find, allowed, limit_s))
-    return [hit for _, hit in _chosen(index, found, {}, allowed, limit)]
-
-
-def _matches(index: Index, find: _Find, allowed: bytearray, limit_s: float) -> Iterator[int]:
-    """The passages in which a message's first match begins, the newest first, as far as the time suffices."""
-    end_s = time.monotonic() + limit_s
-    for at in range(len(index.originals) - 1, -1, -1):
-        original = index.originals[at]
-        first, end = index.span(original.handle)
-        if first == end or not allowed[first]:
-            continue
-        try:
-            place = find(original.text, max(end_s - time.monotonic(), 0.001))
-        except TimeoutError:
-            return
-        if place >= 0:
-            parts = (each for each in range(end - 1, first - 1, -1) if index.passages[each].original == at)
-            yield next((each for each in parts if index.passages[each].start <= place), first)
-        if time.monotonic() > end_s:
-            return
+def _holding(index: Index, query: str, allowed: bytearray, limit: int) -> list[int]:
+    """The newest passages that hold a text as it stands but for its case, as far as the time suffices."""
+    folded, end_s = query.casefold(), time.monotonic() + _LITERAL_LIMIT_S
+    found: list[int] = []
+    for passage in range(len(index.passages) - 1 if folded else -1, -1, -1):
+        if len(found) == _POOL * limit or time.monotonic() > end_s:
+            break
+        if allowed[passage] and folded in index.text(passage).casefold():
+            found.append(passage)
+    return found
 
 
 def _exact(index: Index, asked: Sequence[Sought], allowed: bytearray) -> dict[int, tuple[int, int]]:
@@ -303,19 +237,18 @@ def _newest_first(
 ) -> list[Hit]:
     """The hits in their order, but each newer value directly before the older one, which is marked."""
     hits = dict(pool)
-    said = {at: statements(index.text(at), asked) if hit.original.role != "tool" else [] for at, hit in pool}
+    said = {at: _statements(index.text(at), asked) if hit.original.role != "tool" else [] for at, hit in pool}
     weight = cache(index.weight)
 
     def is_newer(new: int, old: int) -> bool:
-        is_later = _is_later(hits[new].original, hits[old].original)
-        return is_later or any(
-            supersedes(now, before, asked, weight)
-            for now in (said[new] if hits[new].original.role in ("user", hits[old].original.role) else ())
-            for before in said[old]
-        )
+        late, early = hits[new].original, hits[old].original
+        if late.role == early.role == "tool":
+            # A later result of the same call, as far as the call is known in full.
+            return late.call == early.call != "" and "…" not in late.call and late.handle != early.handle
+        values = itertools.product(said[new], said[old]) if late.role in ("user", early.role) else ()
+        return any(_supersedes(now, before, asked, weight) for now, before in values)
 
-    pairs = itertools.combinations(sorted(hits), 2)
-    later = {old: new for old, new in pairs if is_newer(new, old)}
+    later = {old: new for old, new in itertools.combinations(sorted(hits), 2) if is_newer(new, old)}
     order: dict[int, Hit] = {}
     for passage, _ in pool:
         chain = [passage]
@@ -328,14 +261,9 @@ def _newest_first(
     return list(order.values())
 
 
-def _is_later(new: Original, old: Original) -> bool:
-    """A later result of the same call, as far as the call is known in full."""
-    is_same = new.call == old.call != "" and "…" not in new.call
-    return is_same and new.role == old.role == "tool" and new.handle != old.handle
-
-
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n")
-_HOLDS_VALUE = re.compile(r"\d|\w[_@\\/]\w")
+# A question says nothing of a value, whatever numbers are in it.
+_TELLS_VALUE = re.compile(r"(?=.*(?:\d|\w[_@\\/]\w))(?!.*[?？؟]\W*\Z)")
 # What tells of more values is a list, in which each row has its own.
 _MOST_VALUES, _MOST_SENTENCES = 3, 12
 _LEAST_COMMON, _COMMON_RATIO = 2, 0.4
@@ -344,39 +272,38 @@ QUESTION_MARKS = "?？؟"
 _LIGHT_RATIO = 0.5
 
 
-class Statement(NamedTuple):
+class _Statement(NamedTuple):
     """A sentence: its words, and the numbers and ids in it."""
 
     words: frozenset[str]
     values: frozenset[str]
 
 
-def statements(text: str, asked: Collection[str]) -> list[Statement]:
-    """Returns the sentences of a text that have a value and one of the terms of the question."""
-    wanted = frozenset(asked)
-    # A question says nothing of a value, whatever numbers are in it.
-    sentences = itertools.filterfalse(_is_question, _SENTENCE_END.split(text)[:_MOST_SENTENCES])
-    found = map(_read, filter(_HOLDS_VALUE.search, sentences))
-    return [each for each in found if 0 < len(each.values) <= _MOST_VALUES and not each.words.isdisjoint(wanted)]
+def _statements(text: str, asked: Sequence[str]) -> list[_Statement]:
+    """The sentences of a text that have a value and one of the terms of the question."""
+    found = map(_read, filter(_TELLS_VALUE.match, _SENTENCE_END.split(text)[:_MOST_SENTENCES]))
+    return [each for each in found if 0 < len(each.values) <= _MOST_VALUES and not each.words.isdisjoint(asked)]
 
 
-def _is_question(sentence: str) -> bool:
-    """Returns True if a sentence has a question mark behind its last word."""
-    behind = itertools.takewhile(lambda sign: not sign.isalnum(), reversed(sentence))
-    return any(sign in QUESTION_MARKS for sign in behind)
+def _read(sentence: str) -> _Statement:
+    words: set[str] = set()
+    values: set[str] = set()
+    for run in sought(sentence):
+        if run.is_id:
+            values.add(run.terms[0])
+            words.update(term for term in run.terms[1:] if term.isalpha() and len(term) > 1)
+        else:
+            for term in run.terms:
+                (values if any(map(str.isdigit, term)) else words).add(term)
+    return _Statement(frozenset(words), frozenset(values))
 
 
-def supersedes(newer: Statement, older: Statement, asked: Collection[str], weight: Callable[[str], float]) -> bool:
+def _supersedes(newer: _Statement, older: _Statement, asked: Collection[str], weight: Callable[[str], float]) -> bool:
     """Returns True if what was said later has another value in place of one that what was said before has.
 
-    Args:
-        newer: what was said later.
-        older: what was said before.
-        asked: terms of the question, one of which both have; who asks for the older value means it.
-        weight: how much a term says.
+    Both have a term of the question; who asks for the older value means it. `weight` says how much a term says.
     """
-    gone, come = older.values - newer.values, newer.values - older.values
-    common = newer.words & older.words
+    gone, come, common = older.values - newer.values, newer.values - older.values, newer.words & older.words
     if len(gone) != 1 or len(come) != 1 or not gone.isdisjoint(asked):
         return False
     if len(common) < _LEAST_COMMON or common.isdisjoint(asked):
@@ -387,16 +314,3 @@ def supersedes(newer: Statement, older: Statement, asked: Collection[str], weigh
         return False
     least = min(sum(map(weight, newer.words)), sum(map(weight, older.words)))
     return sum(map(weight, common)) >= _COMMON_RATIO * least
-
-
-def _read(sentence: str) -> Statement:
-    words: set[str] = set()
-    values: set[str] = set()
-    for run in sought(sentence):
-        if run.is_id:
-            values.add(run.terms[0])
-            words.update(term for term in run.terms[1:] if term.isalpha() and len(term) > 1)
-        else:
-            for term in run.terms:
-                (values if any(map(str.isdigit, term)) else words).add(term)
-    return Statement(frozenset(words), frozenset(values))

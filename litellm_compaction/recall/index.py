@@ -7,11 +7,10 @@ be written to while another thread reads.
 
 from __future__ import annotations
 
-import heapq
 import math
 from array import array
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -37,11 +36,8 @@ _K1, _B = 1.2, 0.75
 # A long message says much that was not asked for, and a person's words are what is asked for later. In chats with long
 # answers .69 of the questions are answered by five hits with .25 and 1.0, .73 with .5 and 1.1; among friends no more.
 _BREVITY, _USER = 0.5, 1.1
-# Passages are first ranked in blocks of so many, and the best blocks passage by passage.
-_BLOCK, _BLOCKS = 4, 40
-# Of the terms of a query the rarest count until so many places were looked at, which takes a few ms.
-_MOST_PLACES = 15_000
-_MOST_TIMES = 32
+# Of the terms of a query the rarest count until so many places were looked at, which takes some ms.
+_MOST_PLACES, _MOST_TIMES = 6000, 32
 # What stands in more of the passages is no help, and left out if something else is asked for.
 _FREQUENT_RATIO, _LEAST_PASSAGES = 0.5, 40
 _BREAKS = ("\n", ". ", "。", " ")
@@ -91,7 +87,9 @@ class Index:
         self._places: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
         self._near_chars: defaultdict[str, float] = defaultdict(float)
         self._middles = array("d")
+        # The words of a passage, and those around it as far as they count for it.
         self._sizes = array("I")
+        self._near_sizes = array("d")
         # By who says it, and in how many words.
         self._worth = array("d")
         self._chars = 0
@@ -201,16 +199,28 @@ class Index:
             allowed: of `allowed`.
             also: passages that are ranked in any case.
         """
-        blocks = {*self._best_blocks(weights, allowed), *(passage // _BLOCK for passage in also)}
-        scores: list[tuple[float, int]] = []
-        for start, end in _ranges(sorted(blocks), len(self.passages)):
-            scores += (
-                (score * self._worth[passage], passage)
-                for passage, score in enumerate(self._scores(start, end, weights), start)
-                if (score or passage in also) and allowed[passage]
-            )
+        first, end = allowed.find(1), allowed.rfind(1) + 1
+        scores: defaultdict[int, float] = defaultdict(float, dict.fromkeys(also, 0.0))
+        left = _MOST_PLACES
+        usual = self._words / max(self._chars, 1) * max(_REACH_CHARS, self._chars / max(len(self.passages), 1))
+        for term, weight in weights.items():
+            places: Sequence[int] = self._places[term]
+            start, stop = bisect_left(places, first), bisect_left(places, end)
+            if left < _MOST_PLACES and stop - start > left:
+                break
+            # Of what stands nearly everywhere the newest.
+            start = max(start, stop - left)
+            left -= stop - start
+            times: defaultdict[int, float] = defaultdict(float)
+            for place, number in Counter(places[start:stop]).items():
+                for passage, share in self._around(place):
+                    times[passage] += number * share
+            for passage, often in times.items():
+                damped = _K1 * (1 - _B + _B * self._near_sizes[passage] / max(usual, 1.0))
+                scores[passage] += weight * often * (_K1 + 1) / (often + damped)
+        found = [(score * self._worth[passage], passage) for passage, score in scores.items() if allowed[passage]]
         # Of equals the newer one first.
-        return sorted(scores, key=lambda scored: (-scored[0], -scored[1]))
+        return sorted(found, key=lambda scored: (-scored[0], -scored[1]))
 
     def most_telling(self, passages: Iterable[int], weights: Mapping[str, float], middle: int) -> int:
         """Returns the one of some passages in which the most of some terms stand; of equals that in the middle."""
@@ -241,85 +251,32 @@ class Index:
             self.passages.append(Passage(at, start, end))
             self._middles.append(self._end + (end - start) / 2)
             self._sizes.append(len(found))
+            self._near_sizes.append(0.0)
             self._worth.append(worth)
             self._end += end - start + 1
             self._chars += end - start + 1
             self._words += len(found)
+            for place, share in self._around(number):
+                self._near_sizes[number] += share * self._sizes[place]
+                if place != number:
+                    self._near_sizes[place] += share * len(found)
             for term in (*found, *label):
                 places = self._places[term]
                 since = self._middles[number] - self._middles[places[-1]] if places else math.inf
                 self._near_chars[term] += min(since, 2 * _REACH_CHARS)
                 places.append(number)
 
-    def _best_blocks(self, weights: Mapping[str, float], allowed: bytearray) -> list[int]:
-        first, end = allowed.find(1), allowed.rfind(1) + 1
-        is_whole = allowed.find(0, first, end) < 0
-        scores: defaultdict[int, float] = defaultdict(float)
-        left, worth = _MOST_PLACES, self._worth
-        for term, weight in weights.items():
-            places: Sequence[int] = self._places[term]
-            start, stop = bisect_left(places, first), bisect_left(places, end)
-            if scores and stop - start > left:
-                break
-            # Of what stands nearly everywhere the newest.
-            start = max(start, stop - left)
-            left -= stop - start
-            places = places[start:stop]
-            for passage in places if is_whole else filter(allowed.__getitem__, places):
-                scores[passage // _BLOCK] += weight * worth[passage]
-        if len(scores) <= _BLOCKS:
-            return list(scores)
-        least = heapq.nlargest(_BLOCKS, scores.values())[-1]
-        better = [block for block, score in scores.items() if score > least]
-        # Of equals the newest.
-        return better + heapq.nlargest(_BLOCKS - len(better), (at for at, score in scores.items() if score == least))
-
-    def _scores(self, start: int, end: int, weights: Mapping[str, float]) -> list[float]:
-        """The scores of passages from `start` to `end`."""
-        first, last = max(start - _MOST_BESIDE, 0), min(end + _MOST_BESIDE, len(self.passages))
-        near: list[list[tuple[int, float]]] = [[] for _ in range(first, last)]
-        damped: list[float] = []
-        usual = self._words / max(self._chars, 1) * max(_REACH_CHARS, self._chars / len(self.passages))
-        for passage in range(start, end):
-            size = 0.0
-            for place, share in self._around(passage):
-                near[place - first].append((passage - start, share))
-                size += share * self._sizes[place]
-            damped.append(_K1 * (1 - _B + _B * size / max(usual, 1.0)))
-        scores = [0.0] * (end - start)
-        for term, weight in weights.items():
-            places = self._places[term]
-            at, stop = bisect_left(places, first), bisect_left(places, last)
-            if at == stop:
-                continue
-            times = [0.0] * (end - start)
-            for place in places[at:stop]:
-                for passage, share in near[place - first]:
-                    times[passage] += share
-            for passage, often in enumerate(times):
-                if often:
-                    scores[passage] += weight * often * (_K1 + 1) / (often + damped[passage])
-        return scores
-
     def _around(self, passage: int) -> Iterator[tuple[int, float]]:
-        """The passages whose words count for one, and how much."""
-        middles = self._middles
-        middle = middles[passage]
-        for place in range(max(passage - _MOST_BESIDE, 0), min(passage + _MOST_BESIDE + 1, len(middles))):
-            distance = abs(middles[place] - middle)
-            if distance < _REACH_CHARS:
+        """The passages for which the words of one count, and how much."""
+        middle = self._middles[passage]
+        for step in (-1, 1):
+            for place in range(passage if step > 0 else passage - 1, passage + step * (_MOST_BESIDE + 1), step):
+                if not 0 <= place < len(self._middles):
+                    break
+                distance = abs(self._middles[place] - middle)
+                if distance >= _REACH_CHARS:
+                    break
                 yield place, 1 - distance / _REACH_CHARS
-
-
-def _ranges(blocks: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Blocks, ascending, as ranges of passages, those in a row as one."""
-    at = 0
-    while at < len(blocks):
-        end = at
-        while end + 1 < len(blocks) and blocks[end + 1] == blocks[end] + 1:
-            end += 1
-        yield blocks[at] * _BLOCK, min((blocks[end] + 1) * _BLOCK, most)
-        at = end + 1
 
 
 def _passages(text: str) -> Iterator[tuple[int, int]]:

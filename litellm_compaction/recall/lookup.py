@@ -7,7 +7,7 @@ what a hit is from is read again before it is shown.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
 from litellm_compaction.concurrency import Bounded
@@ -99,13 +99,6 @@ class Lookup:
         """Returns the parts of a message; none for a handle that is no tenant's, another one's, or expired."""
         return await self._asked(tenant, lambda index: index.find(handle), lambda parts: [handle] if parts else [])
 
-    async def ranges(self, tenant: str) -> Mapping[Name, tuple[str, str]]:
-        """Returns the first and the last handle of what is kept up to the end of each stretch; none if none is kept."""
-        known = self._of(tenant)
-        async with known.lock:
-            await known.refresh()
-            return dict(known.ranges)
-
     def _of(self, tenant: str) -> _Tenant:
         known = self._tenants.setdefault(tenant, _Tenant(self._source, tenant))
         self._tenants.move_to_end(tenant)
@@ -136,13 +129,11 @@ class _Tenant:
 
     def forget(self) -> None:
         self.index = Index(plain)
-        self.ranges: dict[Name, tuple[str, str]] = {}
         self._names: set[Name] = set()
         self._chars = 0
-        # Of the stretch that a handle's message is from, its first and its last entry.
+        # Each stretch with its first and its last entry, and those of the stretch that a handle's message is from.
+        self._stretches: list[tuple[Name, str, str]] = []
         self._ends: dict[str, tuple[str, str]] = {}
-        self._beginning: dict[str, list[Name]] = {}
-        self._ending: dict[str, list[Name]] = {}
 
     async def refresh(self) -> None:
         """Adds what is new; makes the index anew if anything has been deleted."""
@@ -177,24 +168,17 @@ class _Tenant:
 
     async def are_kept(self, handles: Collection[str]) -> bool:
         """Returns True if all of what some messages are from is still there, and what stands beside it."""
-        names: dict[Name, None] = {}
-        for first, last in (self._ends[handle] for handle in handles):
-            for beside in (self._ending.get(first, ()), self._ending[last], self._beginning.get(last, ())):
-                names.update(dict.fromkeys(beside))
-        return {stretch.name for stretch in await self._source.read(self._tenant, list(names))} == set(names)
+        ends = {entry for handle in handles for entry in self._ends[handle]}
+        names = [name for name, first, last in self._stretches if first in ends or last in ends]
+        return {stretch.name for stretch in await self._source.read(self._tenant, names)} == set(names)
 
     def _add(self, stretches: Sequence[KeptStretch]) -> None:
         indexed(stretches, self.index)
         for stretch in stretches:
-            first, last = stretch.hashes[0], stretch.hashes[-1]
-            self._beginning.setdefault(first, []).append(stretch.name)
-            self._ending.setdefault(last, []).append(stretch.name)
-            # A scope's stretches come oldest first, so the one before is there if it is kept.
-            before = self.ranges.get((stretch.name[0], first))
-            opening = stretch.hashes[1][:HANDLE_CHARS] if before is None else before[0]
-            self.ranges[stretch.name] = opening, last[:HANDLE_CHARS]
+            ends = stretch.hashes[0], stretch.hashes[-1]
+            self._stretches.append((stretch.name, *ends))
             for entry in stretch.hashes[1:]:
-                self._ends.setdefault(entry[:HANDLE_CHARS], (first, last))
+                self._ends.setdefault(entry[:HANDLE_CHARS], ends)
 
 
 def _chars(stretches: Iterable[KeptStretch]) -> int:

@@ -258,20 +258,23 @@ class SteadyRows:
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
         if scope == SETTINGS:
             # The memory of one process would let workers go their own ways.
-            return await self.durable.find(scope, keys)
+            found = await self.durable.find(scope, keys)
+            # They are read again and again, and so tell first that an outage is over.
+            self._works("reading")
+            return found
         spare = await self._spare.find(scope, keys)
         durable = await self._either("reading", lambda rows: rows.find(scope, keys))
         if not spare or "reading" in self._failing:
             return durable
-        found = {row.key: row for row in durable}
+        rows = {row.key: row for row in durable}
         for row in spare:
             # It came later; or it is to be added to what is there.
-            changes = self._changes.get((scope, row.key), ()) if row.key in found else ()
-            body = found[row.key].body if changes else row.body
+            changes = self._changes.get((scope, row.key), ()) if row.key in rows else ()
+            body = rows[row.key].body if changes else row.body
             for change in changes:
                 body = change(body, row.used_s) or body
-            found[row.key] = row._replace(body=body)
-        return [found[key] for key in keys if key in found]
+            rows[row.key] = row._replace(body=body)
+        return [rows[key] for key in keys if key in rows]
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
         if scope == SETTINGS:

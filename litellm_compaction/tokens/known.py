@@ -122,8 +122,11 @@ class Known:
         """A second number stands only if it is higher, or was asked for: some servers leave out what was cached."""
         key = (target_key, count.method, count.own.asks, count.fingerprint)
         known = self._prompts.get(key)
-        is_better = known is None or is_sure or known.doubt_tokens or known.tokens < told.tokens
-        if count.fingerprint and (known is None or (is_better and not told.doubt_tokens)):
+        if known is not None and told.doubt_tokens >= known.doubt_tokens:
+            is_better = not told.doubt_tokens and (is_sure or known.tokens < told.tokens)
+        else:
+            is_better = True
+        if count.fingerprint and is_better:
             self._prompts[key] = told
 
     def forget_doubted(self, target_key: str) -> None:

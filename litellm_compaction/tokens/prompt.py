@@ -23,6 +23,8 @@ from litellm_compaction.tokens.texts import TextCounts
 EXACT_ERROR, _NEAR_ERROR, _VOCABULARY_ERROR, _STAND_IN_ERROR = 0.02, 0.05, 0.10, 0.35
 # Of a script beyond ASCII a stand-in counts up to four times too much.
 _OTHER_SCRIPT_RATIO = 0.5
+# A rendered prompt is counted as a whole; what it is divided by needs no more of each text.
+_WEIGHED_SHARE = 1 / 8
 # Longer strings without any space are data, as base64 is.
 _DATA_CHARS = 2048
 # An end for documents made to be slow.
@@ -58,10 +60,13 @@ def own_count(family: Family, request: Request, texts: TextCounts, *, share: flo
     Raises:
         RecursionError: its extras are nested deeper than JSON is written.
     """
-    weights = _weights(family, request, texts, share)
+    prompt = render(family, request.messages, request.tools) if share == 1 else None
+    weights = _weights(family, request, texts, share, share if prompt is None else _WEIGHED_SHARE)
     extras = [json.dumps(request.extras, ensure_ascii=False, default=str)] if request.extras else []
     extras_tokens = sum(texts.lengths(family, extras, share=share, is_quick=True))
-    schemas = texts.lengths(family, list(map(_as_json, request.tools)), share=share, is_quick=True)
+    is_shown = prompt is not None and template(family.template).has("renders_tools")
+    tools_share = _WEIGHED_SHARE if is_shown else share
+    schemas = texts.lengths(family, list(map(_as_json, request.tools)), share=tools_share, is_quick=True)
     tools_tokens = family.costs.tools + sum(family.costs.tool + tokens for tokens in schemas) if schemas else 0.0
     common = Own(
         sizes=tuple(each.shown + each.thought + each.beside + each.media for each in weights),
@@ -72,7 +77,6 @@ def own_count(family: Family, request: Request, texts: TextCounts, *, share: flo
         images=sum(each.images for each in weights),
         asks=bool(request.messages) and request.messages[-1].role == "user",
     )
-    prompt = render(family, request.messages, request.tools) if share == 1 else None
     return (
         _by_constants(common, weights, family, request)
         if prompt is None
@@ -136,11 +140,11 @@ class _Weight(NamedTuple):
     images: int
 
 
-def _weights(family: Family, request: Request, texts: TextCounts, share: float) -> list[_Weight]:
+def _weights(family: Family, request: Request, texts: TextCounts, share: float, shown_share: float) -> list[_Weight]:
     groups = [_texts(message) for message in request.messages]
     besides = [_beside(message, family) for message in request.messages]
-    flat = [text for group, beside in zip(groups, besides, strict=True) for text in (*group, *beside.texts)]
-    left = iter(texts.lengths(family, flat, share=share))
+    left = iter(texts.lengths(family, [text for group in groups for text in group], share=shown_share))
+    left_beside = iter(texts.lengths(family, [text for each in besides for text in each.texts], share=share))
     last_user = max((at for at, message in enumerate(request.messages) if message.role == "user"), default=-1)
     found: list[_Weight] = []
     for at, (message, group, beside) in enumerate(zip(request.messages, groups, besides, strict=True)):
@@ -148,7 +152,7 @@ def _weights(family: Family, request: Request, texts: TextCounts, share: float) 
         thought = tokens[1] if at < last_user else 0.0
         shown = family.costs.message + len(message.calls) * family.costs.call + sum(tokens) - thought
         other = 0.0 if family.owns_vocabulary else _OTHER_SCRIPT_RATIO * _of_other_scripts(group, tokens)
-        beside_tokens, media = sum(next(left) for _ in beside.texts), float(sum(beside.media))
+        beside_tokens, media = sum(next(left_beside) for _ in beside.texts), float(sum(beside.media))
         found.append(_Weight(shown, thought, thought + other, beside_tokens, media, len(beside.media)))
     return found
 

@@ -42,6 +42,10 @@ class Protocol:
         """
         if is_whole:
             self._asked[target_key, fingerprint] = tokens
+        return self.doubt_tokens(target_key, tokens)
+
+    def doubt_tokens(self, target_key: str, tokens: int) -> int:
+        """Returns by how much a number may be off, as far as answers have confirmed others."""
         return self._off_tokens.get(target_key, ceil(_UNCONFIRMED_RATIO * tokens))
 
     def compare(self, target_key: str, label: str, fingerprint: int, prompt_tokens: int) -> bool:

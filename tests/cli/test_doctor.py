@@ -142,9 +142,9 @@ def test_it_looks_at_what_up_runs(
         assert f"config   {runs}\n" in found
         assert f"up: it runs at http://127.0.0.1:4000 with {runs}." in found
         assert "SIMULATOR" in found
-        assert "is not what runs" not in found
+        assert "is not what it runs" not in found
         code, found = check(config(wildcard))
-        assert (code, "is not what runs" in found) == (0, True), "at the simulator, too"
+        assert (code, "is not what it runs" in found) == (0, True), "at the simulator, too"
     assert "up: " not in check(config(wildcard))[1]
 
 

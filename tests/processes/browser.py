@@ -24,6 +24,8 @@ from websockets.sync.client import ClientConnection, connect
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 # Bounds a hang: on a busy machine a page has taken two minutes.
 _LIMIT_S = 400.0
+# Every 20 ms.
+_MOST_LOOKS = 6000
 _OPTIONS = (
     "--headless",
     "--no-sandbox",
@@ -131,13 +133,18 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, text=text, windowsVirtualKeyCode=code)
 
     def until(self, expression: str) -> None:
-        """Returns when an expression is true: the page's script has made it so."""
+        """Returns when an expression is true: the page's script has made it so.
+
+        Raises:
+            AssertionError: it has not within two minutes.
+        """
         watched = (
-            f"new Promise(done => {{ const look = () => {{ try {{ if ({expression}) return done(true); }} catch {{}}"
-            " setTimeout(look, 20); }; look(); })"
+            "new Promise(done => { let looks = 0; const look = () => {"
+            f" try {{ if ({expression}) return done(true); }} catch {{}}"
+            f" if (++looks > {_MOST_LOOKS}) return done(false); setTimeout(look, 20); }}; look(); }})"
         )
         answer = self.call("Runtime.evaluate", expression=watched, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in answer, answer
+        assert answer["result"].get("value") is True, f"{expression} is not so in:\n{self.text()}"
 
     def reads(self, words: str) -> None:
         """Returns when these words stand in the page."""

@@ -55,18 +55,6 @@ def test_a_websocket_is_guarded_and_follows_no_items(running: Running) -> None:
         assert "compaction item" not in str(told([*items("alone", 4), TRIGGER], "alone"))
 
 
-def test_anthropics_list_says_what_can_be_done(running: Running, claude: Any) -> None:
-    """Of guarded models alone, and to clients that ask as Anthropic's do."""
-    page = claude.beta.models.list()
-    by_name = {model.id: model.to_dict().get("capabilities") for model in page.data}
-    assert by_name["alone"] is None
-    assert by_name["small"]["context_management"]["compact_20260112"] == {"supported": True}
-    assert by_name["small"]["compaction"]["summarize"] == {"supported": True}
-    assert (
-        "capabilities" not in running.proxy.client.get("/v1/models", headers={"Authorization": f"Bearer {ANNA}"}).text
-    )
-
-
 @pytest.fixture(scope="module")
 def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with open_ways(tmp_path_factory.mktemp("ways"), "auto", process=True) as opened:

@@ -139,6 +139,20 @@ def test_a_body_in_other_words_is_the_same_request(body: dict[str, Any], is_same
     assert is_same_request(body, request) is is_same
 
 
+@pytest.mark.parametrize("content", ["my number is 42", [{"type": "text", "text": "my number is 42"}]])
+def test_text_that_a_guardrail_masks_in_place_makes_another_request(content: Any) -> None:
+    """LiteLLM's Presidio writes over the text of a content part that both share."""
+    body = {"messages": [{"role": "user", "content": content}]}
+    request = decode(body)
+    assert request is not None
+    assert is_same_request(body, request)
+    if isinstance(content, str):
+        body["messages"][0]["content"] = "my number is <MASKED>"
+    else:
+        content[0]["text"] = "my number is <MASKED>"
+    assert not is_same_request(body, request)
+
+
 def test_a_reference_to_a_tool_is_no_part_of_a_result() -> None:
     """LiteLLM leaves it out behind us; what is planned with it would be planned once more without it."""
     reference = {"type": "tool_reference", "tool_name": "read"}

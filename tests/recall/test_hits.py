@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import chain
 from litellm_compaction.recall import Index, QueryTooLong, checked, hits, search
-from litellm_compaction.recall.hits import folded_place
 from litellm_compaction.recall.terms import sought
 from tests.builders import parsed, texts
 from tests.recall.test_index import assistant, called, indexed, made, result, talk, user
@@ -128,37 +125,20 @@ def test_a_repeated_text_is_found_once() -> None:
 @pytest.mark.parametrize(
     ("query", "text"),
     [
-        (r"/order-\d{4}[a-f]/", "It was order-1234c."),
-        ("/ORDER-1/", "It was order-1234c."),
         ('zebra AND (oboe OR "lyre") NEAR/3 \'x', "a lyre"),
         ("lyre*,;:-^{}", "a lyre"),
     ],
 )
-def test_regular_expressions_and_operators_find(query: str, text: str) -> None:
-    """An expression between slashes is one; what looks like a query's syntax is not passed on."""
+def test_operators_are_words(query: str, text: str) -> None:
+    """What looks like a query's syntax is not passed on."""
     index = indexed(*talk([*_CHAT, text, *_CHAT]))
     assert text in shown(index, query)[0]
 
 
 @pytest.mark.parametrize("query", ["/(/", "//", "/", "/src/lib/", "", " ", "\0", "?!", "/[/"])
-def test_what_is_no_expression_is_words(query: str) -> None:
-    """A broken one, a path, nothing: no error."""
+def test_nothing_but_signs_is_no_error(query: str) -> None:
+    """Expressions, a path, nothing."""
     search(indexed(user("src lib")), query)
-
-
-def test_an_expression_with_too_many_repetitions_is_words() -> None:
-    """A compiler of expressions would write each of them out."""
-    index = indexed(user("The walrus sleeps."))
-    assert search(index, "/walrus{99} {200}/").hits
-    assert not search(index, "/walrus{99} {100}/").hits
-
-
-def test_an_expression_that_never_ends_is_given_up() -> None:
-    """It takes its fifth of a second, and what was found before stays."""
-    index = indexed(*talk(["a" * 5_000 + "b", "c"] * 20))
-    start = time.monotonic()
-    search(index, "/(a|a|aa)+$/")
-    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(
@@ -184,15 +164,6 @@ def test_a_literal_is_shown_where_it_stands() -> None:
     index = indexed(user("ßİŉ " * 500 + "the zebra is striped " + "ßİŉ " * 500))
     (first, *_) = shown(index, "ebra is strip")
     assert "zebra" in first
-
-
-@given(st.text(st.sampled_from("aAßİŉΐſK🦓 "), max_size=40), st.text(st.sampled_from("aAßİŉΐſK🦓 "), min_size=1))
-def test_a_place_in_a_folded_text_is_one_in_the_text(before: str, behind: str) -> None:
-    """Of the character that it was made of; none stays none."""
-    text, start = before + behind, len(before.casefold())
-    for at in range(start, start + len(behind[0].casefold())):
-        assert folded_place(text, at) == len(before)
-    assert folded_place(text, -1) == -1
 
 
 def test_a_literal_is_given_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +219,7 @@ def test_what_scores_below_the_floor_is_left_out() -> None:
     index = indexed(*talk(["The zebra sleeps until noon.", *_CHAT, "At noon, then.", *_CHAT]))
     query = "Does the zebra sleep until noon?"
     shares = [hit.share for hit in search(index, query).hits]
-    assert len(shares) == 2
+    assert len(shares) >= 2
     assert [hit.share for hit in search(index, query, least_share=shares[0]).hits] == shares[:1]
 
 

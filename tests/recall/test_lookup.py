@@ -141,18 +141,3 @@ async def test_more_text_than_an_index_may_hold_leaves_the_newer_half(monkeypatc
             assert f"river{newest}" in " ".join(await said(lookup, f"city{newest}"))
         assert sum(len(each.text) for each in lookup._tenants["tenant"].index.originals) <= 400
     assert "river0." not in " ".join(await said(lookup, "river0"))
-
-
-async def test_the_ends_of_what_was_kept_up_to_each_stretch() -> None:
-    """From the conversation's first message on, also if it was kept in parts; nothing of what was deleted."""
-    originals = Counting()
-    lookup = Lookup(originals)
-    first, more = covered(*FISH, scope="a"), covered(*FISH, *BIRD, scope="a")
-    await kept(originals, first, more, covered(*BIRD, scope="b", tenant="other"))
-    opening = first.hashes[1][:12]
-    assert await lookup.ranges("tenant") == {
-        ("a", first.hashes[-1]): (opening, first.hashes[-1][:12]),
-        ("a", more.hashes[-1]): (opening, more.hashes[-1][:12]),
-    }
-    await originals.delete(scope="a")
-    assert await lookup.ranges("tenant") == {}

@@ -12,10 +12,12 @@ from litellm_compaction.tokens.estimate import Estimate
 _count, _learn = TokenCounter.count, TokenCounter.learn
 
 
-async def _broken_count(self: TokenCounter, target_key: str, family: Any, request: Any, *, asker: str = "") -> Estimate:
+async def _broken_count(
+    self: TokenCounter, target_key: str, family: Any, request: Any, *, asker: str = "", window_tokens: int = 0
+) -> Estimate:
     if "sabotaged-count" in target_key:
         raise ValueError(request.messages[-1].text)
-    return await _count(self, target_key, family, request, asker=asker)
+    return await _count(self, target_key, family, request, asker=asker, window_tokens=window_tokens)
 
 
 def _broken_learn(self: TokenCounter, target_key: str, count: Estimate, prompt_tokens: int, *, label: str = "") -> Any:
