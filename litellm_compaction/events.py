@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
@@ -35,6 +35,14 @@ Cut: TypeAlias = Literal["attempts", "aborted", "unanswered"]
 AnswerOutcome: TypeAlias = Literal["completed"] | Cut
 ContinuationOutcome: TypeAlias = Literal["restarted"] | Cut
 Phase: TypeAlias = Literal["pre_request", "tool_response", "streaming"]
+
+
+_LEVELS: Mapping[str, int] = {
+    "refused": logging.WARNING,
+    "failed_open": logging.ERROR,
+    "observed": logging.INFO,
+    "prepared": logging.INFO,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +108,33 @@ class CompactionEvent:
         """The window's fill by the prompt as it came."""
         return 100.0 * self.tokens_before / self.window_tokens
 
+    @property
+    def log_level(self) -> int:
+        """WARNING if the operator may have something to change."""
+        if self.outcome in ("compacted", "fallback"):
+            is_as_planned = not self.has_overflowed and self.reason in ("", *BY_PLAN)
+            return logging.INFO if is_as_planned else logging.WARNING
+        return _LEVELS.get(self.outcome, logging.INFO if self.reason == UNDONE else logging.DEBUG)
+
+    @property
+    def log_line(self) -> str:
+        # By how full it seemed, a prompt that the server has refused would not have been compacted.
+        fill = "server overflow" if self.refusal else f"{self.filled_percent:.0f} %"
+        line = (
+            f"{self.outcome} model={self.model} phase={self.phase} {self.tokens_before}/{self.window_tokens} tokens "
+            f"({fill}) before={self.tokens_before} after={self.tokens_after} covered={self.covered_messages} "
+            f"round={self.round} calls={self.summary_calls} window_source={self.window_source} "
+            f"pruning_model={self.pruning_model or '-'} duration_ms={self.duration_ms:.0f} "
+            f"summary_ms={self.summary_ms:.0f}"
+        )
+        if self.result_tokens:
+            line += f" result={self.result_tokens} current={max(self.projected_tokens - self.result_tokens, 0)}"
+            line += f" projected={self.projected_tokens} limit={self.limit_tokens}"
+        if self.excerpts:
+            line += f" excerpts={self.excerpts} excerpt_tokens={self.excerpt_tokens}"
+        line += f" reason={self.reason}" if self.reason else ""
+        return f"{line} refusal={self.refusal}" if self.refusal else line
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncationAlarm:
@@ -112,6 +147,17 @@ class TruncationAlarm:
     reason: str
     when_s: float = 0.0
     tenant: str = ""
+
+    @property
+    def log_level(self) -> int:
+        return logging.WARNING
+
+    @property
+    def log_line(self) -> str:
+        return (
+            f"truncation_alarm model={self.model} reason={self.reason} reported={self.reported_tokens} "
+            f"expected={self.expected_tokens} window={self.window_tokens} tokens"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,16 +188,21 @@ class ContinuationEvent:
         """Room that the compaction has made; the lost tokens have to be written again."""
         return max(self.tokens_before - self.lost_tokens - self.tokens_after, 0)
 
+    @property
+    def log_level(self) -> int:
+        return logging.WARNING if self.outcome == "restarted" else logging.ERROR
+
+    @property
+    def log_line(self) -> str:
+        return (
+            f"restart outcome={self.outcome} model={self.model} attempt={self.attempt} of {self.attempts} "
+            f"before={self.tokens_before} after={self.tokens_after} gained={self.gained_tokens} "
+            f"window={self.window_tokens} tokens"
+        )
+
 
 Event: TypeAlias = CompactionEvent | TruncationAlarm | ContinuationEvent
 Observer: TypeAlias = Callable[[Event], None]
-
-_LEVELS: dict[str, int] = {
-    "refused": logging.WARNING,
-    "failed_open": logging.ERROR,
-    "observed": logging.INFO,
-    "prepared": logging.INFO,
-}
 
 # C0 and C1 controls, and all that changes the direction of reading or is not seen.
 _COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
@@ -215,24 +266,6 @@ def useless_summarisers(events: Iterable[Event]) -> list[str]:
     ]
 
 
-def _results(event: CompactionEvent) -> str:
-    if not event.result_tokens:
-        return ""
-    current_tokens = max(event.projected_tokens - event.result_tokens, 0)
-    return (
-        f" result={event.result_tokens} current={current_tokens} projected={event.projected_tokens} "
-        f"limit={event.limit_tokens}"
-    )
-
-
-def _level(event: CompactionEvent) -> int:
-    """WARNING if the operator may have something to change."""
-    if event.outcome in ("compacted", "fallback"):
-        is_as_planned = not event.has_overflowed and event.reason in ("", *BY_PLAN)
-        return logging.INFO if is_as_planned else logging.WARNING
-    return _LEVELS.get(event.outcome, logging.INFO if event.reason == UNDONE else logging.DEBUG)
-
-
 def log_observer(logger: logging.Logger) -> Observer:
     """Writes one line an event.
 
@@ -240,54 +273,7 @@ def log_observer(logger: logging.Logger) -> Observer:
     """
 
     def observe(event: Event) -> None:
-        if isinstance(event, TruncationAlarm):
-            logger.warning(
-                "truncation_alarm model=%s reason=%s reported=%d expected=%d window=%d tokens",
-                event.model,
-                event.reason,
-                event.reported_tokens,
-                event.expected_tokens,
-                event.window_tokens,
-            )
-            return
-        if isinstance(event, ContinuationEvent):
-            logger.log(
-                logging.WARNING if event.outcome == "restarted" else logging.ERROR,
-                "restart outcome=%s model=%s attempt=%d of %d before=%d after=%d gained=%d window=%d tokens",
-                event.outcome,
-                event.model,
-                event.attempt,
-                event.attempts,
-                event.tokens_before,
-                event.tokens_after,
-                event.gained_tokens,
-                event.window_tokens,
-            )
-            return
-        logger.log(
-            _level(event),
-            "%s model=%s phase=%s %d/%d tokens (%s) before=%d after=%d covered=%d round=%d calls=%d "
-            "window_source=%s pruning_model=%s duration_ms=%.0f summary_ms=%.0f%s%s%s%s",
-            event.outcome,
-            event.model,
-            event.phase,
-            event.tokens_before,
-            event.window_tokens,
-            # By how full it seemed, the request would not have been compacted.
-            "server overflow" if event.refusal else f"{event.filled_percent:.0f} %",
-            event.tokens_before,
-            event.tokens_after,
-            event.covered_messages,
-            event.round,
-            event.summary_calls,
-            event.window_source,
-            event.pruning_model or "-",
-            event.duration_ms,
-            event.summary_ms,
-            _results(event),
-            f" excerpts={event.excerpts} excerpt_tokens={event.excerpt_tokens}" if event.excerpts else "",
-            f" reason={event.reason}" if event.reason else "",
-            f" refusal={event.refusal}" if event.refusal else "",
-        )
+        if logger.isEnabledFor(event.log_level):
+            logger.log(event.log_level, "%s", event.log_line)
 
     return observe

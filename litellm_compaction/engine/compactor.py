@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 from typing_extensions import assert_never
@@ -350,7 +351,7 @@ class Compactor:
         if measured.context.now:
             measured.context.attempts.has_compacted = True
             self._small[measured.context.scope] = True
-        prepared = await self._quoter.added(measured, built.compaction, prepared)
+        prepared = await self._quoter.added(prepared)
         is_fallback = built.compaction.level == "truncate" and not measured.context.is_client_summary
         outcome: Outcome = "fallback" if is_fallback else "compacted"
         if shared.measured is not measured or shared.is_found:
@@ -432,14 +433,12 @@ class Compactor:
         Raises:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
-        if foreseen is not None and foreseen.context == context:
-            prepared = foreseen.prepared
-            if isinstance(prepared, CompactionNeeded):
-                # Its calls go the way that is known now.
-                prepared = replace(prepared, measured=replace(prepared.measured, context=context))
-            if (await self._measurer.window(context)).is_like(prepared.window):
-                return prepared
-        return await self.prepare(request, context)
+        if foreseen is None or foreseen.measured.context != context:
+            return await self.prepare(request, context)
+        if not (await self._measurer.window(context)).is_like(foreseen.window):
+            return await self.prepare(request, context)
+        # Its calls go the way that is known now.
+        return replace(foreseen, measured=replace(foreseen.measured, context=context))
 
     async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:
         """Returns True if the window is smaller than the one that `prepared` was made for: it may have waited.
@@ -530,7 +529,7 @@ class Compactor:
                 case Reuse(compaction=compaction):
                     prepared = await self._applied_surely(measured, compaction, "reused")
                     if prepared.budget.fits(prepared.count.tokens):
-                        quoting = await self._quoter.added(measured, compaction, prepared)
+                        quoting = await self._quoter.added(prepared)
                         return self._reusing(measured, quoting, compaction)
                     # Counted as it is sent it does not do: what is decided without it?
                     known = ()
@@ -565,7 +564,7 @@ class Compactor:
         if found and not found[0].provisional:
             prepared = await self._applied_surely(measured, found[0], "reused")
             if not prepared.budget.triggers(prepared.count.tokens):
-                return self._reusing(measured, await self._quoter.added(measured, found[0], prepared), found[0])
+                return self._reusing(measured, await self._quoter.added(prepared), found[0])
         return None
 
     def _reusing(self, measured: MeasuredRequest, prepared: PreparedRequest, compaction: Compaction) -> PreparedRequest:
@@ -592,11 +591,18 @@ class Compactor:
         self, measured: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool
     ) -> PreparedRequest | CompactionNeeded:
         """The request with its largest texts cut to excerpts if the operator allows it, else the error."""
-        if not measured.is_shortened and (
-            messages := await self._with_less_data(measured, measured.budget.prompt_limit_tokens)
-        ):
+        limit_tokens = measured.budget.prompt_limit_tokens
+        if not measured.is_shortened and (messages := await self._with_less_data(measured, limit_tokens)):
             return await self._decide_shortened(measured, messages, stored, reason="attached", shorten=shorten)
-        if not shorten or not (messages := await self._shortened(measured)):
+        settings = measured.context.settings
+        excerpts = partial(
+            shortened,
+            measured.conversation,
+            measured.budget,
+            tool_results=settings.oversized_tool_result == "excerpt",
+            user_message=settings.oversized_user_message == "excerpt",
+        )
+        if not shorten or not (messages := await off_loop_if(measured.is_long, excerpts)):
             raise await self._refusal(measured)
         return await self._decide_shortened(measured, messages, stored, reason="excerpt", shorten=False)
 
@@ -623,18 +629,6 @@ class Compactor:
         """The request with less of the data attached to unanswered messages; None if all may stay."""
         return await off_loop_if(
             measured.is_long, lambda: with_less_data(measured.conversation, measured.budget, limit_tokens)
-        )
-
-    async def _shortened(self, measured: MeasuredRequest) -> tuple[Message, ...] | None:
-        settings = measured.context.settings
-        return await off_loop_if(
-            measured.is_long,
-            lambda: shortened(
-                measured.conversation,
-                measured.budget,
-                tool_results=settings.oversized_tool_result == "excerpt",
-                user_message=settings.oversized_user_message == "excerpt",
-            ),
         )
 
     async def _refusal(self, measured: MeasuredRequest) -> DoesNotFit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, Rules
@@ -15,7 +15,6 @@ from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.core.plan import CompactionOptions, Step
 from litellm_compaction.core.rounds import open_round_start
-from litellm_compaction.core.secrets import Redact
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.events import Phase
@@ -286,45 +285,17 @@ class CompactionNeeded:
         return self.measured.budget.fits(self.steps[0].predicted_tokens)
 
 
-class Recallable(NamedTuple):
-    """The part of its own conversation that a model may look up.
-
-    Attributes:
-        entry: of the hash chain, of the newest message that is the client's.
-        hashes: the conversation's chain.
-        messages: of the conversation after the leading system ones, as its client has just sent them.
-        redact: takes secrets out of them.
-        compaction: by which its messages were made.
-        vocabulary: name of the model's, whose control tokens are broken in what it is shown.
-    """
-
-    entry: str
-    hashes: tuple[str, ...]
-    messages: tuple[Message, ...]
-    redact: Redact
-    compaction: Compaction
-    vocabulary: str
-
-    @property
-    def hidden(self) -> frozenset[str]:
-        """The entries of the messages that it is not shown as they were; worked out only for a look-up."""
-        return frozenset(self.hashes[at + 1] for at in self.compaction.hidden)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A request as it is sent.
+    """A request as it is sent: what no other request has is here, what led to it stands in `measured`.
 
     Attributes:
         action: what was done, as clients may be told.
+        measured: the request; its conversation is as the client has just sent it.
         messages: the list for the model; None if the client's own list stays as it is.
-        tools: likewise.
-        recallable: what can be looked up by the tool among them that is ours; None if none is.
-        tokens_before: the estimated prompt as it came.
+        tools: likewise; the last of them is ours, which looks up what `applied` covers.
         count: of what is sent.
-        count_text: tokens of a text, for this model.
-        can_ask: the server can be asked for its count.
-        round: of the compaction that was applied, 0 for none.
+        applied: the compaction by which `messages` were made; None for none.
         compaction: the same as it is stored; None for one that is not.
         excerpts: how many quotations of the earlier conversation stand before the person's newest words.
         excerpt_tokens: of `count`, those of the quotations.
@@ -336,24 +307,38 @@ class PreparedRequest:
     """
 
     action: Action
+    measured: MeasuredRequest = field(compare=False, repr=False)
     messages: tuple[Message, ...] | None
-    tokens_before: int
     count: Estimate
-    count_text: Callable[[str], int]
     budget: Budget
-    window: Window
-    can_ask: bool = False
-    round: int = 0
     excerpts: int = 0
     excerpt_tokens: int = 0
     tools: tuple[JsonValue, ...] | None = None
-    recallable: Recallable | None = None
+    applied: Compaction | None = field(default=None, compare=False, repr=False)
     compaction: Compaction | None = field(default=None, compare=False, repr=False)
     way: Way | None = None
     prompt: BegunPrompt | None = None
     is_trusted: bool = False
     closing: Mapping[str, JsonValue] | None = None
     tell: Callable[[], Awaitable[None]] = field(default=nothing, compare=False, repr=False)
+
+    @property
+    def window(self) -> Window:
+        return self.measured.window
+
+    @property
+    def tokens_before(self) -> int:
+        return self.measured.tokens_before
+
+    @property
+    def count_text(self) -> Callable[[str], int]:
+        """Tokens of a text, for this model."""
+        return self.measured.count_text
+
+    @property
+    def round(self) -> int:
+        """Of the compaction that was applied, 0 for none."""
+        return self.applied.round if self.applied is not None else 0
 
     @property
     def shown(self) -> str:
@@ -379,17 +364,15 @@ class PreparedRequest:
         if is_certain:
             return limit
         count, window_tokens = self.count, self.budget.window_tokens
-        is_bound = self.can_ask or count.text.is_confirmed or count.high <= window_tokens // 2
+        can_ask = self.measured.context.measure is not None
+        is_bound = can_ask or count.text.is_confirmed or count.high <= window_tokens // 2
         margin_tokens = 0 if count.is_told or count.own.exact else MARGIN_MIN_TOKENS
         left_tokens = window_tokens - (count.high if is_bound else count.likely) - margin_tokens
         return min(limit, max(left_tokens, self.budget.rules.answer_min_tokens))
 
 
-class Foreseen(NamedTuple):
-    """A request as it was prepared for the deployment that it would go to, before its deployment was chosen."""
-
-    context: RequestContext
-    prepared: PreparedRequest | CompactionNeeded
+# As a request was prepared for the deployment that it would go to, before its deployment was chosen.
+Foreseen: TypeAlias = PreparedRequest | CompactionNeeded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
-from litellm_compaction.engine.recalling import Additions, Recaller
+from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.sharing.leases import Leases, shared_name
 from litellm_compaction.errors import OWN_TEMPLATE, ModelNotLoaded, NotServed, WindowUnknown, WindowUnread
 from litellm_compaction.tokenizers.families import Family
@@ -153,12 +153,9 @@ class RequestMeasurer:
         return PreparedRequest(
             action="compacted" if measured.is_shortened else "none",
             messages=measured.request.messages if measured.is_shortened else None,
-            tokens_before=measured.tokens_before,
+            measured=measured,
             count=measured.count,
-            count_text=measured.count_text,
             budget=measured.budget.own,
-            window=measured.window,
-            can_ask=measured.context.measure is not None,
         )
 
     async def applied(
@@ -167,13 +164,11 @@ class RequestMeasurer:
         """The request with a compaction in place of the messages that it covers; the caller asks if that fits."""
         covered = measured.conversation.messages
         messages = await off_loop_if(measured.is_long, lambda: apply(covered, compaction))
-        if self._recaller is None:
-            return await self._sent(measured, compaction, action, Additions(messages))
-        prepared = await self._sent(measured, compaction, action, self._recaller.added(measured, compaction, messages))
-        if not prepared.budget.fits(prepared.count.tokens) and self._recaller.forget(measured):
+        prepared = await self._sent(measured, compaction, action, messages)
+        does_fit = prepared.budget.fits(prepared.count.tokens)
+        if not does_fit and self._recaller is not None and self._recaller.forget(measured):
             # What was looked up for an earlier answer refuses no request.
-            added = self._recaller.added(measured, compaction, messages)
-            prepared = await self._sent(measured, compaction, action, added)
+            prepared = await self._sent(measured, compaction, action, messages)
         return prepared
 
     async def _sent(
@@ -181,26 +176,25 @@ class RequestMeasurer:
         measured: MeasuredRequest,
         compaction: Compaction,
         action: Literal["reused", "compacted"],
-        added: Additions,
+        messages: tuple[Message, ...],
     ) -> PreparedRequest:
-        messages = await off_loop_if(measured.is_long, lambda: _with_every_result(added.messages))
-        tools = measured.request.tools if added.tools is None else added.tools
-        count = await self.count_request(measured, replace(measured.request, messages=messages, tools=tools))
+        tools = None
+        if self._recaller is not None:
+            messages, tools = self._recaller.added(measured, compaction, messages)
+        sent = await off_loop_if(measured.is_long, lambda: _with_every_result(messages))
+        shown = measured.request.tools if tools is None else tools
+        count = await self.count_request(measured, replace(measured.request, messages=sent, tools=shown))
         if measured.floor_count is not None:
             # Planned by a floor that the server has counted: only the rest is in doubt.
             count = count.with_part(measured.floor_count)
         return PreparedRequest(
             action=action,
-            messages=messages,
-            tokens_before=measured.tokens_before,
+            measured=measured,
+            messages=sent,
             count=count,
-            count_text=measured.count_text,
             budget=replace(measured.budget, likely_ratio=count.likely_ratio, own_likely_ratio=None),
-            window=measured.window,
-            can_ask=measured.context.measure is not None,
-            round=compaction.round,
-            tools=added.tools,
-            recallable=added.recallable,
+            tools=tools,
+            applied=compaction,
         )
 
     async def text_counter(self, context: RequestContext) -> tuple[Window, Callable[[str], int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from litellm_compaction.core.conversation import Conversation
@@ -33,11 +33,6 @@ async def kept_pins(store: Facts, scope: str, first_entry: str) -> Sequence[str]
     return (await store.get_fact(scope, _FACT + first_entry) or "").split()
 
 
-async def keep_pins(store: Facts, scope: str, first_entry: str, entries: Sequence[str]) -> None:
-    """Keeps them in place of earlier ones; of too many the last."""
-    await store.put_fact(scope, _FACT + first_entry, " ".join(entries[-_MOST_KEPT:]))
-
-
 class Pins:
     def __init__(self, store: Facts) -> None:
         self._store = store
@@ -54,17 +49,12 @@ class Pins:
         if len(conversation.hashes) < 2 or measured.context.is_client_summary:
             return measured
         limit_tokens = int(PINNED_SHARE * measured.window.tokens)
+        known = await self._known(measured)
         if wanted is None:
-            indices = _fitting(conversation, await self._known(measured), limit_tokens)
+            indices = _fitting(conversation, known, limit_tokens)
         else:
-            indices = tuple(dict.fromkeys(_found(conversation, number, pin) for number, pin in enumerate(wanted, 1)))
-            tokens = sum(conversation.sizes[index] for index in indices)
-            if tokens > limit_tokens:
-                raise BadWish(
-                    f"The pinned messages have {tokens} tokens; at most {limit_tokens} can stay pinned, a tenth of the "
-                    "window. Pin fewer or shorter messages."
-                )
-            await self._keep(measured, [conversation.hashes[index - conversation.prefix + 1] for index in indices])
+            indices = _wanted(conversation, wanted, limit_tokens)
+            await self._keep(measured, known, [_entry(conversation, index) for index in indices])
         if not indices:
             return measured
         conversation = replace(conversation, pins=indices)
@@ -78,41 +68,50 @@ class Pins:
         except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is too long either way
             return ()
 
-    async def _keep(self, measured: MeasuredRequest, entries: Sequence[str]) -> None:
-        """Keeps a list; those of other conversations with the same first message stay."""
-        hashes, known = set(measured.conversation.hashes), await self._known(measured)
-        kept = [*(entry for entry in known if entry not in hashes), *entries]
-        if kept != list(known):
-            written = keep_pins(self._store, measured.context.scope, measured.conversation.hashes[1], kept)
+    async def _keep(self, measured: MeasuredRequest, known: Sequence[str], wanted: Sequence[str]) -> None:
+        """Keeps a list, of too many pins the last; those of conversations that only begin alike stay."""
+        hashes = measured.conversation.hashes
+        entries = [*(entry for entry in known if entry not in hashes), *wanted]
+        if entries != list(known):
+            fact = " ".join(entries[-_MOST_KEPT:])
+            written = self._store.put_fact(measured.context.scope, _FACT + hashes[1], fact)
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(written, _STORE_TIMEOUT_S)
+
+
+def _entry(conversation: Conversation, index: int) -> str:
+    return conversation.hashes[index - conversation.prefix + 1]
 
 
 def _fitting(conversation: Conversation, entries: Sequence[str], limit_tokens: int) -> tuple[int, ...]:
     """The indices of pinned messages that are still there, as many as there is room for: a window may have shrunk."""
     places = {entry: conversation.prefix + at for at, entry in enumerate(conversation.hashes[1:])}
     indices: list[int] = []
-    for entry in entries:
-        index = places.get(entry)
-        if index is not None and conversation.sizes[index] <= limit_tokens:
+    for index in (places[entry] for entry in entries if entry in places):
+        if conversation.sizes[index] <= limit_tokens:
             limit_tokens -= conversation.sizes[index]
             indices.append(index)
     return tuple(indices)
 
 
-def _found(conversation: Conversation, number: int, pin: str) -> int:
-    """The index of the person's message that a pin names: by its handle, or the newest with these words."""
-    words = " ".join(pin.split())
-    for index in _persons(conversation):
+def _wanted(conversation: Conversation, pins: Sequence[str], limit_tokens: int) -> tuple[int, ...]:
+    """The indices of the person's messages that pins name: each by its handle, or the newest with these words."""
+    messages, found = conversation.messages, dict[int, None]()
+    persons = [at for at in range(len(messages) - 1, conversation.prefix - 1, -1) if is_persons(messages[at])]
+    for number, pin in enumerate(pins, 1):
+        words = " ".join(pin.split())
         if _HANDLE.fullmatch(words):
-            if conversation.hashes[index - conversation.prefix + 1].startswith(words):
-                return index
-        elif words in " ".join(conversation.messages[index].text.split()):
-            return index
-    raise BadWish(f"Pin {number} is in no message of the user's: allowed are words of one, or its handle.")
-
-
-def _persons(conversation: Conversation) -> Iterator[int]:
-    """The indices of messages that the person may have written, the newest first."""
-    messages = conversation.messages
-    return (index for index in range(len(messages) - 1, conversation.prefix - 1, -1) if is_persons(messages[index]))
+            named = (at for at in persons if _entry(conversation, at).startswith(words))
+        else:
+            named = (at for at in persons if words in " ".join(messages[at].text.split()))
+        index = next(named, None)
+        if index is None:
+            raise BadWish(f"Pin {number} is in no message of the user's: allowed are words of one, or its handle.")
+        found[index] = None
+    tokens = sum(conversation.sizes[index] for index in found)
+    if tokens > limit_tokens:
+        raise BadWish(
+            f"The pinned messages have {tokens} tokens; at most {limit_tokens} can stay pinned, a tenth of the "
+            "window. Pin fewer or shorter messages."
+        )
+    return tuple(found)

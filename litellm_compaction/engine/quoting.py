@@ -13,19 +13,16 @@ import logging
 import statistics
 import threading
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import merged, newest_user_index, visible_text
-from litellm_compaction.core.prompts import defused
-from litellm_compaction.core.secrets import plain
 from litellm_compaction.core.stretches import own_words
 from litellm_compaction.engine.build import redact_of
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.engine.measure import RequestMeasurer
+from litellm_compaction.engine.recalling import defuser, may_recall
 from litellm_compaction.recall import Beside, Index, beside
-from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -58,22 +55,15 @@ class Quoter:
         # By scope and the first messages of a conversation; what comes after them is added turn by turn.
         self._indexes: Bounded[tuple[str, str], _Indexed] = Bounded(_MOST_INDEXES)
 
-    async def added(
-        self, measured: MeasuredRequest, compaction: Compaction, prepared: PreparedRequest
-    ) -> PreparedRequest:
-        """Returns `prepared` with excerpts in front of the newest words, or itself.
+    async def added(self, prepared: PreparedRequest) -> PreparedRequest:
+        """Returns a compacted request with excerpts in front of the newest words, or as it is.
 
         The prompt never outgrows its trigger by them, and nothing in front of that message changes.
-
-        Args:
-            compaction: by which `prepared` was made of `measured`.
         """
-        at, budget = _question(measured), prepared.budget
-        if at is None:
-            return prepared
-        room_tokens = budget.trigger_tokens - prepared.count.tokens
-        limit_tokens = min(prepared.window.tokens // _WINDOW_SHARE, room_tokens)
-        if limit_tokens <= 0:
+        measured, compaction, budget = prepared.measured, prepared.applied, prepared.budget
+        at = _question(measured)
+        limit_tokens = min(prepared.window.tokens // _WINDOW_SHARE, budget.trigger_tokens - prepared.count.tokens)
+        if at is None or compaction is None or limit_tokens <= 0:
             return prepared
         try:
             found = await asyncio.to_thread(self._found, measured, compaction, at, limit_tokens)
@@ -81,10 +71,8 @@ class Quoter:
                 return prepared
             messages = list(measured.conversation.messages)
             messages[at] = merged([messages[at]], found.text)
-            conversation = replace(measured.conversation, messages=tuple(messages))
-            action: Literal["reused", "compacted"] = "compacted" if prepared.action == "compacted" else "reused"
-            changed = replace(measured, conversation=conversation)
-            quoting = await self._measurer.applied(changed, compaction, action)
+            changed = replace(measured, conversation=replace(measured.conversation, messages=tuple(messages)))
+            quoting = await self._measurer.applied(changed, compaction, "reused")
         except Exception as error:  # noqa: BLE001 - the request is whole without (P8)
             logger.warning("excerpts_failed model=%s error=%s", measured.context.label, type(error).__name__)
             return prepared
@@ -104,8 +92,6 @@ class Quoter:
         hidden, record = compaction.hidden, compaction.record
         # A record quotes some messages in full.
         gone = {each for each in hidden if visible_text(before[each]).strip() not in record}
-        name = measured.family.vocabulary
-        defuse = vocabulary(name).defused if is_loaded(name) else plain
         chars = itertools.accumulate(len(visible_text(message)) for message in reversed(before))
         start = len(before) - sum(total <= _MOST_CHARS for total in chars)
         known = self._indexed(measured)
@@ -121,7 +107,7 @@ class Quoter:
                 count=measured.count_text,
                 turn_tokens=words_tokens + _WRITTEN_WEIGHT * answer_tokens,
                 again_tokens=words_tokens + answer_tokens,
-                defuse=lambda text: defused(defuse(text)),
+                defuse=defuser(measured),
             )
 
     def _indexed(self, measured: MeasuredRequest) -> _Indexed:
@@ -145,11 +131,7 @@ def _question(measured: MeasuredRequest) -> int | None:
     """The index of a person's message that nothing answers yet; None if excerpts are not for this request."""
     context, messages = measured.context, measured.conversation.messages
     is_wanted = (
-        context.settings.recall == "auto"
-        and context.settings.keep_originals != "off"
-        and not measured.request.tools
-        and not context.is_client_summary
-        and not context.goes_on
+        may_recall(context) and context.settings.recall == "auto" and not measured.request.tools and not context.goes_on
     )
     at = newest_user_index(messages) if is_wanted else None
     if at is None or not all(message.is_system for message in messages[at + 1 :]):

@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, ToolCall, parse_message
 from litellm_compaction.core.prompts import defused
-from litellm_compaction.core.secrets import redactor
-from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, Recallable, RequestContext
+from litellm_compaction.core.secrets import plain, redactor
+from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.recall import Found, Lookup, QueryTooLong, of_request, search, told
 from litellm_compaction.stores import Originals
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
@@ -47,14 +47,6 @@ _NO_ROOM = "There is no room to show what was found: answer with what is known."
 _FAILED = "The earlier conversation cannot be searched now: answer with what is known."
 
 
-class Additions(NamedTuple):
-    """A compacted request's messages with additions; `tools` None for the client's own."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[JsonValue, ...] | None = None
-    recallable: Recallable | None = None
-
-
 class Recaller:
     """Adds to compacted requests, and looks up what their models ask for.
 
@@ -68,23 +60,18 @@ class Recaller:
         # By scope and entry of the hash chain: calls with their results, which stand behind that entry's message.
         self._found: Bounded[tuple[str, str], tuple[tuple[Message, ...], ...]] = Bounded(_MOST_REMEMBERED)
 
-    def added(self, measured: MeasuredRequest, compaction: Compaction, messages: tuple[Message, ...]) -> Additions:
-        """Returns `messages`, which `compaction` has left of a request, with what is added to them."""
+    def added(
+        self, measured: MeasuredRequest, compaction: Compaction, messages: tuple[Message, ...]
+    ) -> tuple[tuple[Message, ...], tuple[JsonValue, ...] | None]:
+        """Returns `messages`, which `compaction` has left of a request, and its tools, both with what is added.
+
+        As they are, and None for the client's own tools, if nothing can be looked up.
+        """
         tools = self.tools(measured)
         if tools is None:
-            return Additions(messages)
-        hashes, rest, settings = measured.conversation.hashes, measured.conversation.rest, measured.context.settings
-        newest = next((at for at in range(len(rest), 0, -1) if not rest[at - 1].is_synthetic), 0)
-        recallable = Recallable(
-            entry=hashes[newest],
-            hashes=hashes,
-            messages=rest,
-            redact=redactor(settings.redact_patterns),
-            compaction=compaction,
-            vocabulary=measured.family.vocabulary,
-        )
-        shown = self.with_found(messages, measured, compaction.covered_messages, len(rest))
-        return Additions(shown, tools, recallable)
+            return messages, None
+        end = len(measured.conversation.rest)
+        return self.with_found(messages, measured, compaction.covered_messages, end), tools
 
     def tools(self, measured: MeasuredRequest) -> tuple[JsonValue, ...] | None:
         """Returns a compacted request's tools with ours; None if it is not offered.
@@ -93,10 +80,8 @@ class Recaller:
         """
         context, tools = measured.context, measured.request.tools
         is_offered = (
-            context.settings.recall != "off"
-            and context.settings.keep_originals != "off"
+            may_recall(context)
             and context.carries_calls
-            and not context.is_client_summary
             and self._originals.are_kept
             and bool(tools)
             and all(isinstance(tool, Mapping) and "function" in tool for tool in tools)
@@ -141,15 +126,14 @@ class Recaller:
             calls: of the tool, in their order.
             left: how many of them may still be looked up for this answer.
         """
-        recallable = prepared.recallable
-        if recallable is None:
+        if prepared.applied is None:
             return
         room_tokens = prepared.budget.prompt_limit_tokens - prepared.count.tokens - prepared.count_text(said)
         room_tokens -= sum(prepared.count_text(_readable(call.arguments)) + 2 * _MESSAGE_TOKENS for call in calls)
         limit_tokens = min(prepared.window.tokens // _WINDOW_SHARE, room_tokens // max(len(calls[:left]), 1))
-        texts = [await self._result(context, prepared, recallable, call, limit_tokens) for call in calls[:left]]
+        texts = [await self._result(context, prepared, call, limit_tokens) for call in calls[:left]]
         texts += [_NO_MORE] * (len(calls) - len(texts))
-        key = context.scope, recallable.entry
+        key = context.scope, _newest_entry(prepared.measured.conversation)
         self._found[key] = (*self._found.get(key, ()), _exchange(said, calls, texts))[-_MOST_AT_ONE_PLACE:]
         logger.info(
             "recall model=%s lookups=%d tokens=%d window=%d tokens",
@@ -160,15 +144,10 @@ class Recaller:
         )
 
     async def _result(
-        self,
-        context: RequestContext,
-        prepared: PreparedRequest,
-        recallable: Recallable,
-        call: ToolCall,
-        limit_tokens: int,
+        self, context: RequestContext, prepared: PreparedRequest, call: ToolCall, limit_tokens: int
     ) -> str:
         try:
-            found = await asyncio.wait_for(self._search(context.tenant, _query(call.arguments), recallable), _LIMIT_S)
+            found = await asyncio.wait_for(self._search(context.tenant, _query(call.arguments), prepared), _LIMIT_S)
         except QueryTooLong as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 - the answer goes on without (P8)
@@ -177,24 +156,44 @@ class Recaller:
         # What its client has compacted itself is in no request any more, and may be kept by no store.
         is_all = not (context.portable or found.missing)
         text = told(found, limit_tokens=limit_tokens, count=prepared.count_text, is_all=is_all)
-        name = recallable.vocabulary
-        return defused(vocabulary(name).defused(text) if is_loaded(name) else text) or _NO_ROOM
+        return defuser(prepared.measured)(text) or _NO_ROOM
 
-    async def _search(self, tenant: str, query: str, recallable: Recallable) -> Found:
+    async def _search(self, tenant: str, query: str, prepared: PreparedRequest) -> Found:
         # What this very request has covered may still be on its way.
         await self._originals.settle()
-        hidden = recallable.hidden
+        conversation, settings = prepared.measured.conversation, prepared.measured.context.settings
+        covered = prepared.applied.hidden if prepared.applied is not None else ()
+        hidden = frozenset(conversation.hashes[at + 1] for at in covered)
         found = await self.lookup.search(tenant, query, limit=_HITS, within=hidden)
         if found.hits or not found.missing:
             return found
 
         def in_request() -> Found:
             # What is not kept, or no more, its client has just sent again.
-            index = of_request(recallable.messages, recallable.hashes, recallable.redact)
+            index = of_request(conversation.rest, conversation.hashes, redactor(settings.redact_patterns))
             in_it = search(index, query, within=found.missing, limit=_HITS)
             return in_it._replace(missing=index.lacks(found.missing))
 
         return await asyncio.to_thread(in_request)
+
+
+def may_recall(context: RequestContext) -> bool:
+    """Returns True if a compacted request may be shown more of what is covered."""
+    settings = context.settings
+    return settings.recall != "off" and settings.keep_originals != "off" and not context.is_client_summary
+
+
+def defuser(measured: MeasuredRequest) -> Callable[[str], str]:
+    """Returns what breaks control tokens of a request's model, and marks of ours, in a text that it is shown."""
+    name = measured.family.vocabulary
+    own = vocabulary(name).defused if is_loaded(name) else plain
+    return lambda text: defused(own(text))
+
+
+def _newest_entry(conversation: Conversation) -> str:
+    """The entry of the hash chain of the newest message that is the client's."""
+    rest = conversation.rest
+    return conversation.hashes[next((at for at in range(len(rest), 0, -1) if not rest[at - 1].is_synthetic), 0)]
 
 
 def _name(tool: JsonValue) -> JsonValue:

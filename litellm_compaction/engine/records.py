@@ -7,12 +7,10 @@ operator.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.clearing import without_data
 from litellm_compaction.core.compaction import Compaction, compaction_id, edited_part, mark_of, shown_rest
-from litellm_compaction.core.cut_points import is_persons
 from litellm_compaction.core.messages import Message, user_message, visible_text
 from litellm_compaction.engine.pins import kept_pins
 from litellm_compaction.events import CompactionEvent, event_from_json
@@ -49,7 +47,6 @@ class Pair(NamedTuple):
         number: from 1, without the leading system messages.
         before: its text, with its calls.
         after: the text that is sent in its place; "" for none of its own.
-        entry: of the hash chain; "" if it cannot be pinned: it is not the person's, or the beginning is not kept.
         is_pinned: it stays verbatim in later compactions, since it is pinned.
     """
 
@@ -58,26 +55,22 @@ class Pair(NamedTuple):
     before: str
     fate: Fate
     after: str
-    entry: str = ""
     is_pinned: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(NamedTuple):
     """A record with what is known of it.
 
     Attributes:
         events: of requests to which it was applied, the newest last.
         pairs: of the covered messages whose originals are kept.
         why_incomplete: why there are not all of them; "" if there are.
-        first_entry: of the hash chain, after the conversation's first message; "" if that is not kept.
     """
 
     stored: StoredCompaction
     events: Sequence[CompactionEvent]
     pairs: Sequence[Pair]
     why_incomplete: str
-    first_entry: str = ""
 
 
 async def events_of(log: EventLog, record: str, tenant: str | None = None) -> list[CompactionEvent]:
@@ -114,20 +107,11 @@ async def view_of(
     if originals is not None:
         kept, entries = await originals.covered(stored.scope, compaction.covered_hash, tenant=tenant)
     pairs = pairs_of(compaction, kept)
-    first_entry = entries[0] if len(entries) == compaction.covered_messages else ""
-    if first_entry:
-        pinned = await kept_pins(store, stored.scope, first_entry)
-        pairs = [
-            pair._replace(entry=entry, is_pinned=entry in pinned) if is_persons(message) else pair
-            for pair, message, entry in zip(pairs, kept, entries, strict=True)
-        ]
-    return View(
-        stored=stored,
-        events=await events_of(store, stored.id, tenant),
-        pairs=pairs,
-        why_incomplete=_why_incomplete(len(kept), compaction.covered_messages),
-        first_entry=first_entry,
-    )
+    if entries and len(entries) == compaction.covered_messages:
+        pinned = await kept_pins(store, stored.scope, entries[0])
+        pairs = [pair._replace(is_pinned=entry in pinned) for pair, entry in zip(pairs, entries, strict=True)]
+    missing = _why_incomplete(len(kept), compaction.covered_messages)
+    return View(stored, await events_of(store, stored.id, tenant), pairs, missing)
 
 
 def pairs_of(compaction: Compaction, kept: Sequence[Message]) -> list[Pair]:
@@ -146,17 +130,15 @@ def pairs_of(compaction: Compaction, kept: Sequence[Message]) -> list[Pair]:
             return None
         return without_data(rest[position]) if position in stubbed else rest[position]
 
-    return [_pair(compaction, position, rest[position], after(position)) for position in range(missing, covered)]
+    def pair(position: int) -> Pair:
+        before, sent = rest[position], after(position)
+        text = visible_text(before)
+        if sent is None:
+            fate: Fate = "in the record" if position < compaction.replaced_messages else "gone"
+            return Pair(position + 1, before.role, text, fate, "")
+        return Pair(position + 1, before.role, text, "verbatim" if sent is before else "shorter", visible_text(sent))
 
-
-def _pair(compaction: Compaction, position: int, before: Message, after: Message | None) -> Pair:
-    fate: Fate
-    if after is None:
-        fate = "in the record" if position < compaction.replaced_messages else "gone"
-    else:
-        fate = "verbatim" if after is before else "shorter"
-    text = "" if after is None else visible_text(after)
-    return Pair(position + 1, before.role, visible_text(before), fate, text)
+    return [pair(position) for position in range(missing, covered)]
 
 
 def _why_incomplete(kept: int, covered: int) -> str:
@@ -183,19 +165,16 @@ async def undo(store: Store, stored: StoredCompaction, tenant: str | None = None
     Raises:
         StoreError: not all of it is forgotten.
     """
-    doomed, messages = {stored.id: stored}, stored.compaction.covered_messages
-    waiting = [stored.id]
-    while waiting:
-        record = waiting.pop()
-        for event in await _events_about(store, record, tenant):
-            if event.compaction_id == record:
+    doomed, messages = [stored], stored.compaction.covered_messages
+    # It grows while it is walked.
+    for record in doomed:
+        for event in await _events_about(store, record.id, tenant):
+            if event.compaction_id == record.id:
                 messages = max(messages, event.messages)
-            elif event.compaction_id not in doomed:
+            elif event.compaction_id not in {each.id for each in doomed}:
                 later = await store.named(event.tenant, event.compaction_id)
-                if later is not None:
-                    doomed[later.id] = later
-                    waiting.append(later.id)
+                doomed += [] if later is None else [later]
     await store.put(stored.scope, mark_of(stored.compaction, undone_messages=messages))
-    for each in list(doomed.values())[1:]:
-        await store.delete(scope=each.scope, covered_hash=each.compaction.covered_hash)
+    for record in doomed[1:]:
+        await store.delete(scope=record.scope, covered_hash=record.compaction.covered_hash)
     return len(doomed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from litellm_compaction.core.compaction import Compaction, compaction_id
 from litellm_compaction.core.conversation import applied_tokens
@@ -64,40 +65,17 @@ class Reporter:
             attempts.told_hash = compaction.covered_hash
             if compaction.ahead or compaction.early:
                 reason = USED_AHEAD if measured.budget.own.triggers(measured.count.tokens) else USED_EARLY
-        scope, effort = measured.context.scope, effort or Effort(reason=reason)
-        result_tokens = _result_tokens(measured)
-        projected_tokens = measured.tokens_before
-        if result_tokens and known is not None:
-            projected_tokens = applied_tokens(measured.conversation, known)
+        event = _decision(measured, outcome, prepared, compaction, effort or Effort(reason=reason))
+        result_tokens, projected_tokens, limit_tokens = _results(measured, known)
         self._tell(
-            CompactionEvent(
-                outcome=outcome,
-                phase=measured.phase,
-                model=measured.context.label,
-                window_tokens=measured.window.tokens,
-                window_source=measured.window.source,
-                tokens_before=measured.tokens_before,
+            replace(
+                event,
                 tokens_after=prepared.count.tokens if prepared else after,
-                covered_messages=compaction.covered_messages if compaction else 0,
-                round=compaction.round if compaction else 0,
-                strategy=measured.context.settings.strategy,
-                pruning_model=effort.pruning_model,
-                summary_calls=effort.calls,
                 duration_ms=1000 * (self._clock() - measured.started_s),
-                reason=effort.reason or (_OVERFLOW if measured.context.refusal else ""),
-                when_s=self._wall_clock(),
-                rung=compaction.level if compaction else "",
-                summary_ms=1000 * effort.seconds,
-                compaction_id=compaction_id(scope, compaction.covered_hash) if compaction else "",
-                continues_id=compaction_id(scope, base.covered_hash) if base else "",
-                tenant=measured.context.tenant,
-                refusal=measured.context.refusal,
+                continues_id=compaction_id(measured.context.scope, base.covered_hash) if base else "",
                 result_tokens=result_tokens,
-                projected_tokens=projected_tokens if result_tokens else 0,
-                limit_tokens=measured.budget.own.prompt_limit_tokens if result_tokens else 0,
-                messages=_clients_messages(measured),
-                excerpts=prepared.excerpts if prepared else 0,
-                excerpt_tokens=prepared.excerpt_tokens if prepared else 0,
+                projected_tokens=projected_tokens,
+                limit_tokens=limit_tokens,
             )
         )
 
@@ -131,7 +109,6 @@ class Reporter:
                 tokens_before=used_tokens,
                 tokens_after=prepared.count.tokens if outcome == "restarted" else used_tokens,
                 lost_tokens=lost_tokens,
-                when_s=self._wall_clock(),
                 tenant=context.tenant,
             )
         )
@@ -145,14 +122,48 @@ class Reporter:
                 expected_tokens=prepared.count.tokens,
                 reported_tokens=prompt_tokens,
                 reason=reason,
-                when_s=self._wall_clock(),
                 tenant=context.tenant,
             )
         )
 
     def _tell(self, event: Event) -> None:
+        told = replace(event, when_s=self._wall_clock())
         for observer in self._observers:
-            observer(event)
+            observer(told)
+
+
+def _decision(
+    measured: MeasuredRequest,
+    outcome: Outcome,
+    prepared: PreparedRequest | None,
+    compaction: Compaction | None,
+    effort: Effort,
+) -> CompactionEvent:
+    """A decision as far as its request, its record and what that has cost tell of it."""
+    context = measured.context
+    return CompactionEvent(
+        outcome=outcome,
+        phase=measured.phase,
+        model=context.label,
+        window_tokens=measured.window.tokens,
+        window_source=measured.window.source,
+        tokens_before=measured.tokens_before,
+        tokens_after=0,
+        covered_messages=compaction.covered_messages if compaction else 0,
+        round=compaction.round if compaction else 0,
+        strategy=context.settings.strategy,
+        pruning_model=effort.pruning_model,
+        summary_calls=effort.calls,
+        reason=effort.reason or (_OVERFLOW if context.refusal else ""),
+        rung=compaction.level if compaction else "",
+        summary_ms=1000 * effort.seconds,
+        compaction_id=compaction_id(context.scope, compaction.covered_hash) if compaction else "",
+        tenant=context.tenant,
+        refusal=context.refusal,
+        messages=_clients_messages(measured),
+        excerpts=prepared.excerpts if prepared else 0,
+        excerpt_tokens=prepared.excerpt_tokens if prepared else 0,
+    )
 
 
 def _clients_messages(measured: MeasuredRequest) -> int:
@@ -165,11 +176,16 @@ def _clients_messages(measured: MeasuredRequest) -> int:
     return ours - 1 if ours < len(rest) and rest[ours].asks_to_go_on else ours
 
 
-def _result_tokens(measured: MeasuredRequest) -> int:
-    """Tokens of the tool results that no assistant message follows, in the phase in which they are what is new."""
-    messages = measured.conversation.messages
+def _results(measured: MeasuredRequest, known: Compaction | None) -> tuple[int, int, int]:
+    """Tokens of the newest tool results, of the prompt that they make, and its limit.
+
+    0 but in the phase in which no assistant message follows them; `known` is as in `Reporter.decided`.
+    """
+    messages, sizes = measured.conversation.messages, measured.conversation.sizes
     start = open_round_start(messages) if measured.phase == "tool_response" else None
-    if start is None:
-        return 0
-    sizes = measured.conversation.sizes
-    return sum(sizes[index] for index in range(start, len(messages)) if messages[index].role == "tool")
+    newest = range(len(messages) if start is None else start, len(messages))
+    result_tokens = sum(sizes[index] for index in newest if messages[index].role == "tool")
+    if not result_tokens:
+        return 0, 0, 0
+    projected_tokens = measured.tokens_before if known is None else applied_tokens(measured.conversation, known)
+    return result_tokens, projected_tokens, measured.budget.own.prompt_limit_tokens

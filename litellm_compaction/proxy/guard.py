@@ -144,7 +144,7 @@ class Guard:
                 await self._compactor.bound(ids, context)
                 return
             decided = await self._compactor.prepare(exchange.client.original, context)
-            exchange.foreseen = Foreseen(context, decided)
+            exchange.foreseen = decided
             # The transport does the slow part itself, in the open response.
             if is_chat and all(carrier_of(each.deployment, each.settings) == "hooks" for each in known):
                 await self._compacted_here(exchange, context, decided, data)
@@ -167,7 +167,7 @@ class Guard:
             prepared = await compacted(self._compactor, decided, room)
         finally:
             room.release()
-        exchange.foreseen = Foreseen(context, prepared)
+        exchange.foreseen = prepared
         exchange.sent(context, prepared)
         if prepared.messages is not None:
             data["messages"] = wire.encode(prepared.messages)

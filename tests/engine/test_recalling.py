@@ -91,7 +91,7 @@ def names(prepared: PreparedRequest) -> list[str] | None:
 async def test_others_do_not(changes: dict[str, Any]) -> None:
     """If nothing is kept, if a call could reach the client, or if the client has such a tool itself."""
     prepared = await Scene().sent(LONG, **changes)
-    assert (prepared.action, prepared.tools, prepared.recallable) == ("compacted", None, None)
+    assert (prepared.action, prepared.tools) == ("compacted", None)
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,6 @@ class Reservation:
         """Requests to this instance have to be fitted beside each other."""
         return shares_context(self._context.settings.admission, window.parallel)
 
-    def check(self, prepared: PreparedRequest, limit_tokens: int, *, answers: int, prompts: int) -> None:
-        """Refuses what `acquire` would refuse in an empty context, too; arguments as there.
-
-        Raises:
-            DoesNotFit: so many answers never fit the context.
-        """
-        if self.is_shared(prepared.window) and (written := self._written(answers, prompts)) > 1:
-            _least_of_several(prepared, limit_tokens, 1, prompts=prompts, written=written)
-
     async def acquire(
         self, prepared: PreparedRequest, limit_tokens: int, *, is_watched: bool, answers: int = 1, prompts: int = 1
     ) -> int:

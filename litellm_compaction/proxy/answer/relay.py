@@ -68,7 +68,7 @@ class Relay:
         self._judge = Joiner(partial, shown=shown) if partial and prepared.is_trusted else self._joiner
         self._echo_tokens = 0
         self._tail: list[str] = []
-        self._calls = Calls(RECALL if prepared.recallable is not None else None)
+        self._calls = Calls(RECALL if prepared.tools is not None else None)
         # OpenAI's older `function_call`, which goes on as it comes.
         self._has_old_call = False
         self._received = 0

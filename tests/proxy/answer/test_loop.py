@@ -640,7 +640,8 @@ async def _filled(scene: Scene) -> Reservation:
     other = Scene([{"role": "user", "content": prose("other", 2500)}], [], window_tokens=scene.window_tokens)
     prepared = await other.prepared()
     room = scene.compactor.room(scene.context)
-    await room.acquire(replace(prepared, window=replace(prepared.window, parallel=4)), 300, is_watched=False)
+    measured = replace(prepared.measured, window=replace(prepared.window, parallel=4))
+    await room.acquire(replace(prepared, measured=measured), 300, is_watched=False)
     return room
 
 
