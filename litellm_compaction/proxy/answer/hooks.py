@@ -24,14 +24,7 @@ from litellm.types.utils import ModelResponseStream
 
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import JsonValue, Message, Request
-from litellm_compaction.engine import (
-    CompactionNeeded,
-    Compactor,
-    Foreseen,
-    PreparedRequest,
-    RequestContext,
-    Reservation,
-)
+from litellm_compaction.engine import Compactor, Foreseen, PreparedRequest, RequestContext, Reservation
 from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
@@ -51,15 +44,6 @@ _CLIENT_KEYS = (
     "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "stop", "seed",
     "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort", "thinking", "top_k", "user",
 )  # fmt: skip
-
-
-async def compacted(
-    compactor: Compactor, prepared: PreparedRequest | CompactionNeeded, room: Reservation
-) -> PreparedRequest:
-    """The request as it is sent; a summary that it takes is made in room of its own."""
-    if isinstance(prepared, PreparedRequest):
-        return prepared
-    return await compactor.finish(prepared, room)
 
 
 async def prepared_in_room(
@@ -94,7 +78,7 @@ async def prepared_in_room(
             if isinstance(request, int):
                 prepared = await compactor.bound(request, context)
             else:
-                prepared = await compacted(compactor, await compactor.prepared_for(request, context, foreseen), room)
+                prepared = await compactor.finish(await compactor.prepared_for(request, context, foreseen), room)
             limit = prepared.max_output_tokens(asked_tokens)
             limit = await room.acquire(prepared, limit, is_watched=is_watched, answers=answers, prompts=prompts)
             if not await compactor.has_shrunk(context, prepared):

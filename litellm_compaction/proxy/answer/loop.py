@@ -178,14 +178,14 @@ class Answer:
     def _begun(self) -> _Next:
         """What a client is told before the first leg, and the compaction that is still needed."""
         decided = self._prepared
-        if isinstance(decided, PreparedRequest):
-            is_told = decided.action == "compacted"
-            notice = self._one.notice(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n") if is_told else None
-            return _Next([notice] if notice else [], partial(_as_it_is, decided))
+        is_needed = isinstance(decided, CompactionNeeded)
+        notice = None
+        if isinstance(decided, CompactionNeeded) and not self._asked.is_whole:
+            notice = self._one.notice(f"{START_NOTICE}\n\n") or self._one.opening()
+        elif isinstance(decided, PreparedRequest) and decided.action == "compacted":
+            notice = self._one.notice(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n")
         make = partial(self._compactor.finish, decided, self._room)
-        if self._asked.is_whole:
-            return _Next([], make, is_announced=True)
-        return _Next([self._one.notice(f"{START_NOTICE}\n\n") or self._one.opening()], make, is_announced=True)
+        return _Next([notice] if notice else [], make, is_announced=is_needed)
 
     async def _sent(self, prepared: PreparedRequest) -> AsyncGenerator[Batch, None]:
         """One upstream answer as soon as there is room for it, which becomes the last leg."""
@@ -256,7 +256,7 @@ class Answer:
         if step == "anew":
             self._begin_anew()
             # By the number that the server has told.
-            return _Next([], self._guarded if relay.bound.is_doubted else partial(_as_it_is, prepared))
+            return _Next([], self._guarded if relay.bound.is_doubted else partial(self._compactor.finish, prepared))
         if step == "look_up":
             parting = self._progress.part()
             return _Next(self._dressed([{"content": parting}] if parting else []), self._guarded)
@@ -689,10 +689,6 @@ class Answer:
     def is_one_leg(self) -> bool:
         """Returns True if a single upstream answer is all of it, and the window has not ended it."""
         return not self._state.is_joined and self._state.outcome == "completed"
-
-
-async def _as_it_is(prepared: PreparedRequest) -> PreparedRequest:
-    return prepared
 
 
 def _has_another_way(prepared: PreparedRequest) -> bool:

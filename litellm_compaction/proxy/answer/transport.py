@@ -148,10 +148,11 @@ class GuardedTransport(ListTransport):
             prepared = ready or await self._compactor.prepare(asked.request, self._context)
             if not wire.can_be_continued(body):
                 return await self._passed(upstream, prepared, asked, body, stream=bool(body.get("stream")))
-            if upstream.wants_stream:
-                return await self._streamed(self._answer(upstream, asked, prepared), upstream)
-            asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
-            return await self._whole(self._answer(upstream, asked, prepared), upstream)
+            if not upstream.wants_stream:
+                asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
+            room = self._compactor.room(self._context)
+            answer = Answer(self._compactor, self._context, upstream, asked, prepared, self._listener, room=room)
+            return await (self._whole if asked.is_whole else self._streamed)(answer, upstream)
         except CompactionError as error:
             return self._refused(error)
         except RecursionError:
@@ -184,17 +185,6 @@ class GuardedTransport(ListTransport):
         self._listener.refused(error)
         return response_of(error)
 
-    def _answer(self, upstream: HttpUpstream, asked: Asked, prepared: PreparedRequest | CompactionNeeded) -> Answer:
-        return Answer(
-            self._compactor,
-            self._context,
-            upstream,
-            asked,
-            prepared,
-            self._listener,
-            room=self._compactor.room(self._context),
-        )
-
     async def _passed(
         self,
         upstream: HttpUpstream,
@@ -208,7 +198,7 @@ class GuardedTransport(ListTransport):
         room = self._compactor.room(self._context)
         answers, prompts = wire.asked_answers(body), wire.asked_prompts(body)
         try:
-            prepared = await self._compactor.finish(decided, room) if isinstance(decided, CompactionNeeded) else decided
+            prepared = await self._compactor.finish(decided, room)
             self._listener.sent(self._context, prepared)
             limit = prepared.max_output_tokens(asked.output_tokens)
             limit = await room.acquire(prepared, limit, is_watched=False, answers=answers, prompts=prompts)
