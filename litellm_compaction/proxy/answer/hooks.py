@@ -203,26 +203,20 @@ class HookedUpstream:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Hooked:
-    answer: Answer
-    upstream: HookedUpstream
-    prepared: PreparedRequest
-
-    async def chunks(self) -> AsyncGenerator[Any, None]:
-        """The answer's chunks as LiteLLM's own; streams that were stopped are logged at the end."""
-        batches = self.answer.batches()
-        try:
-            async for batch in batches:
-                for chunk in batch:
-                    yield chunk.origin if isinstance(chunk, Received) else ModelResponseStream(**chunk)
-        except UpstreamError as error:
-            raise error.__cause__ or error from None
-        finally:
-            with anyio.CancelScope(shield=True):
-                await batches.aclose()
-                if self.answer.is_joined:
-                    await self.upstream.log_partials(self.prepared.count_text, self.prepared.count.tokens)
+async def hooked(answer: Answer, upstream: HookedUpstream, prepared: PreparedRequest) -> AsyncGenerator[Any, None]:
+    """The answer's chunks as LiteLLM's own; streams that were stopped are logged at the end."""
+    batches = answer.batches()
+    try:
+        async for batch in batches:
+            for chunk in batch:
+                yield chunk.origin if isinstance(chunk, Received) else ModelResponseStream(**chunk)
+    except UpstreamError as error:
+        raise error.__cause__ or error from None
+    finally:
+        with anyio.CancelScope(shield=True):
+            await batches.aclose()
+            if answer.is_joined:
+                await upstream.log_partials(prepared.count_text, prepared.count.tokens)
 
 
 @dataclass(slots=True)
@@ -273,15 +267,8 @@ def _understood(part: _Part, continuation: Continuation | None) -> Iterator[None
         text = str(error)
         if ended_early(text):
             raise UpstreamDropped(text, error) from error
-        if overflow_from_text(text) is None and not is_crash(text) and not _has_another_way(continuation):
+        has_another_way = continuation is not None and continuation.has_another_way
+        if overflow_from_text(text) is None and not is_crash(text) and not has_another_way:
             raise
-        raise UpstreamError(text, error, status=_status(error)) from error
-
-
-def _has_another_way(continuation: Continuation | None) -> bool:
-    return continuation is not None and continuation.has_another_way
-
-
-def _status(error: Exception) -> int | None:
-    status = getattr(error, "status_code", None)
-    return status if isinstance(status, int) else None
+        status = getattr(error, "status_code", None)
+        raise UpstreamError(text, error, status=status if isinstance(status, int) else None) from error

@@ -36,7 +36,7 @@ from litellm_compaction.engine import (
 )
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.events import ContinuationOutcome
-from litellm_compaction.proxy.answer.endings import MAX_CUTS, Ended, State, next_leg, restart_of, taught
+from litellm_compaction.proxy.answer.endings import MAX_CUTS, Ended, Judged, State, next_leg, restart_of, taught
 from litellm_compaction.proxy.answer.one_answer import OneAnswer, Progress
 from litellm_compaction.proxy.answer.protocol import (
     Asked,
@@ -235,7 +235,6 @@ class Answer:
         prepared, relay = leg.prepared, leg.relay
         if not self._ended(leg).is_way_refused:
             self._note(leg)
-            self._learn_way(leg)
         step = next_leg(self._ended(leg), self._state)
         if relay.recalls and self._state.may_look_up:
             await self._look_up(leg)
@@ -389,11 +388,8 @@ class Answer:
         way = leg.prepared.way
         if way in _OWN_WAYS and (outcome := leg.relay.outcome()) is not None:
             outcomes[way] = outcome
-        try:
-            for way, outcome in outcomes.items():
-                self._compactor.known_ways.learn(self._context.target, self._context.label, way, outcome)
-        except Exception as error:  # noqa: BLE001 - as `_learn`
-            log_failure("learn", error)
+        for way, outcome in outcomes.items():
+            self._compactor.known_ways.learn(self._context.target, self._context.label, way, outcome)
 
     async def _stream(self, leg: _Leg) -> AsyncGenerator[Batch, None]:
         """What the client gets of a leg as it comes, until the stream ends, or is stopped because that gains room."""
@@ -480,10 +476,11 @@ class Answer:
 
     def _ended(self, leg: _Leg) -> Ended:
         """The end of a leg as the next step depends on it, or of one that is about to be stopped."""
-        asked, relay = self._asked.output_tokens, leg.relay
+        asked, relay, continuation = self._asked.output_tokens, leg.relay, continuation_of(leg.prepared)
+        has_another_way = continuation is not None and continuation.has_another_way
         return Ended(
             end=relay.end,
-            is_way_refused=relay.end == "failed" and _has_another_way(leg.prepared) and not relay.has_begun,
+            is_way_refused=relay.end == "failed" and has_another_way and not relay.has_begun,
             is_delivered=self._progress.delivered,
             has_whole_calls=relay.has_whole_calls,
             only_recalls=relay.only_recalls,
@@ -542,6 +539,7 @@ class Answer:
         is_others = self._is_overflow_of_all(leg)
         try:
             self._learn(leg, is_others=is_others)
+            self._learn_way(leg)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client has its answer; a lesson that is lost must not take it away again.
             log_failure("learn", error)
@@ -596,9 +594,8 @@ class Answer:
         prepared, relay = leg.prepared, leg.relay
         if relay.end != "overflow" or self._state.cuts >= MAX_CUTS:
             return False
-        overflow = relay.overflow
-        is_numbered = overflow is not None and (overflow.window_tokens or overflow.prompt_tokens)
-        if overflow is None or relay.is_crash or is_numbered or relay.looks_nearly_full():
+        found = relay.judged
+        if found is None or not found.teaches or found.overflow != Overflow(None, None) or relay.looks_nearly_full():
             return False
         others = self._room.beside(prepared.window)
         if self._room.is_shared(prepared.window):
@@ -613,8 +610,8 @@ class Answer:
     def _learn(self, leg: _Leg, *, is_others: bool) -> None:
         prepared, relay = leg.prepared, leg.relay
         if relay.end == "overflow":
-            overflow = relay.overflow or Overflow(None, None)
-            if not relay.is_crash:
+            overflow, teaches = relay.judged or Judged(Overflow(None, None), teaches=True)
+            if teaches:
                 is_shared = is_others or self._room.is_shared(prepared.window)
                 overflow = taught(overflow, prepared, is_shared=is_shared)
             self._compactor.replies.learn_overflow(self._context, prepared, overflow)
@@ -689,7 +686,3 @@ class Answer:
     def is_one_leg(self) -> bool:
         """Returns True if a single upstream answer is all of it, and the window has not ended it."""
         return not self._state.is_joined and self._state.outcome == "completed"
-
-
-def _has_another_way(prepared: PreparedRequest) -> bool:
-    return prepared.way in _OWN_WAYS or bool(prepared.closing)

@@ -143,10 +143,9 @@ def _chosen_for_owner(metadata: Mapping[str, Any]) -> Choice | None:
         choice = section.get("notices") if isinstance(section, Mapping) else None
         if choice is False:
             return "off"
-        for known in get_args(Choice):
-            if choice == known:
-                found: Choice = known
-                return found
+        if choice is not None and choice in get_args(Choice):
+            found: Choice = choice
+            return found
         if choice is not None:
             logger.warning("notices of a key or team are not one of %s; the setting holds", ", ".join(get_args(Choice)))
     return None

@@ -26,7 +26,15 @@ from litellm_compaction.engine import RECALL, Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer.calls import Calls
 from litellm_compaction.proxy.answer.chunks import REASONING_FIELDS
-from litellm_compaction.proxy.answer.endings import FULL_RATIO, GIVES_WAY, NEAR_FULL_RATIO, End, judged, most_tokens
+from litellm_compaction.proxy.answer.endings import (
+    FULL_RATIO,
+    GIVES_WAY,
+    NEAR_FULL_RATIO,
+    End,
+    Judged,
+    judged,
+    most_tokens,
+)
 from litellm_compaction.proxy.answer.one_answer import Progress
 from litellm_compaction.proxy.answer.protocol import Asked, Chunk, UpstreamError
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES, broken, unreadable
@@ -113,12 +121,11 @@ class Relay:
         self.end: End | None = None
         # The sent text may end inside a word: no other answer shared the window when it was sent.
         self.is_inside_a_word = False
-        self.overflow: Overflow | None = None
+        # Of an overflow that the server has told; one that only looks so by a nearly full window teaches nothing of it.
+        self.judged: Judged | None = None
         # The form of the server's overflow, in one word for logs.
         self.refusal = ""
         self.error: UpstreamError | None = None
-        # The end looked like an overflow only because the window was nearly full; that is no knowledge of the window.
-        self.is_crash = False
 
     def take(self, chunk: Chunk) -> list[Chunk]:
         """The deltas to send for `chunk`; sets `end` when the stream has to be stopped."""
@@ -219,12 +226,11 @@ class Relay:
         """Returns True if the server's error means that the window is full; takes note of it."""
         used_tokens = self._most_prompt_tokens + self.completion_tokens()
         found = judged(error.text, self._asked.client_text, used_tokens=used_tokens, window_tokens=self._window_tokens)
-        if found is not None:
-            self.overflow, self.is_crash = found.overflow, not found.teaches
-        if self.overflow is None and is_crash(error.text) and self._looks_full(NEAR_FULL_RATIO):
-            self.overflow, self.is_crash = Overflow(None, None), True
-        if self.overflow is None:
+        if found is None and is_crash(error.text) and self._looks_full(NEAR_FULL_RATIO):
+            found = Judged(Overflow(None, None), teaches=False)
+        if found is None:
             return False
+        self.judged = found
         self.end, self.error = "overflow", error
         named = "error_event" if error.is_inside else f"http_{error.status}" if error.status else "error"
         self.refusal = "crash" if is_crash(error.text) else named

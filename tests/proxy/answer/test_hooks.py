@@ -13,7 +13,7 @@ from litellm.exceptions import APIError
 from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
 
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream
+from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked
 from litellm_compaction.proxy.answer.protocol import Continuation, Received, UpstreamError
 
 # LiteLLM's own types, which it builds when they are first used.
@@ -141,7 +141,7 @@ async def test_a_stream_that_its_client_leaves_is_logged() -> None:
     upstream: Any = SimpleNamespace(log_partials=log_partials)
     prepared: Any = SimpleNamespace(count_text=len, count=SimpleNamespace(tokens=10))
     with anyio.CancelScope() as scope:
-        async for word in Hooked(answer, upstream, prepared).chunks():
+        async for word in hooked(answer, upstream, prepared):
             assert word == "word"
             scope.cancel()
     assert logged == [10]
