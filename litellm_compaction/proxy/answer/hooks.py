@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from litellm.exceptions import Timeout
 from litellm.types.utils import ModelResponseStream
 
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.core.messages import JsonValue, Message, Request
+from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Compactor, Foreseen, PreparedRequest, RequestContext, Reservation
 from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
@@ -32,6 +32,7 @@ from litellm_compaction.proxy.answer.protocol import (
     Batch,
     Chunk,
     Continuation,
+    LegRequest,
     Received,
     UpstreamDropped,
     UpstreamError,
@@ -126,8 +127,6 @@ class HookedUpstream:
         self._data = data
         self._logging: Any = data.get("litellm_logging_obj")
         self._parts: list[_Part] = []
-        # As they are sent; None for the client's own.
-        self._tools: Sequence[JsonValue] | None = None
 
     @property
     def ways(self) -> frozenset[Way]:
@@ -138,26 +137,16 @@ class HookedUpstream:
         return False
 
     @asynccontextmanager
-    async def open(
-        self,
-        messages: Sequence[Message] | None,
-        max_tokens: int,
-        *,
-        continuation: Continuation | None,
-        tools: Sequence[JsonValue] | None = None,
-        can_end_thoughts: bool = False,
-        on_end: Callable[[], object] = bool,
-    ) -> AsyncIterator[AsyncIterator[Batch]]:
-        self._tools = tools
+    async def open(self, leg: LegRequest, on_end: Callable[[], object] = bool) -> AsyncIterator[AsyncIterator[Batch]]:
         stream, part = self._first, _Part(self._logging)
         if stream is None:
             # A newer LiteLLM reads the first chunk before it returns: its errors come from here.
-            with _understood(part, continuation):
-                stream = await self._again(messages, max_tokens, continuation)
+            with _understood(part, leg.continuation):
+                stream = await self._again(leg)
             part.log = getattr(stream, "logging_obj", None)
         self._first = None
         try:
-            yield _chunks(stream, part, continuation)
+            yield _chunks(stream, part, leg.continuation)
         finally:
             with anyio.CancelScope(shield=True):
                 if (aclose := getattr(stream, "aclose", None)) is not None:
@@ -176,28 +165,27 @@ class HookedUpstream:
                     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": count(text)}
                     await log_stopped(part.log, text, usage)
 
-    async def _again(
-        self, messages: Sequence[Message] | None, max_tokens: int, continuation: Continuation | None
-    ) -> Any:
+    async def _again(self, leg: LegRequest) -> Any:
+        continuation = leg.continuation
         options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
         if continuation is not None and continuation.needs_word:
             options["extra_body"] = wire.GOES_ON
         is_begun = continuation is not None and not continuation.begins_anew
         keys = _CLIENT_KEYS if is_begun else (*_CLIENT_KEYS, "response_format")
         asked = {key: self._data[key] for key in keys if self._data.get(key) is not None}
-        if self._tools is not None:
-            asked["tools"] = list(self._tools)
+        if leg.tools is not None:
+            asked["tools"] = list(leg.tools)
         if continuation is not None and continuation.closing:
             options["extra_body"] = dict(continuation.closing)
             asked = {key: value for key, value in asked.items() if key not in continuation.closing}
-        sent = wire.encode(messages) if messages is not None else self._data["messages"]
+        sent = wire.encode(leg.messages) if leg.messages is not None else self._data["messages"]
         parent = self._data.get("metadata")
         return await call_router(
             self._router,
             self._pin,
             parent if isinstance(parent, Mapping) else {},
             messages=sent,
-            max_tokens=max_tokens,
+            max_tokens=leg.max_tokens,
             **asked,
             **options,
         )

@@ -42,6 +42,7 @@ from litellm_compaction.proxy.answer.protocol import (
     Asked,
     Batch,
     Chunk,
+    LegRequest,
     Listener,
     Upstream,
     UpstreamDropped,
@@ -178,14 +179,14 @@ class Answer:
     def _begun(self) -> _Next:
         """What a client is told before the first leg, and the compaction that is still needed."""
         decided = self._prepared
-        is_needed = isinstance(decided, CompactionNeeded)
-        notice = None
-        if isinstance(decided, CompactionNeeded) and not self._asked.is_whole:
-            notice = self._one.notice(f"{START_NOTICE}\n\n") or self._one.opening()
-        elif isinstance(decided, PreparedRequest) and decided.action == "compacted":
-            notice = self._one.notice(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n")
+        if isinstance(decided, PreparedRequest):
+            is_made = decided.action == "compacted"
+            notice = self._one.notice(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n") if is_made else None
+        else:
+            is_told = not self._asked.is_whole
+            notice = (self._one.notice(f"{START_NOTICE}\n\n") or self._one.opening()) if is_told else None
         make = partial(self._compactor.finish, decided, self._room)
-        return _Next([notice] if notice else [], make, is_announced=is_needed)
+        return _Next([notice] if notice else [], make, is_announced=isinstance(decided, CompactionNeeded))
 
     async def _sent(self, prepared: PreparedRequest) -> AsyncGenerator[Batch, None]:
         """One upstream answer as soon as there is room for it, which becomes the last leg."""
@@ -396,15 +397,14 @@ class Answer:
         prepared, relay = leg.prepared, leg.relay
         self._room.started()
         has_begun = bool(self._progress.sent_text.strip()) or prepared.closing is not None
-        opened = self._upstream.open(
-            prepared.messages,
-            relay.bound.tokens,
-            continuation=continuation_of(prepared) if has_begun else None,
+        request = LegRequest(
+            messages=prepared.messages,
             tools=prepared.tools,
+            max_tokens=relay.bound.tokens,
+            continuation=continuation_of(prepared) if has_begun else None,
             can_end_thoughts=self._thoughts.can_end(prepared),
-            on_end=self._room.ended,
         )
-        async with opened as stream:
+        async with self._upstream.open(request, self._room.ended) as stream:
             async for batch in stream:
                 relay.has_company = self._room.has_company
                 sent: list[Chunk] = []

@@ -48,6 +48,7 @@ _CALL_ROOM_TOKENS = 4096
 _KNOWN_FIELDS = frozenset({"role", "content", "tool_calls", *REASONING_FIELDS})
 _CHOICE_FIELDS = frozenset({"index", "delta", "finish_reason", "logprobs"})
 _KEPT_REASONING_CHARS = 40_000
+_NO_CHOICE = object()
 _WORTH_A_RESTART_TOKENS = 32
 # No model writes so many windows full, however wrong our count is; nor does a server send so many pieces.
 _ENDLESS_RATIO = 4
@@ -73,6 +74,19 @@ class LegBound:
 
 
 class Relay:
+    """The reader of one leg's stream.
+
+    Attributes:
+        beside: choices of the last chunk that are not the answer, for which nobody has asked; they go on as they came.
+        has_company: others in its context can end it at any moment: nothing is sent that ends inside a word.
+        is_inside_a_word: the sent text may end inside a word, since no other answer shared the window then.
+        usage_fields: the usage with all its fields, and `ending_fields` those of the last choice, as the server wrote
+            them.
+        answer_id: the server's name for what it is writing.
+        judged: an overflow that the server has told.
+        refusal: the form of the overflow, in one word for logs.
+    """
+
     def __init__(
         self,
         progress: Progress,
@@ -102,28 +116,21 @@ class Relay:
         # OpenAI's older `function_call`, which goes on as it comes.
         self._has_old_call = False
         self._received = 0
-        self._has_choice = False
-        # Of the choice that is the answer; other ones, for which nobody has asked, go on as they came.
-        self._index: object = None
+        # Of the choice that is the answer.
+        self._index: object = _NO_CHOICE
         self.beside: Sequence[Chunk] = ()
         self._pieces = 0
-        # Others in its context can end it at any moment: nothing is sent that ends inside a word.
         self.has_company = False
         window_left = _DANGER_RATIO * self._window_tokens - self._prompt_tokens
         self._danger_tokens = min(window_left, _DANGER_OUTPUT_RATIO * bound.tokens)
         self.usage: Usage | None = None
-        # The usage and the last choice with all their fields, as the server wrote them.
         self.usage_fields: Mapping[str, Any] = {}
         self.ending_fields: Mapping[str, Any] = {}
         self.finish_reason: str | None = None
-        # The server's name for what it is writing.
         self.answer_id = ""
         self.end: End | None = None
-        # The sent text may end inside a word: no other answer shared the window when it was sent.
         self.is_inside_a_word = False
-        # Of an overflow that the server has told; one that only looks so by a nearly full window teaches nothing of it.
         self.judged: Judged | None = None
-        # The form of the server's overflow, in one word for logs.
         self.refusal = ""
         self.error: UpstreamError | None = None
 
@@ -135,8 +142,8 @@ class Relay:
         if chunk.get("usage") is not None:
             self._take_usage(chunk)
         choices = chunk.get("choices") or ()
-        if not self._has_choice and choices:
-            self._has_choice, self._index = True, choices[0].get("index")
+        if self._index is _NO_CHOICE and choices:
+            self._index = choices[0].get("index")
         choice = next((each for each in choices if each.get("index") == self._index), None)
         self.beside = [each for each in choices if each is not choice] if len(choices) > 1 or choice is None else []
         if choice is None:
@@ -193,7 +200,7 @@ class Relay:
             # By now the server has told how much room there is for more.
             has_room = self.bound.is_doubted and self.filled_tokens < self._stop_tokens
             self.end = "spent" if self.bound.is_share or has_room else "limit"
-        elif not self._has_choice:
+        elif self._index is _NO_CHOICE:
             self.end, self.error = "failed", unreadable("its answer is empty")
         elif self._is_broken:
             self.end, self.error = "failed", broken()

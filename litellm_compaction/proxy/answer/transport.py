@@ -30,6 +30,7 @@ from litellm_compaction.proxy.answer.one_answer import joined
 from litellm_compaction.proxy.answer.protocol import (
     Asked,
     Batch,
+    LegRequest,
     Listener,
     UpstreamError,
 )
@@ -198,7 +199,7 @@ class GuardedTransport(ListTransport):
             self._listener.sent(self._context, prepared)
             limit = prepared.max_output_tokens(asked.output_tokens)
             limit = await room.acquire(prepared, limit, is_watched=False, answers=answers, prompts=prompts)
-            response = await upstream.send(prepared.messages, limit, continuation=None, stream=stream)
+            response = await upstream.send(LegRequest(messages=prepared.messages, max_tokens=limit), stream=stream)
             room.started()
             bounds = Bounds.of(limit * answers * prompts)
             if not is_stream(response):
