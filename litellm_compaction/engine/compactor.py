@@ -185,7 +185,7 @@ class Compactor:
             Overloaded: there was no room for a summary in time.
         """
         prepared = await self.prepare(request, context)
-        return prepared if isinstance(prepared, PreparedRequest) else await self.finish(prepared, room)
+        return await self.finish(prepared, room)
 
     async def prepare(self, request: Request, context: RequestContext) -> PreparedRequest | CompactionNeeded:
         """As far as it goes without a summary: returns what to send, or what has to be made first.
@@ -274,14 +274,18 @@ class Compactor:
             raise await self._refusal(measured)
         return self._measurer.unchanged(measured)
 
-    async def finish(self, needed: CompactionNeeded, room: Reservation | None = None) -> PreparedRequest:
-        """Makes the compaction that `prepare` found necessary, or waits for one that is being made.
+    async def finish(
+        self, needed: PreparedRequest | CompactionNeeded, room: Reservation | None = None
+    ) -> PreparedRequest:
+        """Makes the compaction that `prepare` found necessary, if any, or waits for one that is being made.
 
         Raises:
             DoesNotFit: it came out larger than it could have been foreseen, or the window has shrunk meanwhile.
             WindowUnknown, ModelNotLoaded: as `guard`; making it may take longer than a window may be old.
             Overloaded: there was no room for a summary in time.
         """
+        if isinstance(needed, PreparedRequest):
+            return needed
 
         async def finished(stored: Sequence[Compaction]) -> PreparedRequest:
             decided = needed if stored == needed.stored else await self._decide(needed.measured, stored)

@@ -10,7 +10,7 @@ from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.errors import LiteLLMChanged
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.endings import unread_overflow
-from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream
+from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import SILENT, Asked, notices_for
 from litellm_compaction.proxy.answer.sse import with_heartbeat
@@ -59,7 +59,7 @@ class Answers:
                 yield chunk
             return
         is_carried_here = exchange.is_hooked and wire.can_be_continued(data)
-        stream = self._hooked(exchange, response, data).chunks() if is_carried_here else response
+        stream = self._hooked(exchange, response, data) if is_carried_here else response
         told = self._told(stream, exchange)
         if exchange.client.orders.shows:
             told = self._standards.showing(told, exchange, is_messages=_is_messages(data))
@@ -76,7 +76,7 @@ class Answers:
         async for chunk in with_heartbeat(stream, exchange, every_s=self._heartbeat_s):
             yield wire.with_details(chunk, exchange.attempt.details)
 
-    def _hooked(self, exchange: Exchange, first: Any, data: Mapping[str, Any]) -> Hooked:
+    def _hooked(self, exchange: Exchange, first: Any, data: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """Carries a stream that LiteLLM has opened over the limit by its hooks."""
         context, prepared = exchange.attempt.context, exchange.attempt.prepared
         assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `is_hooked`
@@ -89,7 +89,7 @@ class Answers:
         told = replace(prepared, action=exchange.attempt.action)
         # None if the deployment hook has failed open.
         room = exchange.room or self._compactor.room(context)
-        return Hooked(Answer(self._compactor, context, upstream, asked, told, exchange, room=room), upstream, prepared)
+        return hooked(Answer(self._compactor, context, upstream, asked, told, exchange, room=room), upstream, prepared)
 
     async def whole(self, response: Any, data: Mapping[str, Any]) -> Any:
         """An answer that is not streamed, with its details; None to leave it as it is."""

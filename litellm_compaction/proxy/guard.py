@@ -28,7 +28,7 @@ from litellm_compaction.errors import (
     NotServed,
 )
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.answer.hooks import compacted, prepared_in_room
+from litellm_compaction.proxy.answer.hooks import prepared_in_room
 from litellm_compaction.proxy.answer.protocol import Announced
 from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
 from litellm_compaction.proxy.answer.upstream import Unsupported
@@ -164,7 +164,7 @@ class Guard:
             exchange.is_told = self._announced.is_next_in_a_row(decided)
         room = self._compactor.room(context)
         try:
-            prepared = await compacted(self._compactor, decided, room)
+            prepared = await self._compactor.finish(decided, room)
         finally:
             room.release()
         exchange.foreseen = prepared

@@ -36,6 +36,7 @@ class Copy:
                 target=_become, args=(list(arguments), str(folder), dict(environ), output), daemon=True
             )
             self._process.start()
+        self.pid = self._process.pid or 0
         self.stdout: IO[str] = os.fdopen(reading, encoding="utf-8", errors="replace")
         self.terminate = self._process.terminate
         self.kill = self._process.kill

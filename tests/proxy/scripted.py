@@ -33,6 +33,7 @@ from litellm_compaction.proxy.answer.protocol import (
     Batch,
     Chunk,
     Continuation,
+    LegRequest,
     Notices,
     Received,
     UpstreamDropped,
@@ -141,22 +142,16 @@ class Server:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
-    async def open(
-        self,
-        messages: Sequence[Message] | None,
-        max_tokens: int,
-        *,
-        continuation: Continuation | None,
-        tools: Sequence[JsonValue] | None = None,
-        can_end_thoughts: bool = False,
-        on_end: Callable[[], object] = bool,
-    ) -> AsyncIterator[AsyncIterator[Batch]]:
+    async def open(self, leg: LegRequest, on_end: Callable[[], object] = bool) -> AsyncIterator[AsyncIterator[Batch]]:
         """One answer."""
+        messages, max_tokens = leg.messages, leg.max_tokens
         turn = self.turns[min(len(self.opened), len(self.turns) - 1)]
         read = self.request.messages if messages is None else messages
         # As the GPT family counts: four tokens a message, three for the reply.
-        opened = Opened(messages, max_tokens, continuation, 3 + sum(4 + count(each.text) for each in read), tools=tools)
-        opened.can_end_thoughts = can_end_thoughts
+        opened = Opened(
+            messages, max_tokens, leg.continuation, 3 + sum(4 + count(each.text) for each in read), tools=leg.tools
+        )
+        opened.can_end_thoughts = leg.can_end_thoughts
         self.opened.append(opened)
         if self.context is not None:
             self.context.open(opened.prompt_tokens + max_tokens)

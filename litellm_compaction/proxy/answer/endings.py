@@ -7,10 +7,13 @@ before its first chunk, goes to LiteLLM's own retry or to the client instead; th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import Overflow, ended_early, overflow_from_text
+from litellm_compaction.events import AnswerOutcome
 from litellm_compaction.proxy.exchange import Exchange
 
 # A prompt this close to the window explains an answer that breaks off without a word.
@@ -19,58 +22,124 @@ NEAR_FULL_RATIO = 0.80
 FULL_RATIO = 0.98
 # The share of a window that still counts after an overflow that named no number.
 _SHRINK_RATIO = 0.80
+# After so many stops for others, each with the double room after it, something is wrong: a compaction has to help.
+MAX_CUTS = 12
 
 
 # How a stream ended: by itself; at the window's end; with nothing but thoughts, more than it was given; at its share of
 # the window, or before it, for others that need the room, or where a doubt alone bounded it; by an error that means a
 # full window, or by another one.
 End: TypeAlias = Literal["done", "limit", "overthought", "spent", "called_back", "overflow", "failed"]
+# Since others need the room, or where a doubt alone bounded it.
+GIVES_WAY: frozenset[End | None] = frozenset({"spent", "called_back"})
 Step: TypeAlias = Literal["deliver", "used_up", "look_up", "fail", "other_way", "harder", "anew", "calls", "go_on"]
+Restart: TypeAlias = Literal["resumed", "relaxed", "compacted", "pressed"]
 
 
 class Ended(NamedTuple):
-    """The end of one upstream request, as far as the next step depends on it.
+    """The end of one leg, as far as the next step depends on it.
 
     Attributes:
         is_way_refused: the server refuses a continuation by this way, and another one is left.
         is_delivered: the client has some of the answer.
-        gives_way: it was stopped since others need its room.
         has_whole_calls: of several tool calls only the last was cut.
         only_recalls: the answer ended with calls of our own tool, and no other.
         is_used_up: the client has got as many tokens as it asked for.
+        is_stuck: going on would repeat a call that the client has begun to receive.
+        is_thoughts: all that there is of the answer are thoughts.
+        is_full: the window, and not a share of it, has ended it.
     """
 
     end: End | None
-    is_way_refused: bool
-    is_delivered: bool
-    gives_way: bool
-    has_whole_calls: bool
+    is_way_refused: bool = False
+    is_delivered: bool = True
+    has_whole_calls: bool = False
     only_recalls: bool = False
     is_used_up: bool = False
+    is_stuck: bool = False
+    is_thoughts: bool = False
+    is_full: bool = False
 
 
-def next_step(ended: Ended) -> Step:
-    """Returns the next step after an upstream request: its answer is delivered, asked for once more, or goes on.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What an answer's legs so far leave to the next one.
+
+    Attributes:
+        ways: in which the server may be made to go on, and `refused`, those of the others that it does not know.
+        restarts_left: compactions that may carry it on.
+        stops_at_line: a whole answer is not seen before its end: it stops at the line if it can go on behind it.
+        was_doubted: it has ended at a bound that was made for doubt, and is told only of bounds without.
+        has_retried: it was compacted harder after an overflow.
+        cuts: stops at its share of a context, and `callbacks`, those for others that waited.
+        is_resumed: the last leg goes on without a compaction.
+        is_closing: its thoughts were ended, since the window or their budget was spent.
+        has_gained: the last compaction made room.
+        is_joined: it is made of more than one upstream answer.
+    """
+
+    ways: frozenset[Way]
+    refused: tuple[Way, ...] = ()
+    restarts_left: int
+    stops_at_line: bool = False
+    was_doubted: bool = False
+    has_retried: bool = False
+    may_look_up: bool = True
+    cuts: int = 0
+    callbacks: int = 0
+    is_resumed: bool = False
+    is_closing: bool = False
+    has_gained: bool = True
+    is_joined: bool = False
+    outcome: AnswerOutcome = "completed"
+
+    @property
+    def is_last(self) -> bool:
+        """Returns True if no compaction may carry the answer on any more."""
+        return self.restarts_left <= 0 or not self.has_gained
+
+
+def next_leg(ended: Ended, state: State) -> Step:
+    """Returns the next step after a leg: its answer is delivered, asked for once more, or goes on.
 
     `harder` compacts more, since the client has seen nothing of an overflow; `anew` repeats the request; `calls` hands
     over the calls that are whole; `look_up` answers the model's call of our tool; `go_on` plans a continuation; what is
     `used_up` would have ended by the client's own limit, too.
     """
+    looks_up = ended.only_recalls and state.may_look_up
     if ended.is_way_refused:
         return "other_way"
     if ended.end == "failed":
         return "fail"
-    if ended.end == "done" and not ended.only_recalls:
+    if ended.end == "done" and not looks_up:
         return "deliver"
     if not ended.is_delivered and ended.end == "overflow":
-        return "harder"
-    if not ended.is_delivered and ended.gives_way:
+        return "fail" if state.has_retried else "harder"
+    if not ended.is_delivered and ended.end in GIVES_WAY:
         return "anew"
     if ended.end != "done" and ended.has_whole_calls:
         return "calls"
     if ended.is_used_up:
         return "used_up"
     return "look_up" if ended.end == "done" else "go_on"
+
+
+def restart_of(ended: Ended, state: State) -> Restart | None:
+    """Returns how an answer goes on behind a stop, or would if it were stopped now; None if it must not.
+
+    `resumed`, as it is, since only others needed the room; `relaxed`, where its thoughts end at their budget, and not
+    at the window; else `compacted`, or `pressed`, as the window is full. More room for thoughts is no answer: they are
+    closed, once.
+    """
+    if ended.is_stuck:
+        return None
+    if ended.end in GIVES_WAY and state.cuts < MAX_CUTS:
+        return "resumed"
+    if state.is_last or (state.is_closing and ended.is_thoughts):
+        return None
+    if ended.end == "overthought":
+        return "relaxed"
+    return "pressed" if ended.is_full else "compacted"
 
 
 class Judged(NamedTuple):

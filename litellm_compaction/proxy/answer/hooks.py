@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,15 +23,8 @@ from litellm.exceptions import Timeout
 from litellm.types.utils import ModelResponseStream
 
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.core.messages import JsonValue, Message, Request
-from litellm_compaction.engine import (
-    CompactionNeeded,
-    Compactor,
-    Foreseen,
-    PreparedRequest,
-    RequestContext,
-    Reservation,
-)
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine import Compactor, Foreseen, PreparedRequest, RequestContext, Reservation
 from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
@@ -39,6 +32,7 @@ from litellm_compaction.proxy.answer.protocol import (
     Batch,
     Chunk,
     Continuation,
+    LegRequest,
     Received,
     UpstreamDropped,
     UpstreamError,
@@ -51,15 +45,6 @@ _CLIENT_KEYS = (
     "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "stop", "seed",
     "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort", "thinking", "top_k", "user",
 )  # fmt: skip
-
-
-async def compacted(
-    compactor: Compactor, prepared: PreparedRequest | CompactionNeeded, room: Reservation
-) -> PreparedRequest:
-    """The request as it is sent; a summary that it takes is made in room of its own."""
-    if isinstance(prepared, PreparedRequest):
-        return prepared
-    return await compactor.finish(prepared, room)
 
 
 async def prepared_in_room(
@@ -94,7 +79,7 @@ async def prepared_in_room(
             if isinstance(request, int):
                 prepared = await compactor.bound(request, context)
             else:
-                prepared = await compacted(compactor, await compactor.prepared_for(request, context, foreseen), room)
+                prepared = await compactor.finish(await compactor.prepared_for(request, context, foreseen), room)
             limit = prepared.max_output_tokens(asked_tokens)
             limit = await room.acquire(prepared, limit, is_watched=is_watched, answers=answers, prompts=prompts)
             if not await compactor.has_shrunk(context, prepared):
@@ -142,8 +127,6 @@ class HookedUpstream:
         self._data = data
         self._logging: Any = data.get("litellm_logging_obj")
         self._parts: list[_Part] = []
-        # As they are sent; None for the client's own.
-        self._tools: Sequence[JsonValue] | None = None
 
     @property
     def ways(self) -> frozenset[Way]:
@@ -154,26 +137,16 @@ class HookedUpstream:
         return False
 
     @asynccontextmanager
-    async def open(
-        self,
-        messages: Sequence[Message] | None,
-        max_tokens: int,
-        *,
-        continuation: Continuation | None,
-        tools: Sequence[JsonValue] | None = None,
-        can_end_thoughts: bool = False,
-        on_end: Callable[[], object] = bool,
-    ) -> AsyncIterator[AsyncIterator[Batch]]:
-        self._tools = tools
+    async def open(self, leg: LegRequest, on_end: Callable[[], object] = bool) -> AsyncIterator[AsyncIterator[Batch]]:
         stream, part = self._first, _Part(self._logging)
         if stream is None:
             # A newer LiteLLM reads the first chunk before it returns: its errors come from here.
-            with _understood(part, continuation):
-                stream = await self._again(messages, max_tokens, continuation)
+            with _understood(part, leg.continuation):
+                stream = await self._again(leg)
             part.log = getattr(stream, "logging_obj", None)
         self._first = None
         try:
-            yield _chunks(stream, part, continuation)
+            yield _chunks(stream, part, leg.continuation)
         finally:
             with anyio.CancelScope(shield=True):
                 if (aclose := getattr(stream, "aclose", None)) is not None:
@@ -192,53 +165,46 @@ class HookedUpstream:
                     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": count(text)}
                     await log_stopped(part.log, text, usage)
 
-    async def _again(
-        self, messages: Sequence[Message] | None, max_tokens: int, continuation: Continuation | None
-    ) -> Any:
+    async def _again(self, leg: LegRequest) -> Any:
+        continuation = leg.continuation
         options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
         if continuation is not None and continuation.needs_word:
             options["extra_body"] = wire.GOES_ON
         is_begun = continuation is not None and not continuation.begins_anew
         keys = _CLIENT_KEYS if is_begun else (*_CLIENT_KEYS, "response_format")
         asked = {key: self._data[key] for key in keys if self._data.get(key) is not None}
-        if self._tools is not None:
-            asked["tools"] = list(self._tools)
+        if leg.tools is not None:
+            asked["tools"] = list(leg.tools)
         if continuation is not None and continuation.closing:
             options["extra_body"] = dict(continuation.closing)
             asked = {key: value for key, value in asked.items() if key not in continuation.closing}
-        sent = wire.encode(messages) if messages is not None else self._data["messages"]
+        sent = wire.encode(leg.messages) if leg.messages is not None else self._data["messages"]
         parent = self._data.get("metadata")
         return await call_router(
             self._router,
             self._pin,
             parent if isinstance(parent, Mapping) else {},
             messages=sent,
-            max_tokens=max_tokens,
+            max_tokens=leg.max_tokens,
             **asked,
             **options,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Hooked:
-    answer: Answer
-    upstream: HookedUpstream
-    prepared: PreparedRequest
-
-    async def chunks(self) -> AsyncGenerator[Any, None]:
-        """The answer's chunks as LiteLLM's own; streams that were stopped are logged at the end."""
-        batches = self.answer.batches()
-        try:
-            async for batch in batches:
-                for chunk in batch:
-                    yield chunk.origin if isinstance(chunk, Received) else ModelResponseStream(**chunk)
-        except UpstreamError as error:
-            raise error.__cause__ or error from None
-        finally:
-            with anyio.CancelScope(shield=True):
-                await batches.aclose()
-                if self.answer.is_joined:
-                    await self.upstream.log_partials(self.prepared.count_text, self.prepared.count.tokens)
+async def hooked(answer: Answer, upstream: HookedUpstream, prepared: PreparedRequest) -> AsyncGenerator[Any, None]:
+    """The answer's chunks as LiteLLM's own; streams that were stopped are logged at the end."""
+    batches = answer.batches()
+    try:
+        async for batch in batches:
+            for chunk in batch:
+                yield chunk.origin if isinstance(chunk, Received) else ModelResponseStream(**chunk)
+    except UpstreamError as error:
+        raise error.__cause__ or error from None
+    finally:
+        with anyio.CancelScope(shield=True):
+            await batches.aclose()
+            if answer.is_joined:
+                await upstream.log_partials(prepared.count_text, prepared.count.tokens)
 
 
 @dataclass(slots=True)
@@ -289,15 +255,8 @@ def _understood(part: _Part, continuation: Continuation | None) -> Iterator[None
         text = str(error)
         if ended_early(text):
             raise UpstreamDropped(text, error) from error
-        if overflow_from_text(text) is None and not is_crash(text) and not _has_another_way(continuation):
+        has_another_way = continuation is not None and continuation.has_another_way
+        if overflow_from_text(text) is None and not is_crash(text) and not has_another_way:
             raise
-        raise UpstreamError(text, error, status=_status(error)) from error
-
-
-def _has_another_way(continuation: Continuation | None) -> bool:
-    return continuation is not None and continuation.has_another_way
-
-
-def _status(error: Exception) -> int | None:
-    status = getattr(error, "status_code", None)
-    return status if isinstance(status, int) else None
+        status = getattr(error, "status_code", None)
+        raise UpstreamError(text, error, status=status if isinstance(status, int) else None) from error

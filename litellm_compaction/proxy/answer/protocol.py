@@ -143,10 +143,9 @@ def _chosen_for_owner(metadata: Mapping[str, Any]) -> Choice | None:
         choice = section.get("notices") if isinstance(section, Mapping) else None
         if choice is False:
             return "off"
-        for known in get_args(Choice):
-            if choice == known:
-                found: Choice = known
-                return found
+        if choice is not None and choice in get_args(Choice):
+            found: Choice = choice
+            return found
         if choice is not None:
             logger.warning("notices of a key or team are not one of %s; the setting holds", ", ".join(get_args(Choice)))
     return None
@@ -241,6 +240,24 @@ class Continuation:
         return self.closing is not None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegRequest:
+    """One request to a server.
+
+    Attributes:
+        messages: None for the client's own list; `tools` likewise.
+        max_tokens: bound on the answer.
+        continuation: how an answer goes on; None for one that begins.
+        can_end_thoughts: `end_thoughts` may be called for this answer.
+    """
+
+    messages: Sequence[Message] | None = None
+    tools: Sequence[JsonValue] | None = None
+    max_tokens: int
+    continuation: Continuation | None = None
+    can_end_thoughts: bool = False
+
+
 class Upstream(Protocol):
     """The server of one deployment, asked for one client request."""
 
@@ -249,23 +266,11 @@ class Upstream(Protocol):
         """Ways to make it go on."""
 
     def open(
-        self,
-        messages: Sequence[Message] | None,
-        max_tokens: int,
-        *,
-        continuation: Continuation | None,
-        tools: Sequence[JsonValue] | None = None,
-        can_end_thoughts: bool = False,
-        on_end: Callable[[], object] = bool,
+        self, leg: LegRequest, on_end: Callable[[], object] = bool
     ) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
         """The chunks of an answer as they come; leaving the context aborts it.
 
         Args:
-            messages: None for the client's own list.
-            tools: likewise.
-            max_tokens: bound on the answer.
-            continuation: how an answer goes on; None for one that begins.
-            can_end_thoughts: `end_thoughts` may be called for this answer.
             on_end: called when the server has ended the answer, even if it has not been read so far. A carrier that
                 reads only what is pulled does not call it.
 

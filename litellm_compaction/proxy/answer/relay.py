@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -25,7 +26,15 @@ from litellm_compaction.engine import RECALL, Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer.calls import Calls
 from litellm_compaction.proxy.answer.chunks import REASONING_FIELDS
-from litellm_compaction.proxy.answer.endings import FULL_RATIO, NEAR_FULL_RATIO, End, judged, most_tokens
+from litellm_compaction.proxy.answer.endings import (
+    FULL_RATIO,
+    GIVES_WAY,
+    NEAR_FULL_RATIO,
+    End,
+    Judged,
+    judged,
+    most_tokens,
+)
 from litellm_compaction.proxy.answer.one_answer import Progress
 from litellm_compaction.proxy.answer.protocol import Asked, Chunk, UpstreamError
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES, broken, unreadable
@@ -39,23 +48,58 @@ _CALL_ROOM_TOKENS = 4096
 _KNOWN_FIELDS = frozenset({"role", "content", "tool_calls", *REASONING_FIELDS})
 _CHOICE_FIELDS = frozenset({"index", "delta", "finish_reason", "logprobs"})
 _KEPT_REASONING_CHARS = 40_000
+_NO_CHOICE = object()
 _WORTH_A_RESTART_TOKENS = 32
 # No model writes so many windows full, however wrong our count is; nor does a server send so many pieces.
 _ENDLESS_RATIO = 4
 
 
+@dataclass(frozen=True, slots=True)
+class LegBound:
+    """The most that a leg may have.
+
+    Attributes:
+        tokens: its `max_tokens`.
+        asked_tokens: the rest of the client's own limit; None without one.
+        is_share: it is only its part of the window, because of others.
+        is_doubted: it is less than the window leaves by our count, since nothing has confirmed that.
+        is_at_line: it ends at the streaming line, and the window has room behind that.
+    """
+
+    tokens: int
+    asked_tokens: int | None = None
+    is_share: bool = False
+    is_doubted: bool = False
+    is_at_line: bool = False
+
+
 class Relay:
+    """The reader of one leg's stream.
+
+    Attributes:
+        beside: choices of the last chunk that are not the answer, for which nobody has asked; they go on as they came.
+        has_company: others in its context can end it at any moment: nothing is sent that ends inside a word.
+        is_inside_a_word: the sent text may end inside a word, since no other answer shared the window then.
+        usage_fields: the usage with all its fields, and `ending_fields` those of the last choice, as the server wrote
+            them.
+        answer_id: the server's name for what it is writing.
+        judged: an overflow that the server has told.
+        refusal: the form of the overflow, in one word for logs.
+    """
+
     def __init__(
         self,
         progress: Progress,
         prepared: PreparedRequest,
         asked: Asked,
+        bound: LegBound,
         *,
         streaming_ratio: float,
         most_thoughts_tokens: float,
     ) -> None:
         self._progress = progress
         self._asked = asked
+        self.bound = bound
         self._most_thoughts_tokens = most_thoughts_tokens
         self._most_prompt_tokens = most_tokens(prepared)
         self._window_tokens = prepared.window.tokens
@@ -72,68 +116,34 @@ class Relay:
         # OpenAI's older `function_call`, which goes on as it comes.
         self._has_old_call = False
         self._received = 0
-        self._has_choice = False
-        # Of the choice that is the answer; other ones, for which nobody has asked, go on as they came.
-        self._index: object = None
+        # Of the choice that is the answer.
+        self._index: object = _NO_CHOICE
         self.beside: Sequence[Chunk] = ()
         self._pieces = 0
-        # Others in its context can end it at any moment: nothing is sent that ends inside a word.
         self.has_company = False
-        self._is_share = False
-        self.is_doubted = False
-        # Its `max_tokens` ends at the streaming line, and the window has room behind that.
-        self.is_at_line = False
-        self._limit_tokens = 0
-        self._asked_tokens: int | None = None
-        self._danger_tokens = 0.0
+        window_left = _DANGER_RATIO * self._window_tokens - self._prompt_tokens
+        self._danger_tokens = min(window_left, _DANGER_OUTPUT_RATIO * bound.tokens)
         self.usage: Usage | None = None
-        # The usage and the last choice with all their fields, as the server wrote them.
         self.usage_fields: Mapping[str, Any] = {}
         self.ending_fields: Mapping[str, Any] = {}
         self.finish_reason: str | None = None
-        # The server's name for what it is writing.
         self.answer_id = ""
         self.end: End | None = None
-        # The sent text may end inside a word: no other answer shared the window when it was sent.
         self.is_inside_a_word = False
-        self.overflow: Overflow | None = None
-        # The form of the server's overflow, in one word for logs.
+        self.judged: Judged | None = None
         self.refusal = ""
         self.error: UpstreamError | None = None
-        # The end looked like an overflow only because the window was nearly full; that is no knowledge of the window.
-        self.is_crash = False
-
-    def opened(
-        self,
-        limit_tokens: int,
-        asked_tokens: int | None,
-        *,
-        is_share: bool = False,
-        is_doubted: bool = False,
-    ) -> None:
-        """Notes the bounds that the stream was asked for with.
-
-        Args:
-            limit_tokens: its `max_tokens`.
-            asked_tokens: the rest of the client's own limit; None without one.
-            is_share: its `max_tokens` is only its part of the window, because of others.
-            is_doubted: it is less than the window leaves by our count, since nothing has confirmed that.
-        """
-        self.is_doubted = is_doubted
-        self._limit_tokens, self._asked_tokens, self._is_share = limit_tokens, asked_tokens, is_share
-        window_left = _DANGER_RATIO * self._window_tokens - self._prompt_tokens
-        self._danger_tokens = min(window_left, _DANGER_OUTPUT_RATIO * limit_tokens)
 
     def take(self, chunk: Chunk) -> list[Chunk]:
         """The deltas to send for `chunk`; sets `end` when the stream has to be stopped."""
         if chunk.get("error"):
-            self._fail(chunk)
+            self._fail_inside(chunk)
             return []
         if chunk.get("usage") is not None:
             self._take_usage(chunk)
         choices = chunk.get("choices") or ()
-        if not self._has_choice and choices:
-            self._has_choice, self._index = True, choices[0].get("index")
+        if self._index is _NO_CHOICE and choices:
+            self._index = choices[0].get("index")
         choice = next((each for each in choices if each.get("index") == self._index), None)
         self.beside = [each for each in choices if each is not choice] if len(choices) > 1 or choice is None else []
         if choice is None:
@@ -188,9 +198,9 @@ class Relay:
             self.end, self.refusal = "overflow", "empty_stream"
         elif self._breaks_off():
             # By now the server has told how much room there is for more.
-            has_room = self.is_doubted and self.filled_tokens < self._stop_tokens
-            self.end = "spent" if self._is_share or has_room else "limit"
-        elif not self._has_choice:
+            has_room = self.bound.is_doubted and self.filled_tokens < self._stop_tokens
+            self.end = "spent" if self.bound.is_share or has_room else "limit"
+        elif self._index is _NO_CHOICE:
             self.end, self.error = "failed", unreadable("its answer is empty")
         elif self._is_broken:
             self.end, self.error = "failed", broken()
@@ -202,16 +212,32 @@ class Relay:
         """Returns True if the stream ended within a call, and nobody says why."""
         return self.finish_reason is None and not self._calls.are_whole
 
-    def has_overflowed(self, error: UpstreamError) -> bool:
+    def drop(self, error: UpstreamError) -> list[Chunk]:
+        """Judges a stream whose connection broke; what is held goes out if only the connection's end was missing."""
+        flushed = self.flush() if self.finish_reason is not None else []
+        self.finish()
+        if self.finish_reason is None and self.end in ("done", "failed"):
+            self.end, self.error = "failed", error
+        return flushed
+
+    def fail(self, error: UpstreamError) -> None:
+        """Judges a stream that ended with the server's error, or did not begin."""
+        if not self._has_overflowed(error):
+            self.end, self.error = "failed", error
+
+    def spend(self) -> None:
+        """Counts its end as that of a share of the window, behind which it may go on as it is."""
+        self.end = "spent"
+
+    def _has_overflowed(self, error: UpstreamError) -> bool:
         """Returns True if the server's error means that the window is full; takes note of it."""
         used_tokens = self._most_prompt_tokens + self.completion_tokens()
         found = judged(error.text, self._asked.client_text, used_tokens=used_tokens, window_tokens=self._window_tokens)
-        if found is not None:
-            self.overflow, self.is_crash = found.overflow, not found.teaches
-        if self.overflow is None and is_crash(error.text) and self._looks_full(NEAR_FULL_RATIO):
-            self.overflow, self.is_crash = Overflow(None, None), True
-        if self.overflow is None:
+        if found is None and is_crash(error.text) and self._looks_full(NEAR_FULL_RATIO):
+            found = Judged(Overflow(None, None), teaches=False)
+        if found is None:
             return False
+        self.judged = found
         self.end, self.error = "overflow", error
         named = "error_event" if error.is_inside else f"http_{error.status}" if error.status else "error"
         self.refusal = "crash" if is_crash(error.text) else named
@@ -250,7 +276,7 @@ class Relay:
     @property
     def gives_way(self) -> bool:
         """Returns True if the stream has ended because others need the room, or for doubt: not for its own length."""
-        return self.end in ("spent", "called_back")
+        return self.end in GIVES_WAY
 
     @property
     def is_stopped_by_us(self) -> bool:
@@ -365,27 +391,25 @@ class Relay:
             removed = self._removed_tokens()
             # A few words that were taken out are not worth another request.
             generated = self.completion_tokens() - (removed if removed >= _WORTH_A_RESTART_TOKENS else 0)
-            asked = self._asked_tokens
-            return asked is None or self._limit_tokens < asked or generated + 1 < asked
+            asked = self.bound.asked_tokens
+            return asked is None or self.bound.tokens < asked or generated + 1 < asked
         return self.finish_reason is None and self._looks_full(NEAR_FULL_RATIO)
 
     def _fills_its_limit(self) -> bool:
         # LM Studio 0.4.22 reports one token less than the limit (lmstudio-bug-tracker 2335).
-        is_reported = self.usage is not None and self.usage.completion_tokens + 1 >= self._limit_tokens
-        return is_reported or self._generated.exact() >= NEAR_FULL_RATIO * self._limit_tokens
+        is_reported = self.usage is not None and self.usage.completion_tokens + 1 >= self.bound.tokens
+        return is_reported or self._generated.exact() >= NEAR_FULL_RATIO * self.bound.tokens
 
     def _looks_full(self, ratio: float) -> bool:
         prompt = self.usage.prompt_tokens if self.usage is not None else self._prompt_tokens
         return prompt + self.completion_tokens() >= ratio * self._window_tokens
 
-    def _fail(self, chunk: Chunk) -> None:
+    def _fail_inside(self, chunk: Chunk) -> None:
         said = chunk.get("error")
         code = said.get("code") if isinstance(said, Mapping) else None
         # The server has accepted the request: without a number of its own it failed over its work.
         status = code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR
-        error = UpstreamError(json.dumps(said, default=str)[:ERROR_BYTES], chunk, status=status, is_inside=True)
-        if not self.has_overflowed(error):
-            self.end, self.error = "failed", error
+        self.fail(UpstreamError(json.dumps(said, default=str)[:ERROR_BYTES], chunk, status=status, is_inside=True))
 
     def _reasoning(self, delta: Mapping[str, Any]) -> list[Chunk]:
         found = {name: text for name in REASONING_FIELDS if isinstance(text := delta.get(name), str) and text}
@@ -445,7 +469,7 @@ class Relay:
             self._count(f"{function.get('name') or ''}{function.get('arguments') or ''}")
         held = self._taken_tail()
         deltas = self._sent({"content": held}) if held else []
-        has_room = self._limit_tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
+        has_room = self.bound.tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
         may_begin = has_room and not (self._asked.is_whole or self.is_near_the_end())
         sent = self._calls.take(fragments, may_begin=may_begin)
         return [*deltas, {"tool_calls": sent}] if sent else deltas

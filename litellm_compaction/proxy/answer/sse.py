@@ -308,31 +308,24 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_
         yield _COMMENT
     while True:
         if not call.may_pause:
+            last = await anext(source, _END)
+        else:
+            waiting = asyncio.ensure_future(_next(source))
             try:
-                last = await source.__anext__()
-            except StopAsyncIteration:
-                return
-            begun = _copied(last) if _is_in_progress(last) else begun
-            yield last
-            continue
-        waiting = asyncio.ensure_future(_next(source))
-        try:
-            while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                beat = _COMMENT if last is None and call.attempt.begins_silently else _beat(last, begun)
-                if beat is not None:
-                    yield beat
-            last = await waiting
-        except StopAsyncIteration:
-            return
-        finally:
-            if not waiting.done():
-                waiting.cancel()
-                # Neither awaited directly nor without a shield: anyio cancels us again and again when the client has
-                # gone, an await would hand that on, and the upstream connection would stay open half closed.
-                with anyio.CancelScope(shield=True):
-                    await asyncio.wait({waiting})
-                if not waiting.cancelled():
-                    waiting.exception()  # marks it as retrieved
+                while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
+                    beat = _COMMENT if last is None and call.attempt.begins_silently else _beat(last, begun)
+                    if beat is not None:
+                        yield beat
+                last = await waiting
+            finally:
+                if not waiting.done():
+                    waiting.cancel()
+                    # Neither awaited directly nor without a shield: anyio cancels us again and again when the client
+                    # has gone, an await would hand that on, and the upstream connection would stay open half closed.
+                    with anyio.CancelScope(shield=True):
+                        await asyncio.wait({waiting})
+                    if not waiting.cancelled():
+                        waiting.exception()  # marks it as retrieved
         if last is _END:
             return
         begun = _copied(last) if _is_in_progress(last) else begun
@@ -340,10 +333,8 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_
 
 
 async def _next(source: AsyncIterator[Any]) -> Any:
-    # A task may not raise StopAsyncIteration.
-    async for chunk in source:
-        return chunk
-    return _END
+    # As a coroutine, which a task takes.
+    return await anext(source, _END)
 
 
 def _copied(event: Any) -> Any:

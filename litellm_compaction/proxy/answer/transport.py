@@ -30,6 +30,7 @@ from litellm_compaction.proxy.answer.one_answer import joined
 from litellm_compaction.proxy.answer.protocol import (
     Asked,
     Batch,
+    LegRequest,
     Listener,
     UpstreamError,
 )
@@ -116,6 +117,10 @@ class GuardedTransport(ListTransport):
             if gone is None:
                 raise
             return self._refused(gone)
+        except CompactionError as error:
+            return self._refused(error)
+        except RecursionError:
+            return self._refused(NotServed(TOO_DEEP))
         except Exception as error:
             too_long = self._context.attempts.too_long
             if too_long is None or self._has_answered:
@@ -144,18 +149,14 @@ class GuardedTransport(ListTransport):
             found = decoded
         asked = replace(self._asked, request=found, stops=wire.stops(body))
         upstream = self._upstream = HttpUpstream(self._inner, request, body, self._unsupported)
-        try:
-            prepared = ready or await self._compactor.prepare(asked.request, self._context)
-            if not wire.can_be_continued(body):
-                return await self._passed(upstream, prepared, asked, body, stream=bool(body.get("stream")))
-            if upstream.wants_stream:
-                return await self._streamed(self._answer(upstream, asked, prepared), upstream)
+        prepared = ready or await self._compactor.prepare(asked.request, self._context)
+        if not wire.can_be_continued(body):
+            return await self._passed(upstream, prepared, asked, body, stream=upstream.wants_stream)
+        if not upstream.wants_stream:
             asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
-            return await self._whole(self._answer(upstream, asked, prepared), upstream)
-        except CompactionError as error:
-            return self._refused(error)
-        except RecursionError:
-            return self._refused(NotServed(TOO_DEEP))
+        room = self._compactor.room(self._context)
+        answer = Answer(self._compactor, self._context, upstream, asked, prepared, self._listener, room=room)
+        return await (self._whole if asked.is_whole else self._streamed)(answer, upstream)
 
     async def aclose(self) -> None:
         """Does nothing: the inner transport is shared."""
@@ -169,31 +170,17 @@ class GuardedTransport(ListTransport):
             response = await self._inner.handle_async_request(request)
             return response if response.status_code < 400 else await read_whole(response, ERROR_BYTES)
         asked = replace(self._asked, output_tokens=wire.asked_output_tokens(body), request=found)
-        try:
-            if ids is not None:
-                prepared = await self._compactor.bound(ids, self._context)
-            else:
-                prepared = await self._compactor.guard(found, self._context)
-            upstream = HttpUpstream(self._inner, request, body, self._unsupported)
-            # A chunk with nothing but the usage would be new to clients of completions.
-            return await self._passed(upstream, prepared, asked, body, stream=False)
-        except CompactionError as error:
-            return self._refused(error)
+        if ids is not None:
+            prepared = await self._compactor.bound(ids, self._context)
+        else:
+            prepared = await self._compactor.guard(found, self._context)
+        upstream = HttpUpstream(self._inner, request, body, self._unsupported)
+        # A chunk with nothing but the usage would be new to clients of completions.
+        return await self._passed(upstream, prepared, asked, body, stream=False)
 
     def _refused(self, error: CompactionError) -> httpx.Response:
         self._listener.refused(error)
         return response_of(error)
-
-    def _answer(self, upstream: HttpUpstream, asked: Asked, prepared: PreparedRequest | CompactionNeeded) -> Answer:
-        return Answer(
-            self._compactor,
-            self._context,
-            upstream,
-            asked,
-            prepared,
-            self._listener,
-            room=self._compactor.room(self._context),
-        )
 
     async def _passed(
         self,
@@ -208,11 +195,11 @@ class GuardedTransport(ListTransport):
         room = self._compactor.room(self._context)
         answers, prompts = wire.asked_answers(body), wire.asked_prompts(body)
         try:
-            prepared = await self._compactor.finish(decided, room) if isinstance(decided, CompactionNeeded) else decided
+            prepared = await self._compactor.finish(decided, room)
             self._listener.sent(self._context, prepared)
             limit = prepared.max_output_tokens(asked.output_tokens)
             limit = await room.acquire(prepared, limit, is_watched=False, answers=answers, prompts=prompts)
-            response = await upstream.send(prepared.messages, limit, continuation=None, stream=stream)
+            response = await upstream.send(LegRequest(messages=prepared.messages, max_tokens=limit), stream=stream)
             room.started()
             bounds = Bounds.of(limit * answers * prompts)
             if not is_stream(response):

@@ -70,7 +70,7 @@ class ReadAhead:
         Of a stream that is collected as garbage the event loop closes each generator by itself; one that waited here
         would be closed twice at a time, which is an error. anyio cancels all waiting of a client that has gone.
         """
-        self._on_end = _nothing
+        self._on_end = bool
         if not self._is_closing:
             self._is_closing = True
             _closing.begin(self._close())
@@ -137,7 +137,3 @@ async def closed_if_unread(
             timer.cancel()
         if closing is None:
             await source.aclose()
-
-
-def _nothing() -> None:
-    """Called after the end."""

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import httpx
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.core.messages import JsonValue, Message
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.chunks import as_chunk, is_right_answer
-from litellm_compaction.proxy.answer.protocol import Batch, Chunk, Continuation, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.protocol import Batch, Chunk, LegRequest, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.answer.sse import (
     ERROR_BYTES,
     Bounds,
@@ -43,7 +41,6 @@ _USAGE_NAMES = re.compile(r"stream_options|include_usage")
 _CONTROL_LIMIT_S = 5.0
 _HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 _CHAT = "/chat/completions"
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class HttpUpstream:
@@ -71,7 +68,6 @@ class HttpUpstream:
         self._request = request
         self._body = body
         self._unsupported = unsupported
-        self._added = _NOTHING
         self._leaves_usage_out = str(request.url) in unsupported
         self.headers: httpx.Headers | None = None
         self.whole: httpx.Response | None = None
@@ -88,30 +84,18 @@ class HttpUpstream:
         return ways if has_completions and wire.can_be_begun(self._body) else ways - {"raw"}
 
     @asynccontextmanager
-    async def open(
-        self,
-        messages: Sequence[Message] | None,
-        max_tokens: int,
-        *,
-        continuation: Continuation | None,
-        tools: Sequence[JsonValue] | None = None,
-        can_end_thoughts: bool = False,
-        on_end: Callable[[], object] = bool,
-    ) -> AsyncIterator[AsyncIterator[Batch]]:
-        if tools is not None:
-            self._body["tools"] = list(tools)
-        self._added = wire.THOUGHTS_CAN_END if can_end_thoughts else _NOTHING
+    async def open(self, leg: LegRequest, on_end: Callable[[], object] = bool) -> AsyncIterator[AsyncIterator[Batch]]:
         # Leaving the context closes the connection, which stops the server.
-        response = await self._answered(messages, max_tokens, continuation=continuation)
+        response = await self._answered(leg)
         ahead = ReadAhead(response, on_end) if is_stream(response) else None
         try:
             if ahead is not None and not self.wants_stream:
                 raise unreadable("it streams an answer that was asked for as a whole")
             self.headers = self.headers or response.headers
             if ahead is not None:
-                yield read_events(ahead, Bounds.of(max_tokens))
+                yield read_events(ahead, Bounds.of(leg.max_tokens))
             else:
-                whole = await read_whole(response, Bounds.of(max_tokens).event_bytes)
+                whole = await read_whole(response, Bounds.of(leg.max_tokens).event_bytes)
                 chunk, is_right = _as_chunk(whole)
                 self.whole = whole if is_right else None
                 yield _one(chunk)
@@ -134,21 +118,23 @@ class HttpUpstream:
             await response.aclose()
         return response.status_code == HTTPStatus.OK and json_object(body).get("success") is True
 
-    async def send(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None, stream: bool
-    ) -> httpx.Response:
+    async def send(self, leg: LegRequest, *, stream: bool) -> httpx.Response:
         """One request to the server; the caller closes the response.
 
         Raises:
             UpstreamError: its answer is compressed in a way that was not asked for.
         """
-        body = {**self._body, **self._added, **wire.with_output_limit(self._body, max_tokens)}
+        body, continuation = {**self._body, **wire.with_output_limit(self._body, leg.max_tokens)}, leg.continuation
+        if leg.can_end_thoughts:
+            body |= wire.THOUGHTS_CAN_END
         if stream:
             body["stream"] = True
             if not self._leaves_usage_out:
                 body.update(wire.with_usage(body))
-        if messages is not None:
-            body["messages"] = wire.encode(messages, like=self._body.get("messages") or [])
+        if leg.messages is not None:
+            body["messages"] = wire.encode(leg.messages, like=self._body.get("messages") or [])
+        if leg.tools is not None:
+            body["tools"] = list(leg.tools)
         if continuation is not None and not continuation.begins_anew:
             body = {key: value for key, value in body.items() if key not in _WHOLE_DOCUMENT_KEYS}
         url = self._request.url
@@ -182,17 +168,15 @@ class HttpUpstream:
             raise unreadable("its answer is compressed in a way that nobody has asked for")
         return response
 
-    async def _answered(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
-    ) -> httpx.Response:
+    async def _answered(self, leg: LegRequest) -> httpx.Response:
         """The server's response, to a second request if it refuses to report a stream's usage; the caller closes it."""
         while True:
             try:
-                response = await self.send(messages, max_tokens, continuation=continuation, stream=self.wants_stream)
+                response = await self.send(leg, stream=self.wants_stream)
             except httpx.TransportError as error:
                 # It took the request and broke down over it, as it does at an overflow near a full window.
                 is_broken = isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
-                if is_broken or (continuation is not None and continuation.has_another_way):
+                if is_broken or (leg.continuation is not None and leg.continuation.has_another_way):
                     raise UpstreamDropped("", None) from error
                 raise
             if response.status_code not in _UNKNOWN_KEY_STATUSES:

@@ -12,7 +12,6 @@ from typing import Any
 
 from litellm_compaction.core.clear_order import ClearOrder, cleared
 from litellm_compaction.engine import Compactor, RequestContext
-from litellm_compaction.proxy.answer.hooks import compacted
 from litellm_compaction.proxy.client import metadata_of, tenant_of
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
 from litellm_compaction.proxy.refusals import log_failure
@@ -79,7 +78,7 @@ class Standards:
         decided = await self._compactor.prepare(call.client.original, context)
         room = self._compactor.room(context)
         try:
-            prepared = await compacted(self._compactor, decided, room)
+            prepared = await self._compactor.finish(decided, room)
         finally:
             room.release()
         if call.client.orders.returned(call.client.original, prepared) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -10,7 +10,17 @@ from litellm.types.utils import Usage
 
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import Overflow
-from litellm_compaction.proxy.answer.endings import End, Ended, Step, next_step, unread_overflow
+from litellm_compaction.proxy.answer.endings import (
+    MAX_CUTS,
+    End,
+    Ended,
+    Restart,
+    State,
+    Step,
+    next_leg,
+    restart_of,
+    unread_overflow,
+)
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange
 from tests.builders import prose
 from tests.proxy.scripted import Scene
@@ -76,48 +86,72 @@ async def test_what_the_loop_has_read_it_learns_itself() -> None:
 
 ENDS = get_args(End)
 CUT = ("limit", "overthought", "spent", "called_back", "overflow")
-
-
-def ended(end: End, **facts: bool) -> Ended:
-    known = {"is_way_refused": False, "is_delivered": True, "gives_way": False, "has_whole_calls": False}
-    return Ended(end=end, **{**known, **facts})
+FRESH = State(ways=frozenset(), restarts_left=3)
 
 
 @pytest.mark.parametrize(
     ("found", "step"),
     [
-        (ended("done"), "deliver"),
-        (ended("failed"), "fail"),
-        (ended("failed", is_way_refused=True), "other_way"),
-        (ended("overflow"), "go_on"),
-        (ended("overflow", is_delivered=False), "harder"),
-        (ended("overflow", has_whole_calls=True), "calls"),
-        (ended("limit"), "go_on"),
-        (ended("limit", has_whole_calls=True), "calls"),
-        (ended("overthought", is_delivered=False), "go_on"),
-        (ended("called_back", gives_way=True, is_delivered=False), "anew"),
-        (ended("called_back", gives_way=True), "go_on"),
-        (ended("spent", gives_way=True, is_delivered=False), "anew"),
-        (ended("spent", gives_way=True, has_whole_calls=True), "calls"),
-        (ended("done", only_recalls=True), "look_up"),
-        (ended("done", only_recalls=True, is_used_up=True), "used_up"),
-        (ended("limit", is_used_up=True), "used_up"),
-        (ended("done", is_used_up=True), "deliver"),
-        (ended("limit", is_used_up=True, has_whole_calls=True), "calls"),
+        (Ended("done"), "deliver"),
+        (Ended("failed"), "fail"),
+        (Ended("failed", is_way_refused=True), "other_way"),
+        (Ended("overflow"), "go_on"),
+        (Ended("overflow", is_delivered=False), "harder"),
+        (Ended("overflow", has_whole_calls=True), "calls"),
+        (Ended("limit"), "go_on"),
+        (Ended("limit", has_whole_calls=True), "calls"),
+        (Ended("overthought", is_delivered=False), "go_on"),
+        (Ended("called_back", is_delivered=False), "anew"),
+        (Ended("called_back"), "go_on"),
+        (Ended("spent", is_delivered=False), "anew"),
+        (Ended("spent", has_whole_calls=True), "calls"),
+        (Ended("done", only_recalls=True), "look_up"),
+        (Ended("done", only_recalls=True, is_used_up=True), "used_up"),
+        (Ended("limit", is_used_up=True), "used_up"),
+        (Ended("done", is_used_up=True), "deliver"),
+        (Ended("limit", is_used_up=True, has_whole_calls=True), "calls"),
     ],
 )
 def test_each_end_has_one_step(found: Ended, step: Step) -> None:
-    assert next_step(found) == step
+    assert next_leg(found, FRESH) == step
+
+
+def test_what_an_answer_has_used_up_is_not_done_again() -> None:
+    """It is compacted harder once, and a model that calls for more than it may look up has ended its answer."""
+    assert next_leg(Ended("overflow", is_delivered=False), replace(FRESH, has_retried=True)) == "fail"
+    assert next_leg(Ended("done", only_recalls=True), replace(FRESH, may_look_up=False)) == "deliver"
 
 
 @pytest.mark.parametrize("end", CUT)
-@pytest.mark.parametrize(("gives_way", "has_whole_calls"), [*product((False, True), repeat=2)])
-def test_what_a_client_has_is_never_asked_for_again(end: End, gives_way: bool, has_whole_calls: bool) -> None:
+@pytest.mark.parametrize("has_whole_calls", [False, True])
+def test_what_a_client_has_is_never_asked_for_again(end: End, has_whole_calls: bool) -> None:
     """Neither compacted harder nor repeated: it would read the beginning twice."""
-    step = next_step(ended(end, gives_way=gives_way, has_whole_calls=has_whole_calls))
-    assert step == ("calls" if has_whole_calls else "go_on")
+    assert next_leg(Ended(end, has_whole_calls=has_whole_calls), FRESH) == ("calls" if has_whole_calls else "go_on")
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_refused_way_gives_way_to_another(end: End) -> None:
-    assert next_step(ended(end, is_way_refused=True)) == "other_way"
+    assert next_leg(Ended(end, is_way_refused=True), FRESH) == "other_way"
+
+
+@pytest.mark.parametrize(
+    ("found", "changes", "restart"),
+    [
+        (Ended("limit"), {}, "compacted"),
+        (Ended("limit", is_full=True), {}, "pressed"),
+        (Ended("overthought", is_full=True), {}, "relaxed"),
+        (Ended("spent"), {}, "resumed"),
+        (Ended("spent"), {"restarts_left": 0}, "resumed"),
+        (Ended("spent"), {"cuts": MAX_CUTS}, "compacted"),
+        (Ended("spent"), {"cuts": MAX_CUTS, "restarts_left": 0}, None),
+        (Ended("called_back", is_stuck=True), {}, None),
+        (Ended("limit"), {"restarts_left": 0}, None),
+        (Ended("limit"), {"has_gained": False}, None),
+        (Ended("limit", is_thoughts=True), {}, "compacted"),
+        (Ended("limit", is_thoughts=True), {"is_closing": True}, None),
+        (Ended("overthought", is_thoughts=True), {"is_closing": True}, None),
+    ],
+)
+def test_a_stop_has_to_lead_on(found: Ended, changes: dict[str, Any], restart: Restart | None) -> None:
+    """For others as it is, but not without end; thoughts are closed once, and a compaction has to gain room."""
+    assert restart_of(found, replace(FRESH, **changes)) == restart

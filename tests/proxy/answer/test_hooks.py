@@ -13,8 +13,8 @@ from litellm.exceptions import APIError
 from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
 
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream
-from litellm_compaction.proxy.answer.protocol import Continuation, Received, UpstreamError
+from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked
+from litellm_compaction.proxy.answer.protocol import Continuation, LegRequest, Received, UpstreamError
 
 # LiteLLM's own types, which it builds when they are first used.
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
@@ -88,7 +88,7 @@ async def test_usage_that_litellm_made_up_is_no_usage(is_reported: bool, is_wrap
         stream.chunks.append(ModelResponseStream(choices=[], usage=usage))
     first = (chunk async for chunk in stream) if is_wrapped else stream
     upstream = HookedUpstream(first, None, "pin", {"messages": [], "litellm_logging_obj": stream.logging_obj})
-    async with upstream.open(None, 100, continuation=None) as chunks:
+    async with upstream.open(LegRequest(max_tokens=100)) as chunks:
         last = [chunk async for (chunk,) in chunks][-1]
     assert isinstance(last, Received)
     assert ("usage" in last) is (is_reported and not is_wrapped)
@@ -104,7 +104,7 @@ async def test_what_a_server_does_not_go_on_with_itself_is_asked_otherwise(statu
     for way in (own, asking):
         opened = _upstream(None, _Router(error))
         with pytest.raises(UpstreamError if way == "prefill" else APIError) as raised:
-            async with opened.open(None, 100, continuation=Continuation(way=way)):
+            async with opened.open(LegRequest(max_tokens=100, continuation=Continuation(way=way))):
                 pass
         if isinstance(raised.value, UpstreamError):
             assert raised.value.__cause__ is error
@@ -117,7 +117,7 @@ async def test_stopped_stream_is_logged_with_what_it_gave() -> None:
     """LiteLLM itself logs only streams that end."""
     stream = _Stream(["so", " far", " it"])
     upstream = _upstream(stream)
-    async with upstream.open(None, 100, continuation=None) as chunks:
+    async with upstream.open(LegRequest(max_tokens=100)) as chunks:
         await anext(chunks)
         await anext(chunks)
     assert stream.is_closed
@@ -141,7 +141,7 @@ async def test_a_stream_that_its_client_leaves_is_logged() -> None:
     upstream: Any = SimpleNamespace(log_partials=log_partials)
     prepared: Any = SimpleNamespace(count_text=len, count=SimpleNamespace(tokens=10))
     with anyio.CancelScope() as scope:
-        async for word in Hooked(answer, upstream, prepared).chunks():
+        async for word in hooked(answer, upstream, prepared):
             assert word == "word"
             scope.cancel()
     assert logged == [10]

@@ -14,7 +14,7 @@ from litellm_compaction.engine import RECALL
 from litellm_compaction.proxy.answer import relay
 from litellm_compaction.proxy.answer.one_answer import Progress
 from litellm_compaction.proxy.answer.protocol import SILENT, Asked
-from litellm_compaction.proxy.answer.relay import Relay
+from litellm_compaction.proxy.answer.relay import LegBound, Relay
 from tests.engine.test_recalling import LONG, Scene
 from tests.proxy.answer.wired import Body, Wire, chunk, sse, text_of
 
@@ -56,9 +56,9 @@ async def opened(progress: Progress | None = None) -> Relay:
     """Of a stream that may have calls of our tool."""
     prepared = await Scene().sent(LONG)
     asked = Asked(request=Request(messages=()), output_tokens=None, is_json=False, notices=SILENT, wants_usage=False)
-    taken = Relay(progress or Progress(), prepared, asked, streaming_ratio=0.9, most_thoughts_tokens=math.inf)
-    taken.opened(500, None)
-    return taken
+    return Relay(
+        progress or Progress(), prepared, asked, LegBound(500), streaming_ratio=0.9, most_thoughts_tokens=math.inf
+    )
 
 
 async def test_what_is_lost_is_no_more_than_the_server_has_counted() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction.proxy.answer.one_answer import Progress
 from litellm_compaction.proxy.answer.protocol import SILENT, Asked
-from litellm_compaction.proxy.answer.relay import Relay
+from litellm_compaction.proxy.answer.relay import LegBound, Relay
 from litellm_compaction.proxy.answer.thoughts import Thoughts
 from tests.lmstudio_double import Reply, numbered_words
 from tests.lmstudio_double.rendering import count
@@ -76,8 +76,9 @@ async def test_a_first_word_that_is_held_back_is_no_thought() -> None:
     """Beside other answers no text goes out that ends inside a word; the answer has begun all the same."""
     scene = thinking(runs_away())
     asked = Asked(request=scene.request, output_tokens=None, is_json=False, notices=SILENT, wants_usage=False)
-    relay = Relay(Progress(), await scene.prepared(), asked, streaming_ratio=0.9, most_thoughts_tokens=4)
-    relay.opened(1000, None)
+    relay = Relay(
+        Progress(), await scene.prepared(), asked, LegBound(1000), streaming_ratio=0.9, most_thoughts_tokens=4
+    )
     relay.has_company = True
     for delta in ({"reasoning_content": "So it is"}, {"content": "incomprehensibilities"}):
         relay.take({"choices": [{"delta": delta}]})

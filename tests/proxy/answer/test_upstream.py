@@ -11,12 +11,17 @@ import pytest
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Partial, Way
-from litellm_compaction.proxy.answer.protocol import UpstreamDropped, continuation_of
+from litellm_compaction.engine import PreparedRequest
+from litellm_compaction.proxy.answer.protocol import LegRequest, UpstreamDropped, continuation_of
 from litellm_compaction.proxy.answer.upstream import HttpUpstream
 from litellm_compaction.windows.windows import Source
 from tests.builders import parsed
 from tests.proxy.answer.test_loop_going_on import SHORT, scene
 from tests.proxy.scripted import Scene, Turn
+
+
+def _leg(prepared: PreparedRequest) -> LegRequest:
+    return LegRequest(messages=prepared.messages, max_tokens=50, continuation=continuation_of(prepared))
 
 
 async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]:
@@ -32,7 +37,7 @@ async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]
     prepared = await made.compactor.continuing.continue_answer(
         made.request, Partial(text="one two "), made.context, ways=upstream.ways
     )
-    async with upstream.open(prepared.messages, 50, continuation=continuation_of(prepared)) as chunks:
+    async with upstream.open(_leg(prepared)) as chunks:
         deltas = [chunk["choices"][0]["delta"] async for (chunk,) in chunks]
     assert deltas == [{"content": " three"}] or prepared.way != "raw"
     return seen[0].url.path, json.loads(seen[0].content)
@@ -66,7 +71,7 @@ async def test_system_messages_keep_the_role_that_litellm_wrote(role: str) -> No
     request = httpx.Request("POST", "http://here/v1/chat/completions")
     upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Bounded(9))
     ours = parsed([{"role": "developer", "content": "Be brief."}, *SHORT])
-    await upstream.send(ours, 50, continuation=None, stream=False)
+    await upstream.send(LegRequest(messages=ours, max_tokens=50), stream=False)
     assert json.loads(seen[0].content)["messages"] == body["messages"]
 
 
@@ -106,7 +111,7 @@ async def test_thoughts_are_closed_as_the_server_knows_it(source: Source, model:
     upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Bounded(9))
     partial = Partial(text="", reasoning="I count: one, two", closes=True)
     prepared = await made.compactor.continuing.continue_answer(made.request, partial, made.context, ways=upstream.ways)
-    async with upstream.open(prepared.messages, 50, continuation=continuation_of(prepared)):
+    async with upstream.open(_leg(prepared)):
         pass
     sent = json.loads(seen[0].content)
     expected = {"response_format": {"type": "json_object"}, **CLOSINGS[source, model]}
@@ -133,11 +138,11 @@ async def test_a_time_limit_at_a_continuation_is_no_end(error: type[httpx.Transp
             made.request, Partial(text="one two "), made.context, ways=ways
         )
         with pytest.raises(expected) as raised:
-            async with upstream.open(prepared.messages, 50, continuation=continuation_of(prepared)):
+            async with upstream.open(_leg(prepared)):
                 pass
         assert isinstance(raised.value.__cause__ if expected is UpstreamDropped else raised.value, error)
     with pytest.raises(error):
-        async with upstream.open(None, 50, continuation=None):
+        async with upstream.open(LegRequest(max_tokens=50)):
             pass
 
 
@@ -184,7 +189,7 @@ async def test_a_thought_is_ended_by_llama_cpps_own_route(answer: httpx.Response
 async def test_the_server_is_told_beforehand_that_a_thought_may_be_ended(can_end: bool) -> None:
     """llama.cpp ends no thought of an answer that was not asked for with this field."""
     upstream, seen = _controlled(httpx.Response(404))
-    async with upstream.open(None, 50, continuation=None, can_end_thoughts=can_end):
+    async with upstream.open(LegRequest(max_tokens=50, can_end_thoughts=can_end)):
         pass
     assert json.loads(seen[0].content).get("reasoning_control") == (True if can_end else None)
 
@@ -193,7 +198,7 @@ async def test_a_clients_framing_is_not_that_of_our_body() -> None:
     """Threat: with both a length and chunks a server waits for the rest, and its context is held from everybody."""
     upstream, seen = _controlled(httpx.Response(404))
     upstream._request.headers.update({"transfer-encoding": "chunked", "expect": "100-continue"})
-    async with upstream.open(None, 50, continuation=None):
+    async with upstream.open(LegRequest(max_tokens=50)):
         pass
     assert not {"transfer-encoding", "expect"} & set(seen[0].headers)
     assert seen[0].headers["content-length"] == str(len(seen[0].content))
