@@ -21,7 +21,8 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.cut_points import is_injected
 from litellm_compaction.core.messages import Message, chain, newest_user_index, parse_message, system_prefix_length
-from litellm_compaction.core.plan import Compact, CompactionOptions, Keep, Refuse, Reuse, Step, plan
+from litellm_compaction.core.plan import Compact, Keep, Refuse, Reuse, plan
+from litellm_compaction.core.steps import CompactionOptions, Step
 from tests.lmstudio_double.rendering import count as simulated_tokens
 
 JsonDict = dict[str, Any]

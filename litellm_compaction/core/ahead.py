@@ -13,7 +13,8 @@ from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import Conversation, applied_tokens, grown, usable
 from litellm_compaction.core.messages import Message, parse_message, user_message
-from litellm_compaction.core.plan import Compact, CompactionOptions, Keep, Plan, Planner, Reuse, Step, plan
+from litellm_compaction.core.plan import Compact, Keep, Plan, Reuse, plan
+from litellm_compaction.core.steps import CompactionOptions, Planner, Step
 
 # So much of what clients have added lies within the expected step; of seven recorded conversations at 4k to 16k no
 # larger share foresees more crossings.

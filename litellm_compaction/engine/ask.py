@@ -25,7 +25,6 @@ from litellm_compaction.core.cut_points import request_text
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import Message, Request, user_message
-from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import appended, is_refusal
 from litellm_compaction.core.pruning import (
     decide,
@@ -35,6 +34,7 @@ from litellm_compaction.core.pruning import (
     roomy_answer_tokens,
 )
 from litellm_compaction.core.rounds import unanswered_calls
+from litellm_compaction.core.steps import Step
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.engine.context import Effort, MeasuredRequest, PruningModel
 from litellm_compaction.engine.recalling import Recaller

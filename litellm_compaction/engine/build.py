@@ -22,9 +22,9 @@ from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.identity import seen
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import Message, visible_text
-from litellm_compaction.core.plan import TASK_WINDOW_RATIO, Step, covering, gains
 from litellm_compaction.core.portable import bases_of, ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
+from litellm_compaction.core.steps import TASK_WINDOW_RATIO, Step, covering, gains
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.errors import CompactionError

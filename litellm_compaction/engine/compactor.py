@@ -20,8 +20,9 @@ from litellm_compaction.concurrency import Bounded, Flights, off_loop_if
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import is_undone, usable
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.core.plan import Compact, Keep, Plan, Refuse, Reuse, Step, plan
+from litellm_compaction.core.plan import Compact, Keep, Plan, Refuse, Reuse, plan
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
+from litellm_compaction.core.steps import Step
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.background import QUIET_S, Background

@@ -13,8 +13,8 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.messages import JsonValue, Message, Request
-from litellm_compaction.core.plan import CompactionOptions, Step
 from litellm_compaction.core.rounds import open_round_start
+from litellm_compaction.core.steps import CompactionOptions, Step
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.events import Phase

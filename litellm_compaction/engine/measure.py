@@ -24,10 +24,10 @@ from litellm_compaction.core.messages import (
     chain,
     user_message,
 )
-from litellm_compaction.core.plan import Step
 from litellm_compaction.core.recurring import marked
 from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.core.rounds import with_every_result
+from litellm_compaction.core.steps import Step
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.recalling import Recaller

@@ -14,7 +14,8 @@ from litellm_compaction.core.compaction import apply
 from litellm_compaction.core.conversation import Conversation, image_tokens_of, newest_images
 from litellm_compaction.core.cut_points import is_injected, legal_cuts, request_indices
 from litellm_compaction.core.messages import Message, chain, normal_text
-from litellm_compaction.core.plan import Reuse, Step
+from litellm_compaction.core.plan import Reuse
+from litellm_compaction.core.steps import Step
 from tests.builders import (
     DEPTH,
     JsonDict,

@@ -13,15 +13,8 @@ from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, usable
 from litellm_compaction.core.cut_points import legal_cuts, protected_indices
 from litellm_compaction.core.messages import system_prefix_length
-from litellm_compaction.core.plan import (
-    MIN_GAIN_RATIO,
-    CompactionOptions,
-    Keep,
-    Refuse,
-    Reuse,
-    Step,
-    plan,
-)
+from litellm_compaction.core.plan import Keep, Refuse, Reuse, plan
+from litellm_compaction.core.steps import MIN_GAIN_RATIO, CompactionOptions, Step
 from tests.builders import (
     DEPTH,
     RULES,
