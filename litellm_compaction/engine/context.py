@@ -287,11 +287,11 @@ class CompactionNeeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A request as it is sent: what no other request has is here, what led to it stands in `measured`.
+    """A request as it is sent; what led to it stands in `measured`, and only what a carrier reads stands here.
 
     Attributes:
         action: what was done, as clients may be told.
-        measured: the request; its conversation is as the client has just sent it.
+        measured: the request before anything was put in the place of its messages.
         messages: the list for the model; None if the client's own list stays as it is.
         tools: likewise; the last of them is ours, which looks up what `applied` covers.
         count: of what is sent.
