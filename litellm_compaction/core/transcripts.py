@@ -38,7 +38,8 @@ _BEHIND = re.compile(
     r"(?:[ \t][\w#]{1,12})?(?:[ \t]*\([^()]{0,40}\))?\s?[\"'*_\])|]*(?:[:：>|\])]|</|[-–—]+>? )|[^\w\n]{0,8}(?:\n|\Z)"
 )
 _NAME = re.compile(
-    r"^[\d\W]{0,40}?([^\W\d_][\w.'-]{0,20}(?: [^\W\d_][\w.'-]{0,20})?)[\]*_]{0,3}(?:: |：|:\*\* )(?=\S)", re.MULTILINE
+    r"^(?:\d|[^\w\n]){0,40}([^\W\d_][\w.'-]{0,20}(?: [^\W\d_][\w.'-]{0,20})?)[\]*_]{0,3}(?:: |：|:\*\* )(?=\S)",
+    re.MULTILINE,
 )
 _WORDS = re.compile(r"\w+(?: \w+)*")
 # The beginning of a turn in the marks of chat templates, and in lists that programs print.

@@ -122,3 +122,9 @@ def test_only_a_high_floor_waits_beyond_the_trigger() -> None:
     pressed = replace(high, rules=replace(high.rules, pre_request_ratio=1e-6))
     assert not pressed.may_wait(above)
     assert high.floor_tokens < high.narrow_target_tokens < high.trigger_tokens
+
+
+def test_the_ratio_decides_with_room_for_the_answer() -> None:
+    """Of 8,192 tokens 80 % are 6,553, and 819 of these are the least room for an answer."""
+    budget = _budget(8192)
+    assert (budget.triggers(5734), budget.triggers(5735), budget.trigger_tokens) == (False, True, 5734)

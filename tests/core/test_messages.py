@@ -11,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import (
+    ABORT_NOTICE,
+    ATTEMPTS_NOTICE,
     DONE_NOTICE,
+    NEARLY_FULL_NOTICE,
     NO_ANSWER,
     START_NOTICE,
+    THOUGHTS_NOTICE,
     chain,
     cleaned,
     parse_message,
@@ -72,6 +76,17 @@ def test_any_json_object_with_a_role_is_a_message(fields: JsonDict) -> None:
 
 
 # ------------------------------------------------------------------ notices
+
+
+@pytest.mark.parametrize(
+    "notice", [START_NOTICE, DONE_NOTICE, ABORT_NOTICE, NEARLY_FULL_NOTICE, ATTEMPTS_NOTICE, THOUGHTS_NOTICE]
+)
+def test_every_notice_is_taken_out_when_it_comes_back(notice: str) -> None:
+    """With its numbers, as a client has it in an answer."""
+    assert without_notices(f"So far.\n\n{notice.format(used=7411, window=8192)}\n\nMore.") in (
+        "So far.More.",
+        "So far.\n\nMore.",
+    )
 
 
 def test_a_quoted_notice_stays() -> None:

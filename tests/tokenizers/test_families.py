@@ -30,6 +30,8 @@ def test_stand_ins_promise_less(architecture: str, model: str, least_error: floa
     family = family_of(architecture, model)
     assert not family.exact
     assert family.error_ratio >= least_error
+    # Only what is known promises anything: a row that no entry serves is not `x` or new.
+    assert family.error_ratio <= 0.25 or model == "x"
 
 
 def test_a_name_without_end_is_read_at_its_end() -> None:
