@@ -182,12 +182,13 @@ def _create(path: Path, key: str) -> bool:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(f"{key}\n")
-        os.link(draft, path)
-    except FileExistsError:
-        return False
-    except OSError:
-        # File systems without hard links; two first starts in the same instant are then not told apart.
-        Path(draft).replace(path)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        except OSError:
+            # File systems without hard links; two first starts in the same instant are then not told apart.
+            Path(draft).replace(path)
+        return True
     finally:
         Path(draft).unlink(missing_ok=True)
-    return True
