@@ -97,6 +97,18 @@ async def test_what_the_spare_took_is_handed_over(caplog: pytest.LogCaptureFixtu
     assert told(caplog) == ["store_failed", "store_recovered"]
 
 
+async def test_reading_settings_alone_ends_an_outage() -> None:
+    """Short conversations ask a store for nothing else; other processes would not find the record."""
+    made = Steady()
+    made.rows.failing = READS | WRITES
+    await made.store.put("team", compaction("h"))
+    made.rows.failing = set()
+    for _ in range(50):
+        await made.store.get_setting("live")
+        await asyncio.sleep(0)
+    assert len(await made.durable.find("team", ["h"])) == 1
+
+
 async def test_what_is_replaced_and_then_added_to_in_an_outage_is_both() -> None:
     """Whatever others have there meanwhile; what is only added to is added to theirs."""
     made = Steady()
