@@ -86,9 +86,9 @@ async def test_a_plain_answer_that_nobody_reads_holds_its_room_until_its_server_
         await asyncio.wait_for(scene.server.hanging.wait(), 60)
         asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    (pool,) = scene.compactor._admission._pools
-    assert usage(scene.compactor._admission, pool).used_tokens > 0
+    (pool,) = scene.compactor.admission._pools
+    assert usage(scene.compactor.admission, pool).used_tokens > 0
     other = Scene([{"role": "user", "content": prose("next", 1100)}], [], settings={"admission": "pool"})
     other.compactor = scene.compactor
     await asyncio.wait_for(_response(other, "whole"), 60)
-    assert not scene.compactor._admission._pools
+    assert not scene.compactor.admission._pools
