@@ -54,6 +54,8 @@ _SOURCED = re.compile(
 # Alone in its part, or in a message beside another one, an element with a name of several words is a program's. The
 # person's words are wrapped, too, and such a name tells of them.
 _WRAPPED = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>")
+# In a message beside another one: a line about a JSON object, which is all the rest.
+_FENCED = re.compile(r"[^\n`]{1,200}\n```(?:json)?\n[\[{].*[\]}]\n```\s*\Z", re.DOTALL)
 _LAST_CLOSED = re.compile(r"</([A-Za-z][\w.:-]{1,60})>\s*\Z")
 _SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 _OF_THE_PERSON = re.compile(
@@ -430,13 +432,14 @@ def parts_of(message: Message) -> list[list[Stretch]]:
     elif message.marks.is_behind:
         # Beside results a part that opens with what the client repeats is all the client's.
         found = [_all_clients(own, "recurring") if own and own[0].kind == "recurring" else own for own in found]
-    wrapped = [[_is_wrapped(text, each) for each in own] for text, own in zip(texts, found, strict=True)]
+    is_beside = message.marks.is_beside
+    wrapped = [[_is_wrapped(text, each, is_beside) for each in own] for text, own in zip(texts, found, strict=True)]
     does_speak = any(
         _speaks(each) and not is_one
         for own, known in zip(found, wrapped, strict=True)
         for each, is_one in zip(own, known, strict=True)
     )
-    if not (message.marks.is_beside or does_speak):
+    if not (is_beside or does_speak):
         return found
     return [
         [each._replace(kind="note") if is_one else each for each, is_one in zip(own, known, strict=True)]
@@ -467,10 +470,14 @@ def _speaks(stretch: Stretch) -> bool:
     return stretch.kind in ("words", "doubted")
 
 
-def _is_wrapped(text: str, stretch: Stretch) -> bool:
+def _is_wrapped(text: str, stretch: Stretch, is_beside: bool) -> bool:
     """Returns True for words that are one element, whose name tells of a program and of nothing that a person said."""
     start = _first_sign(text, stretch.start)
-    if not _speaks(stretch) or text[start : start + 1] != "<" or len(text) > _MAX_CHARS:
+    if not _speaks(stretch) or len(text) > _MAX_CHARS:
+        return False
+    if is_beside and _FENCED.match(text, start):
+        return True
+    if text[start : start + 1] != "<":
         return False
     found = _WRAPPED.match(text, start)
     if found is None or _SEVERAL_WORDS.search(found[1]) is None or is_persons_name(found[1]):
