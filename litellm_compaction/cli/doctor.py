@@ -236,7 +236,7 @@ def _of(place: str, report: DeploymentReport, listed: Mapping[str, bool], when_n
     target, window, absence = report.target, report.window, report.absence
     write = "write model_info.compaction.context_length"
     if isinstance(absence, WindowUnread):
-        yield problem(place, absence.for_operators, passes=True)
+        yield problem(place, str(absence), passes=True)
     elif window is None and absence is None:
         yield problem(place, f"its server did not answer within {_REPORT_LIMIT_S:g} s.", passes=True)
     elif isinstance(absence, ModelNotLoaded) or (listed and "*" in target.model):
