@@ -19,8 +19,6 @@ _GROUPS = [
     Group("one-slot", slots=1),
     Group("twin"),
     Group("clock"),
-    Group("hybrid", slots=1, goes_back=False, simulator={"reports_cached": True}),
-    Group("prefixes", slots=1, simulator={"reports_cached": True}),
     Group("shrinking", 16384),
     Group("growing", 8192),
     # One for each kind: after two rejected summaries in a row a model is not asked for a while.
@@ -131,7 +129,6 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         folder,
         [
             Group("local"),
-            Group("grown"),
             Group("asked", 16384, simulator={"truncated_usage": "kept"}),
             *(
                 Group(f"{kind}-{how}", 16384, simulator=simulator)
