@@ -72,7 +72,7 @@ def up(config: Path | None, host: str, port: int, simulator: bool, lm_studio: st
                 _say("It serves a SIMULATOR, not LM Studio: answers are canned.")
             if has_page:
                 _say(f"Settings and history: {note.base_url}/compaction, opened with the master key.")
-            _say(_request(note.base_url, key, in_shell))
+            _say(_request(note.base_url, key, in_shell, file))
             code = proxy.wait()
             return code if code >= 0 else 128 - code
 
@@ -88,9 +88,10 @@ def _are_told(findings: Iterable[Finding]) -> bool:
     return stays
 
 
-def _request(base_url: str, key: str | None, in_shell: str) -> str:
-    """A request to paste into a shell, for a model that the proxy lists with a window."""
-    model = "lm_studio/MODEL"
+def _request(base_url: str, key: str | None, in_shell: str, file: ConfigFile) -> str:
+    """A request to paste into a shell, for a model that the proxy lists with a window, else the config's first one."""
+    written = (str(entry.get("model_name")) for entry in file.deployments)
+    model = next((name for name in written if not set("*'") & set(name)), "lm_studio/MODEL")
     with contextlib.suppress(CompactionError):
         model = next(iter(windows_at(base_url, key)), model)
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -85,10 +84,7 @@ class CompactionResult:
 
 
 class Compactor:
-    """Keeps a session's conversation inside the window: below the threshold it stays as it is.
-
-    The caller goes on with what comes back, or sends the whole history again: that gets the same compaction again.
-    """
+    """Keeps a session's conversation inside the window; its caller goes on with the result, or with all of it."""
 
     def __init__(self, model: Model, config: CompactionConfig, *, session_id: str = "") -> None:
         self._keep_last, self._family = config.recent_messages_to_keep, family_of("", model.name)
@@ -142,23 +138,17 @@ class Compactor:
         """What a server would be asked for; a counter that has learned nothing."""
         return math.ceil((await TokenCounter().count("", self._family, request)).tokens / _ERRS_HIGH)
 
-    async def aclose(self) -> None:
-        """Forgets the session."""
-        await self._engine.aclose()
-
 
 async def compact(
     messages: Messages, session_id: str, model: Model, config: CompactionConfig, *, tools: Messages = ()
 ) -> CompactionResult:
     """Condenses everything but system messages and the recent ones; `should_compact` says when that is worth it.
 
-    The summary stands in the first user message, with what is copied without a model. One that the messages carry is
-    integrated. Above the threshold a summary that fails is done without; below it nothing changes then, or if little
-    would be gained. `tools` are only counted; the caller's list and dicts are never changed. A DoesNotFit says what
-    takes how many tokens if that is longer than the window, and a ValueError which entry is not a message.
+    The summary stands in the first user message; one that the messages carry is integrated. Above the threshold one
+    that fails is done without. `tools` are only counted; the caller's list and dicts are never changed. A DoesNotFit
+    says what takes how many tokens if that is longer than the window, and a ValueError which entry is not a message.
     """
-    async with contextlib.aclosing(Compactor(model, config, session_id=session_id)) as compactor:
-        return await compactor.compact(messages, tools=tools)
+    return await Compactor(model, config, session_id=session_id).compact(messages, tools=tools)
 
 
 async def safe_compact(
@@ -177,10 +167,9 @@ async def generate_summary(
     *,
     window_tokens: int = 128_000,
 ) -> str:
-    """A summary of the messages; one call, or several if they do not fit the window at once.
+    """A summary of the messages, with `previous_summary` ("" for none) integrated; several calls if one has no room.
 
-    `previous_summary` ("" for none) is integrated, not repeated; `original_task` is the request being worked on. A
-    SummaryFailed says in its `reason` why there is none, its `__cause__` what the model's function raised.
+    A SummaryFailed says in its `reason` why there is none, its `__cause__` what the model's function raised.
     """
     strategy, settings = STRATEGIES["summary"], settings_from(None)
     tokens = settings.constants.summary_max_tokens
@@ -209,18 +198,17 @@ def _settings(config: CompactionConfig, *, is_known: bool) -> Settings:
         "keep_recent_messages": config.recent_messages_to_keep,
         "strategy": config.strategy,
     }
-    return defaults.model_copy(update=update).with_constants(
-        replace(
-            defaults.constants,
-            # Room for the answer is what the caller reserves.
-            output_buffer_ratio=0.0,
-            output_buffer_min_tokens=0,
-            answer_min_tokens=answer_tokens,
-            reasoning_answer_min_tokens=answer_tokens,
-            # The messages are all there is: of a stub no later summary could read the result.
-            clear_tool_results=False,
-        )
+    constants = replace(
+        defaults.constants,
+        # Room for the answer is what the caller reserves.
+        output_buffer_ratio=0.0,
+        output_buffer_min_tokens=0,
+        answer_min_tokens=answer_tokens,
+        reasoning_answer_min_tokens=answer_tokens,
+        # The messages are all there is: of a stub no later summary could read the result.
+        clear_tool_results=False,
     )
+    return defaults.model_copy(update=update).with_constants(constants)
 
 
 def _result(

@@ -26,8 +26,7 @@ class CompactionConfig:
 
     Attributes:
         model_context_limit: the context length with which the model is really loaded, from 1,024.
-        system_reserve, output_reserve, safety_buffer: are added; if less than a quarter of the window is left, none
-            counts.
+        system_reserve, output_reserve, safety_buffer: are added; none counts if less than a quarter would be left.
         threshold_percent: share of the rest at which a conversation is compacted, above 0 and at most 1.
         recent_messages_to_keep: stay verbatim if they, and the next steps, fit.
     """
