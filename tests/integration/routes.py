@@ -120,7 +120,6 @@ def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
         router_settings={
             "num_retries": 0,
             "disable_cooldowns": True,
-            "model_group_alias": {"nickname": "lms"},
             "fallbacks": [{"to-guarded": ["pair-4k"]}, {"failing-lms": ["plain"]}],
             "context_window_fallbacks": [{"tight": ["plain"]}],
         },
