@@ -82,7 +82,7 @@ class RequestMeasurer:
         count = await self._count(context.target, family, request, window.tokens)
         if _may_be_cut(count.tokens, window):
             before, window = window, await self.window(context, prompt_tokens=count.tokens)
-            if not window.is_like(before):
+            if window != before:
                 family = self._sources.family(context.target, window)
                 count = await self._count(context.target, family, request, window.tokens)
         make = partial(self._measured, request, context, window, family, count, started_s)

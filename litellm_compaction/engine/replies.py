@@ -42,8 +42,6 @@ class ReplyReader:
 
         The tokens are those that the server reported for exactly what was sent; 0 of an empty answer.
         """
-        if completion_tokens > 0:
-            self._windows.served(context.target, prompt_tokens)
         reason = truncation(prepared, prompt_tokens, completion_tokens, self._counter)
         if not reason and not is_whole(prepared.count, prepared.window.tokens, prompt_tokens):
             # A prompt that may have been cut teaches nothing.

@@ -1,4 +1,4 @@
-"""Reads one JSON document from a server, and names the fault if it cannot.
+"""Reads one JSON document from a server, and names the fault if it cannot; then what stands in it, if it does.
 
 Foreign errors end here: callers see `ServerUnavailable` and nothing of httpx. The limit on unfolding a body holds for
 answers too (`proxy/answer/transport.py`).
@@ -178,3 +178,21 @@ def without_userinfo(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+
+
+def at(answer: object, *path: str) -> object:
+    """The value at a path through an answer's objects; None if there is none."""
+    for name in path:
+        answer = answer.get(name) if isinstance(answer, dict) else None
+    return answer
+
+
+def text_at(answer: object, *path: str) -> str:
+    """As `at`; "" for what is no text."""
+    value = at(answer, *path)
+    return value if isinstance(value, str) else ""
+
+
+def positive(value: object) -> int | None:
+    """A number of tokens or requests; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

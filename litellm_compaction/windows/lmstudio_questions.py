@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Annotated, NamedTuple
-
-from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
+from typing import NamedTuple
 
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, ToolCall
 from litellm_compaction.errors import ServerUnavailable
-from litellm_compaction.windows.lmstudio import Tokens, text_or_empty
+from litellm_compaction.windows.fetch import at, positive, text_at
 from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
 
 # A longer question would hold others up while it is written, for more than 5 ms (CPython 3.11).
@@ -34,13 +32,13 @@ class Instance(NamedTuple):
     identifier: str
 
 
-class LoadedModel(BaseModel, frozen=True):
+class LoadedModel(NamedTuple):
     """A loaded copy as the protocol lists it; its `reference` is another one after each load."""
 
     identifier: str
-    context_length: Tokens = Field(None, alias="contextLength")
-    reference: Annotated[str, BeforeValidator(text_or_empty)] = Field("", alias="instanceReference")
-    ttl_ms: Tokens = Field(None, alias="ttlMs")
+    context_length: int | None
+    reference: str
+    ttl_ms: int | None
 
 
 class ModelSettings(NamedTuple):
@@ -78,19 +76,6 @@ class ModelSettings(NamedTuple):
         return found
 
 
-class _Answer(BaseModel):
-    """All fields that are read of answers; each endpoint has its own."""
-
-    formatted: str | None = None
-    token_count: Tokens = Field(None, alias="tokenCount")
-    fields: list[dict[str, object]] = []
-    status: str = "idle"
-    queued: Tokens = None
-
-
-_LOADED = TypeAdapter(frozenset[LoadedModel])
-
-
 async def count_tokens(rpc: LMStudioRpc, instance: Instance, request: Request) -> int | None:
     """The tokens of a request's rendered prompt, without images and reasoning.
 
@@ -100,8 +85,7 @@ async def count_tokens(rpc: LMStudioRpc, instance: Instance, request: Request) -
     text = await render(rpc, instance, request)
     if text is None or len(text) > 4 * _MOST_CHARS:
         return None
-    answer = await _ask(rpc, instance, "countTokens", inputString=text)
-    return answer.token_count or None if answer is not None else None
+    return positive(at(await _ask(rpc, instance, "countTokens", inputString=text), "tokenCount"))
 
 
 async def render(rpc: LMStudioRpc, instance: Instance, request: Request, *, without_bos: bool = False) -> str | None:
@@ -129,30 +113,42 @@ async def render(rpc: LMStudioRpc, instance: Instance, request: Request, *, with
         predictionConfigStack={"layers": []},
         opts={**options, "omitBosToken": True} if without_bos else options,
     )
-    return answer.formatted + history.unsaid if answer is not None and answer.formatted is not None else None
+    formatted = at(answer, "formatted")
+    return formatted + history.unsaid if isinstance(formatted, str) else None
 
 
 async def list_loaded(rpc: LMStudioRpc, instance: Instance) -> frozenset[LoadedModel] | None:
     """Every language model that the instance's server has loaded."""
     try:
-        return _LOADED.validate_python(await rpc.call(instance.api_base, instance.api_key, "listLoaded", None))
-    except (ServerUnavailable, ValidationError):
+        rows = await rpc.call(instance.api_base, instance.api_key, "listLoaded", None)
+    except ServerUnavailable:
         return None
+    if not isinstance(rows, list) or not all(text_at(row, "identifier") for row in rows):
+        return None
+    return frozenset(
+        LoadedModel(
+            text_at(row, "identifier"),
+            positive(at(row, "contextLength")),
+            text_at(row, "instanceReference"),
+            positive(at(row, "ttlMs")),
+        )
+        for row in rows
+    )
 
 
 async def read_settings(rpc: LMStudioRpc, instance: Instance, loaded: Iterable[LoadedModel]) -> ModelSettings | None:
     """The settings with which it would answer a request; `loaded` comes from `list_loaded`."""
     try:
-        answer = await _ask(rpc, instance, "getBasePredictionConfig")
+        fields = at(await _ask(rpc, instance, "getBasePredictionConfig"), "fields")
     except CallRefused:
         return None
-    if answer is None:
+    if not isinstance(fields, list):
         return None
-    values = {str(each.get("key")).removeprefix("llm.prediction."): each.get("value") for each in answer.fields}
+    values = {text_at(each, "key").removeprefix("llm.prediction."): at(each, "value") for each in fields}
     thinks = values.get("reasoning.enableThinking")
     ttl_ms = next((row.ttl_ms for row in loaded if row.identifier == instance.identifier), None)
     return ModelSettings(
-        overflow_policy=text_or_empty(values.get("contextOverflowPolicy")),
+        overflow_policy=text_at(values, "contextOverflowPolicy"),
         thinks=thinks if isinstance(thinks, bool) else None,
         ttl_s=ttl_ms / 1000 if ttl_ms else None,
     )
@@ -165,17 +161,17 @@ async def is_busy(rpc: LMStudioRpc, instance: Instance) -> bool:
     except CallRefused:
         # The call is experimental (lmstudio-js 6ec11db).
         return False
-    return answer is not None and (answer.status != "idle" or bool(answer.queued))
+    return text_at(answer, "status") not in ("", "idle") or positive(at(answer, "queued")) is not None
 
 
-async def _ask(rpc: LMStudioRpc, instance: Instance, endpoint: str, **parameter: JsonValue) -> _Answer | None:
+async def _ask(rpc: LMStudioRpc, instance: Instance, endpoint: str, **parameter: JsonValue) -> object:
     # A query for a loaded model: it loads none.
     asked: JsonObject = {"specifier": {"type": "query", "query": {"identifier": instance.identifier}}, **parameter}
     try:
-        return _Answer.model_validate(await rpc.call(instance.api_base, instance.api_key, endpoint, asked))
+        return await rpc.call(instance.api_base, instance.api_key, endpoint, asked)
     except CallRefused:
         raise
-    except (ServerUnavailable, ValidationError):
+    except ServerUnavailable:
         return None
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import ModelNotLoaded, ServerUnavailable
-from litellm_compaction.windows.other_servers import SERVERS, SILENT, Api, list_served, tokens_by_server
+from litellm_compaction.windows.other_servers import SERVERS, Api, list_served, tokens_by_server
 from litellm_compaction.windows.windows import Target, Windows
 from tests.windows.conftest import CACHE_S
 from tests.windows.fake_lmstudio import BASE, Clock, FakeLMStudio, v1_model
@@ -95,7 +95,7 @@ async def test_lm_studios_listing_is_none_of_them(server: FakeLMStudio, http: ht
     """LM Studio answers 200 everywhere; none of that is taken for a window."""
     server.list_v1(v1_model(_=8192))
     server.answers["/v1/models"] = {"object": "list", "data": [{"id": "qwen/qwen3-8b", "object": "model"}]}
-    assert await list_served(http, BASE, None, ALL) == SILENT
+    assert (await list_served(http, BASE, None, ALL)).api is None
 
 
 async def test_a_server_that_is_down_says_why(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
