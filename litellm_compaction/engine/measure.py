@@ -6,6 +6,7 @@ counted as they are sent.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -100,6 +101,8 @@ class RequestMeasurer:
 
     def by(self, measured: MeasuredRequest, count: Estimate) -> MeasuredRequest:
         """`measured` by another count of its request."""
+        if count is measured.count:
+            return measured
         return self._like(measured, measured.request, count, is_shortened=measured.is_shortened)
 
     async def shortened(self, measured: MeasuredRequest, messages: tuple[Message, ...]) -> MeasuredRequest:
@@ -133,20 +136,10 @@ class RequestMeasurer:
         )
         # In the result only the added part is still in doubt, as much as fits; it is counted again before it is sent.
         share = min(1.0, count.tokens / max(1, replace(budget, likely_ratio=1.0).prompt_limit_tokens))
-        rest_ratio = min(budget.likely_ratio, _PLANNED_RATIO)
-        floor_ratio = 1.0 if count.is_told else count.likely_ratio
-        likely_ratio = min(budget.likely_ratio, share * floor_ratio + (1 - share) * rest_ratio)
-        return replace(
-            measured,
-            conversation=conversation,
-            budget=replace(
-                budget,
-                floor_tokens=conversation.floor_tokens,
-                fixed_tokens=conversation.prefix_tokens,
-                likely_ratio=likely_ratio,
-            ),
-            floor_count=count,
-        )
+        likely_ratio = min(budget.likely_ratio, share * count.likely_ratio + (1 - share) * _PLANNED_RATIO)
+        floor_tokens, fixed_tokens = conversation.floor_tokens, conversation.prefix_tokens
+        budget = replace(budget, floor_tokens=floor_tokens, fixed_tokens=fixed_tokens, likely_ratio=likely_ratio)
+        return replace(measured, conversation=conversation, budget=budget, floor_count=count)
 
     def unchanged(self, measured: MeasuredRequest) -> PreparedRequest:
         """The request as it was measured, to be sent."""
@@ -210,50 +203,45 @@ class RequestMeasurer:
     async def window(self, context: RequestContext, *, prompt_tokens: int = 0) -> Window:
         """Returns the window of a context's target, after a warm-up if that is needed and wanted.
 
-        Of `prompt_tokens` that a smaller window would cut LM Studio says at once if it still holds them.
+        Of `prompt_tokens` that a smaller window would cut LM Studio says at once if it still holds them. A model that
+        is not served, it seems, is looked for in a list that begins to be read now.
 
         Raises:
             WindowUnknown, ModelNotLoaded: as `measure`.
         """
+        target = context.target
         try:
-            window = await self._served(context.target)
-            is_doubtful = _may_be_cut(prompt_tokens, window)
-            return await self._windows.confirmed(context.target, window) if is_doubtful else window
-        except ModelNotLoaded:
-            if context.settings.when_not_loaded == "error":
-                raise
-        await self._warm_ups.join(context.target.key, lambda: self._warm_up(context))
-        return await self._windows.resolve(context.target, fresh=True)
-
-    async def _served(self, target: Target) -> Window:
-        """The window of a target; of one that is not served, it seems, as a list says that begins to be read now."""
-        try:
-            return await self._windows.resolve(target)
+            window = await self._windows.resolve(target)
+            return await self._windows.confirmed(target, window) if _may_be_cut(prompt_tokens, window) else window
         except WindowUnread:
             raise
         except (ModelNotLoaded, WindowUnknown):
+            pass
+        try:
             return await self._windows.resolve(target, fresh=True)
+        except ModelNotLoaded:
+            if context.settings.when_not_loaded == "error":
+                raise
+        await self._warm_ups.join(target.key, lambda: self._warm_up(context))
+        return await self._windows.resolve(target, fresh=True)
 
     async def _warm_up(self, context: RequestContext) -> None:
         """Has the model loaded, by one of the processes that need it: LM Studio loads it once for each that asks.
 
         (lmstudio-bug-tracker 1751.)
         """
-        if self._leases is None:
-            await context.warm_up()
-            return
 
         async def loaded() -> Window | None:
-            try:
+            with contextlib.suppress(ModelNotLoaded):
                 return await self._windows.resolve(context.target, fresh=True)
-            except ModelNotLoaded:
-                return None
+            return None
 
         topic = f"warm-up {shared_name(f'{context.target.api_base} {context.target.model}')}"
         limit_s = context.settings.constants.warm_up_timeout_s
-        async with self._leases.one_of_all(topic, loaded, limit_s=limit_s) as found:
+        leases, alone = self._leases, contextlib.nullcontext()
+        async with leases.one_of_all(topic, loaded, limit_s=limit_s) if leases is not None else alone as found:
             # Another may have done it a moment ago.
-            if found is None and await loaded() is None:
+            if found is None and (leases is None or await loaded() is None):
                 await context.warm_up()
 
     def _like(self, measured: MeasuredRequest, request: Request, count: Estimate, **changes: Any) -> MeasuredRequest:
