@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import httpx
 
@@ -96,20 +96,6 @@ class Served:
         return None
 
 
-class Address(NamedTuple):
-    """LiteLLM's own address for a server whose deployment names none.
-
-    LiteLLM: main.py (Ollama), llms/hosted_vllm/chat/transformation.py, llms/llamafile/chat/transformation.py.
-
-    Attributes:
-        variable: of the environment.
-        default: if that is not set; None for nowhere.
-    """
-
-    variable: str
-    default: str | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """One server, to be asked; `timeout_s` is the limit for each question, body included, and `api` its kind."""
@@ -137,7 +123,8 @@ class LocalServer(ABC):
         name: in logs, events, `doctor`, and as a window's source.
         title: for people; `says` is the field that says the window.
         path: of the question; a GET that loads nothing.
-        providers: LiteLLM's names for it, with the place where LiteLLM looks for it.
+        providers: LiteLLM's names for it, each with the variable that holds the address of one whose deployment names
+            none, and the address without that (LiteLLM, main.py, llms/hosted_vllm, llms/llamafile).
         cloud_hosts: hosts of a hosted service that LiteLLM reaches by the same names; those are never asked.
         window_parameter: by which each request allocates its window; "" for none.
         loads_on_request: whether a model that is not loaded is loaded by its first request.
@@ -153,7 +140,7 @@ class LocalServer(ABC):
     title: ClassVar[str]
     says: ClassVar[str]
     path: ClassVar[str]
-    providers: ClassVar[Mapping[str, Address]] = MappingProxyType({})
+    providers: ClassVar[Mapping[str, tuple[str, str | None]]] = MappingProxyType({})
     cloud_hosts: ClassVar[tuple[str, ...]] = ()
     window_parameter: ClassVar[str] = ""
     loads_on_request: ClassVar[bool] = False
@@ -191,7 +178,7 @@ class LlamaCpp(LocalServer):
     title = "llama.cpp"
     says = "llama.cpp's /props"
     path = "/props"
-    providers = MappingProxyType({"llamafile": Address("LLAMAFILE_API_BASE", "http://127.0.0.1:8080/v1")})
+    providers = MappingProxyType({"llamafile": ("LLAMAFILE_API_BASE", "http://127.0.0.1:8080/v1")})
     continues = True
     ends_thoughts = True
     # The first by llama.cpp's sampler (its pull request 23673), the second by the model's own template.
@@ -241,7 +228,7 @@ class Vllm(LocalServer):
     title = "vLLM"
     says = "vLLM's max_model_len"
     path = "/v1/models"
-    providers = MappingProxyType({"hosted_vllm": Address("HOSTED_VLLM_API_BASE", None)})
+    providers = MappingProxyType({"hosted_vllm": ("HOSTED_VLLM_API_BASE", None)})
     continues = True
     continues_when_told = True
     no_thoughts = MappingProxyType({"chat_template_kwargs": {"enable_thinking": False}})
@@ -272,7 +259,7 @@ class Ollama(LocalServer):
     says = "Ollama's /api/ps"
     path = "/api/ps"
     providers = MappingProxyType(
-        dict.fromkeys(("ollama", "ollama_chat"), Address("OLLAMA_API_BASE", "http://localhost:11434"))
+        dict.fromkeys(("ollama", "ollama_chat"), ("OLLAMA_API_BASE", "http://localhost:11434"))
     )
     cloud_hosts = ("ollama.com", "ollama.ai")
     window_parameter = "num_ctx"

@@ -21,17 +21,8 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import ModelNotLoaded, ServerUnavailable, WindowUnknown, WindowUnread
 from litellm_compaction.windows.fetch import NotThisApi, Unreached, without_userinfo
 from litellm_compaction.windows.lmstudio import LMStudioListing, answers_as_lmstudio, list_models, server_root
-from litellm_compaction.windows.lmstudio_questions import (
-    Instance,
-    LoadedModel,
-    ModelSettings,
-    count_tokens,
-    is_busy,
-    list_loaded,
-    read_settings,
-    render,
-)
-from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
+from litellm_compaction.windows.lmstudio_questions import Instance, LoadedModel, ModelSettings
+from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.other_servers import (
     SERVERS,
     Api,
@@ -172,8 +163,8 @@ class Windows:
         # A limit and its end, by target and asker.
         self._learned: Bounded[tuple[str, str], tuple[int, float]] = Bounded(_MOST)
         self._rpc = rpc if rpc is not None else LMStudioRpc(is_on=False)
-        # The models that were loaded with an instance when its settings were last read, and these settings.
-        self._loaded: Bounded[Instance, tuple[frozenset[LoadedModel], ModelSettings | None]] = Bounded(_MOST)
+        # The models that were loaded with an instance when a list was last read for it.
+        self._loaded: Bounded[Instance, frozenset[LoadedModel]] = Bounded(_MOST)
 
     async def resolve(self, target: Target, *, fresh: bool = False) -> Window:
         """The window of a target: its server's own number, else the operator's, else a learned limit.
@@ -243,37 +234,34 @@ class Windows:
         base, window = target.api_base, self._last_seen(target)
         if base is None or window is None or not target.is_lmstudio or not self._rpc.is_usable(base, target.api_key):
             return None
-        return Instance(base, target.api_key, window.instance_id)
+        return Instance(self._rpc, base, target.api_key, window.instance_id)
 
     async def confirmed(self, target: Target, window: Window) -> Window:
         """`window`, or the one that holds now if LM Studio's own protocol shows that a model was loaded anew since.
 
-        A question of less than a millisecond; after a change, the list is read and the settings are asked for.
+        A question of less than a millisecond; after a change the list is read.
 
         Raises:
             ModelNotLoaded, WindowUnknown, WindowUnread: as `resolve`.
         """
         instance = self.instance(target)
-        loaded = await list_loaded(self._rpc, instance) if instance is not None else None
+        loaded = await instance.list_loaded() if instance is not None else None
         if instance is None or loaded is None:
             return window
-        is_news = loaded != self._loaded.get(instance, ((), None))[0]
         # Another request may have seen it while this one waited.
-        window = await self.resolve(target, fresh=is_news)
-        if is_news:
-            instance = instance._replace(identifier=window.instance_id)
-            self._loaded[instance] = loaded, await read_settings(self._rpc, instance, loaded)
+        window = await self.resolve(target, fresh=loaded != self._loaded.get(instance))
+        self._loaded[instance._replace(identifier=window.instance_id)] = loaded
         return window
 
-    def model_settings(self, target: Target) -> ModelSettings | None:
-        """LM Studio's own settings for a target's answers, as `confirmed` has seen; None for none."""
+    async def model_settings(self, target: Target) -> ModelSettings | None:
+        """LM Studio's own settings for a target's answers; None for none."""
         instance = self.instance(target)
-        return self._loaded.get(instance, ((), None))[1] if instance is not None else None
+        return await instance.settings() if instance is not None else None
 
     async def is_busy(self, target: Target) -> bool:
         """Returns True if LM Studio says that it works on something for a target's model."""
         instance = self.instance(target)
-        return instance is not None and await is_busy(self._rpc, instance)
+        return instance is not None and await instance.is_busy()
 
     async def tokens_of(self, target: Target, request: Request) -> int | None:
         """The target's count of a request by its own tokenizer; None if it has none. Never raises.
@@ -282,12 +270,7 @@ class Windows:
         """
         if target.is_lmstudio:
             instance = self.instance(target)
-            try:
-                return await count_tokens(self._rpc, instance, request) if instance is not None else None
-            except CallRefused:
-                # Its model may be gone.
-                self.invalidate(target)
-                return None
+            return await instance.count_tokens(request) if instance is not None else None
         base, reading = target.api_base, self._readings.last(target.place) if target.place is not None else None
         api = reading.listing.api if reading is not None and isinstance(reading.listing, Served) else None
         if base is None or api is None:
@@ -297,10 +280,7 @@ class Windows:
     async def rendered(self, target: Target, request: Request, *, without_bos: bool = False) -> str | None:
         """The prompt that LM Studio's template makes of a request; None if it refuses it, or is not asked."""
         instance = self.instance(target)
-        try:
-            return await render(self._rpc, instance, request, without_bos=without_bos) if instance is not None else None
-        except CallRefused:
-            return None
+        return await instance.render(request, without_bos=without_bos) if instance is not None else None
 
     async def listed(self, target: Target) -> Mapping[str, bool]:
         """The chat models that a target's server lists, and if each is loaded; empty if it does not answer."""
