@@ -92,8 +92,7 @@ class RequestMeasurer:
     async def measure_ids(self, tokens: int, context: RequestContext) -> MeasuredRequest:
         """As `measure`, for a prompt of so many token ids: it has no text, and its count is exact."""
         measured = await self.measure(Request(messages=(user_message(""),)), context)
-        count = Estimate.exactly(tokens)
-        return self._measured(measured.request, context, measured.window, measured.family, count, measured.started_s)
+        return self.by(measured, Estimate.exactly(tokens))
 
     async def again(self, measured: MeasuredRequest) -> MeasuredRequest:
         """`measured` by what the counter has learned since."""
@@ -155,37 +154,26 @@ class RequestMeasurer:
         self, measured: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
     ) -> PreparedRequest:
         """The request with a compaction in place of the messages that it covers; the caller asks if that fits."""
-        covered = measured.conversation.messages
+        covered, tools = measured.conversation.messages, None
         messages = await off_loop_if(measured.is_long, lambda: apply(covered, compaction))
-        prepared = await self._sent(measured, compaction, action, messages)
-        does_fit = prepared.budget.fits(prepared.count.tokens)
-        if not does_fit and self._recaller is not None and self._recaller.forget(measured):
-            # What was looked up for an earlier answer refuses no request.
-            prepared = await self._sent(measured, compaction, action, messages)
-        return prepared
-
-    async def _sent(
-        self,
-        measured: MeasuredRequest,
-        compaction: Compaction,
-        action: Literal["reused", "compacted"],
-        messages: tuple[Message, ...],
-    ) -> PreparedRequest:
-        tools = None
         if self._recaller is not None:
             messages, tools = self._recaller.added(measured, compaction, messages)
-        sent = await off_loop_if(measured.is_long, lambda: _with_every_result(messages))
+        sent = await off_loop_if(measured.is_long, partial(_with_every_result, messages))
         shown = measured.request.tools if tools is None else tools
         count = await self.count_request(measured, replace(measured.request, messages=sent, tools=shown))
         if measured.floor_count is not None:
             # Planned by a floor that the server has counted: only the rest is in doubt.
             count = count.with_part(measured.floor_count)
+        budget = replace(measured.budget, likely_ratio=count.likely_ratio, own_likely_ratio=None)
+        if not budget.fits(count.tokens) and self._recaller is not None and self._recaller.forget(measured):
+            # What was looked up for an earlier answer refuses no request.
+            return await self.applied(measured, compaction, action)
         return PreparedRequest(
             action=action,
             measured=measured,
             messages=sent,
             count=count,
-            budget=replace(measured.budget, likely_ratio=count.likely_ratio, own_likely_ratio=None),
+            budget=budget,
             tools=tools,
             applied=compaction,
         )

@@ -26,10 +26,9 @@ _ROWS: Mapping[Api, str] = {"v1": "models", "v0": "data"}
 
 
 class Instance(NamedTuple):
-    """One loaded copy of a model.
+    """One loaded copy of a model; its `id` is a valid `model` value of a request.
 
     Attributes:
-        id: a valid `model` value of a request.
         context_length: tokens with which it is loaded; None when the server does not say, as for embedding models.
         parallel: requests that share this context length at the same time; engines that let them queue list none.
     """
@@ -100,10 +99,7 @@ def server_root(api_base: str) -> str:
 async def list_models(
     http: httpx.AsyncClient, api_base: str, api_key: str | None, *, timeout_s: float = 3.0
 ) -> LMStudioListing:
-    """The server's list: `/api/v1/models` (LM Studio 0.4+), else `/api/v0/models` (0.3.6+).
-
-    Args:
-        timeout_s: limit for each of the two requests, body included.
+    """The server's list: `/api/v1/models` (LM Studio 0.4+), else `/api/v0/models` (0.3.6+), each within `timeout_s`.
 
     Raises:
         KeyRefused: the server answered, and refused the key.

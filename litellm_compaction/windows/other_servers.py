@@ -1,18 +1,13 @@
 """Windows and exact counts of servers that are not LM Studio: one class for each kind, in one table.
 
 Only deployments that an operator opted in are asked. Shapes are validated, never status alone; a GET here loads no
-model. Jan and llamafile run llama.cpp's server; KoboldCpp, LocalAI and others are not asked.
-
-A server's own tokenizer counts a request exactly and generates nothing: llama.cpp's server counts a chat (`POST
-/v1/chat/completions/input_tokens`), or renders (`POST /apply-template`) and counts (`POST /tokenize`; llama.cpp,
-tools/server/README.md); vLLM does both at once (`POST
-/tokenize` with messages; vLLM, entrypoints/openai). LM Studio has a protocol of its own (`lmstudio_questions.py`).
-
-A further kind of server is a subclass of `LocalServer` and a `register` (docs/contributing.md has an example).
+model. Jan and llamafile run llama.cpp's server; KoboldCpp, LocalAI and others are not asked. LM Studio has a protocol
+of its own (`lmstudio_questions.py`). A further kind of server is a subclass of `LocalServer` and a `register`.
 """
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,8 +27,6 @@ Api: TypeAlias = str
 
 # 100,000 tokens take llama.cpp about 0.1 s; a server that generates may be slower to answer.
 _COUNT_LIMIT_S = 5.0
-# llama.cpp, tools/server/README.md; older builds answer 404.
-_INPUT_TOKENS_PATH = "/v1/chat/completions/input_tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,20 +195,17 @@ class LlamaCpp(LocalServer):
             return models
         whole = positive(at(answer, "n_ctx"))
         if whole is None:
-            try:
+            with contextlib.suppress(ServerUnavailable):
                 rows = _rows(await server.ask("/v1/models"), "data")
-            except (NotThisApi, ServerUnavailable):
-                rows = []
-            whole = next((tokens for row in rows if (tokens := positive(at(row, "meta", "n_ctx"))) is not None), None)
+                whole = next(filter(None, (positive(at(row, "meta", "n_ctx")) for row in rows)), None)
         return (replace(model, is_shared=whole == model.context_length),)
 
     async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
-        try:
-            tokens = positive(at(await server.ask(_INPUT_TOKENS_PATH, _body(request)), "input_tokens"))
-        except NotThisApi:
-            tokens = None
-        if tokens is not None:
-            return tokens
+        """As llama.cpp's tools/server/README.md has it; older builds render and count in two questions."""
+        with contextlib.suppress(NotThisApi):
+            counted = await server.ask("/v1/chat/completions/input_tokens", _body(request))
+            if (tokens := positive(at(counted, "input_tokens"))) is not None:
+                return tokens
         prompt = text_at(await server.ask("/apply-template", _body(request)), "prompt")
         asked: dict[str, JsonValue] = {"content": prompt, "add_special": True, "parse_special": True}
         return len(_rows(await server.ask("/tokenize", asked), "tokens")) or None if prompt else None

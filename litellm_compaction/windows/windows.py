@@ -109,13 +109,7 @@ class Target:
 
 
 class Reading(NamedTuple):
-    """The knowledge of a server.
-
-    Attributes:
-        listing: the last good one; None when there has never been one.
-        read_s: clock value when its reading began: it says nothing of later changes.
-        failure: of the newest attempt. With one, `listing` may no longer hold.
-    """
+    """A server's last good listing, and when its reading began; with a `failure` of the newest one it may not hold."""
 
     listing: Listing | None = None
     read_s: float = -inf
