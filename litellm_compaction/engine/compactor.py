@@ -440,7 +440,7 @@ class Compactor:
         """
         if foreseen is None or foreseen.measured.context != context:
             return await self.prepare(request, context)
-        if not (await self._measurer.window(context)).is_like(foreseen.window):
+        if await self._measurer.window(context) != foreseen.window:
             return await self.prepare(request, context)
         # Its calls go the way that is known now.
         return replace(foreseen, measured=replace(foreseen.measured, context=context))
