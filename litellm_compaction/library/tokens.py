@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from litellm_compaction.core.cut_points import legal_cuts
 from litellm_compaction.core.messages import JsonObject, Message, parse_message, system_prefix_length
 from litellm_compaction.core.record import read_record
+from litellm_compaction.core.view import legal_cuts
 from litellm_compaction.library.types import CompactionConfig, CompactionSelection
 
 _ROLE_TOKENS = 2
