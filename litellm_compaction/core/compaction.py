@@ -37,12 +37,7 @@ _LABEL_CHARS = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialCoverage:
-    """The beginning of a message that a record stands for.
-
-    Attributes:
-        chars: how long it is, in characters of the message's normal text.
-        text_hash: of exactly those characters.
-    """
+    """The beginning of a message that a record stands for: characters of its normal text, and their hash."""
 
     chars: int
     text_hash: str
@@ -71,9 +66,7 @@ def behind(message: Message, part: PartialCoverage) -> Message:
 
 def shown_behind(messages: Sequence[Message], position: int, part: PartialCoverage | None) -> Sequence[Message]:
     """The same messages; of the one at `position` only the rest after `part`."""
-    if part is None or position >= len(messages):
-        return messages
-    return [*messages[:position], behind(messages[position], part), *messages[position + 1 :]]
+    return [behind(each, part) if part and at == position else each for at, each in enumerate(messages)]
 
 
 def _hash(text: str) -> str:
@@ -96,23 +89,20 @@ class Compaction:
     Its many fields are one stored value; positions count from the first message after the leading system ones.
 
     Attributes:
-        covered_messages: how many of them it replaces or shows in another form.
-        covered_hash: the chain entry of exactly those messages.
+        covered_messages: how many of them it replaces or shows in another form; `covered_hash` is their chain entry.
         start: the record stands for what is before this position, but for what has a form there, `whole` or `words`:
             the user's in its message, after it a call and its results, whose answer was carried over the limit. From
-            here on messages are sent in their forms (rung 1, or pruned); all that it covers for a record.
+            here on messages are sent in their forms (rung 1, or pruned).
         forms: in which covered messages are sent, ascending by position.
-        round: 1 for a conversation's first compaction.
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.
         level: of the newest part: a strategy's name, `edit` without a model, `truncate` if no model's text was usable.
         window_tokens: of the window that it was made for.
-        provisional: made while one huge result left hardly any room; good for this very conversation, but the next
-            compaction goes on from an earlier, richer one.
+        provisional: made without room for a summary; the next compaction goes on from an earlier, richer one.
         omissions: a pruning model's words about messages that are gone or shorter; it covers nothing on its own, so a
             later summary reads the originals.
-        covered_part: the beginning of the message at `start` if the record stands for it as well, else None: an answer
-            was carried over the limit inside that message.
+        covered_part: the beginning of the message at `start` if the record stands for it as well: an answer was carried
+            over the limit inside that message.
         ahead: written before anything had to be compacted; it takes effect when that time comes, and not earlier.
         early: was `ahead`, and takes effect at once, since the server was made to read what it leaves; not used yet.
         images: those of covered messages that are sent all the same: in their place, or beside the record if that

@@ -70,10 +70,7 @@ def in_forms(
 ) -> list[Message | None]:
     """The messages as they are sent, None for one that is gone; one that does not change is the same object.
 
-    Args:
-        messages: n, oldest first; each result after its call.
-        forms: the last one of a position counts.
-        images: those that stay.
+    Of several forms of a position the last one counts; `images` stay.
     """
     known = {each.position: each for each in forms}
     calls = calls_by_position(messages) if any(each.how == "line" for each in known.values()) else {}
@@ -264,7 +261,7 @@ def _address(part: Mapping[str, JsonValue]) -> str:
 class ClearOrder:
     """Anthropic's `clear_tool_uses_20250919`: which old results to clear, and from which size on.
 
-    Source: anthropic 2.12.0 (`types/beta/beta_clear_tool_uses_20250919_edit_param.py`).
+    Source: anthropic, `types/beta/beta_clear_tool_uses_20250919_edit_param.py`.
 
     Attributes:
         above_tokens: of the prompt; 0 if the number of calls decides.
@@ -322,8 +319,7 @@ def _without_input(message: Message, place: int) -> Message:
 def state_calls(messages: Sequence[Message]) -> dict[tuple[int, int], bool]:
     """The calls that carry a whole state, such as a list of tasks, by message and place there: True for the newest.
 
-    A tool has such calls if a list of objects comes again with at least half of its texts the same, whatever the tool
-    is called.
+    A tool has such calls if a list of objects comes again with at least half of its texts the same.
     """
     groups: defaultdict[tuple[str, str], list[tuple[tuple[int, int], set[str]]]] = defaultdict(list)
     for at, message in enumerate(messages):

@@ -7,7 +7,7 @@ brings the sizes, the budget and the stored compactions, and carries the decisio
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -18,12 +18,8 @@ from litellm_compaction.core.messages import Message, parse_message, user_messag
 from litellm_compaction.core.steps import CompactionOptions, Planner, Step, gains
 from litellm_compaction.core.view import View, answered_round
 
-# Of the steps between two answers so many of the newest are looked at, and so many alike say more than others.
-_LATEST_STEPS, _LEAST_ALIKE = 20, 3
-# What clients add lies to so much within the expected step.
-_EXPECTED_SHARE = 0.90
-# A sentence or two, if nothing is known of a conversation's turns yet.
-_USUAL_GROWTH_RATIO = 0.02
+# What the next turn adds: the most of so many before it; a sentence or two if there were none yet.
+_LATEST_STEPS, _USUAL_GROWTH_RATIO = 3, 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +192,7 @@ def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
 def plan_ahead(view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]) -> Step | None:
     """Plans the summary that a conversation of `turn_ended` will need at its trigger; arguments as `plan`.
 
-    It covers every message, since the server's cache holds that. None if a record exists, stubs suffice, or it
+    It covers every message, since the server's cache holds that. None if a record exists, lines suffice, or it
     would not go deep enough: a compaction that gains half as much comes twice as often.
     """
     known = usable(view, stored)
@@ -251,21 +247,14 @@ def _new(decision: Plan) -> Reuse | Step | None:
 def expected_growth_tokens(view: View, window_tokens: int) -> int:
     """The tokens that the next turn will add to a conversation of `turn_ended`.
 
-    By the steps between its latest answers, those after a call if the last answer has called tools. A few large steps
-    cause most crossings: the expected step is one beyond which a tenth of all growth reaches.
+    The largest of the last steps between two answers, of those after a call if the last answer has called tools.
     """
-    steps = [(is_call, tokens) for is_call, tokens in _steps(view) if tokens]
+    answers = [at for at, each in enumerate(view.messages) if each.role == "assistant"]
+    # A call counts with its results.
+    steps = [
+        (has := bool(view.messages[at].calls), sum(view.sizes[at + (not has) : end])) for at, end in pairwise(answers)
+    ]
     ends_in_call = view.messages[-1].role == "assistant"
     alike = [tokens for is_call, tokens in steps if is_call == ends_in_call]
-    chosen = sorted((alike if len(alike) >= _LEAST_ALIKE else [tokens for _, tokens in steps])[-_LATEST_STEPS:])
-    beyond_tokens = (1 - _EXPECTED_SHARE) * sum(chosen)
-    expected = (step for step in chosen if sum(max(each - step, 0) for each in chosen) <= beyond_tokens)
-    return next(expected, math.ceil(_USUAL_GROWTH_RATIO * window_tokens))
-
-
-def _steps(view: View) -> Iterator[tuple[bool, int]]:
-    """The steps between two answers: if the first one called tools, and the tokens with its own calls."""
-    answers = [at for at, each in enumerate(view.messages) if each.role == "assistant"]
-    for start, end in pairwise(answers):
-        is_call = bool(view.messages[start].calls)
-        yield is_call, sum(view.sizes[start + (not is_call) : end])
+    likely = alike if len(alike) >= _LATEST_STEPS else [tokens for _, tokens in steps]
+    return max(likely[-_LATEST_STEPS:], default=math.ceil(_USUAL_GROWTH_RATIO * window_tokens))

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, applied_tokens
@@ -50,11 +50,9 @@ class Step:
     Attributes:
         draft: what it will be, still without its ledger and without a model's words.
         question: what a model is asked for: a summary, which messages may go or become shorter, or nothing.
-        base: the compaction whose summaries it continues.
-        integrates: True if the base's segments are rewritten into one, because they outgrew their share.
+        base: the compaction whose summaries it continues; rewritten into one if it `integrates` them.
         summary_tokens: bound on the model's words; without a question on the base's summary, which goes on.
-        ledger_tokens: bound on the ledger.
-        ledger_min_tokens: the ledger's least if a summary is longer than planned.
+        ledger_tokens: bound on the ledger; at least `ledger_min_tokens` if a summary is longer than planned.
         now_tokens: the prompt without it; told where a model chooses.
         predicted_tokens: the prompt afterwards, at most; the one that is aimed at where a model chooses.
     """
@@ -71,7 +69,7 @@ class Step:
 
     @property
     def is_record(self) -> bool:
-        """The record stands for all that is covered: no other step leaves less."""
+        """No other step leaves less."""
         return self.draft.is_record
 
     @property
@@ -108,17 +106,9 @@ def gains(tokens: int, now_tokens: int) -> bool:
     return tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
 
 
-class _Room(NamedTuple):
-    """A record's room, in tokens: for its images, the user's own words, and the rest of its text."""
-
-    images: tuple[ImagePlace, ...]
-    words_tokens: int
-    rest_tokens: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """The compactions that could be made of a conversation, going on from `base` if there is one."""
+    """Makes the steps for a conversation, going on from `base` if there is one."""
 
     view: View
     budget: Budget
@@ -161,30 +151,32 @@ class Planner:
         target = self.target_tokens(view.tokens)
         if growth_tokens is not None:
             target = min(max(target - growth_tokens, self.budget.least_target_tokens), target)
-        room = self._room(target)
-        integrates = self._integrates(target, room.rest_tokens)
+        room, images = max(target - self.budget.floor_tokens, 0), self._images(self._last_cut, target)
+        # The user's own words come first: their room is shared out no more.
+        words_tokens = self._words_tokens(self._last_cut, target, room)
+        rest = room - words_tokens - view.image_tokens(images)
+        integrates = self._integrates(target, rest)
         start = self.base.start + (not integrates) if self.base else 0
         cuts = tuple(cut for cut in view.cuts if cut >= start)
         if not cuts:
             return None
         if growth_tokens is not None or not options.strategy.keeps_recent:
             cuts = cuts[-1:]
-        least_summary_tokens = min(_least_summary_tokens(self.budget.window_tokens), options.summary_max_tokens)
-        summary_tokens = self._summary_tokens(room.rest_tokens)
-        is_provisional = not asks or summary_tokens < least_summary_tokens
+        summary_tokens, least_tokens = self._summary_tokens(rest), _least_summary_tokens(self.budget.window_tokens)
+        is_provisional = not asks or summary_tokens < min(least_tokens, options.summary_max_tokens)
         integrates = integrates or is_provisional
         frozen_tokens = 0 if integrates else self._frozen_tokens
         if is_provisional:
-            summary_tokens = int((1 - _LEDGER_SHARE) * room.rest_tokens)
+            summary_tokens = int((1 - _LEDGER_SHARE) * rest)
         # Frozen segments take from the other lines, not from the user's.
-        ledger_tokens = room.words_tokens + int(_LEDGER_SHARE * max(room.rest_tokens - frozen_tokens, 0))
+        ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(rest - frozen_tokens, 0))
         lead_in = options.strategy.lead_in
         text_tokens = max(view.count_text(lead_in), _LEAD_IN_TOKENS) if lead_in else 0
         text_tokens += summary_tokens + ledger_tokens + frozen_tokens + RECORD_TOKENS
 
         def after_tokens(cut: int, beside: Sequence[int] = ()) -> int:
-            images = (place for place in room.images if place[0] < cut)
-            return view.kept_tokens(cut, view.pinned(cut, *beside)) + text_tokens + view.image_tokens(images)
+            image_tokens = view.image_tokens(place for place in images if place[0] < cut)
+            return view.kept_tokens(cut, view.pinned(cut, *beside)) + text_tokens + image_tokens
 
         # The message in doubt stays if there is room.
         beside = [at for at in (view.doubted,) if at is not None and after_tokens(cuts[-1], [at]) <= target]
@@ -195,7 +187,7 @@ class Planner:
         spare = min(max(target - predicted_tokens, 0), ledger_tokens) if has_spare else 0
         least_ledger_tokens = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens))
         pinned = view.pinned(cut, *beside)
-        draft = self._draft(cut, writer_of(options.strategy.name), room.images, pinned)
+        draft = self._draft(cut, writer_of(options.strategy.name), images, pinned)
         return Step(
             draft=replace(draft, forms=view.as_words(pinned), provisional=is_provisional),
             question="none" if is_provisional else "summary",
@@ -203,7 +195,7 @@ class Planner:
             integrates=integrates,
             summary_tokens=summary_tokens,
             ledger_tokens=ledger_tokens + spare,
-            ledger_min_tokens=max(room.words_tokens, least_ledger_tokens),
+            ledger_min_tokens=max(words_tokens, least_ledger_tokens),
             predicted_tokens=predicted_tokens + spare,
         )
 
@@ -365,12 +357,6 @@ class Planner:
     @cached_property
     def _frozen_tokens(self) -> int:
         return self.view.count_text(self.base.summary) if self.base else 0
-
-    def _room(self, target: int) -> _Room:
-        """A record's room above the floor. The user's own words come first: theirs is shared out no more."""
-        room, images = max(target - self.budget.floor_tokens, 0), self._images(self._last_cut, target)
-        words_tokens = self._words_tokens(self._last_cut, target, room)
-        return _Room(images, words_tokens, room - words_tokens - self.view.image_tokens(images))
 
     def _images(self, last_cut: int, target: int) -> tuple[ImagePlace, ...]:
         most_tokens = int(_IMAGES_SHARE * max(target - self.budget.floor_tokens, 0))
