@@ -21,8 +21,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from litellm_compaction.core.clearing import state_calls, state_texts
 from litellm_compaction.core.directives import RULE_WORDS, Sentence, Talk, sentences
+from litellm_compaction.core.forms import state_calls, state_texts
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
 from litellm_compaction.core.names import NUMBER, is_number, name_of, named
 from litellm_compaction.core.secrets import Redact, redactor

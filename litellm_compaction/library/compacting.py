@@ -223,7 +223,7 @@ def _result(
         # Also with `null` content, as it came.
         raw[-behind] = theirs.raw
     if record is not None:
-        gone = {prefix + at for at in ({*range(record.replaced_messages)} - {*record.pinned}).union(record.dropped)}
+        gone = {prefix + at for at in record.gone}
     else:
         # The hardest compaction, which no store keeps, covers all but the user's words and the conversation's end.
         covered = range(prefix, prefix + len(own) - len(sent) + 1 if prepared.round else prefix)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.clearing import stubs, without_data
-from litellm_compaction.core.cut_points import is_injected, request_indices
+from litellm_compaction.core.forms import stubs, without_data
 from litellm_compaction.core.recurring import marked
 from litellm_compaction.core.refusal import with_less_data
 from litellm_compaction.core.stretches import own_words
+from litellm_compaction.core.view import is_injected, request_indices
 from tests.builders import JsonDict, assistant, budget, calls, conversation, parsed, result, user
 
 # Two of them whole messages that a person repeats.
