@@ -6,52 +6,37 @@ before the summary, abort and restart, streaming and not, on every route that Li
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import litellm
 from openai import APIStatusError, AsyncOpenAI
 
-from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
-from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
-from litellm_compaction.errors import TOO_DEEP, CompactionError, NotServed, overflow_from_text
+from litellm_compaction.concurrency import Bounded, Tasks, is_long, off_loop_if
+from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext
+from litellm_compaction.errors import TOO_DEEP, CompactionError, LeftUnread, NotServed, overflow_from_text
 from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.answer.client import Asked, Listener, joined
 from litellm_compaction.proxy.answer.loop import Answer
-from litellm_compaction.proxy.answer.one_answer import joined
-from litellm_compaction.proxy.answer.protocol import (
-    Asked,
-    Batch,
-    LegRequest,
-    Listener,
-    UpstreamError,
-)
 from litellm_compaction.proxy.answer.sse import (
     DONE,
     ERROR_BYTES,
-    Bounds,
+    Batch,
+    UpstreamError,
     events_of,
     json_object,
-    pass_events,
     short_error,
 )
-from litellm_compaction.proxy.answer.unread import ReadAhead, closed_if_unread
-from litellm_compaction.proxy.answer.upstream import (
-    HttpUpstream,
-    Unsupported,
-    end_to_end,
-    is_stream,
-    read_whole,
-    with_body,
-)
+from litellm_compaction.proxy.answer.upstream import HttpUpstream, LegRequest, end_to_end, read_whole
 from litellm_compaction.proxy.refusals import (
     RECOGNIZED,
     bad_request,
@@ -61,12 +46,16 @@ from litellm_compaction.proxy.refusals import (
     server_gone,
 )
 
+_Item = TypeVar("_Item")
 # Clients are made anew above this number.
 _MAX_SERVERS = 1024
 _LISTS = ("messages", "tools")
 _transport: ContextVar[ListTransport] = ContextVar("litellm_compaction_transport")
 # Reading this much JSON takes 2 ms.
 _OFF_LOOP_BYTES = 200_000
+# Nothing is pulled from a stream for so long: its reader has left. A slow one pulls now and then.
+UNREAD_S = 30.0
+_closing = Tasks()
 
 
 class ListTransport(httpx.AsyncBaseTransport):
@@ -86,7 +75,6 @@ class GuardedTransport(ListTransport):
         inner: the shared transport with the connection pool; never closed here.
         asked: by the client; without `request` and `prepared` on routes whose messages only the body shows.
         prepared: found by the engine before routing ended.
-        unsupported: the parts of a request's shape that servers refuse.
     """
 
     def __init__(
@@ -97,7 +85,6 @@ class GuardedTransport(ListTransport):
         asked: Asked,
         prepared: PreparedRequest | CompactionNeeded | None,
         listener: Listener,
-        unsupported: Unsupported,
     ) -> None:
         self._inner = inner
         self._compactor = compactor
@@ -105,7 +92,6 @@ class GuardedTransport(ListTransport):
         self._asked = asked
         self._prepared = prepared
         self._listener = listener
-        self._unsupported = unsupported
         self._upstream: HttpUpstream | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -147,16 +133,14 @@ class GuardedTransport(ListTransport):
             if decoded is None:
                 return await self._completed(request, body)
             found = decoded
-        asked = replace(self._asked, request=found, stops=wire.stops(body))
-        upstream = self._upstream = HttpUpstream(self._inner, request, body, self._unsupported)
+        upstream = self._upstream = HttpUpstream(self._inner, request, body)
+        asked = replace(self._asked, request=found, stops=wire.stops(body), is_whole=not upstream.wants_stream)
         prepared = ready or await self._compactor.prepare(asked.request, self._context)
         if not wire.can_be_continued(body):
-            return await self._passed(upstream, prepared, asked, body, stream=upstream.wants_stream)
-        if not upstream.wants_stream:
-            asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
+            return await self._answered(self._passed(upstream, prepared, asked, body), upstream)
         room = self._compactor.room(self._context)
         answer = Answer(self._compactor, self._context, upstream, asked, prepared, self._listener, room=room)
-        return await (self._whole if asked.is_whole else self._streamed)(answer, upstream)
+        return await self._answered(answer.batches(), upstream, answer)
 
     async def aclose(self) -> None:
         """Does nothing: the inner transport is shared."""
@@ -174,9 +158,8 @@ class GuardedTransport(ListTransport):
             prepared = await self._compactor.bound(ids, self._context)
         else:
             prepared = await self._compactor.guard(found, self._context)
-        upstream = HttpUpstream(self._inner, request, body, self._unsupported)
-        # A chunk with nothing but the usage would be new to clients of completions.
-        return await self._passed(upstream, prepared, asked, body, stream=False)
+        upstream = self._upstream = HttpUpstream(self._inner, request, body)
+        return await self._answered(self._passed(upstream, prepared, asked, body), upstream)
 
     def _refused(self, error: CompactionError) -> httpx.Response:
         self._listener.refused(error)
@@ -188,9 +171,7 @@ class GuardedTransport(ListTransport):
         decided: PreparedRequest | CompactionNeeded,
         asked: Asked,
         body: Mapping[str, Any],
-        *,
-        stream: bool,
-    ) -> httpx.Response:
+    ) -> AsyncGenerator[Batch, None]:
         """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
         room = self._compactor.room(self._context)
         answers, prompts = wire.asked_answers(body), wire.asked_prompts(body)
@@ -199,69 +180,36 @@ class GuardedTransport(ListTransport):
             self._listener.sent(self._context, prepared)
             limit = prepared.max_output_tokens(asked.output_tokens)
             limit = await room.acquire(prepared, limit, is_watched=False, answers=answers, prompts=prompts)
-            response = await upstream.send(LegRequest(messages=prepared.messages, max_tokens=limit), stream=stream)
             room.started()
-            bounds = Bounds.of(limit * answers * prompts)
-            if not is_stream(response):
-                response = await _passed_whole(response, bounds.event_bytes)
-                room.release()
-                return response
-        except BaseException:
-            # Also on cancellation: without an answer nothing else would end its hold.
+            leg = LegRequest(messages=prepared.messages, max_tokens=limit, is_passed=True, answers=answers * prompts)
+            async with upstream.open(leg) as batches:
+                async for batch in batches:
+                    yield batch
+            room.ended()
+        finally:
             room.release()
-            raise
-        return httpx.Response(
-            200, headers=end_to_end(response.headers), stream=_Held(ReadAhead(response, room.ended), room, bounds)
-        )
 
-    async def _streamed(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
-        """A response whose first chunk is already there, so that a refusal keeps its real status."""
-        batches = answer.batches()
+    async def _answered(
+        self, batches: AsyncGenerator[Batch, None], upstream: HttpUpstream, answer: Answer | None = None
+    ) -> httpx.Response:
+        """A response whose first chunk is already there, so that a refusal keeps its real status.
+
+        A whole answer is the server's own as it came, or its legs joined.
+        """
         try:
-            first = await anext(batches, ())
+            if upstream.wants_stream:
+                batches = closed_if_unread(batches)
+                first = await anext(batches, ())
+                stream = _EventStream(first, batches, self._listener)
+                return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
+            chunks = [chunk async for batch in batches for chunk in batch]
         except UpstreamError as error:
             return _refusal(error)
-        stream = _EventStream(first, batches, self._listener)
-        return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
-
-    async def _whole(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
-        """One JSON answer: the server's own as it came, or its legs joined."""
-        try:
-            chunks = [chunk async for batch in answer.batches() for chunk in batch]
-        except UpstreamError as error:
-            return _refusal(error)
-        if upstream.whole is not None and answer.is_one_leg:
+        if upstream.whole is not None and (answer is None or answer.is_one_leg):
             return upstream.whole
         # `httpx` writes no NaN, which servers do.
         content = json.dumps(joined(chunks)).encode()
         return httpx.Response(200, headers=_headers(upstream, "application/json"), content=content)
-
-
-class _Held(httpx.AsyncByteStream):
-    """A server's stream that holds its room in a shared context until that has ended, or its client has left."""
-
-    def __init__(self, response: ReadAhead, room: Reservation, bounds: Bounds) -> None:
-        self._response = response
-        self._room = room
-        self._bounds = bounds
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async with aclosing(closed_if_unread(self._pieces())) as pieces:
-            async for piece in pieces:
-                yield piece
-
-    async def _pieces(self) -> AsyncGenerator[bytes, None]:
-        try:
-            async for piece in pass_events(self._response, self._bounds):
-                yield piece
-        finally:
-            await self.aclose()
-
-    async def aclose(self) -> None:
-        try:
-            await self._response.aclose()
-        finally:
-            self._room.release()
 
 
 class _EventStream(httpx.AsyncByteStream):
@@ -286,6 +234,37 @@ class _EventStream(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._batches.aclose()
+
+
+async def closed_if_unread(source: AsyncGenerator[_Item, None]) -> AsyncGenerator[_Item, None]:
+    """The items of `source`, which is closed at the end, and if its reader pulls none for `UNREAD_S`.
+
+    LiteLLM leaves a stream open whose client has gone while the proxy was behind its server, and its objects still
+    refer to it: nothing else would end the answer upstream, and give its room back.
+
+    Raises:
+        LeftUnread: it was closed before.
+    """
+    loop = asyncio.get_running_loop()
+    closing: asyncio.Task[None] | None = None
+
+    def give_up() -> None:
+        nonlocal closing
+        closing = _closing.begin(source.aclose())
+
+    timer: asyncio.TimerHandle | None = None
+    try:
+        async for item in source:
+            timer = loop.call_later(UNREAD_S, give_up)
+            yield item
+            timer.cancel()
+            if closing is not None:
+                raise LeftUnread(UNREAD_S)
+    finally:
+        if timer is not None:
+            timer.cancel()
+        if closing is None:
+            await source.aclose()
 
 
 class Clients:
@@ -364,16 +343,6 @@ def _as_it_is(create: Callable[..., Awaitable[Any]], transport: ListTransport) -
     return created
 
 
-async def _passed_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
-    """An answer that is no stream, read within bounds; a body without an answer is cut to `ERROR_BYTES`."""
-    try:
-        whole = await read_whole(response, most_bytes)
-    except UpstreamError as error:
-        return _refusal(error)
-    is_answer = len(whole.content) <= ERROR_BYTES or "choices" in json_object(whole.content)
-    return whole if is_answer else with_body(whole, whole.content[:ERROR_BYTES])
-
-
 def _refusal(error: UpstreamError) -> httpx.Response:
     """The server's refusal as LiteLLM would have got it.
 
@@ -394,7 +363,8 @@ def _refusal(error: UpstreamError) -> httpx.Response:
         content = json.dumps(told).encode()
         is_short = len(content) <= ERROR_BYTES
         return httpx.Response(500, json=told if is_short else short_error(error.text))
-    return with_body(upstream, upstream.content[:ERROR_BYTES])
+    headers = end_to_end(upstream.headers)
+    return httpx.Response(upstream.status_code, headers=headers, content=upstream.content[:ERROR_BYTES])
 
 
 def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]:

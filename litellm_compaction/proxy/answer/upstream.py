@@ -1,74 +1,142 @@
-"""A deployment's server as the transport asks it: for what the client wants, a stream or a whole answer."""
+"""A deployment's server as an answer's legs ask it, and the one that the transport reaches over HTTP."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import httpx
 
-from litellm_compaction.concurrency import Bounded
+from litellm_compaction.concurrency import Tasks
 from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.core.messages import JsonValue, Message
+from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.answer.chunks import as_chunk, is_right_answer
-from litellm_compaction.proxy.answer.protocol import Batch, Chunk, LegRequest, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.answer.sse import (
     ERROR_BYTES,
+    Batch,
     Bounds,
+    Chunk,
+    UpstreamDropped,
+    UpstreamError,
+    as_chunk,
     json_object,
     read_body,
     read_events,
     short_error,
     unreadable,
 )
-from litellm_compaction.proxy.answer.unread import ReadAhead
 from litellm_compaction.proxy.routing import WAYS_OF
+from litellm_compaction.tokens.begun import BegunPrompt
 from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
+from litellm_compaction.windows.windows import server_of
 
-# Keys that shape a whole document, and not the rest of one.
-_WHOLE_DOCUMENT_KEYS = ("response_format",)
-# Statuses by which servers refuse an unknown key (OpenAI and llama.cpp 400, FastAPI servers 422, others 501).
-_UNKNOWN_KEY_STATUSES = frozenset({400, 404, 405, 415, 422, 501})
-# Addresses of servers that refuse to report a stream's usage.
-Unsupported: TypeAlias = Bounded[str, None]
+# Shapes a whole document, and not the rest of one.
+WHOLE_DOCUMENT_KEY = "response_format"
 _USAGE_NAMES = re.compile(r"stream_options|include_usage")
-# Of a request that generates nothing; the answer that it is about waits meanwhile.
-_CONTROL_LIMIT_S = 5.0
 _HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
+# A client's framing is not that of our body: a server would wait for the rest.
+_FRAMING = (b"content-length", b"accept-encoding", b"transfer-encoding", b"expect")
 _CHAT = "/chat/completions"
+_closing = Tasks()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """The way to make a server go on with an answer.
+
+    Attributes:
+        way: by a request of ours at the end of the messages, by their last one, or by `prompt`.
+        prompt: instead of the messages, for the way `raw`; it ends inside the answer.
+        needs_word: the server needs to be told that the last message goes on (vLLM).
+        closing: fields of the body that make the server think no more; None for an answer that may think.
+    """
+
+    way: Way
+    prompt: BegunPrompt | None = None
+    needs_word: bool = False
+    closing: Mapping[str, JsonValue] | None = None
+
+    @property
+    def has_another_way(self) -> bool:
+        """Returns True if the server may not know this way, so that there is another one."""
+        return self.way != "turn" or bool(self.closing)
+
+    @property
+    def begins_anew(self) -> bool:
+        """Returns True if the answer so far is only thoughts, so that all of it is still to come.
+
+        Otherwise a format that shapes a whole document is left out: servers apply it from the first token that they
+        generate, and would begin a new document (llama.cpp, common/sampling.cpp; vLLM, structured outputs).
+        """
+        return self.closing is not None
+
+
+def continuation_of(prepared: PreparedRequest) -> Continuation | None:
+    """None if an answer begins."""
+    if prepared.way is None:
+        return None
+    server = server_of(prepared.window.source)
+    needs_word = prepared.way == "prefill" and server is not None and server.continues_when_told
+    return Continuation(way=prepared.way, prompt=prepared.prompt, needs_word=needs_word, closing=prepared.closing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegRequest:
+    """One request to a server.
+
+    Attributes:
+        messages: None for the client's own list; `tools` likewise.
+        max_tokens: bound on the answer.
+        continuation: how an answer goes on; None for one that begins.
+        is_passed: the answer goes on as it comes; it has `answers` of so many tokens.
+    """
+
+    messages: Sequence[Message] | None = None
+    tools: Sequence[JsonValue] | None = None
+    max_tokens: int
+    continuation: Continuation | None = None
+    is_passed: bool = False
+    answers: int = 1
+
+
+class Upstream(Protocol):
+    """The server of one deployment, asked for one client request."""
+
+    @property
+    def ways(self) -> frozenset[Way]:
+        """Ways to make it go on."""
+
+    def open(self, leg: LegRequest) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
+        """The chunks of an answer as they come; leaving the context aborts it.
+
+        Raises:
+            UpstreamError: refused.
+        """
 
 
 class HttpUpstream:
     """A deployment's server, reached by the inner transport, for one client request.
 
     Args:
-        inner: carries the requests.
         request: of LiteLLM's client.
         body: its JSON.
-        unsupported: servers that have refused our question for the usage, so that each is asked in vain once.
 
     Attributes:
         headers: of the first answer; None before it.
         whole: the last answer, if the server has given it as one JSON that clients read as it is; else None.
     """
 
-    def __init__(
-        self,
-        inner: httpx.AsyncBaseTransport,
-        request: httpx.Request,
-        body: dict[str, Any],
-        unsupported: Unsupported,
-    ) -> None:
+    def __init__(self, inner: httpx.AsyncBaseTransport, request: httpx.Request, body: dict[str, Any]) -> None:
         self._inner = inner
         self._request = request
         self._body = body
-        self._unsupported = unsupported
-        self._leaves_usage_out = str(request.url) in unsupported
+        self._asks_for_usage = True
         self.headers: httpx.Headers | None = None
         self.whole: httpx.Response | None = None
 
@@ -79,120 +147,84 @@ class HttpUpstream:
 
     @property
     def ways(self) -> frozenset[Way]:
-        has_completions = self._request.url.path.endswith(_CHAT)
         ways = WAYS_OF["transport"]
+        has_completions = self._request.url.path.endswith(_CHAT)
         return ways if has_completions and wire.can_be_begun(self._body) else ways - {"raw"}
 
     @asynccontextmanager
-    async def open(self, leg: LegRequest, on_end: Callable[[], object] = bool) -> AsyncIterator[AsyncIterator[Batch]]:
-        # Leaving the context closes the connection, which stops the server.
-        response = await self._answered(leg)
-        ahead = ReadAhead(response, on_end) if is_stream(response) else None
+    async def open(self, leg: LegRequest) -> AsyncIterator[AsyncIterator[Batch]]:
+        response, bounds = await self._answered(leg), Bounds.of(leg.max_tokens * leg.answers)
         try:
-            if ahead is not None and not self.wants_stream:
+            is_stream = _is_stream(response)
+            if is_stream and not self.wants_stream:
                 raise unreadable("it streams an answer that was asked for as a whole")
             self.headers = self.headers or response.headers
-            if ahead is not None:
-                yield read_events(ahead, Bounds.of(leg.max_tokens))
+            if is_stream:
+                async with aclosing(read_events(response, bounds, is_passed=leg.is_passed)) as batches:
+                    yield batches
             else:
-                whole = await read_whole(response, Bounds.of(leg.max_tokens).event_bytes)
+                whole = await read_whole(response, bounds.event_bytes)
                 chunk, is_right = _as_chunk(whole)
-                self.whole = whole if is_right else None
+                self.whole = whole if is_right or leg.is_passed else None
                 yield _one(chunk)
         finally:
-            await (ahead or response).aclose()
+            # Stops the server, also if anyio cancels all waiting of a client that has gone.
+            _closing.begin(response.aclose())
 
-    async def end_thoughts(self, answer_id: str) -> bool:
+    async def _answered(self, leg: LegRequest) -> httpx.Response:
+        """The server's response, to a second request if it refuses to report a stream's usage; the caller closes it."""
         try:
-            return await asyncio.wait_for(self._has_ended_thoughts(answer_id), _CONTROL_LIMIT_S)
-        except (httpx.TransportError, UpstreamError, asyncio.TimeoutError):
-            return False
+            response = await self.send(leg)
+            if response.status_code < 400 or not (self.wants_stream and self._asks_for_usage):
+                return response
+            response = await read_whole(response, ERROR_BYTES)
+            if not _USAGE_NAMES.search(response.text):
+                return response
+            self._asks_for_usage = False
+            return await self.send(leg)
+        except httpx.TransportError as error:
+            # It took the request and broke down over it, as it does at an overflow near a full window.
+            is_broken = isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
+            if is_broken or (leg.continuation is not None and leg.continuation.has_another_way):
+                raise UpstreamDropped("", None) from error
+            raise
 
-    async def _has_ended_thoughts(self, answer_id: str) -> bool:
-        url = self._request.url
-        url = url.copy_with(path=f"{url.path}/control")
-        response = await self._post(url, {"id": answer_id, "action": wire.THOUGHTS_END})
-        try:
-            body, _ = await read_body(response, ERROR_BYTES)
-        finally:
-            await response.aclose()
-        return response.status_code == HTTPStatus.OK and json_object(body).get("success") is True
-
-    async def send(self, leg: LegRequest, *, stream: bool) -> httpx.Response:
+    async def send(self, leg: LegRequest) -> httpx.Response:
         """One request to the server; the caller closes the response.
 
         Raises:
             UpstreamError: its answer is compressed in a way that was not asked for.
         """
         body, continuation = {**self._body, **wire.with_output_limit(self._body, leg.max_tokens)}, leg.continuation
-        if leg.can_end_thoughts:
-            body |= wire.THOUGHTS_CAN_END
-        if stream:
-            body["stream"] = True
-            if not self._leaves_usage_out:
-                body.update(wire.with_usage(body))
+        if self.wants_stream and self._asks_for_usage and not leg.is_passed:
+            body.update(wire.with_usage(body))
         if leg.messages is not None:
             body["messages"] = wire.encode(leg.messages, like=self._body.get("messages") or [])
         if leg.tools is not None:
             body["tools"] = list(leg.tools)
-        if continuation is not None and not continuation.begins_anew:
-            body = {key: value for key, value in body.items() if key not in _WHOLE_DOCUMENT_KEYS}
         url = self._request.url
-        if continuation is not None and continuation.prompt is not None:
-            url = _completions(url)
-            body = wire.begun(body, continuation.prompt.text, continuation.prompt.end_of_turn)
-        elif continuation is not None and continuation.needs_word:
-            body |= wire.GOES_ON
-        if continuation is not None and continuation.closing:
-            body = wire.with_fields(body, continuation.closing)
-        return await self._post(url, body)
-
-    async def _post(self, url: httpx.URL, body: Mapping[str, Any]) -> httpx.Response:
+        if continuation is not None:
+            if not continuation.begins_anew:
+                body.pop(WHOLE_DOCUMENT_KEY, None)
+            if continuation.prompt is not None:
+                # Its address for text completions, beside its address for chats.
+                url = url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
+                body = wire.begun(body, continuation.prompt.text, continuation.prompt.end_of_turn)
+            elif continuation.needs_word:
+                body |= wire.GOES_ON
+            body = wire.with_fields(body, continuation.closing or {})
         # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
         content = json.dumps(body, separators=(",", ":")).encode()
-        # A client's framing is not that of this body: a server would wait for the rest.
-        left_out = (b"content-length", b"accept-encoding", b"transfer-encoding", b"expect")
-        headers = [(key, value) for key, value in self._request.headers.raw if key.lower() not in left_out]
+        headers = [(key, value) for key, value in self._request.headers.raw if key.lower() not in _FRAMING]
         headers.append((b"Accept-Encoding", ACCEPTED_ENCODINGS.encode()))
+        method, extensions = self._request.method, self._request.extensions
         response = await self._inner.handle_async_request(
-            httpx.Request(
-                self._request.method,
-                url,
-                headers=headers,
-                content=content,
-                extensions=self._request.extensions,
-            )
+            httpx.Request(method, url, headers=headers, content=content, extensions=extensions)
         )
         if not unfolds_slowly(response):
             await response.aclose()
             raise unreadable("its answer is compressed in a way that nobody has asked for")
         return response
-
-    async def _answered(self, leg: LegRequest) -> httpx.Response:
-        """The server's response, to a second request if it refuses to report a stream's usage; the caller closes it."""
-        while True:
-            try:
-                response = await self.send(leg, stream=self.wants_stream)
-            except httpx.TransportError as error:
-                # It took the request and broke down over it, as it does at an overflow near a full window.
-                is_broken = isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
-                if is_broken or (leg.continuation is not None and leg.continuation.has_another_way):
-                    raise UpstreamDropped("", None) from error
-                raise
-            if response.status_code not in _UNKNOWN_KEY_STATUSES:
-                if self._leaves_usage_out and response.status_code == HTTPStatus.OK:
-                    # Proof that the server refused just that: an error may quote the client.
-                    self._unsupported[str(self._request.url)] = None
-                return response
-            response = await read_whole(response, ERROR_BYTES)
-            if self._leaves_usage_out or not self.wants_stream or not _USAGE_NAMES.search(response.text):
-                return response
-            self._leaves_usage_out = True
-
-
-def _completions(url: httpx.URL) -> httpx.URL:
-    """The server's address for text completions, beside its address for chats."""
-    return url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
 
 
 async def read_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
@@ -210,17 +242,11 @@ async def read_whole(response: httpx.Response, most_bytes: int) -> httpx.Respons
         raise unreadable(f"its answer has more than {most_bytes} bytes")
     if is_answer and not is_quickly_read(body):
         raise unreadable("its answer has too many values")
-    return with_body(response, body)
-
-
-def is_stream(response: httpx.Response) -> bool:
-    """Returns False for an error, too."""
-    return response.status_code == HTTPStatus.OK and "event-stream" in response.headers.get("content-type", "")
-
-
-def with_body(response: httpx.Response, body: bytes) -> httpx.Response:
-    """A response as if it had come with `body`."""
     return httpx.Response(response.status_code, headers=end_to_end(response.headers), content=body)
+
+
+def _is_stream(response: httpx.Response) -> bool:
+    return response.status_code == HTTPStatus.OK and "event-stream" in response.headers.get("content-type", "")
 
 
 def end_to_end(headers: httpx.Headers) -> list[tuple[str, str]]:
@@ -248,7 +274,11 @@ def _as_chunk(response: httpx.Response) -> tuple[Chunk, bool]:
         # An error inside of 200 would be an empty stream to LiteLLM.
         refused = httpx.Response(502, json=short_error(text))
         raise UpstreamError(text, refused, status=refused.status_code, is_inside=True)
+    told = answer["choices"]
+    is_right = isinstance(told, list) and [each["delta"] for each in choices] == [
+        each.get("message") for each in told if isinstance(each, dict)
+    ]
     delta = choices[0].get("delta") or {}
     calls = [{**call, "index": at} for at, call in enumerate(delta.get("tool_calls") or ())]
     first = {**choices[0], "index": 0, "delta": {**delta, "tool_calls": calls} if calls else delta}
-    return {**chunk, "choices": [first]}, is_right_answer(answer["choices"])
+    return {**chunk, "choices": [first]}, is_right

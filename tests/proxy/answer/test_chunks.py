@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.proxy.answer.calls import Calls
-from litellm_compaction.proxy.answer.chunks import as_chunk
+from litellm_compaction.proxy.answer.sse import as_chunk
 
 _READ = {"name": "read", "arguments": '{"a": 1}'}
 _TEXT = {"delta": {"content": "one two"}, "finish_reason": None}

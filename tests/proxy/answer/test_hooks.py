@@ -14,7 +14,8 @@ from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Us
 
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked
-from litellm_compaction.proxy.answer.protocol import Continuation, LegRequest, Received, UpstreamError
+from litellm_compaction.proxy.answer.sse import Received, UpstreamError
+from litellm_compaction.proxy.answer.upstream import Continuation, LegRequest
 
 # LiteLLM's own types, which it builds when they are first used.
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")

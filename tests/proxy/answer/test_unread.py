@@ -1,27 +1,24 @@
-"""Answers that are read late or never: read ahead within bounds, and closed if their reader has left."""
+"""Answers that are read late or never: they are closed if their reader has left."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import httpx
 import pytest
 
 from litellm_compaction.engine import TOLD_AFTER_S
 from litellm_compaction.errors import LeftUnread
-from litellm_compaction.proxy.answer import unread
-from litellm_compaction.proxy.answer.unread import UNREAD_S, ReadAhead, closed_if_unread
+from litellm_compaction.proxy.answer.transport import UNREAD_S, closed_if_unread
 from tests.builders import prose
-from tests.engine.bench import settled
 from tests.lmstudio_double import Reply
-from tests.proxy.answer.wired import SHORT, USAGE_CHUNK, Wire, chunk, sse
+from tests.proxy.answer.wired import SHORT, Wire
 from tests.proxy.scripted import Scene, Turn, chunks_of
 from tests.virtual_time import run
 
 SHARED = {"admission": "pool"}
-WORDS = [chunk({"content": f"word{number} "}) for number in range(50)]
 
 
 class Body(httpx.AsyncByteStream):
@@ -44,49 +41,6 @@ class Body(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         self.is_closed = True
-
-
-def _ahead(body: Body, on_end: Callable[[], object] = bool) -> ReadAhead:
-    return ReadAhead(httpx.Response(200, stream=body), on_end)
-
-
-async def _read(ahead: ReadAhead) -> bytes:
-    return b"".join([piece async for piece in ahead.aiter_bytes()])
-
-
-async def test_the_end_is_told_though_nothing_is_read() -> None:
-    """The server has ended its answer, whoever reads; all of it can be read later."""
-    ended: list[int] = []
-    ahead = _ahead(Body(b"one ", b"two ", b"three"), lambda: ended.append(1))
-    await settled()
-    assert ended == [1]
-    assert await _read(ahead) == b"one two three"
-    await ahead.aclose()
-    assert ended == [1]
-
-
-async def test_a_server_that_is_far_ahead_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than the bound is kept of an answer that is not read; with the reader it goes on."""
-    monkeypatch.setattr(unread, "_MOST_UNREAD_BYTES", 100)
-    body, ended = Body(*[b"x" * 30] * 40), list[int]()
-    ahead = _ahead(body, lambda: ended.append(1))
-    await settled()
-    assert (body.given, ended) == (4, [])
-    assert await _read(ahead) == b"x" * 1200
-    assert ended == [1]
-
-
-@pytest.mark.parametrize("has_begun", [True, False])
-async def test_closing_ends_the_answer_upstream(has_begun: bool) -> None:
-    """Also if nothing has been read of it, and without a word about an end that the server did not make."""
-    body, ended = Body(b"one ", hangs=True), list[int]()
-    ahead = _ahead(body, lambda: ended.append(1))
-    if has_begun:
-        await settled()
-    await ahead.aclose()
-    await ahead.aclose()
-    await settled()
-    assert (body.is_closed, ended) == (True, [])
 
 
 async def _numbers(closed: list[str]) -> AsyncGenerator[int, None]:
@@ -127,30 +81,6 @@ def test_a_slow_reader_keeps_its_stream() -> None:
             seen += 1
             await asyncio.sleep(5)
         assert (seen, closed) == (100, ["closed"])
-
-    run(play())
-
-
-def _wire(**settings: object) -> Wire:
-    return Wire([lambda: sse(*WORDS, chunk({}, "stop"), USAGE_CHUNK)], settings={**SHARED, **settings})
-
-
-@pytest.mark.parametrize("options", [{}, {"n": 2}], ids=["carried", "passed on"])
-def test_a_reader_that_leaves_without_a_word_holds_nothing(options: dict[str, int]) -> None:
-    """Its server has ended the answer: nothing is held a moment later, though the stream is neither read nor closed."""
-
-    async def play() -> None:
-        wire = _wire()
-        transport, scene = await wire.transport()
-        body = {"messages": SHORT, "stream": True, **options}
-        answer = await transport.handle_async_request(
-            httpx.Request("POST", "http://served/v1/chat/completions", json=body)
-        )
-        left = aiter(answer.stream)  # type: ignore[arg-type]
-        await anext(left)
-        assert scene.compactor.held().answers == 1
-        await asyncio.sleep(2)
-        assert scene.compactor.held() == (0, 0)
 
     run(play())
 
