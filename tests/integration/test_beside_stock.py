@@ -80,7 +80,6 @@ _TABLE: dict[str, tuple[list[bytes], str | tuple[tuple[str, str], ...]]] = {
     "content is a part": (_events({"content": {"type": "text", "text": _TEXT}}), _TEXT),
     "message in place of delta": (_events(_SAID, key="message"), _TEXT),
     "text in place of delta": (_events(_TEXT, key="text"), _TEXT),
-    "event in many lines": ([_BYTES.replace(b'"model"', b'\ndata: "model"')], _TEXT),
     "carriage returns": ([_BYTES.replace(b"\n", b"\r")], _TEXT),
     "both line ends, cut": ([bytes([each]) for each in _BYTES.replace(b"\n", b"\r\n")], _TEXT),
     "byte order mark": ([b"\xef\xbb\xbf", _BYTES], _TEXT),

@@ -30,7 +30,7 @@ from litellm_compaction.proxy.answer.calls import Calls
 from litellm_compaction.proxy.answer.client import Asked, Notices
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, Received, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.answer.upstream import Continuation, LegRequest
+from litellm_compaction.proxy.answer.upstream import LegRequest
 from litellm_compaction.stores import open_store
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokens.counter import TokenCounter
@@ -76,7 +76,7 @@ class Opened:
 
     messages: Sequence[Message] | None
     max_tokens: int
-    continuation: Continuation | None
+    goes_on: PreparedRequest | None
     prompt_tokens: int
     completion_tokens: int = 0
     is_open: bool = True
@@ -84,7 +84,7 @@ class Opened:
 
     @property
     def is_continuation(self) -> bool:
-        return self.continuation is not None
+        return self.goes_on is not None
 
 
 @dataclass
@@ -130,12 +130,16 @@ class Server:
     @asynccontextmanager
     async def open(self, leg: LegRequest) -> AsyncIterator[AsyncIterator[Batch]]:
         """One answer."""
-        messages, max_tokens = leg.messages, leg.max_tokens
+        messages, max_tokens = leg.prepared.messages, leg.max_tokens
         turn = self.turns[min(len(self.opened), len(self.turns) - 1)]
         read = self.request.messages if messages is None else messages
         # As the GPT family counts: four tokens a message, three for the reply.
         opened = Opened(
-            messages, max_tokens, leg.continuation, 3 + sum(4 + count(each.text) for each in read), tools=leg.tools
+            messages,
+            max_tokens,
+            leg.prepared if leg.goes_on else None,
+            3 + sum(4 + count(each.text) for each in read),
+            tools=leg.prepared.tools,
         )
         self.opened.append(opened)
         if self.context is not None:

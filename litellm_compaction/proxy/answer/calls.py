@@ -20,20 +20,15 @@ _ID_CHARS = 9
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call as far as it has come.
-
-    Attributes:
-        index: its server's number for it.
-        fields: those of its fragments, as the server wrote them.
-        is_held: it comes to the client as a whole, or not at all.
-        is_sent: the client has begun to receive it.
-    """
+    """A call as far as it has come, with its server's number for it."""
 
     index: int | None
-    id: str | None
-    name: str | None
+    id: str | None = None
+    name: str | None = None
     arguments: list[str] = field(default_factory=list)
+    # Those of its fragments, as the server wrote them.
     fields: dict[str, Any] = field(default_factory=dict)
+    # It comes to the client as a whole, or not at all; or the client has begun to receive it.
     is_held: bool = False
     is_sent: bool = False
 
@@ -46,13 +41,13 @@ class Call:
 
     @property
     def text(self) -> str:
-        """What of it has been generated."""
         return f"{self.name or ''}{''.join(self.arguments)}"
 
     def add(self, fragment: Mapping[str, Any]) -> None:
         function = fragment.get("function") or {}
         self.arguments.append(function.get("arguments") or "")
-        self.id, self.name = self.id or fragment.get("id"), self.name or function.get("name")
+        self.name = self.name or function.get("name")
+        self.id = self.id or fragment.get("id") or (uuid4().hex[:_ID_CHARS] if self.name else None)
         self.fields = {**fragment, **{key: value for key, value in self.fields.items() if value}}
 
     def is_of(self, fragment: Mapping[str, Any], *, by_id: bool) -> bool:
@@ -67,11 +62,7 @@ class Call:
 
 
 class Calls:
-    """The calls of one answer.
-
-    Args:
-        ours: the name of our own tool, if the model has it.
-    """
+    """The calls of one answer; `ours` is the name of our own tool, if the model has it."""
 
     def __init__(self, ours: str | None = None) -> None:
         self._ours_name = ours
@@ -82,22 +73,18 @@ class Calls:
 
     @property
     def ours(self) -> list[Call]:
-        """Those of our own tool."""
         return [call for call in self._all if self._ours_name is not None and call.name == self._ours_name]
 
     @property
     def clients(self) -> list[Call]:
-        """Those that are certainly the client's."""
         return [call for call in self._all if self._is_clients(call)]
 
     @property
     def held(self) -> list[Call]:
-        """Those of the client's of which it has nothing yet."""
         return [call for call in self._all if call.is_held]
 
     @property
     def has_begun(self) -> bool:
-        """Returns True if the client has begun to receive a call."""
         return any(call.is_sent for call in self._all)
 
     @property
@@ -108,8 +95,7 @@ class Calls:
     def take(self, fragments: Sequence[Chunk], *, may_begin: bool) -> list[Chunk]:
         """Returns the fragments to send now, numbered as if there were no calls but the client's.
 
-        Args:
-            may_begin: a call may be sent as it comes, unless an earlier one is held.
+        One that `may_begin` is sent as it comes, unless an earlier one is held.
         """
         sent: list[Chunk] = []
         for fragment in fragments:
@@ -125,11 +111,11 @@ class Calls:
         return sent
 
     def whole(self) -> list[Chunk]:
-        """The held calls but the last, in which the stream was cut."""
+        """The held ones but the last, in which the stream was cut."""
         return [self._shown(call) for call in self.held[:-1]]
 
     def given_up(self) -> list[Chunk]:
-        """The held calls, and those whose name never came; from now on none is held."""
+        """The held ones, and those whose name never came; from now on none is held."""
         waiting = [call for call in self._all if call.is_held or not (call.is_sent or call.name)]
         for call in waiting:
             call.is_held = False
@@ -143,7 +129,6 @@ class Calls:
         return len(before) - sum(each in before for each in self.ours)
 
     def _shown(self, call: Call) -> Chunk:
-        """All of a call as one fragment."""
         function = {**(call.fields.get("function") or {}), "arguments": "".join(call.arguments)}
         if call.name:
             function["name"] = call.name
@@ -158,7 +143,6 @@ class Calls:
         # Of a call whose arguments are whole nothing is left to say.
         if found is not None and not (name and found.name and arguments and found.is_whole):
             return found
-        id_ = fragment.get("id") or (uuid4().hex[:_ID_CHARS] if name else None)
-        call = Call(index if isinstance(index, int) else None, id_, name)
+        call = Call(index if isinstance(index, int) else None)
         self._all.append(call)
         return call

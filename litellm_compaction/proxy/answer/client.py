@@ -13,11 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import PreparedRequest, RequestContext
-from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import AnswerOutcome
 from litellm_compaction.proxy.answer.sse import Chunk, Received
 from litellm_compaction.proxy.client import headers_of, metadata_of, sections_of_owners
@@ -60,12 +58,7 @@ SILENT = Notices("off", "off", "off")
 
 
 def notices_for(configured: Choice, body: Mapping[str, Any]) -> Notices:
-    """The places of notices for the client of a request.
-
-    Args:
-        configured: the setting in force for the deployment.
-        body: of the request, with LiteLLM's metadata and `proxy_server_request`.
-    """
+    """The places of notices for the client of a request, whose `body` has LiteLLM's metadata."""
     metadata = metadata_of(body)
     chosen = _chosen_for_owner(metadata) or configured
     route = str(metadata.get("user_api_key_request_route") or "")
@@ -81,7 +74,7 @@ def notices_for(configured: Choice, body: Mapping[str, Any]) -> Notices:
 
 
 def shows_text_to_people(headers: Mapping[str, Any]) -> bool:
-    """Returns True if a client says that a person reads its answers as they are; it is a program otherwise."""
+    """A client says that a person reads its answers as they are; it is a program otherwise."""
     named = {name.lower(): str(value).lower() for name, value in headers.items()}
     agent = named.get("user-agent", "")
     is_browser = agent.startswith(_BROWSER_PREFIX) and _NO_BROWSER not in agent
@@ -102,31 +95,11 @@ def _chosen_for_owner(metadata: Mapping[str, Any]) -> Choice | None:
     return None
 
 
-class Listener(Protocol):
-    """Is told how an answer goes on."""
-
-    may_pause: bool
-
-    @property
-    def late_receipt(self) -> Mapping[str, str]:
-        """The receipt of a record that was applied after the headers had gone; {} for none."""
-
-    def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
-        """Something goes out."""
-
-    def refused(self, error: CompactionError) -> None:
-        """It cannot be sent."""
-
-    def ended(self, details: Mapping[str, Any]) -> None:
-        """The answer has ended after restarts, or because its window did; `details` are those of its usage."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """The client's wishes, as far as the loop has to know.
 
     Attributes:
-        request: the conversation, as the client sent it.
         output_tokens: its limit for the answer, None for none.
         is_json: structured output: one document, no notice in it.
         wants_usage: the stream must end with a usage chunk.
@@ -149,12 +122,9 @@ class Asked:
 
 @dataclass(slots=True)
 class Progress:
-    """An answer as far as its client has it, and its cost.
+    """An answer as far as its client has it, and its cost; of the `lost_tokens` nothing can ever reach the client.
 
-    Attributes:
-        text: since the model last looked something up; what came before is `earlier_text`.
-        lost_tokens: of `completion_tokens`, those that can never reach the client.
-        lookups: calls of our own tool.
+    `text` is that since the model last looked something up; what came before is `earlier_text`.
     """
 
     text: list[str] = field(default_factory=list)
@@ -174,7 +144,6 @@ class Progress:
 
     @property
     def given_tokens(self) -> int:
-        """The generated tokens that the client can have."""
         return self.completion_tokens - self.lost_tokens
 
     @property
@@ -196,7 +165,7 @@ class Progress:
         self.reasoning = ""
 
     def part(self) -> str:
-        """Returns what goes between the text so far and the rest, which begins as an answer of its own."""
+        """What goes between the text so far and the rest, which begins as an answer of its own."""
         parting = "\n\n" if self.sent_text.strip() else ""
         self.earlier_text += self.sent_text + parting
         self.text.clear()
@@ -204,7 +173,7 @@ class Progress:
         return parting
 
     def usage(self, details: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the first prompt, all generated tokens, and beside that the cost of all that came in between."""
+        """The first prompt, all generated tokens, and beside that the cost of all that came in between."""
         prompt, completion = next(iter(self.prompt_tokens), 0), self.completion_tokens
         counted = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
         total: Counter[str] = Counter()
@@ -216,10 +185,7 @@ class Progress:
         return {**first, **counted, **own_details, **({"compaction": details} if details else {})}
 
     def details(self, outcome: AnswerOutcome, receipt: Mapping[str, str]) -> dict[str, Any]:
-        """Returns {} for an answer that has come at once, and all of whose story its headers tell.
-
-        `receipt` is that of a record which was applied after they had gone; {} for none.
-        """
+        """{} for an answer that has come at once; `receipt` is that of a record applied after the headers had gone."""
         if not self.restarts and not self.lookups and not receipt and outcome == "completed":
             return {}
         found = {"lookups": self.lookups} if self.lookups else {}
@@ -275,11 +241,10 @@ class OneAnswer:
         return {**self._base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
 
     def notice(self, text: str) -> list[Chunk]:
-        """`text` as a chunk, which delivers nothing of the answer; [] if the client is not told here."""
+        """`text` as a chunk that delivers nothing of the answer; [] if the client is not told here."""
         return self._told(self._notices.within if self._progress.delivered else self._notices.before, text)
 
     def closing_notice(self, text: str) -> list[Chunk]:
-        """`text` at the end of an answer that the window has cut, likewise."""
         return self._told(self._notices.after, text)
 
     def _told(self, place: Place, text: str) -> list[Chunk]:
@@ -289,7 +254,7 @@ class OneAnswer:
 
     @property
     def is_silent(self) -> bool:
-        """Returns True if its client has nothing of it, not even a notice."""
+        """Its client has nothing of it, not even a notice."""
         return not self._role_sent
 
     def opening(self) -> Chunk:
@@ -305,12 +270,7 @@ class OneAnswer:
         return chunk
 
     def ending(self, reason: str, usage: Mapping[str, Any] | None, fields: Mapping[str, Any] = _NONE) -> list[Chunk]:
-        """The last chunks.
-
-        Args:
-            usage: None if the client did not ask for it.
-            fields: the server's other ones of its choice.
-        """
+        """The last chunks, with the server's other `fields` of its choice; no usage if the client did not ask."""
         choice = {**fields, "index": 0, "delta": {}, "finish_reason": reason}
         base = {**self._base, **self._closing}
         chunks: list[Chunk] = [{**base, "choices": [choice]}]

@@ -26,6 +26,8 @@ MAX_CUTS = 24
 End: TypeAlias = Literal["done", "limit", "overthought", "spent", "called_back", "overflow", "failed"]
 # Since others need the room, or where a doubt alone bounded it.
 GIVES_WAY: frozenset[End | None] = frozenset({"spent", "called_back"})
+# By us: the stream could still go on.
+STOPPED: frozenset[End | None] = frozenset({"limit", "called_back", "overthought"})
 Step: TypeAlias = Literal["deliver", "used_up", "look_up", "fail", "other_way", "harder", "anew", "calls", "go_on"]
 Restart: TypeAlias = Literal["resumed", "relaxed", "compacted", "pressed"]
 
@@ -40,7 +42,7 @@ class Ended(NamedTuple):
         only_recalls: the answer ended with calls of our own tool, and no other.
         is_used_up: the client has got as many tokens as it asked for.
         is_stuck: going on would repeat a call that the client has begun to receive.
-        is_thoughts: all that there is of the answer are thoughts.
+        is_thoughts: there is no word of the answer yet.
         is_full: the window, and not a share of it, has ended it.
     """
 
@@ -142,12 +144,7 @@ def judged(text: str, client_text: Callable[[], str], *, used_tokens: float, win
     """An overflow in an error text, as far as it is credible; None if the text tells of none.
 
     A client must not teach a window to others: its own words, quoted by the server, are none of the server's; and no
-    server runs over a limit far above the prompt that it got.
-
-    Args:
-        client_text: gives the client's texts.
-        used_tokens: the prompt and the generated text, by our count, at most.
-        window_tokens: as known.
+    server runs over a limit far above the `used_tokens` that prompt and answer have at most.
     """
     if overflow_from_text(text) is None:
         return None
@@ -164,8 +161,7 @@ def judged(text: str, client_text: Callable[[], str], *, used_tokens: float, win
 def taught(overflow: Overflow, prepared: PreparedRequest, *, is_shared: bool) -> Overflow:
     """`overflow` with a credible size of the window, also if the server named no number.
 
-    Args:
-        is_shared: others may have filled the context, so that nothing is known of the window.
+    Not where the context `is_shared`: others may have filled it.
     """
     if overflow.window_tokens is not None or is_shared:
         return overflow

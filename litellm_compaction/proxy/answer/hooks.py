@@ -22,7 +22,7 @@ from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, Received, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.answer.upstream import WHOLE_DOCUMENT_KEY, Continuation, LegRequest
+from litellm_compaction.proxy.answer.upstream import WHOLE_DOCUMENT_KEY, LegRequest
 from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.internal import call_router, log_stopped
 from litellm_compaction.proxy.routing import WAYS_OF
@@ -40,13 +40,7 @@ _ANTHROPICS_PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 @dataclass(slots=True)
 class _Part:
-    """One stream of the answer, as LiteLLM's books have to know it.
-
-    Attributes:
-        log: LiteLLM's logging object.
-        text: the text so far.
-        has_failed: LiteLLM has logged it as a failure.
-    """
+    """One stream of the answer, as LiteLLM's books have to know it: its logging object, text, and a logged failure."""
 
     log: Any
     text: list[str] = field(default_factory=list)
@@ -54,12 +48,9 @@ class _Part:
 
 
 class HookedUpstream:
-    """The deployment that LiteLLM's router reaches, for one client request.
+    """The deployment that LiteLLM's router reaches, for the client's request in `data`.
 
-    Args:
-        first: the stream that LiteLLM has opened.
-        pin: the model name or id under which the router finds this very deployment.
-        data: the client's request, with LiteLLM's metadata.
+    LiteLLM has opened the `first` stream; by `pin` the router finds this very deployment.
     """
 
     ways: frozenset[Way] = WAYS_OF["hooks"]
@@ -76,12 +67,12 @@ class HookedUpstream:
         stream, part = self._first, _Part(self._data.get("litellm_logging_obj"))
         if stream is None:
             # LiteLLM reads the first chunk before it returns: its errors come from here.
-            with _understood(part, leg.continuation):
+            with _understood(part, leg):
                 stream = await self._again(leg)
             part.log = getattr(stream, "logging_obj", None)
         self._first = None
         try:
-            yield _chunks(stream, part, leg.continuation)
+            yield _chunks(stream, part, leg)
         finally:
             with anyio.CancelScope(shield=True):
                 if (aclose := getattr(stream, "aclose", None)) is not None:
@@ -99,27 +90,25 @@ class HookedUpstream:
                 await log_stopped(part.log, text, {"prompt_tokens": prompt_tokens, "completion_tokens": count(text)})
 
     async def _again(self, leg: LegRequest) -> Any:
-        continuation = leg.continuation
+        prepared = leg.prepared
         asked: dict[str, Any] = {key: self._data[key] for key in _CLIENT_KEYS if self._data.get(key) is not None}
-        extra: dict[str, Any] = {}
-        if (continuation is None or continuation.begins_anew) and self._data.get(WHOLE_DOCUMENT_KEY) is not None:
+        if leg.is_document and self._data.get(WHOLE_DOCUMENT_KEY) is not None:
             asked[WHOLE_DOCUMENT_KEY] = self._data[WHOLE_DOCUMENT_KEY]
-        if leg.tools is not None:
-            asked["tools"] = list(leg.tools)
-        if continuation is not None:
-            extra = {**(wire.GOES_ON if continuation.needs_word else {}), **(continuation.closing or {})}
-            asked = {key: value for key, value in asked.items() if key not in extra}
+        if prepared.tools is not None:
+            asked["tools"] = list(prepared.tools)
+        extra = {**(wire.GOES_ON if leg.needs_word else {}), **((leg.goes_on and prepared.closing) or {})}
+        if extra:
+            asked = {**{key: value for key, value in asked.items() if key not in extra}, "extra_body": extra}
         parent = self._data.get("metadata")
         return await call_router(
             self._router,
             self._pin,
             parent if isinstance(parent, Mapping) else {},
-            messages=wire.encode(leg.messages) if leg.messages is not None else self._data["messages"],
+            messages=wire.encode(prepared.messages) if prepared.messages is not None else self._data["messages"],
             max_tokens=leg.max_tokens,
             stream=True,
             stream_options={"include_usage": True},
             **asked,
-            **({"extra_body": extra} if extra else {}),
         )
 
 
@@ -139,10 +128,10 @@ async def hooked(answer: Answer, upstream: HookedUpstream, prepared: PreparedReq
                 await upstream.log_partials(prepared.count_text, prepared.count.tokens)
 
 
-async def _chunks(stream: Any, part: _Part, continuation: Continuation | None) -> AsyncIterator[Batch]:
+async def _chunks(stream: Any, part: _Part, leg: LegRequest) -> AsyncIterator[Batch]:
     if stream is None:
         return
-    with _understood(part, continuation):
+    with _understood(part, leg):
         async for chunk in stream:
             plain: Chunk = chunk.model_dump(exclude_none=True)
             for choice in plain.get("choices") or ():
@@ -153,16 +142,13 @@ async def _chunks(stream: Any, part: _Part, continuation: Continuation | None) -
 
 
 def _has_reported_usage(stream: Any) -> bool:
-    """Returns True if a stream's usage is the server's: LiteLLM makes one up if the server reports none.
-
-    The server's numbers are in `chunks`; after another callback's iterator hook they are unknown.
-    """
+    """A stream's usage is the server's, if it is in `chunks`: LiteLLM makes one up if the server reports none."""
     sent = getattr(stream, "chunks", None)
     return isinstance(sent, list) and any(getattr(chunk, "usage", None) is not None for chunk in reversed(sent))
 
 
 @contextmanager
-def _understood(part: _Part, continuation: Continuation | None) -> Iterator[None]:
+def _understood(part: _Part, leg: LegRequest) -> Iterator[None]:
     """Turns LiteLLM's errors of a stream into those that the loop judges; others stay as they are."""
     try:
         yield
@@ -171,8 +157,7 @@ def _understood(part: _Part, continuation: Continuation | None) -> Iterator[None
         text = str(error)
         if ended_early(text):
             raise UpstreamDropped(text, error) from error
-        has_another_way = continuation is not None and continuation.has_another_way
-        if overflow_from_text(text) is None and not is_crash(text) and not has_another_way:
+        if overflow_from_text(text) is None and not is_crash(text) and not leg.has_another_way:
             raise
         status = getattr(error, "status_code", None)
         raise UpstreamError(text, error, status=status if isinstance(status, int) else None) from error
@@ -236,11 +221,9 @@ def _is_in_progress(event: Any) -> bool:
 
 
 def _beat(last: Any, begun: Any) -> Any:
-    """A chunk that says nothing, in the language of the one before; None if there is no such thing.
+    """A chunk that says nothing, in the language of the `last` one; None if there is no such thing.
 
-    Args:
-        last: the chunk before, None before the first.
-        begun: of the Responses API, the event that says that an answer is being made; it may be said again.
+    Of the Responses API the event that says that an answer has `begun`: it may be said again.
     """
     if isinstance(last, (bytes, bytearray)):
         # Other streams of bytes than Anthropic's name no events.

@@ -37,10 +37,12 @@ from litellm_compaction.engine import (
 )
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.events import ContinuationOutcome, Cut
-from litellm_compaction.proxy.answer.client import Asked, Listener, OneAnswer, Progress
+from litellm_compaction.proxy.answer.client import Asked, OneAnswer, Progress
 from litellm_compaction.proxy.answer.endings import (
+    GIVES_WAY,
     MAX_CUTS,
     NEAR_FULL_RATIO,
+    STOPPED,
     Ended,
     Judged,
     State,
@@ -50,7 +52,8 @@ from litellm_compaction.proxy.answer.endings import (
 )
 from litellm_compaction.proxy.answer.relay import LegBound, Relay
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.answer.upstream import LegRequest, Upstream, continuation_of
+from litellm_compaction.proxy.answer.upstream import LegRequest, Upstream, has_another_way
+from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.refusals import log_failure
 
 # Of the text that a client has of an answer, before it is cut for others.
@@ -65,12 +68,9 @@ _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context siz
 
 
 class _Next(NamedTuple):
-    """What follows a leg.
+    """What is sent to the client behind a leg, and what makes the request of the next one; None at the answer's end.
 
-    Attributes:
-        sent: to the client, at once.
-        make: makes the request of the next leg; None if the answer has ended.
-        is_announced: it needs a compaction, which the client was told of.
+    Of a compaction that it needs the client may have been told.
     """
 
     sent: list[Chunk]
@@ -79,14 +79,10 @@ class _Next(NamedTuple):
 
 
 class Answer:
-    """One client's answer, over as many upstream requests as it takes.
+    """One client's answer, over as many upstream requests as it takes; `prepared` before it began, in its `room`.
 
     Seven of its attributes are what it was given, and the other five what becomes of it: `_state` and `_progress`, the
     last leg with the plan behind it, and the client's side.
-
-    Args:
-        prepared: from the engine, before the answer began.
-        room: its place beside other answers.
     """
 
     def __init__(
@@ -96,7 +92,7 @@ class Answer:
         upstream: Upstream,
         asked: Asked,
         prepared: PreparedRequest | CompactionNeeded,
-        listener: Listener,
+        exchange: Exchange,
         *,
         room: Reservation,
     ) -> None:
@@ -105,7 +101,7 @@ class Answer:
         self._upstream = upstream
         self._asked = asked
         self._prepared = prepared
-        self._listener = listener
+        self._exchange = exchange
         self._room = room
         self._progress = Progress()
         self._state = State(ways=upstream.ways, restarts_left=context.settings.max_restarts)
@@ -116,9 +112,7 @@ class Answer:
         self._one = OneAnswer(self._progress, notices)
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
-        """The answer's chunks as they come: one id, one role, one finish_reason, the usage last if it was asked for.
-
-        Of several upstream answers, with what stands between them; the room is given back behind the last.
+        """The chunks of all upstream answers, and what stands between them; the room is given back behind the last.
 
         Raises:
             UpstreamError: before the first chunk; or the server failed in a way that is not an overflow.
@@ -166,8 +160,6 @@ class Answer:
             told = self._one.notice(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n")
         return _Next(told, partial(self._compactor.finish, decided, self._room), is_announced=is_needed)
 
-    # ------------------------------------------------------------------ one leg
-
     async def _leg(self, prepared: PreparedRequest) -> AsyncGenerator[Batch, None]:
         """One upstream answer as soon as there is room for it, which becomes the last leg."""
         seating = asyncio.ensure_future(self._seated(prepared))
@@ -176,12 +168,12 @@ class Answer:
                 await asyncio.wait({seating}, timeout=TOLD_AFTER_S)
                 if not seating.done():
                     # Its client learns that an answer comes; from then on a heartbeat says so.
-                    self._listener.may_pause = True
+                    self._exchange.may_pause = True
                     yield [self._one.opening()]
             prepared, bound = await seating
         finally:
             seating.cancel()
-        self._listener.sent(self._context, prepared)
+        self._exchange.sent(self._context, prepared)
         ratio = self._context.settings.streaming_ratio
         relay = Relay(self._progress, prepared, self._asked, bound, streaming_ratio=ratio)
         try:
@@ -231,29 +223,22 @@ class Answer:
 
         A whole answer is not seen before its end, and its own bound ends its thoughts.
         """
-        constants, budget_tokens = self._context.settings.constants, self._asked.thoughts_tokens
-        if self._asked.is_whole:
-            return math.inf
-        if prepared.closing is not None:
+        constants, asked_tokens = self._context.settings.constants, self._asked.thoughts_tokens
+        if prepared.closing is not None and not self._asked.is_whole:
             return max(constants.reasoning_answer_min_tokens, prepared.max_output_tokens(None) // 2)
-        if not constants.reasoning_budget_ratio:
+        if self._asked.is_whole or not constants.reasoning_budget_ratio:
             return math.inf
-        if budget_tokens is None:
-            budget_tokens = constants.reasoning_budget_ratio * prepared.window.tokens
-        return max(budget_tokens - self._progress.given_tokens, 1)
+        own_tokens = constants.reasoning_budget_ratio * prepared.window.tokens
+        return max((own_tokens if asked_tokens is None else asked_tokens) - self._progress.given_tokens, 1)
 
     async def _stream(self, relay: Relay) -> AsyncGenerator[Batch, None]:
         """What the client gets of a leg as it comes, until the stream ends, or is stopped because that gains room."""
         prepared = relay.prepared
         self._room.started()
         has_begun = bool(self._progress.sent_text.strip()) or prepared.closing is not None
-        request = LegRequest(
-            messages=prepared.messages,
-            tools=prepared.tools,
-            max_tokens=relay.bound.tokens,
-            continuation=continuation_of(prepared) if has_begun else None,
-        )
-        async with self._upstream.open(request) as stream:
+        goes_on = has_begun and prepared.way is not None
+        leg = LegRequest(prepared=prepared, max_tokens=relay.bound.tokens, goes_on=goes_on)
+        async with self._upstream.open(leg) as stream:
             async for batch in stream:
                 relay.has_company = self._room.has_company
                 sent: list[Chunk] = []
@@ -265,7 +250,7 @@ class Answer:
                         # They do not wait for the rest.
                         yield sent
                         sent = []
-                    if relay.is_stopped_by_us and not await self._can_go_on(relay):
+                    if relay.end in STOPPED and not await self._can_go_on(relay):
                         relay.go_on_to_the_end()
                     if relay.end is not None:
                         return
@@ -286,11 +271,11 @@ class Answer:
                 # Before the client has a word of it: it is asked for again, without a seam.
                 return []
         if relay.is_near_the_end:
-            self._listener.may_pause = True
+            self._exchange.may_pause = True
         return self._one.written(chunk, deltas)
 
     def _is_called_back(self, relay: Relay) -> bool:
-        """Returns True if the answer has to stop since others wait for its room; a document or a call is not cut.
+        """The answer has to stop since others wait for its room; a document or a call is not cut.
 
         Nor is an answer of which the client has too little to tell it from a server's repetition.
         """
@@ -298,33 +283,30 @@ class Answer:
             return False
         is_telling = not self._progress.text or len(self._progress.sent_text) >= _LEAST_CUT_CHARS
         is_cuttable = not self._progress.delivered or (is_telling and not self._asked.is_json)
-        can_be_cut = is_cuttable and not relay.is_inside_a_call and self._state.cuts < MAX_CUTS - 1
-        return self._room.is_called_back(relay.prepared, relay.generated_tokens, can_be_cut=can_be_cut)
+        can_be_cut = is_cuttable and not relay.calls and self._state.cuts < MAX_CUTS - 1
+        return self._room.is_called_back(relay.prepared, relay.generated.tokens, can_be_cut=can_be_cut)
 
     async def _can_go_on(self, relay: Relay) -> bool:
-        """Returns True if an answer that is about to be stopped can go on; it runs to its end otherwise."""
-        is_anew = relay.gives_way and not self._progress.delivered
+        """An answer that is about to be stopped can go on; it runs to its end otherwise."""
+        is_anew = relay.end in GIVES_WAY and not self._progress.delivered
         if is_anew or (relay.end == "overthought" and self._state.is_closing):
             return True
         self._plan = await self._planned(relay)
-        if self._plan is None and relay.gives_way:
+        if self._plan is None and relay.end in GIVES_WAY:
             self._room.stay()
         return self._plan is not None
 
-    # ------------------------------------------------------------------ what follows
-
     def _ended(self, relay: Relay) -> Ended:
         """The end of a leg as the next step depends on it, or of one that is about to be stopped."""
-        asked, continuation = self._asked.output_tokens, continuation_of(relay.prepared)
-        has_another_way = continuation is not None and continuation.has_another_way
+        asked = self._asked.output_tokens
         return Ended(
             end=relay.end,
-            is_way_refused=relay.end == "failed" and has_another_way and not relay.has_begun,
+            is_way_refused=relay.end == "failed" and has_another_way(relay.prepared) and not relay.has_begun,
             is_delivered=self._progress.delivered,
-            has_whole_calls=relay.has_whole_calls,
-            only_recalls=relay.only_recalls,
+            has_whole_calls=relay.calls.has_begun and bool(relay.calls.held),
+            only_recalls=bool(relay.recalls) and not relay.calls.clients,
             is_used_up=asked is not None and self._progress.given_tokens + 1 >= asked,
-            is_stuck=relay.is_stuck,
+            is_stuck=relay.calls.has_begun,
             is_thoughts=self._partial().is_thoughts,
             is_full=relay.is_full,
         )
@@ -344,7 +326,7 @@ class Answer:
             return _Next([*self._dressed(relay.surrendered()), *self._ending(relay, "length")])
         if step == "calls":
             # Of several calls the last was cut: the client executes the whole ones, and the model asks again.
-            return _Next([*self._dressed(relay.whole_calls()), *self._ending(relay, "tool_calls")])
+            return _Next([*self._dressed(relay.surrendered("whole")), *self._ending(relay, "tool_calls")])
         if step == "other_way":
             return _Next([], partial(self._by_another_way, relay))
         if step == "harder":
@@ -363,13 +345,13 @@ class Answer:
 
     async def _going_on(self, relay: Relay) -> _Next:
         """Plans the next leg behind one that was cut, and tells of the compaction that it needs; or ends the answer."""
-        self._listener.may_pause = True
+        self._exchange.may_pause = True
         self._becomes(is_joined=self._state.is_joined or self._progress.delivered)
         plan, self._plan = self._plan or await self._planned(relay), None
         if plan is None:
             return _Next(self._closing(relay))
         is_new = isinstance(plan.prepared, CompactionNeeded)
-        self._becomes(is_resumed=relay.gives_way and not is_new)
+        self._becomes(is_resumed=relay.end in GIVES_WAY and not is_new)
         if self._state.is_resumed:
             # Others needed the room, or nobody doubts it now: nothing is compacted, and the client need not know.
             return _Next([], partial(self._compactor.continuing.continued, plan, self._room))
@@ -409,7 +391,7 @@ class Answer:
         has to be written again: with no more room than the last time it would be cut again.
         """
         window_tokens, budget = relay.prepared.window.tokens, relay.prepared.budget
-        used_tokens = window_tokens if relay.end == "overflow" else relay.filled_tokens
+        used_tokens = window_tokens if relay.end == "overflow" else relay.used_tokens
         if relay.is_full:
             room_tokens = budget.output_buffer_tokens(used_tokens) + max(window_tokens - used_tokens, 0)
         else:
@@ -462,8 +444,6 @@ class Answer:
         so_far = Partial(text=self._progress.sent_text, reasoning=self._progress.reasoning, is_json=self._asked.is_json)
         return replace(so_far, closes=True) if self._state.is_closing and so_far.is_thoughts else so_far
 
-    # ------------------------------------------------------------------ what is learned
-
     def _note(self, relay: Relay) -> None:
         """Counts a leg, and learns from it."""
         progress, state = self._progress, self._state
@@ -481,14 +461,14 @@ class Answer:
         progress.usages.append(relay.usage_fields)
         if is_others:
             relay.end = "spent"
-        if relay.gives_way:
+        if relay.end in GIVES_WAY:
             is_doubted = relay.bound.is_doubted
             # Told of doubt once for each answer: a server that tells no number would end it there again and again.
             self._becomes(cuts=state.cuts + 1, was_doubted=state.was_doubted or is_doubted)
             self._room.was_cut(is_spent=relay.end == "spent" and not is_doubted)
 
     def _is_overflow_of_all(self, relay: Relay) -> bool:
-        """Returns True if a context that several answers fill was full, and not this answer's window; notes that.
+        """A context that several answers fill was full, and not this answer's window; notes that.
 
         LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
         shared context even if the server lists none (four answers of 150 tokens over 4,096).
@@ -541,18 +521,16 @@ class Answer:
             lost_tokens=min(relay.lost_tokens, used_tokens),
         )
 
-    # ------------------------------------------------------------------ the end
-
     def _closing(self, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
         chunks = self._dressed(relay.surrendered())
         window_tokens = relay.prepared.window.tokens
         used_tokens = min(relay.filled_tokens, window_tokens)
         outcome: Cut = "aborted"
-        if self._partial().is_thoughts and not relay.is_stuck:
+        if self._partial().is_thoughts and not relay.calls.has_begun:
             outcome, text = "unanswered", THOUGHTS_NOTICE
             chunks += self._dressed(relay.closed_thoughts())
-        elif self._state.restarts_left <= 0 and not relay.is_stuck:
+        elif self._state.restarts_left <= 0 and not relay.calls.has_begun:
             outcome, text = "attempts", ATTEMPTS_NOTICE
         else:
             is_exceeded = relay.end == "overflow" or used_tokens >= window_tokens
@@ -563,16 +541,16 @@ class Answer:
         return [*chunks, *notice, *self._ending(relay, "length")]
 
     def _ending(self, relay: Relay, reason: str | None = None) -> list[Chunk]:
-        reason = reason or relay.finish_reason or ("tool_calls" if relay.has_calls else "stop")
-        if reason in _CALLS and relay.only_recalls:
+        reason = reason or relay.finish_reason or ("tool_calls" if relay.calls.clients else "stop")
+        if reason in _CALLS and relay.recalls and not relay.calls.clients:
             # It calls for more than it may look up.
             reason = "stop"
         was_cut = bool(self._progress.restarts or self._state.cuts)
         if reason == "stop" and self._asked.is_json and was_cut and not self._progress.is_json:
             reason = "length"
-        receipt = {} if self._asked.is_whole else self._listener.late_receipt
+        receipt = {} if self._asked.is_whole else self._exchange.late_receipt
         if details := self._progress.details(self._state.outcome, receipt):
-            self._listener.ended(details)
+            self._exchange.ended(details)
         fields = relay.ending_fields if reason == relay.finish_reason else {}
         return self._one.ending(reason, self._progress.usage(details) if self._asked.wants_usage else None, fields)
 
@@ -591,10 +569,9 @@ class Answer:
 
     @property
     def is_joined(self) -> bool:
-        """Returns True if it is made of more than one upstream answer."""
         return self._state.is_joined
 
     @property
     def is_one_leg(self) -> bool:
-        """Returns True if a single upstream answer is all of it, and the window has not ended it."""
+        """A single upstream answer is all of it, and the window has not ended it."""
         return not self._state.is_joined and self._state.outcome == "completed"

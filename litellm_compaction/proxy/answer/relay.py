@@ -5,13 +5,12 @@ It knows nothing of plans: `loop.py` decides what follows its end.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 from litellm_compaction.core.continuation.joiner import Joiner
 from litellm_compaction.core.continuation.text import (
@@ -26,7 +25,7 @@ from litellm_compaction.engine import RECALL, Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer.calls import Calls
 from litellm_compaction.proxy.answer.client import Asked, Progress
-from litellm_compaction.proxy.answer.endings import FULL_RATIO, GIVES_WAY, NEAR_FULL_RATIO, End, Judged, judged
+from litellm_compaction.proxy.answer.endings import FULL_RATIO, GIVES_WAY, NEAR_FULL_RATIO, STOPPED, End, Judged, judged
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES, REASONING_FIELDS, Chunk, UpstreamError, broken, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.generated import GeneratedTokens
@@ -67,7 +66,7 @@ class Relay:
     """The reader of one leg's stream: what it is held against, what has come, and how it ended.
 
     Attributes:
-        prepared: what was sent.
+        calls: those that have begun: an answer cannot be cut inside them, nor go on once the client has a part of one.
         has_company: others in its context can end it at any moment: nothing is sent that ends inside a word.
         is_inside_a_word: the sent text may end inside a word, since no other answer shared the window then.
         usage_fields: the usage with all its fields, and `ending_fields` those of the last choice, as the server wrote
@@ -89,14 +88,14 @@ class Relay:
         self._most_thoughts_tokens = bound.thoughts_tokens
         window_left = _DANGER_RATIO * self._window_tokens - self._prompt_tokens
         self._danger_tokens = min(window_left, _DANGER_OUTPUT_RATIO * bound.tokens)
-        self._generated = GeneratedTokens(prepared.count_text)
+        self.generated = GeneratedTokens(prepared.count_text)
         partial, shown = progress.sent_text, prepared.shown
         self._joiner = Joiner(partial, shown=shown, is_trusted=prepared.is_trusted) if partial else None
         # A trusted way is judged all the same: a server may be updated.
         self._judge = Joiner(partial, shown=shown) if partial and prepared.is_trusted else self._joiner
         self._echo_tokens = 0
         self._tail: list[str] = []
-        self._calls = Calls(RECALL if prepared.tools is not None else None)
+        self.calls = Calls(RECALL if prepared.tools is not None else None)
         # Of the choice that is the answer; nobody has asked for others.
         self._index: object = _NO_CHOICE
         self._pieces = 0
@@ -111,8 +110,6 @@ class Relay:
         self.judged: Judged | None = None
         self.refusal = ""
         self.error: UpstreamError | None = None
-
-    # ------------------------------------------------------------------ what comes
 
     def take(self, chunk: Chunk) -> list[Chunk]:
         """The deltas to send for `chunk`; sets `end` when the stream has to be stopped."""
@@ -147,16 +144,16 @@ class Relay:
         return deltas
 
     def _stop_if_full(self) -> None:
-        if max(self._generated.tokens, self._pieces) > _ENDLESS_RATIO * self._window_tokens:
+        if max(self.generated.tokens, self._pieces) > _ENDLESS_RATIO * self._window_tokens:
             self.end, self.error = "failed", unreadable("its answer does not end")
         elif self.finish_reason is not None:
             return
-        elif self.used_tokens >= self._stop_tokens and not self._calls:
+        elif self.used_tokens >= self._stop_tokens and not self.calls:
             self.end = "limit"
-        elif self._generated.tokens >= self._most_thoughts_tokens:
+        elif self.generated.tokens >= self._most_thoughts_tokens:
             self._most_thoughts_tokens = math.inf
             text = self._progress.sent_text + "".join(self._tail)
-            if not self._calls and (text or self._progress.reasoning) and is_only_thoughts(text):
+            if not self.calls and (text or self._progress.reasoning) and is_only_thoughts(text):
                 self.end = "overthought"
 
     def _reasoning(self, delta: Mapping[str, Any]) -> list[Chunk]:
@@ -199,9 +196,9 @@ class Relay:
         text = joiner.feed(text)
         if joiner.echoed_text and not had_echo:
             # The server repeats the text that it was shown; nothing of that has been generated.
-            self._echo_tokens = self._generated.of(joiner.echoed_text)
-            self._generated = self._generated.anew()
-            self._generated.add(text)
+            self._echo_tokens = self.generated.of(joiner.echoed_text)
+            self.generated = self.generated.anew()
+            self.generated.add(text)
         return text
 
     def _tool_calls(self, delta: Mapping[str, Any]) -> list[Chunk]:
@@ -212,9 +209,9 @@ class Relay:
             function = fragment.get("function") or {}
             self._count(f"{function.get('name') or ''}{function.get('arguments') or ''}")
         deltas = self._sent(self._taken_tail())
-        has_room = self.bound.tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
+        has_room = self.bound.tokens - self.generated.tokens >= _CALL_ROOM_TOKENS
         may_begin = has_room and not (self._asked.is_whole or self.is_near_the_end)
-        sent = self._calls.take(fragments, may_begin=may_begin)
+        sent = self.calls.take(fragments, may_begin=may_begin)
         return [*deltas, {"tool_calls": sent}] if sent else deltas
 
     def _taken_tail(self) -> str:
@@ -229,34 +226,27 @@ class Relay:
 
     def _count(self, text: str) -> None:
         self.has_begun = True
-        self._generated.add(text)
-
-    # ------------------------------------------------------------------ what is held
+        self.generated.add(text)
 
     def flush(self) -> list[Chunk]:
         """What is held of an answer that has come to its own end."""
-        return [] if self._breaks_off() or self._is_broken else self.surrendered(has_calls=True)
+        return [] if self._breaks_off() or self._is_broken else self.surrendered("all")
 
-    def surrendered(self, *, has_calls: bool = False) -> list[Chunk]:
-        """Everything that is held, but for calls of our own tool, and for the client's unless it `has_calls`."""
+    def surrendered(self, kept: Literal["no", "whole", "all"] = "no") -> list[Chunk]:
+        """Everything that is held; of the client's calls none, those before the one that was cut, or all."""
         text = self._taken_tail()
         if self._joiner is not None:
             text += self._joiner.finish(is_complete=self.finish_reason == "stop")
-        deltas, calls = self._sent(text), self._calls.given_up()
-        return [*deltas, *_one_by_one(calls)] if has_calls else deltas
+        deltas, whole, calls = self._sent(text), self.calls.whole(), self.calls.given_up()
+        calls = {"no": [], "whole": whole, "all": calls}[kept]
+        # One by one as servers send them; LlamaIndex reads the first call of an event only.
+        return [*deltas, *({"tool_calls": [call]} for call in calls)]
 
     def closed_thoughts(self) -> list[Chunk]:
         """The end of the thoughts inside which the text stops, so that the rest is none; [] elsewhere."""
         return self._sent(f"\n{THINK_END}\n\n") if open_think(self._progress.sent_text) else []
 
-    def whole_calls(self) -> list[Chunk]:
-        """The held calls but the last, in which the stream was cut."""
-        return _one_by_one(self._calls.whole())
-
-    # ------------------------------------------------------------------ how it ends
-
     def finish(self) -> None:
-        """Judges a stream that ended by itself."""
         if self.end is not None:
             return
         if not self.has_begun and self.looks_full(FULL_RATIO if self.usage else NEAR_FULL_RATIO):
@@ -300,7 +290,7 @@ class Relay:
 
     def stop(self) -> None:
         """Ends the stream because others need its room; a call that the client has begun to get may finish."""
-        if self.end is None and not self.is_stuck and self.finish_reason is None:
+        if self.end is None and not self.calls.has_begun and self.finish_reason is None:
             self.end = "called_back"
 
     def go_on_to_the_end(self) -> None:
@@ -308,27 +298,17 @@ class Relay:
         self.end, self._stop_tokens = None, math.inf
 
     @property
-    def gives_way(self) -> bool:
-        """Returns True if the stream has ended because others need the room, or for doubt: not for its own length."""
-        return self.end in GIVES_WAY
-
-    @property
-    def is_stopped_by_us(self) -> bool:
-        """Returns True if the stream could still go on: neither the server nor an error has ended it."""
-        return self.end in ("limit", "called_back", "overthought")
-
-    @property
     def is_left_running(self) -> bool:
-        """Returns True if we ended the stream: the server learns of it a moment later."""
-        return (self.gives_way or self.is_stopped_by_us) and self.finish_reason is None
+        """We ended the stream: the server learns of it a moment later."""
+        return self.end in (*GIVES_WAY, *STOPPED) and self.finish_reason is None
 
     @property
     def _is_broken(self) -> bool:
-        """Returns True if the stream ended within a call, and nobody says why."""
-        return self.finish_reason is None and not self._calls.are_whole
+        """The stream ended within a call, and nobody says why."""
+        return self.finish_reason is None and not self.calls.are_whole
 
     def _breaks_off(self) -> bool:
-        """Returns True if the answer ended because the window did, not because the model or the client wanted it to.
+        """The answer ended because the window did, not because the model or the client wanted it to.
 
         Nor the server: a limit of its own or of its operator's, far below ours, ends the next request as well.
         """
@@ -336,7 +316,7 @@ class Relay:
             return self.finish_reason is None and self.looks_full(NEAR_FULL_RATIO)
         # LM Studio 0.4.22 reports one token less than the limit (lmstudio-bug-tracker 2335).
         is_reported = self.usage is not None and self.usage.completion_tokens + 1 >= self.bound.tokens
-        fills_its_limit = is_reported or self._generated.exact() >= NEAR_FULL_RATIO * self.bound.tokens
+        fills_its_limit = is_reported or self.generated.exact() >= NEAR_FULL_RATIO * self.bound.tokens
         if not (fills_its_limit or self.has_company or self.looks_full(NEAR_FULL_RATIO)):
             return False
         removed = self._removed_tokens()
@@ -345,39 +325,29 @@ class Relay:
         asked = self.bound.asked_tokens
         return asked is None or self.bound.tokens < asked or generated + 1 < asked
 
-    # ------------------------------------------------------------------ numbers
-
     def completion_tokens(self) -> int:
-        """As reported, else as counted."""
-        return self.usage.completion_tokens if self.usage is not None else self._generated.exact()
-
-    @property
-    def generated_tokens(self) -> int:
-        return self._generated.tokens
+        return self.usage.completion_tokens if self.usage is not None else self.generated.exact()
 
     @property
     def used_tokens(self) -> int:
-        """Of the window, as far as we can count."""
-        return self._prompt_tokens + self._generated.tokens
+        return self._prompt_tokens + self.generated.tokens
 
     @property
     def filled_tokens(self) -> int:
-        """Of the window in the end: as the server says, else as we count."""
+        """Of the window: as the server says, else as we count."""
         return self.used_tokens if self.usage is None else self.usage.prompt_tokens + self.usage.completion_tokens
 
     @property
     def is_near_the_end(self) -> bool:
-        """Returns True if the window may end soon; our count of generated tokens may be off by a quarter."""
-        return self.finish_reason == "length" or self._generated.tokens >= self._danger_tokens
+        """The window may end soon; our count of generated tokens may be off by a quarter."""
+        return self.finish_reason == "length" or self.generated.tokens >= self._danger_tokens
 
     def looks_full(self, ratio: float) -> bool:
-        """Returns True if prompt and answer alone fill so much of the window."""
         prompt = self.usage.prompt_tokens if self.usage is not None else self._prompt_tokens
         return prompt + self.completion_tokens() >= ratio * self._window_tokens
 
     @property
     def is_full(self) -> bool:
-        """Returns True if the window, and not a share of it, has ended the answer."""
         return self.end == "overflow" or self.looks_full(_DANGER_RATIO)
 
     @property
@@ -386,78 +356,38 @@ class Relay:
 
         No more than their share of what the server has counted: a client's limit is in the server's tokens.
         """
-        ours = sum(self._generated.of(call.text) for call in self._calls.ours)
+        ours = sum(self.generated.of(call.text) for call in self.calls.ours)
         lost = self.cut_call_tokens + self._removed_tokens() + ours
-        written = self._generated.exact() + (self._echo_tokens if self._has_generated_echo() else 0)
+        written = self.generated.exact() + self._repeated_tokens()
         return min(lost, lost * self.completion_tokens() // max(written, 1))
 
     @property
     def cut_call_tokens(self) -> int:
         """Tokens of the calls that were cut before the client had any of them: they would have to be written again."""
-        return sum(self._generated.of(call.text) for call in self._calls.held) if self.end != "done" else 0
+        return sum(self.generated.of(call.text) for call in self.calls.held) if self.end != "done" else 0
 
     def _removed_tokens(self) -> int:
-        if self._joiner is None:
-            return 0
-        echo_tokens = self._echo_tokens if self._has_generated_echo() else 0
-        return min(echo_tokens + self._generated.of(self._joiner.removed_text), self.completion_tokens())
+        removed = self.generated.of(self._joiner.removed_text) if self._joiner is not None else 0
+        return min(self._repeated_tokens() + removed, self.completion_tokens())
 
-    def _has_generated_echo(self) -> bool:
-        """Returns True if the model has repeated the text that the server was shown, by the server's own number."""
-        if self.usage is None or not self._echo_tokens:
-            return False
-        return self.usage.completion_tokens >= self._generated.exact() + self._echo_tokens / 2
+    def _repeated_tokens(self) -> int:
+        """Those of the shown text, if the model has generated it again, by the server's own number."""
+        if self.usage is None or self.usage.completion_tokens < self.generated.exact() + self._echo_tokens / 2:
+            return 0
+        return self._echo_tokens
 
     def outcome(self) -> Outcome | None:
         """The lesson about the stream's way; None for none."""
         opening = self._judge.opening if self._judge is not None else "undecided"
         if opening == "undecided":
             return None
-        return "began_anew" if opening == "anew" or self._has_generated_echo() else "went_on"
-
-    # ------------------------------------------------------------------ calls
-
-    @property
-    def is_inside_a_call(self) -> bool:
-        """Returns True where nothing can be cut: a call could not go on later."""
-        return bool(self._calls)
-
-    @property
-    def is_stuck(self) -> bool:
-        """Returns True if going on would repeat a call that the client has begun to receive."""
-        return self._calls.has_begun
-
-    @property
-    def has_calls(self) -> bool:
-        """Returns True if the model calls a tool of the client's."""
-        return bool(self._calls.clients)
-
-    @property
-    def has_whole_calls(self) -> bool:
-        """Returns True if the client has whole calls, since the cut one came later and is held."""
-        return self.is_stuck and bool(self._calls.held)
+        return "began_anew" if opening == "anew" or self._repeated_tokens() else "went_on"
 
     @property
     def recalls(self) -> list[ToolCall]:
         """The calls of our own tool that are whole."""
         is_whole = self.end == "done" and self.finish_reason != "length"
-        calls = [(call.id, "".join(call.arguments)) for call in (self._calls.ours if is_whole else ())]
         return [
-            ToolCall(id=id_ or _made_id(self._progress.lookups + at, arguments), name=RECALL, arguments=arguments)
-            for at, (id_, arguments) in enumerate(calls)
+            ToolCall(id=call.id or "", name=RECALL, arguments="".join(call.arguments))
+            for call in (self.calls.ours if is_whole else ())
         ]
-
-    @property
-    def only_recalls(self) -> bool:
-        """Returns True if the client has no call to answer: the model waits for ours."""
-        return bool(self.recalls) and not self.has_calls
-
-
-def _one_by_one(calls: Sequence[Chunk]) -> list[Chunk]:
-    # As servers send them; LlamaIndex reads the first call of an event only (llms-openai 0.6, `update_tool_calls`).
-    return [{"tool_calls": [call]} for call in calls]
-
-
-def _made_id(number: int, arguments: str) -> str:
-    """An id for a call without one, in the form that Mistral's templates ask for: nine letters and digits."""
-    return hashlib.blake2b(f"{number} {arguments}".encode(errors="replace")).hexdigest()[:9]

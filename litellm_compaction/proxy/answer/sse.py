@@ -36,15 +36,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PASSING_STATUSES = frozenset({408, 425, 429})
 _NOT_IMPLEMENTED = 501
 _TEXT = (str, type(None))
-_FUNCTION = ("name", "arguments")
 
 
 class Received(dict[str, Any]):
-    """A chunk that can go on to the client as it came if nothing has to be changed.
-
-    Attributes:
-        origin: the carrier's own: the bytes of an event, or LiteLLM's object.
-    """
+    """A chunk that can go on to the client as it came: as its `origin`, the bytes of an event or LiteLLM's object."""
 
     __slots__ = ("origin",)
 
@@ -111,14 +106,10 @@ def short_error(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds on a server's answer to one request.
+    """Bytes of a server's answer: in one line of a stream or as a whole, and in all.
 
-    Room for parts that are no text, such as sound and numbers for each token of the prompt. Of a token the longest are
-    128 bytes (o200k), and around it an event has 200 to 400 (LM Studio 0.4, llama.cpp and vLLM).
-
-    Attributes:
-        event_bytes: in one line of a stream, or as a whole answer.
-        stream_bytes: in all.
+    Of a token the longest are 128 bytes (o200k), and around it an event has 200 to 400; beside that there is room for
+    parts that are no text, such as sound and numbers for each token of the prompt.
     """
 
     event_bytes: int
@@ -312,9 +303,7 @@ def _as_choice(choice: Mapping[str, Any]) -> Chunk:
     """A choice of a chat or a text completion, in pieces or whole, as one of a stream."""
     said: Any = next((choice[key] for key in ("delta", "message", "text") if choice.get(key) is not None), {})
     delta = dict(said) if isinstance(said, dict) else {"content": said}
-    for field in ("content", *REASONING_FIELDS):
-        if field in delta:
-            delta[field] = _as_text(delta[field])
+    delta.update({key: _as_text(delta[key]) for key in ("content", *REASONING_FIELDS) if key in delta})
     calls = delta.pop("tool_calls", None)
     listed = calls if isinstance(calls, list) else [calls]
     if read := [_as_call(call) for call in listed if isinstance(call, dict)]:
@@ -325,35 +314,23 @@ def _as_choice(choice: Mapping[str, Any]) -> Chunk:
 
 
 def _as_text(value: Any) -> Any:
-    """The text of a field; one that holds none stays as it came."""
+    """The text of a field in parts; one that holds none stays as it came."""
     if type(value) in _TEXT:
         return value
-    parts = [_text_of(part) for part in (value if isinstance(value, list) else [value])]
+    listed = value if isinstance(value, list) else [value]
+    parts = [part.get("text") if isinstance(part, dict) else part for part in listed]
     texts = [part for part in parts if isinstance(part, str)]
     return "".join(texts) if texts or not parts else value
 
 
-def _text_of(part: Any) -> str | None:
-    text = part.get("text") if isinstance(part, dict) else part
-    if isinstance(text, (int, float)):
-        return json.dumps(text)
-    return text if isinstance(text, str) else None
-
-
 def _as_call(call: Mapping[str, Any]) -> Chunk:
-    read, index = dict(call), call.get("index")
-    if type(index) is not int:
+    function = call.get("function")
+    read = {**call, "function": function if isinstance(function, dict) else None}
+    if isinstance(function, dict):
+        odd = [key for key in ("name", "arguments") if type(function.get(key)) not in _TEXT]
+        read["function"] = {**function, **{key: json.dumps(function[key]) for key in odd}}
+    if type(call.get("index")) is not int:
         read.pop("index", None)
-        if isinstance(index, str) and index.isdecimal():
-            read["index"] = int(index)
     if type(call.get("id")) not in _TEXT:
         read["id"] = json.dumps(call["id"])
-    # Some write the function's fields beside the id.
-    function = call.get("function", {key: call[key] for key in _FUNCTION if key in call})
-    read["function"] = _as_function(function) if isinstance(function, dict) else None
     return read
-
-
-def _as_function(function: Mapping[str, Any]) -> Chunk:
-    changed = {key: function[key] for key in _FUNCTION if type(function.get(key)) not in _TEXT}
-    return {**function, **{key: json.dumps(value) for key, value in changed.items()}}

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import litellm
@@ -25,7 +25,7 @@ from litellm_compaction.concurrency import Bounded, Tasks, is_long, off_loop_if
 from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext
 from litellm_compaction.errors import TOO_DEEP, CompactionError, LeftUnread, NotServed, overflow_from_text
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.answer.client import Asked, Listener, joined
+from litellm_compaction.proxy.answer.client import Asked, joined
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import (
     DONE,
@@ -37,6 +37,7 @@ from litellm_compaction.proxy.answer.sse import (
     short_error,
 )
 from litellm_compaction.proxy.answer.upstream import HttpUpstream, LegRequest, end_to_end, read_whole
+from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.refusals import (
     RECOGNIZED,
     bad_request,
@@ -46,7 +47,6 @@ from litellm_compaction.proxy.refusals import (
     server_gone,
 )
 
-_Item = TypeVar("_Item")
 # Clients are made anew above this number.
 _MAX_SERVERS = 1024
 _LISTS = ("messages", "tools")
@@ -59,11 +59,7 @@ _closing = Tasks()
 
 
 class ListTransport(httpx.AsyncBaseTransport):
-    """A transport that gets long lists beside a body's bytes.
-
-    Attributes:
-        lists: keys of the next body that do not come in its bytes.
-    """
+    """A transport that gets the `lists` of the next body beside its bytes."""
 
     lists: Mapping[str, Any] = MappingProxyType({})
 
@@ -84,14 +80,14 @@ class GuardedTransport(ListTransport):
         context: RequestContext,
         asked: Asked,
         prepared: PreparedRequest | CompactionNeeded | None,
-        listener: Listener,
+        exchange: Exchange,
     ) -> None:
         self._inner = inner
         self._compactor = compactor
         self._context = context
         self._asked = asked
         self._prepared = prepared
-        self._listener = listener
+        self._exchange = exchange
         self._upstream: HttpUpstream | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -125,27 +121,26 @@ class GuardedTransport(ListTransport):
             # A request that cannot be read cannot be guarded.
             return self._refused(NotServed(TOO_DEEP))
         body |= self.lists
-        ready, found = self._prepared, self._asked.request
-        long = is_long(body.get("messages"), body.get("tools"))
-        if ready is None or not await off_loop_if(long, lambda: wire.is_same_request(body, found)):
-            # The body that leaves is guarded, however its parts came into it.
-            ready, decoded = None, await off_loop_if(long, lambda: wire.decode(body))
-            if decoded is None:
-                return await self._completed(request, body)
-            found = decoded
         upstream = self._upstream = HttpUpstream(self._inner, request, body)
-        asked = replace(self._asked, request=found, stops=wire.stops(body), is_whole=not upstream.wants_stream)
-        prepared = ready or await self._compactor.prepare(asked.request, self._context)
+        asked = replace(self._asked, stops=wire.stops(body), is_whole=not upstream.wants_stream)
+        prepared, long = self._prepared, is_long(body.get("messages"), body.get("tools"))
+        if prepared is None or not await off_loop_if(long, lambda: wire.is_same_request(body, asked.request)):
+            # The body that leaves is guarded, however its parts came into it.
+            found = await off_loop_if(long, lambda: wire.decode(body))
+            if found is None:
+                return await self._completed(request, body, upstream)
+            asked = replace(asked, request=found)
+            prepared = await self._compactor.prepare(found, self._context)
         if not wire.can_be_continued(body):
-            return await self._answered(self._passed(upstream, prepared, asked, body), upstream)
+            return await self._answered(self._passed(upstream, prepared, body), upstream)
         room = self._compactor.room(self._context)
-        answer = Answer(self._compactor, self._context, upstream, asked, prepared, self._listener, room=room)
+        answer = Answer(self._compactor, self._context, upstream, asked, prepared, self._exchange, room=room)
         return await self._answered(answer.batches(), upstream, answer)
 
     async def aclose(self) -> None:
         """Does nothing: the inner transport is shared."""
 
-    async def _completed(self, request: httpx.Request, body: dict[str, Any]) -> httpx.Response:
+    async def _completed(self, request: httpx.Request, body: dict[str, Any], upstream: HttpUpstream) -> httpx.Response:
         """A text completion that the server itself knows, its answer as it comes; no part of it is a conversation."""
         prompt = body.get("prompt")
         long = is_long(prompt, [prompt])
@@ -153,35 +148,29 @@ class GuardedTransport(ListTransport):
         if found is None:
             response = await self._inner.handle_async_request(request)
             return response if response.status_code < 400 else await read_whole(response, ERROR_BYTES)
-        asked = replace(self._asked, output_tokens=wire.asked_output_tokens(body), request=found)
-        if ids is not None:
-            prepared = await self._compactor.bound(ids, self._context)
-        else:
+        if ids is None:
             prepared = await self._compactor.guard(found, self._context)
-        upstream = self._upstream = HttpUpstream(self._inner, request, body)
-        return await self._answered(self._passed(upstream, prepared, asked, body), upstream)
+        else:
+            prepared = await self._compactor.bound(ids, self._context)
+        return await self._answered(self._passed(upstream, prepared, body), upstream)
 
     def _refused(self, error: CompactionError) -> httpx.Response:
-        self._listener.refused(error)
+        self._exchange.refused(error)
         return response_of(error)
 
     async def _passed(
-        self,
-        upstream: HttpUpstream,
-        decided: PreparedRequest | CompactionNeeded,
-        asked: Asked,
-        body: Mapping[str, Any],
+        self, upstream: HttpUpstream, decided: PreparedRequest | CompactionNeeded, body: Mapping[str, Any]
     ) -> AsyncGenerator[Batch, None]:
         """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
         room = self._compactor.room(self._context)
         answers, prompts = wire.asked_answers(body), wire.asked_prompts(body)
         try:
             prepared = await self._compactor.finish(decided, room)
-            self._listener.sent(self._context, prepared)
-            limit = prepared.max_output_tokens(asked.output_tokens)
+            self._exchange.sent(self._context, prepared)
+            limit = prepared.max_output_tokens(wire.asked_output_tokens(body))
             limit = await room.acquire(prepared, limit, is_watched=False, answers=answers, prompts=prompts)
             room.started()
-            leg = LegRequest(messages=prepared.messages, max_tokens=limit, is_passed=True, answers=answers * prompts)
+            leg = LegRequest(prepared=prepared, max_tokens=limit, passed=answers * prompts)
             async with upstream.open(leg) as batches:
                 async for batch in batches:
                     yield batch
@@ -198,9 +187,8 @@ class GuardedTransport(ListTransport):
         """
         try:
             if upstream.wants_stream:
-                batches = closed_if_unread(batches)
                 first = await anext(batches, ())
-                stream = _EventStream(first, batches, self._listener)
+                stream = EventStream(first, batches, self._exchange)
                 return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
             chunks = [chunk async for batch in batches for chunk in batch]
         except UpstreamError as error:
@@ -212,59 +200,49 @@ class GuardedTransport(ListTransport):
         return httpx.Response(200, headers=_headers(upstream, "application/json"), content=content)
 
 
-class _EventStream(httpx.AsyncByteStream):
-    """Chunks as server-sent events; closing it ends the answer upstream."""
+class EventStream(httpx.AsyncByteStream):
+    """Chunks as server-sent events; closing it ends the answer upstream, and so does nobody's pulling for `UNREAD_S`.
 
-    def __init__(self, first: Batch, batches: AsyncGenerator[Batch, None], listener: Listener) -> None:
+    LiteLLM leaves a stream open whose client has gone while the proxy was behind its server, and its objects still
+    refer to it: nothing else would end the answer, and give its room back.
+    """
+
+    def __init__(self, first: Batch, batches: AsyncGenerator[Batch, None], exchange: Exchange) -> None:
         self._first = first
         self._batches = batches
-        self._listener = listener
+        self._exchange = exchange
+        self._left: asyncio.Task[None] | None = None
+        self._wait()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield events_of(self._first)
+        batch: Batch | None = self._first
         try:
-            async for batch in self._batches:
+            while batch is not None:
                 yield events_of(batch)
+                self._timer.cancel()
+                if self._left is not None:
+                    raise LeftUnread(UNREAD_S)
+                batch = await anext(self._batches, None)
+                self._wait()
+            yield DONE
         except UpstreamError as error:
             raise error.__cause__ or _as_litellm_error(error) from error
         except CompactionError as error:
-            self._listener.refused(error)
+            self._exchange.refused(error)
             raise litellm_error_of(error, {}) from error
-        yield DONE
+        finally:
+            await self.aclose()
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(UNREAD_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self._left = _closing.begin(self._batches.aclose())
 
     async def aclose(self) -> None:
-        await self._batches.aclose()
-
-
-async def closed_if_unread(source: AsyncGenerator[_Item, None]) -> AsyncGenerator[_Item, None]:
-    """The items of `source`, which is closed at the end, and if its reader pulls none for `UNREAD_S`.
-
-    LiteLLM leaves a stream open whose client has gone while the proxy was behind its server, and its objects still
-    refer to it: nothing else would end the answer upstream, and give its room back.
-
-    Raises:
-        LeftUnread: it was closed before.
-    """
-    loop = asyncio.get_running_loop()
-    closing: asyncio.Task[None] | None = None
-
-    def give_up() -> None:
-        nonlocal closing
-        closing = _closing.begin(source.aclose())
-
-    timer: asyncio.TimerHandle | None = None
-    try:
-        async for item in source:
-            timer = loop.call_later(UNREAD_S, give_up)
-            yield item
-            timer.cancel()
-            if closing is not None:
-                raise LeftUnread(UNREAD_S)
-    finally:
-        if timer is not None:
-            timer.cancel()
-        if closing is None:
-            await source.aclose()
+        self._timer.cancel()
+        if self._left is None:
+            await self._batches.aclose()
 
 
 class Clients:
@@ -274,12 +252,7 @@ class Clients:
         self._made: Bounded[tuple[str, str | None], _Client] = Bounded(_MAX_SERVERS)
 
     def over(self, transport: ListTransport, *, api_base: str, api_key: str | None) -> AsyncOpenAI:
-        """The client for one call.
-
-        Args:
-            api_base: of the deployment, resolved: LiteLLM's own argument may be None, if it is in the environment.
-            api_key: likewise; LM Studio needs none.
-        """
+        """The client for one call, by the deployment's own address and key; LM Studio needs none."""
         if (made := self._made.get((api_base, api_key))) is None:
             made = self._made[api_base, api_key] = _Client(
                 api_key=api_key or "fake-api-key",
@@ -322,9 +295,8 @@ class _Chosen(httpx.AsyncBaseTransport):
 def _as_it_is(create: Callable[..., Awaitable[Any]], transport: ListTransport) -> Callable[..., Awaitable[Any]]:
     """OpenAI's `create`, which does not search messages and tools for keys that its types name otherwise.
 
-    There is no such key in them (openai 2.54, types/chat), and the search holds the event loop for 0.3 ms a message: of
-    40,000 for 12 s, in which a stock proxy serves no request. Nor does it write them as JSON, which the
-    transport would have to read again: of 50 MB for 0.7 s.
+    There is no such key in them (openai 2.54, types/chat), and the search holds the event loop for 0.3 ms a message.
+    Nor does it write them as JSON, which the transport would have to read again.
     """
 
     async def created(**asked: Any) -> Any:
@@ -360,8 +332,7 @@ def _refusal(error: UpstreamError) -> httpx.Response:
         return bad_request(f"{text} {RECOGNIZED}", status)
     if upstream is None:
         told = error.response if isinstance(error.response, dict) else {"error": "upstream"}
-        content = json.dumps(told).encode()
-        is_short = len(content) <= ERROR_BYTES
+        is_short = len(json.dumps(told)) <= ERROR_BYTES
         return httpx.Response(500, json=told if is_short else short_error(error.text))
     headers = end_to_end(upstream.headers)
     return httpx.Response(upstream.status_code, headers=headers, content=upstream.content[:ERROR_BYTES])

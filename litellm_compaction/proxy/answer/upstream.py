@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -14,7 +14,6 @@ import httpx
 
 from litellm_compaction.concurrency import Tasks
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.core.messages import JsonValue, Message
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.sse import (
@@ -32,7 +31,6 @@ from litellm_compaction.proxy.answer.sse import (
     unreadable,
 )
 from litellm_compaction.proxy.routing import WAYS_OF
-from litellm_compaction.tokens.begun import BegunPrompt
 from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
 from litellm_compaction.windows.windows import server_of
 
@@ -47,62 +45,42 @@ _closing = Tasks()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Continuation:
-    """The way to make a server go on with an answer.
-
-    Attributes:
-        way: by a request of ours at the end of the messages, by their last one, or by `prompt`.
-        prompt: instead of the messages, for the way `raw`; it ends inside the answer.
-        needs_word: the server needs to be told that the last message goes on (vLLM).
-        closing: fields of the body that make the server think no more; None for an answer that may think.
-    """
-
-    way: Way
-    prompt: BegunPrompt | None = None
-    needs_word: bool = False
-    closing: Mapping[str, JsonValue] | None = None
-
-    @property
-    def has_another_way(self) -> bool:
-        """Returns True if the server may not know this way, so that there is another one."""
-        return self.way != "turn" or bool(self.closing)
-
-    @property
-    def begins_anew(self) -> bool:
-        """Returns True if the answer so far is only thoughts, so that all of it is still to come.
-
-        Otherwise a format that shapes a whole document is left out: servers apply it from the first token that they
-        generate, and would begin a new document (llama.cpp, common/sampling.cpp; vLLM, structured outputs).
-        """
-        return self.closing is not None
-
-
-def continuation_of(prepared: PreparedRequest) -> Continuation | None:
-    """None if an answer begins."""
-    if prepared.way is None:
-        return None
-    server = server_of(prepared.window.source)
-    needs_word = prepared.way == "prefill" and server is not None and server.continues_when_told
-    return Continuation(way=prepared.way, prompt=prepared.prompt, needs_word=needs_word, closing=prepared.closing)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LegRequest:
     """One request to a server.
 
     Attributes:
-        messages: None for the client's own list; `tools` likewise.
         max_tokens: bound on the answer.
-        continuation: how an answer goes on; None for one that begins.
-        is_passed: the answer goes on as it comes; it has `answers` of so many tokens.
+        goes_on: the answer has begun, and goes on in `prepared.way`.
+        passed: the answer goes on as it comes, with so many choices; 0 for one that is read here.
     """
 
-    messages: Sequence[Message] | None = None
-    tools: Sequence[JsonValue] | None = None
+    prepared: PreparedRequest
     max_tokens: int
-    continuation: Continuation | None = None
-    is_passed: bool = False
-    answers: int = 1
+    goes_on: bool = False
+    passed: int = 0
+
+    @property
+    def is_document(self) -> bool:
+        """A format may shape the answer: not behind a begun text, where servers would begin a new document with it.
+
+        (llama.cpp, common/sampling.cpp; vLLM, structured outputs.) Behind thoughts alone all of it is still to come.
+        """
+        return not self.goes_on or self.prepared.closing is not None
+
+    @property
+    def has_another_way(self) -> bool:
+        return self.goes_on and has_another_way(self.prepared)
+
+    @property
+    def needs_word(self) -> bool:
+        """The server needs to be told that the last message goes on (vLLM)."""
+        server = server_of(self.prepared.window.source)
+        return self.goes_on and self.prepared.way == "prefill" and server is not None and server.continues_when_told
+
+
+def has_another_way(prepared: PreparedRequest) -> bool:
+    """Returns True if the server may not know the way in which it is to go on, so that there is another one."""
+    return prepared.way is not None and (prepared.way != "turn" or bool(prepared.closing))
 
 
 class Upstream(Protocol):
@@ -121,15 +99,11 @@ class Upstream(Protocol):
 
 
 class HttpUpstream:
-    """A deployment's server, reached by the inner transport, for one client request.
-
-    Args:
-        request: of LiteLLM's client.
-        body: its JSON.
+    """A deployment's server, reached by the inner transport, for the `request` of LiteLLM's client, with its JSON.
 
     Attributes:
         headers: of the first answer; None before it.
-        whole: the last answer, if the server has given it as one JSON that clients read as it is; else None.
+        whole: the last answer, if the server has given it as one JSON; else None.
     """
 
     def __init__(self, inner: httpx.AsyncBaseTransport, request: httpx.Request, body: dict[str, Any]) -> None:
@@ -142,7 +116,6 @@ class HttpUpstream:
 
     @property
     def wants_stream(self) -> bool:
-        """Returns True if the client reads a stream."""
         return bool(self._body.get("stream"))
 
     @property
@@ -153,20 +126,18 @@ class HttpUpstream:
 
     @asynccontextmanager
     async def open(self, leg: LegRequest) -> AsyncIterator[AsyncIterator[Batch]]:
-        response, bounds = await self._answered(leg), Bounds.of(leg.max_tokens * leg.answers)
+        response, bounds = await self._answered(leg), Bounds.of(leg.max_tokens * max(leg.passed, 1))
         try:
             is_stream = _is_stream(response)
             if is_stream and not self.wants_stream:
                 raise unreadable("it streams an answer that was asked for as a whole")
             self.headers = self.headers or response.headers
             if is_stream:
-                async with aclosing(read_events(response, bounds, is_passed=leg.is_passed)) as batches:
+                async with aclosing(read_events(response, bounds, is_passed=bool(leg.passed))) as batches:
                     yield batches
             else:
-                whole = await read_whole(response, bounds.event_bytes)
-                chunk, is_right = _as_chunk(whole)
-                self.whole = whole if is_right or leg.is_passed else None
-                yield _one(chunk)
+                self.whole = await read_whole(response, bounds.event_bytes)
+                yield _one(_as_chunk(self.whole))
         finally:
             # Stops the server, also if anyio cancels all waiting of a client that has gone.
             _closing.begin(response.aclose())
@@ -185,7 +156,7 @@ class HttpUpstream:
         except httpx.TransportError as error:
             # It took the request and broke down over it, as it does at an overflow near a full window.
             is_broken = isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
-            if is_broken or (leg.continuation is not None and leg.continuation.has_another_way):
+            if is_broken or leg.has_another_way:
                 raise UpstreamDropped("", None) from error
             raise
 
@@ -195,24 +166,24 @@ class HttpUpstream:
         Raises:
             UpstreamError: its answer is compressed in a way that was not asked for.
         """
-        body, continuation = {**self._body, **wire.with_output_limit(self._body, leg.max_tokens)}, leg.continuation
-        if self.wants_stream and self._asks_for_usage and not leg.is_passed:
+        prepared, url = leg.prepared, self._request.url
+        body = {**self._body, **wire.with_output_limit(self._body, leg.max_tokens)}
+        if self.wants_stream and self._asks_for_usage and not leg.passed:
             body.update(wire.with_usage(body))
-        if leg.messages is not None:
-            body["messages"] = wire.encode(leg.messages, like=self._body.get("messages") or [])
-        if leg.tools is not None:
-            body["tools"] = list(leg.tools)
-        url = self._request.url
-        if continuation is not None:
-            if not continuation.begins_anew:
-                body.pop(WHOLE_DOCUMENT_KEY, None)
-            if continuation.prompt is not None:
-                # Its address for text completions, beside its address for chats.
-                url = url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
-                body = wire.begun(body, continuation.prompt.text, continuation.prompt.end_of_turn)
-            elif continuation.needs_word:
-                body |= wire.GOES_ON
-            body = wire.with_fields(body, continuation.closing or {})
+        if prepared.messages is not None:
+            body["messages"] = wire.encode(prepared.messages, like=self._body.get("messages") or [])
+        if prepared.tools is not None:
+            body["tools"] = list(prepared.tools)
+        if not leg.is_document:
+            body.pop(WHOLE_DOCUMENT_KEY, None)
+        if leg.goes_on and prepared.prompt is not None:
+            # Its address for text completions, beside its address for chats.
+            url = url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
+            body = wire.begun(body, prepared.prompt.text, prepared.prompt.end_of_turn)
+        elif leg.needs_word:
+            body |= wire.GOES_ON
+        if leg.goes_on:
+            body = wire.with_fields(body, prepared.closing or {})
         # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
         content = json.dumps(body, separators=(",", ":")).encode()
         headers = [(key, value) for key, value in self._request.headers.raw if key.lower() not in _FRAMING]
@@ -250,7 +221,7 @@ def _is_stream(response: httpx.Response) -> bool:
 
 
 def end_to_end(headers: httpx.Headers) -> list[tuple[str, str]]:
-    """Those that do not describe a transfer which is over."""
+    """The headers that do not describe a transfer which is over."""
     return [(key, value) for key, value in headers.multi_items() if key.lower() not in _HOP_HEADERS]
 
 
@@ -258,8 +229,8 @@ async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
     yield [chunk]
 
 
-def _as_chunk(response: httpx.Response) -> tuple[Chunk, bool]:
-    """A whole answer as a chunk, and True if nothing in it had to be read as something else.
+def _as_chunk(response: httpx.Response) -> Chunk:
+    """A whole answer as a chunk.
 
     Raises:
         UpstreamError: it is not an answer.
@@ -267,18 +238,13 @@ def _as_chunk(response: httpx.Response) -> tuple[Chunk, bool]:
     text, status = response.content[:ERROR_BYTES].decode(errors="replace"), response.status_code
     if status != HTTPStatus.OK:
         raise UpstreamError(text, response, status=status)
-    answer = json_object(response.content)
-    chunk = as_chunk(answer)
+    chunk = as_chunk(json_object(response.content))
     choices = chunk.get("choices") if chunk is not None else None
     if chunk is None or not choices:
         # An error inside of 200 would be an empty stream to LiteLLM.
         refused = httpx.Response(502, json=short_error(text))
         raise UpstreamError(text, refused, status=refused.status_code, is_inside=True)
-    told = answer["choices"]
-    is_right = isinstance(told, list) and [each["delta"] for each in choices] == [
-        each.get("message") for each in told if isinstance(each, dict)
-    ]
     delta = choices[0].get("delta") or {}
     calls = [{**call, "index": at} for at, call in enumerate(delta.get("tool_calls") or ())]
     first = {**choices[0], "index": 0, "delta": {**delta, "tool_calls": calls} if calls else delta}
-    return {**chunk, "choices": [first]}, is_right
+    return {**chunk, "choices": [first]}

@@ -39,7 +39,7 @@ def test_text_is_read(choice: dict[str, Any]) -> None:
         {"id": "c", "function": _READ},
         [{"id": "c", "index": None, "function": _READ}],
         [{"id": "c", "index": {}, "function": {**_READ, "arguments": {"a": 1}}}],
-        [{"id": "c", **_READ}, None],
+        [{"id": "c", "function": _READ}, None],
     ],
 )
 def test_call_is_read(calls: object) -> None:

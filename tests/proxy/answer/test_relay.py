@@ -133,15 +133,15 @@ async def test_our_call_is_held_however_it_comes(fragments: list[dict[str, Any]]
     assert [call["function"]["name"] for call in calls] == clients
     assert all(call.get("index") in (0, None) for call in calls)
     assert [(call.name, call.arguments) for call in taken.recalls] == [OURS]
-    assert taken.only_recalls == (not clients)
+    assert bool(taken.calls.clients) == bool(clients)
 
 
-async def test_each_call_comes_in_an_event_of_its_own() -> None:
+@pytest.mark.parametrize(("reason", "kept", "ids"), [("length", "whole", [0, 1]), ("tool_calls", "all", [0, 1, 2])])
+async def test_each_call_comes_in_an_event_of_its_own(reason: str, kept: Any, ids: list[int]) -> None:
     """LlamaIndex reads the first call of an event and no other (llms-openai, `update_tool_calls`)."""
     taken = await opened()
     for index in range(3):
         assert taken.take(chunk({"tool_calls": [fragment("{}", index=index, id=f"c{index}", name="read")]})) == []
-    assert [[call["id"] for call in delta["tool_calls"]] for delta in taken.whole_calls()] == [["c0"], ["c1"]]
-    assert taken.take(chunk({}, "tool_calls")) == []
-    sent = taken.flush()
-    assert [[call["id"] for call in delta["tool_calls"]] for delta in sent] == [["c0"], ["c1"], ["c2"]]
+    assert taken.take(chunk({}, reason)) == []
+    sent = taken.surrendered(kept)
+    assert [[call["id"] for call in delta["tool_calls"]] for delta in sent] == [[f"c{index}"] for index in ids]

@@ -56,5 +56,5 @@ async def test_a_first_word_that_is_held_back_is_no_thought() -> None:
     relay.has_company = True
     for delta in ({"reasoning_content": "So it is"}, {"content": "incomprehensibilities"}):
         relay.take({"choices": [{"delta": delta}]})
-    assert relay.generated_tokens >= 4
+    assert relay.generated.tokens >= 4
     assert relay.end is None

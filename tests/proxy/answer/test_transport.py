@@ -15,6 +15,7 @@ from openai import APIStatusError, AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
 
 from litellm_compaction.proxy.answer.transport import Clients, ListTransport
+from tests.lmstudio_double import numbered_words
 from tests.proxy.answer.wired import SHORT, USAGE, USAGE_CHUNK, Body, Wire, choice_of, chunk, sse, text_of, whole
 
 
@@ -233,30 +234,13 @@ async def test_a_whole_answer_stays_a_whole_answer() -> None:
     assert (answer.status_code, "One" in answer.text, len(wire.sent)) == (502, False, 1)
 
 
-_CALLED: Body = {
-    "content": None,
-    "tool_calls": [{"id": "a", "type": "function", "function": {"name": "read", "arguments": '{"a": 1}'}}],
-}
-_OF_ANOTHER_SHAPE: list[tuple[Body, Body]] = [
-    ({"content": [{"type": "text", "text": "One"}, {"text": " two"}]}, {"content": "One two"}),
-    ({"content": None, "tool_calls": [{"id": "a", "function": {"name": "read", "arguments": {"a": 1}}}]}, _CALLED),
-    ({"content": None, "tool_calls": {"id": "a", "function": {"name": "read", "arguments": '{"a": 1}'}}}, _CALLED),
-]
-
-
-@pytest.mark.parametrize(("message", "read"), _OF_ANOTHER_SHAPE)
-async def test_a_whole_answer_of_another_shape_is_read(message: Body, read: Body) -> None:
-    """As what it says: text in parts, arguments as an object, calls as one."""
-    assert choice_of(await Wire([lambda: whole(message)]).ask())["message"] == {"role": "assistant", **read}
-
-
 async def test_the_legs_of_a_whole_answer_are_one() -> None:
     """One that ends at the bound goes on: texts, thoughts and lists behind each other, the last leg's calls and end."""
-    first = {"content": "One two", "reasoning_content": "Let me", "annotations": [{"at": 1}]}
+    first = {"content": numbered_words(900), "reasoning_content": "Let me", "annotations": [{"at": 1}]}
     call = {"id": "a", "function": {"name": "read", "arguments": "{}"}}
     other = {**call, "id": "b", "function": {"name": "list", "arguments": "{}"}}
     last = {
-        "content": "two three.",
+        "content": "word900 word901.",
         "reasoning_content": " see.",
         "annotations": [{"at": 2}],
         "tool_calls": [call, other],
@@ -272,7 +256,7 @@ async def test_the_legs_of_a_whole_answer_are_one() -> None:
     choice = choice_of(answer)
     assert choice["message"] == {
         "role": "assistant",
-        "content": "One two three.",
+        "content": f"{numbered_words(901)}.",
         "reasoning_content": "Let me see.",
         "annotations": [{"at": 1}, {"at": 2}],
         "tool_calls": [{"type": "function", **call}, {"type": "function", **other}],

@@ -5,67 +5,71 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
 
 from litellm_compaction.engine import TOLD_AFTER_S
-from litellm_compaction.errors import LeftUnread
-from litellm_compaction.proxy.answer.transport import UNREAD_S, closed_if_unread
+from litellm_compaction.proxy.answer.sse import Batch
+from litellm_compaction.proxy.answer.transport import UNREAD_S, EventStream
 from tests.builders import prose
 from tests.lmstudio_double import Reply
 from tests.proxy.answer.wired import SHORT, Wire
-from tests.proxy.scripted import Scene, Turn, chunks_of
+from tests.proxy.scripted import Listening, Scene, Turn, chunks_of
 from tests.virtual_time import run
 
 SHARED = {"admission": "pool"}
 
 
 class Body(httpx.AsyncByteStream):
-    """A server's body in pieces; each waits until it is let go on."""
+    """A server's body in pieces, which never ends."""
 
-    def __init__(self, *pieces: bytes, error: Exception | None = None, hangs: bool = False) -> None:
-        self.pieces, self.error, self.hangs = pieces, error, hangs
-        self.given = 0
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = pieces
         self.is_closed = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for piece in self.pieces:
-            self.given += 1
             yield piece
             await asyncio.sleep(0)
-        if self.error is not None:
-            raise self.error
-        if self.hangs:
-            await asyncio.Event().wait()
+        await asyncio.Event().wait()
 
     async def aclose(self) -> None:
         self.is_closed = True
 
 
-async def _numbers(closed: list[str]) -> AsyncGenerator[int, None]:
-    try:
-        for number in range(100):
-            yield number
-    finally:
-        await asyncio.sleep(0)
-        closed.append("closed")
+def _stream(closed: list[str]) -> EventStream:
+    async def batches() -> AsyncGenerator[Batch, None]:
+        try:
+            for number in range(100):
+                yield [{"n": number}]
+        finally:
+            await asyncio.sleep(0)
+            closed.append("closed")
+
+    exchange: Any = Listening()
+    return EventStream([{"n": -1}], batches(), exchange)
 
 
-def test_a_stream_that_is_not_pulled_is_closed() -> None:
+@pytest.mark.parametrize("pulled", [0, 1, 5])
+def test_a_stream_that_is_not_pulled_is_closed(pulled: int) -> None:
     """After half a minute; a reader that comes back is told so, and does not take it for the end."""
 
     async def play() -> None:
         closed: list[str] = []
-        numbers = closed_if_unread(_numbers(closed))
-        assert await anext(numbers) == 0
+        stream = _stream(closed)
+        events = aiter(stream)
+        for _ in range(pulled):
+            await anext(events)
         await asyncio.sleep(UNREAD_S - 1)
         assert closed == []
         await asyncio.sleep(2)
-        assert closed == ["closed"]
-        with pytest.raises(LeftUnread):
-            await anext(numbers)
-        await numbers.aclose()
+        assert closed == (["closed"] if pulled > 1 else [])
+        if pulled:
+            with pytest.raises(Exception, match="had read nothing for 30 s"):
+                await anext(events)
+        await stream.aclose()
 
     run(play())
 
@@ -76,11 +80,11 @@ def test_a_slow_reader_keeps_its_stream() -> None:
     async def play() -> None:
         closed: list[str] = []
         seen = 0
-        async for number in closed_if_unread(_numbers(closed)):
-            assert (number, closed) == (seen, [])
+        async for event in _stream(closed):
+            assert (b"DONE" in event) == (seen == 101)
             seen += 1
             await asyncio.sleep(5)
-        assert (seen, closed) == (100, ["closed"])
+        assert (seen, closed) == (102, ["closed"])
 
     run(play())
 
@@ -90,9 +94,7 @@ def test_an_answer_that_goes_on_without_a_reader_is_ended(options: dict[str, int
     """Upstream first; then it gives its room back."""
 
     async def play() -> None:
-        body = Body(
-            *(b"data: %s\n\n" % each for each in [b'{"choices":[{"index":0,"delta":{"content":"a"}}]}'] * 9), hangs=True
-        )
+        body = Body(*(b"data: %s\n\n" % each for each in [b'{"choices":[{"index":0,"delta":{"content":"a"}}]}'] * 9))
         headers = {"content-type": "text/event-stream"}
         wire = Wire([lambda: httpx.Response(200, headers=headers, stream=body)], settings=SHARED)
         transport, scene = await wire.transport()
