@@ -9,14 +9,12 @@ from typing import Any
 from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.errors import LiteLLMChanged
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.answer.endings import unread_overflow
-from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked
+from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for
+from litellm_compaction.proxy.answer.endings import judged, taught
+from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked, with_heartbeat
 from litellm_compaction.proxy.answer.loop import Answer
-from litellm_compaction.proxy.answer.protocol import SILENT, Asked, notices_for
-from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.client import sent_body
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
-from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused, mark_told, reworded, server_gone
 from litellm_compaction.proxy.standards.standards import Standards
 
@@ -84,7 +82,7 @@ class Answers:
         router = self._router()
         pin = exchange.pins.get(exchange.attempt.deployment, exchange.client.group)
         upstream = HookedUpstream(first, router, pin, data)
-        asked = asked_of(router, exchange, context, data, wants_usage=exchange.client.asks_for_usage)
+        asked = asked_of(exchange, context, data, wants_usage=exchange.client.asks_for_usage)
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(prepared, action=exchange.attempt.action)
         # None if the deployment hook has failed open.
@@ -122,7 +120,7 @@ class Answers:
         exchange = self._exchanges.close(data)
         if exchange is None:
             return reworded(self._fault(), error, is_guarded=False)
-        self._learn(exchange, str(error), getattr(data.get("litellm_logging_obj"), "model_call_details", {}))
+        self._learn(exchange, str(error))
         is_guarded, client_text = exchange.attempt.prepared is not None, exchange.client.client_text
         told = reworded(exchange.refusal, error, is_guarded=is_guarded, client_text=client_text)
         if told is not None and exchange.refusal is not None:
@@ -138,20 +136,30 @@ class Answers:
         if exchange is None:
             return
         error = details.get("exception")
-        self._learn(exchange, str(error or ""), details)
+        self._learn(exchange, str(error or ""))
         if exchange.refusal is None and (gone := server_gone(error, exchange.attempt.context)) is not None:
             # Before LiteLLM writes its own lines.
             exchange.refused(gone)
             mark_told(error)
 
-    def _learn(self, exchange: Exchange, message: str, details: Mapping[str, object]) -> None:
+    def _learn(self, exchange: Exchange, message: str) -> None:
+        """Learns from an overflow that no loop has read; the loop learns from its own streams itself."""
+        context, prepared, room = exchange.attempt.context, exchange.attempt.prepared, exchange.room
         try:
-            overflow = unread_overflow(exchange, message, details)
-            context = exchange.attempt.context
-            if context is not None and overflow is None:
+            if context is None:
+                return
+            found = None
+            if prepared is not None:
+                used_tokens, window_tokens = prepared.count.high, prepared.window.tokens
+                client_text = exchange.client.client_text
+                found = judged(message, client_text, used_tokens=used_tokens, window_tokens=window_tokens)
+            if prepared is None or found is None:
                 self._compactor.windows.invalidate(context.target)
-            elif context is not None and overflow is not None:
-                self._compactor.replies.learn_overflow(context, exchange.attempt.prepared, overflow)
+                return
+            overflow = found.overflow
+            if found.teaches and exchange.is_hooked and not exchange.is_read:
+                overflow = taught(overflow, prepared, is_shared=room is not None and room.is_shared(prepared.window))
+            self._compactor.replies.learn_overflow(context, prepared, overflow)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client gets the server's own error, not one of ours.
             log_failure("learn_overflow", error)
@@ -166,21 +174,12 @@ class Answers:
         return exchange.headers if exchange is not None else None
 
 
-def asked_of(
-    router: Any, exchange: Exchange, context: RequestContext, body: Mapping[str, Any], *, wants_usage: bool
-) -> Asked:
+def asked_of(exchange: Exchange, context: RequestContext, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
     """The client's wishes, as far as the loop that carries its answer has to know; `body` is its request."""
     client = exchange.client
-    notices = notices_for(
-        context.settings.notices, body, is_document=client.is_structured, is_whole=not body.get("stream")
-    )
-    if litellm_router.goes_on_elsewhere(router):
-        notices = notices.out_of_thoughts
-    if client.is_client_summary or client.orders.wants_item:
-        # It keeps the answer in place of its history.
-        notices = SILENT
-    elif exchange.is_told:
-        notices = notices._replace(before="off")
+    # A client that summarizes keeps the answer in place of its history.
+    is_kept = client.is_client_summary or client.orders.wants_item
+    notices = SILENT if is_kept else notices_for(context.settings.notices, body)
     return Asked(
         request=client.original,
         output_tokens=wire.asked_output_tokens(body),

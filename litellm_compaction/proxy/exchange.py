@@ -113,7 +113,6 @@ class Exchange:
         attempts: the number that it may still spend.
         in_hand: the request that LiteLLM has; another one is another conversation.
         pins: the name or id under which the router finds each deployment, by the deployment's id.
-        is_told: the request before it told of a compaction, so that this one does not again.
         is_read: its answer has reached the loop that carries it.
         may_pause: its answer nears the limit, so that a compaction may silence it for a while.
         alone: the whole answer, if no model is asked; None otherwise.
@@ -128,7 +127,6 @@ class Exchange:
     attempts: Attempts
     in_hand: Request | None = None
     pins: dict[str, str] = field(default_factory=dict)
-    is_told: bool = False
     is_read: bool = False
     may_pause: bool = False
     alone: Told | None = None

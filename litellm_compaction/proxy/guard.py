@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
+from litellm_compaction.concurrency import is_long, off_loop_if
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import CompactionNeeded, Compactor, Foreseen, PreparedRequest, RequestContext
 from litellm_compaction.errors import (
@@ -28,10 +28,7 @@ from litellm_compaction.errors import (
     NotServed,
 )
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.answer.hooks import prepared_in_room
-from litellm_compaction.proxy.answer.protocol import Announced
 from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
-from litellm_compaction.proxy.answer.upstream import Unsupported
 from litellm_compaction.proxy.answers import asked_of
 from litellm_compaction.proxy.client import metadata_of, tenant_of
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
@@ -73,7 +70,6 @@ _ASIDE = (
 _UNREAD = "is a compaction item, which is not followed over a WebSocket, nor by a model that is guarded only in part"
 # LiteLLM answers nothing then; it would make as many such answers as a client has asked for.
 _NO_ANSWER: Mapping[str, Any] = MappingProxyType({"mock_response": " ", "n": 1})
-_MAX_SERVERS = 1024
 _STORE_LIMIT_S = 2.0
 
 
@@ -90,10 +86,8 @@ class Guard:
         self._exchanges = exchanges
         self._reader = Reader(guards.configured, exchanges)
         self._store = store
-        self._announced = Announced()
         self._clients = Clients()
         self._inner: httpx.AsyncBaseTransport | None = None
-        self._unsupported: Unsupported = Bounded(_MAX_SERVERS)
 
     # ------------------------------------------------------------------ before routing
 
@@ -160,8 +154,6 @@ class Guard:
         data: dict[str, Any],
     ) -> None:
         """Makes the compaction that a request needs whose answer LiteLLM's hooks carry, and puts it into `data`."""
-        if isinstance(decided, CompactionNeeded):
-            exchange.is_told = self._announced.is_next_in_a_row(decided)
         room = self._compactor.room(context)
         try:
             prepared = await self._compactor.finish(decided, room)
@@ -324,14 +316,17 @@ class Guard:
         if not client.original.messages:
             # Of token ids only their number is known.
             _, ids = await _text(kwargs, is_bridged=becomes_chat)
-        prepared, limit, exchange.room = await prepared_in_room(
-            self._compactor,
-            client.original if ids is None else ids,
-            context,
-            wire.asked_output_tokens(kwargs),
-            foreseen=foreseen,
+        # Given back by whoever carries the stream, at the answer's end, or with the exchange.
+        room = exchange.room = self._compactor.room(context)
+        if ids is not None:
+            prepared = await self._compactor.bound(ids, context)
+        else:
+            ready = await self._compactor.prepared_for(client.original, context, foreseen)
+            prepared = await self._compactor.finish(ready, room)
+        limit = await room.acquire(
+            prepared,
+            prepared.max_output_tokens(wire.asked_output_tokens(kwargs)),
             is_watched=is_stream and client.is_chat and wire.can_be_continued(kwargs),
-            is_stream=is_stream,
             answers=wire.asked_answers(kwargs),
             prompts=1 if becomes_chat else wire.asked_prompts(kwargs),
         )
@@ -364,16 +359,13 @@ class Guard:
             exchange.sent(context, prepared)
         elif prepared is not None:
             exchange.will_be_compacted(prepared)
-            exchange.is_told = self._announced.is_next_in_a_row(prepared)
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
-        asked = asked_of(router, exchange, context, kwargs, wants_usage=True)
+        asked = asked_of(exchange, context, kwargs, wants_usage=True)
         attempt.begins_silently = not client.is_chat and (asked.is_json or asked.notices.before == "off")
         if self._inner is None:
             # The connection pool that all guarded deployments share, made in the running loop.
             self._inner = connect()
-        transport = GuardedTransport(
-            self._inner, self._compactor, context, asked, prepared, exchange, self._unsupported
-        )
+        transport = GuardedTransport(self._inner, self._compactor, context, asked, prepared, exchange)
         target = guard.deployment.target
         return {
             **_as_sent(exchange, kwargs),

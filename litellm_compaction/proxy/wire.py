@@ -33,10 +33,6 @@ _CHAT_KEYS = frozenset(
 _MOST_STOPS = 4
 # vLLM's words for a last message that goes on (its OpenAI-compatible server, "Chat API").
 GOES_ON: Mapping[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
-# Lets a thought of the answer be ended while it is written: llama.cpp's `POST /v1/chat/completions/control` (older
-# builds know neither, and leave the field unread).
-THOUGHTS_CAN_END: Mapping[str, Any] = {"reasoning_control": True}
-THOUGHTS_END = "reasoning_end"
 # Anthropic's stop reasons.
 _CLIENTS_LIMIT, _WINDOWS_END = "max_tokens", "model_context_window_exceeded"
 _PROVIDER = "custom_llm_provider"

@@ -15,7 +15,6 @@ from litellm_compaction.proxy.litellm_inside.seam import Seam
 # Settings of the router by which we decide.
 FALLBACKS = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")
 CHECKS = "enable_pre_call_checks"
-_GOES_ON = "enable_mid_stream_fallback_continuation"
 
 
 def current_router() -> Any:
@@ -49,11 +48,6 @@ def setting(router: Any, name: str) -> object:
 def refuses_by_window(router: Any) -> bool:
     """LiteLLM itself refuses requests by the windows that its lists show."""
     return bool(setting(router, CHECKS))
-
-
-def goes_on_elsewhere(router: Any) -> bool:
-    """A stream that breaks goes on at a fallback. A LiteLLM without the setting has no such thing."""
-    return any(getattr(holder, _GOES_ON, False) for holder in (router, _entry_point(router, "settings")))
 
 
 def rewrite_info(router: Any, rewritten: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
