@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -81,10 +82,8 @@ class Answers:
         context, prepared = exchange.attempt.context, exchange.attempt.prepared
         assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `is_hooked`
         exchange.is_read = True
-        router = self._router()
-        pin = exchange.pins.get(exchange.attempt.deployment, exchange.client.group)
-        upstream = HookedUpstream(first, router, pin, data)
-        asked = asked_of(router, exchange, context, data, wants_usage=exchange.client.asks_for_usage)
+        upstream = HookedUpstream(first, self._router(), exchange.pin, data)
+        asked = asked_of(self._router(), exchange, context, data, wants_usage=wire.asks_for_usage(data))
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(prepared, action=exchange.attempt.action)
         # None if the deployment hook has failed open.
@@ -96,23 +95,17 @@ class Answers:
         exchange = self._exchanges.get(data)
         if exchange is None:
             return None
-        if exchange.is_hooked and wire.can_be_continued(data):
-            self._read_whole(exchange, response)
+        context, prepared, usage = exchange.attempt.context, exchange.attempt.prepared, wire.usage_of(response)
+        is_ours = exchange.is_hooked and wire.can_be_continued(data)
+        if is_ours and usage is not None and context is not None and prepared is not None:
+            # The transport learns from the answers that it carries.
+            exchange.is_read = True
+            with _failing_open("learn"):
+                self._compactor.replies.learn(context, prepared, **usage._asdict())
         told = wire.with_details(response, exchange.attempt.details)
         if exchange.client.orders.shows:
             return await self._standards.shown(told, exchange, is_messages=_is_messages(data))
         return told if exchange.attempt.details is not None else None
-
-    def _read_whole(self, exchange: Exchange, response: Any) -> None:
-        """Learns from the usage of a whole answer that LiteLLM's hooks have; a stream's is learned as it is read."""
-        context, prepared, usage = exchange.attempt.context, exchange.attempt.prepared, wire.usage_of(response)
-        if context is None or prepared is None or usage is None:
-            return
-        exchange.is_read = True
-        try:
-            self._compactor.replies.learn(context, prepared, **usage._asdict())
-        except Exception as error:  # noqa: BLE001 - fails open (P8)
-            log_failure("learn", error)
 
     def failed(self, data: Mapping[str, Any], error: Exception) -> Refusal | None:
         """Learns from an overflow that came in spite of us, forgets the request, and words its error for clients.
@@ -145,16 +138,13 @@ class Answers:
             mark_told(error)
 
     def _learn(self, exchange: Exchange, message: str, details: Mapping[str, object]) -> None:
-        try:
+        context = exchange.attempt.context
+        with _failing_open("learn_overflow"):
             overflow = unread_overflow(exchange, message, details)
-            context = exchange.attempt.context
             if context is not None and overflow is None:
                 self._compactor.windows.invalidate(context.target)
             elif context is not None and overflow is not None:
                 self._compactor.replies.learn_overflow(context, exchange.attempt.prepared, overflow)
-        except Exception as error:  # noqa: BLE001 - fails open (P8)
-            # The client gets the server's own error, not one of ours.
-            log_failure("learn_overflow", error)
 
     def headers(self, data: Mapping[str, Any]) -> dict[str, str] | None:
         """The headers that tell clients of guarded deployments about the changes to their request.
@@ -170,10 +160,8 @@ def asked_of(
     router: Any, exchange: Exchange, context: RequestContext, body: Mapping[str, Any], *, wants_usage: bool
 ) -> Asked:
     """The client's wishes, as far as the loop that carries its answer has to know; `body` is its request."""
-    client = exchange.client
-    notices = notices_for(
-        context.settings.notices, body, is_document=client.is_structured, is_whole=not body.get("stream")
-    )
+    client, is_json = exchange.client, wire.is_structured(body)
+    notices = notices_for(context.settings.notices, body, is_document=is_json, is_whole=not body.get("stream"))
     if litellm_router.goes_on_elsewhere(router):
         notices = notices.out_of_thoughts
     if client.is_client_summary or client.orders.wants_item:
@@ -184,7 +172,7 @@ def asked_of(
     return Asked(
         request=client.original,
         output_tokens=wire.asked_output_tokens(body),
-        is_json=client.is_structured,
+        is_json=is_json,
         notices=notices,
         wants_usage=wants_usage,
         stops=wire.stops(body),
@@ -196,3 +184,12 @@ def asked_of(
 def _is_messages(data: Mapping[str, Any]) -> bool:
     """Returns True for a request on Anthropic's route; the only other one with orders is OpenAI's Responses."""
     return "input" not in data
+
+
+@contextmanager
+def _failing_open(place: str) -> Iterator[None]:
+    """The client gets the server's own answer or error, not one of ours (P8)."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - fails open (P8)
+        log_failure(place, error)

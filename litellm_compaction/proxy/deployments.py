@@ -164,8 +164,7 @@ class DeploymentSelector:
         deployment, settings, client = guard.deployment, guard.settings, exchange.client
         metadata = metadata_of(body)
         tenant = tenant_of(metadata)
-        if (pin := exchange.pins.get(deployment.id)) is None:
-            pin = exchange.pins[deployment.id] = _pin(router, deployment) or client.group
+        pin = exchange.pin = _pin(router, deployment) or client.group
         caller = Caller(router, pin, metadata, settings.summary_timeout_s, client.group, is_same=True)
         same = PruningModel(label=client.group, target=deployment.target, ask=caller.ask, is_same=True)
         others = await self._other_pruning_model(router, settings, metadata)

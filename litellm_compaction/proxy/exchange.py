@@ -29,7 +29,7 @@ from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
 from litellm_compaction.proxy.wish import NONE, Wish
 
-# Of the request that a task serves: LiteLLM takes its logging object away before it tells of a failure.
+# LiteLLM's logging object of the request that a task serves: it is taken away before a failure is told.
 _served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction_served", default=None)
 # Far more than a proxy in front of one machine has under way; a bound for requests whose end is never told.
 _MOST = 1024
@@ -43,7 +43,7 @@ class ClientRequest:
     """A request as the client sent it: read once, by every phase; so it has as many fields as clients have words.
 
     Attributes:
-        received: as it came, for deployments that are left alone.
+        received: as it came.
         original: the same without the notices that it carried back; the same object if there were none.
         group: the model name that it is filed under in the store.
         tenant: fingerprint of the client.
@@ -53,8 +53,6 @@ class ClientRequest:
         bad_wish: why its wish could not be read, or another field is not served; None for neither.
         is_client_summary: the client summarizes its conversation itself, or asks for something beside it.
         is_beside: its conversation goes on as if it had not asked.
-        asks_for_usage: a usage chunk belongs in the stream.
-        is_structured: the answer is a document, in which no notice may stand.
         orders: about its conversation's context, in its protocol's words.
         cleared_calls, cleared_tokens: of old tool results, by its order; `original` is without them.
         bases: the record that `original` begins with, as `core.portable.Unfolded` has it.
@@ -71,8 +69,6 @@ class ClientRequest:
     bad_wish: CompactionError | None = None
     is_client_summary: bool = False
     is_beside: bool = False
-    asks_for_usage: bool = True
-    is_structured: bool = False
     orders: Orders = NO_ORDERS
     cleared_calls: int = 0
     cleared_tokens: int = 0
@@ -111,8 +107,7 @@ class Exchange:
 
     Attributes:
         attempts: the number that it may still spend.
-        in_hand: the request that LiteLLM has; another one is another conversation.
-        pins: the name or id under which the router finds each deployment, by the deployment's id.
+        pin: the name or id under which the router finds the deployment that it was measured for last.
         is_told: the request before it told of a compaction, so that this one does not again.
         is_read: its answer has reached the loop that carries it.
         may_pause: its answer nears the limit, so that a compaction may silence it for a while.
@@ -126,8 +121,7 @@ class Exchange:
 
     client: ClientRequest
     attempts: Attempts
-    in_hand: Request | None = None
-    pins: dict[str, str] = field(default_factory=dict)
+    pin: str = ""
     is_told: bool = False
     is_read: bool = False
     may_pause: bool = False
@@ -147,17 +141,16 @@ class Exchange:
     @property
     def headers(self) -> dict[str, str] | None:
         """Response headers for clients of guarded deployments; None for others."""
-        attempt = self.attempt
-        if not attempt.headers:
+        if not self.attempt.headers:
             return None
         receipt = {f"{_HEADER}-{name}": value for name, value in self._receipt().items()}
-        return {_HEADER: attempt.action, **attempt.headers, **receipt}
+        return {_HEADER: self.attempt.action, **self.attempt.headers, **receipt}
 
     @property
     def late_receipt(self) -> dict[str, str]:
         """The receipt of a record that was applied after the headers had gone; {} for none."""
-        attempt = self.attempt
-        is_late = attempt.is_open or (attempt.prepared is not None and attempt.prepared.way is not None)
+        prepared = self.attempt.prepared
+        is_late = self.attempt.is_open or (prepared is not None and prepared.way is not None)
         return self._receipt() if is_late else {}
 
     def _receipt(self) -> dict[str, str]:
@@ -190,25 +183,26 @@ class Exchange:
     def will_be_compacted(self, needed: CompactionNeeded) -> None:
         """Notes that a compaction is made while the answer is already open."""
         measured, step = needed.measured, needed.steps[0]
-        attempt = self.attempt
         # An upper bound stands for the tokens after it.
-        after = step.predicted_tokens
-        attempt.headers = _in_headers(measured.tokens_before, after, measured.window.tokens, step.draft.round)
-        attempt.action = "compacted"
-        attempt.is_open = self.may_pause = True
+        self._tells(measured.tokens_before, step.predicted_tokens, measured.window.tokens, step.draft.round)
+        self.attempt.action = "compacted"
+        self.attempt.is_open = self.may_pause = True
 
     def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
         """Notes the prepared request."""
         attempt = self.attempt
         # What was foreseen may have been of another list: LiteLLM leaves out what a server does not read.
         is_first, attempt.context, attempt.prepared = attempt.prepared is None, context, prepared
-        before, after, window = prepared.tokens_before, prepared.count.tokens, prepared.window
-        attempt.headers = _in_headers(before, after, window.tokens, prepared.round)
+        self._tells(prepared.tokens_before, prepared.count.tokens, prepared.window.tokens, prepared.round)
         if prepared.excerpts:
-            quoted = _numbered({"excerpts": prepared.excerpts, "excerpt-tokens": prepared.excerpt_tokens})
-            attempt.headers = {**attempt.headers, **quoted}
+            quoted = {"excerpts": prepared.excerpts, "excerpt-tokens": prepared.excerpt_tokens}
+            attempt.headers = {**attempt.headers, **_in_headers(quoted)}
         if is_first or prepared.action == "compacted" or attempt.action == "none":
             attempt.action = prepared.action
+
+    def _tells(self, before_tokens: int, after_tokens: int, window_tokens: int, round_: int) -> None:
+        told = {"tokens-before": before_tokens, "tokens-after": after_tokens, "window": window_tokens, "round": round_}
+        self.attempt.headers = _in_headers(told)
 
     def ended(self, details: Mapping[str, Any]) -> None:
         """Notes how the answer ended, and the cost of restarts."""
@@ -217,13 +211,7 @@ class Exchange:
             self.on_restarts(self.client.group, details["restarts"])
 
 
-def _in_headers(before_tokens: int, after_tokens: int, window_tokens: int, round_: int) -> dict[str, str]:
-    return _numbered(
-        {"tokens-before": before_tokens, "tokens-after": after_tokens, "window": window_tokens, "round": round_}
-    )
-
-
-def _numbered(numbers: Mapping[str, int]) -> dict[str, str]:
+def _in_headers(numbers: Mapping[str, int]) -> dict[str, str]:
     return {f"{_HEADER}-{name}": str(number) for name, number in numbers.items()}
 
 
@@ -257,8 +245,7 @@ class Exchanges:
     def open(self, body: Mapping[str, Any], exchange: Exchange) -> Exchange:
         """Remembers `exchange` as the request of a hook's `body`."""
         exchange.on_restarts = self._on_restarts
-        owner = _owner(body)
-        if owner is None:
+        if (owner := _owner(body)) is None:
             return exchange
         self._own[owner] = exchange
         while len(self._own) > _MOST:
@@ -283,10 +270,8 @@ class Exchanges:
 
     def logged(self, details: Mapping[str, Any]) -> Exchange | None:
         """The request that LiteLLM logs, by the details that its logging object holds."""
-        for owner, exchange in list(self._own.items()):
-            if getattr(owner, _DETAILS, None) is details:
-                return exchange
-        return None
+        owned = list(self._own.items())
+        return next((exchange for owner, exchange in owned if getattr(owner, _DETAILS, None) is details), None)
 
     def close(self, body: Mapping[str, Any]) -> Exchange | None:
         """Forgets a request that has ended, and its holds."""

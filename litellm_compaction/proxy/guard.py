@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -56,7 +56,6 @@ from litellm_compaction.proxy.seams import Seams
 from litellm_compaction.proxy.standards import responses
 from litellm_compaction.proxy.standards.standards import Standards
 from litellm_compaction.stores import Store
-from litellm_compaction.windows.windows import Target
 
 # The calls that every bridged route (chat, messages, responses) becomes at the deployment, and text completions.
 _GUARDED_CALLS = frozenset({"acompletion", "atext_completion"})
@@ -95,13 +94,24 @@ class Guard:
         self._inner: httpx.AsyncBaseTransport | None = None
         self._unsupported: Unsupported = Bounded(_MAX_SERVERS)
 
+    async def look_at_seams(self, router: Any) -> None:
+        """Looks at all that requests are guarded by as soon as there is a router, and notes in the store what lacks."""
+        fault = self.seams.of_router(router)
+        if fault is None and self.guards.configured.carrier == "auto" and not is_bypassed():
+            fault = await self.seams.of_client()
+        said = "\n".join([str(fault or ""), *missing()]).rstrip()
+        # The note is for `doctor`; the store tells its own troubles.
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._store.put_fact(*LACKS, said), _STORE_LIMIT_S)
+
     # ------------------------------------------------------------------ before routing
 
     async def before_routing(self, router: Any, data: dict[str, Any], call_type: str) -> None:
-        """Reads, measures and decides what it can before the deployment is chosen; may change `data`.
+        """Reads, measures and decides what it can before the deployment is chosen.
 
         Of a chat or a text completion, if every deployment that it can reach has the same window and settings:
-        otherwise only the chosen deployment can say what fits. Of other routes, what a client says of its context.
+        otherwise only the chosen deployment can say what fits. Of other routes, what a client says of its context,
+        which is taken out of `data`.
 
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
@@ -119,89 +129,73 @@ class Guard:
         guards = await self._reachable(router, {"model": model} if data is None else data)
         return bool(guards) and all(guard is not None and guard.settings.mode == "guard" for guard in guards)
 
-    async def _decide(self, router: Any, data: dict[str, Any], *, is_chat: bool) -> None:
-        guards = await self._reachable(router, data)
-        known = [guard for guard in guards if guard is not None]
-        if not known:
-            return
-        request, ids = await _decoded(data), None
-        if not is_chat:
-            request, ids = await _text(data, is_bridged=all(is_bridged(each.deployment.provider) for each in known))
-        if request is None:
-            return
-        model = str(data.get("model"))
-        exchange = await self._reader.exchange(request, model, data, is_chat=is_chat)
-        if is_chat:
-            # What is known of a text completion is known by its length.
-            self._exchanges.open(data, exchange)
-        context = await self._certain(router, guards, exchange, data)
-        if context is None:
-            return
-        if exchange.client.bad_wish is not None:
-            raise exchange.client.bad_wish
-        try:
-            if ids is not None:
-                await self._compactor.bound(ids, context)
-                return
-            decided = await self._compactor.prepare(exchange.client.original, context)
-            exchange.foreseen = decided
-            # The transport does the slow part itself, in the open response.
-            if is_chat and all(carrier_of(each.deployment, each.settings) == "hooks" for each in known):
-                await self._compacted_here(exchange, context, decided, data)
-        except DoesNotFit:
-            if not has_window_fallback(router, model):
-                raise
-
-    async def _compacted_here(
-        self,
-        exchange: Exchange,
-        context: RequestContext,
-        decided: PreparedRequest | CompactionNeeded,
-        data: dict[str, Any],
-    ) -> None:
-        """Makes the compaction that a request needs whose answer LiteLLM's hooks carry, and puts it into `data`."""
-        if isinstance(decided, CompactionNeeded):
-            exchange.is_told = self._announced.is_next_in_a_row(decided)
-        room = self._compactor.room(context)
-        try:
-            prepared = await self._compactor.finish(decided, room)
-        finally:
-            room.release()
-        exchange.foreseen = prepared
-        exchange.sent(context, prepared)
-        if prepared.messages is not None:
-            data["messages"] = wire.encode(prepared.messages)
-            exchange.in_hand = replace(exchange.client.original, messages=tuple(prepared.messages))
-
     async def _reachable(self, router: Any, data: Mapping[str, Any]) -> list[GuardedDeployment | None]:
         """Every deployment that a request can reach, None for those that are left alone; [] if that cannot be said."""
         model = data.get("model")
         if router is None or not isinstance(model, str) or self.seams.of_router(router) is not None:
             return []
-        deployments = [self.guards.deployment(entry) for entry in reachable_entries(router, model, data)]
-        return [await self.guards.guard(deployment) for deployment in deployments]
+        entries = reachable_entries(router, model, data)
+        return [await self.guards.guard(self.guards.deployment(entry)) for entry in entries]
 
-    async def _certain(
-        self, router: Any, guards: Sequence[GuardedDeployment | None], exchange: Exchange, data: Mapping[str, Any]
-    ) -> RequestContext | None:
-        """The request for any of its deployments if all have one window and the same settings; None otherwise."""
+    async def _decide(self, router: Any, data: dict[str, Any], *, is_chat: bool) -> None:
+        guards = await self._reachable(router, data)
         known = [guard for guard in guards if guard is not None]
-        settings = known[0].settings
-        if len(known) < len(guards) or any(guard.settings != settings for guard in known):
-            return None
-        if exchange.client.opted_out or settings.mode != "guard":
-            return None
-        targets = [replace(guard.deployment.target, asker=exchange.client.tenant) for guard in known]
-        if len(targets) > 1 and len({await self._window_tokens(target) for target in targets}) > 1:
-            return None
-        return await self.guards.context(router, known[0], exchange, data)
-
-    async def _window_tokens(self, target: Target) -> int:
-        """The window as far as known without loading anything; 0 when unknown."""
+        if not known:
+            return
+        ids, is_text_bridged = None, all(is_bridged(guard.deployment.provider) for guard in known)
+        request = await _decoded(data)
+        if not is_chat:
+            request, ids = await _text(data, is_bridged=is_text_bridged)
+        if request is None:
+            return
+        exchange = await self._reader.exchange(request, str(data.get("model")), data, is_chat=is_chat)
+        if is_chat:
+            # What is known of a text completion is known by its length.
+            self._exchanges.open(data, exchange)
+        client, guard = exchange.client, known[0]
+        if client.opted_out or guard.settings.mode != "guard" or not await self._is_certain(guards, client.tenant):
+            return
+        context = await self.guards.context(router, guard, exchange, data)
+        if client.bad_wish is not None:
+            raise client.bad_wish
         try:
-            return (await self._compactor.windows.resolve(target)).tokens
-        except CompactionError:
-            return 0
+            if ids is not None:
+                await self._compactor.bound(ids, context)
+                return
+            exchange.foreseen = await self._compactor.prepare(client.original, context)
+            # The transport does the slow part itself, in the open response.
+            if is_chat and all(carrier_of(each.deployment, each.settings) == "hooks" for each in known):
+                await self._compact_here(exchange, context, exchange.foreseen)
+        except DoesNotFit:
+            if not has_window_fallback(router, client.group):
+                raise
+
+    async def _is_certain(self, guards: list[GuardedDeployment | None], tenant: str) -> bool:
+        """Returns True if all deployments are guarded by one window and the same settings."""
+        settings, windows = [guard and guard.settings for guard in guards], set()
+        if None in settings or any(each != settings[0] for each in settings):
+            return False
+        for guard in guards if len(guards) > 1 else ():
+            assert guard is not None  # noqa: S101 - looked at above
+            try:
+                window = await self._compactor.windows.resolve(replace(guard.deployment.target, asker=tenant))
+                windows.add(window.tokens)
+            except CompactionError:
+                windows.add(0)
+        return len(windows) <= 1
+
+    async def _compact_here(
+        self, exchange: Exchange, context: RequestContext, decided: PreparedRequest | CompactionNeeded
+    ) -> None:
+        """Makes the compaction that a request needs whose answer LiteLLM's hooks carry."""
+        if isinstance(decided, CompactionNeeded):
+            exchange.is_told = self._announced.is_next_in_a_row(decided)
+        room = self._compactor.room(context)
+        try:
+            exchange.foreseen = prepared = await self._compactor.finish(decided, room)
+        finally:
+            room.release()
+        exchange.sent(context, prepared)
 
     # ------------------------------------------------------------------ at the deployment
 
@@ -225,10 +219,7 @@ class Guard:
                 return unchanged
             if is_internal_call():
                 return self._of_ours(router, own) if kind in _GUARDED_CALLS else unchanged
-            await self._check_seams(router, own)
-            if kind in _GUARDED_CALLS:
-                return await self._before_chat(router, own) or unchanged
-            return await self._before_bridging(router, own, becomes_chat=kind in _BECOME_CHATS) or unchanged
+            changed = await self._changed(router, own, kind)
         except CompactionError as error:
             raise self._refused(kwargs, error) from error
         except Exception as error:
@@ -238,6 +229,8 @@ class Guard:
             if too_long is None:
                 return unchanged
             raise self._refused(kwargs, too_long) from error
+        else:
+            return unchanged if changed is own else {**changed}
 
     def _refused(self, kwargs: Mapping[str, Any], error: CompactionError) -> Exception:
         if (exchange := self._exchanges.get(kwargs)) is not None:
@@ -259,56 +252,111 @@ class Guard:
             extra |= wire.as_chat(kwargs)
         return {**kwargs, **extra} if extra else None
 
-    async def _before_chat(self, router: Any, received: Mapping[str, Any]) -> dict[str, Any] | None:
+    async def _changed(self, router: Any, received: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+        """The arguments of a call of a client's; the same object if nothing changes."""
         kwargs = self._as_deployed(router, received)
         group = str(metadata_of(kwargs).get("model_group") or "") or group_of(router, kwargs)
         deployment = self._deployment_of(kwargs, group)
-        exchange = await self._exchange_of(kwargs, deployment)
         guard = await self.guards.guard(deployment)
+        if guard is not None and guard.settings.mode == "guard":
+            fault = self.seams.of_router(router)
+            if fault is None and carrier_of(guard.deployment, guard.settings) == "transport":
+                fault = await self.seams.of_client()
+            if fault is not None:
+                raise fault
+        if kind not in _GUARDED_CALLS:
+            return self._bridged(guard, deployment, kwargs, becomes_chat=kind in _BECOME_CHATS)
+        known = self._exchanges.get(kwargs)
+        if known is not None:
+            known.begins_attempt(deployment.id)
         if guard is None:
-            if exchange is not None:
-                exchange.attempts.too_long = None
-            return _as_received(exchange, received)
+            if known is not None:
+                known.attempts.too_long = None
+            return kwargs
         try:
-            return await self._guarded(guard, exchange, router, kwargs) or (None if kwargs is received else {**kwargs})
+            return await self._guarded(guard, router, kwargs)
         except RecursionError as error:
             if guard.settings.mode == "observe":
                 raise
             # How deep a request is nested is the client's choice, and must not switch the guard off.
             raise NotServed(TOO_DEEP) from error
 
-    async def _guarded(
-        self, guard: GuardedDeployment, exchange: Exchange | None, router: Any, kwargs: Mapping[str, Any]
-    ) -> dict[str, Any] | None:
-        """The arguments of a call to a guarded deployment, None for the same."""
-        carrier, becomes_chat = carrier_of(guard.deployment, guard.settings), is_bridged(guard.deployment.provider)
+    def _bridged(
+        self, guard: GuardedDeployment | None, deployment: Deployment, kwargs: Mapping[str, Any], *, becomes_chat: bool
+    ) -> Mapping[str, Any]:
+        """The arguments of a call to a deployment that is no chat, for LiteLLM to make one of it if that is guarded.
+
+        Otherwise LiteLLM may reach the same server by another route of it, without a guard.
+
+        Args:
+            becomes_chat: LiteLLM can make one.
+
+        Raises:
+            NotServed: it cannot.
+            BadItem: it holds a compaction item that nobody has read, which LiteLLM would leave out.
+        """
+        exchange = self._exchanges.get(kwargs)
+        # LiteLLM itself makes it of a chat that has been prepared.
+        is_prepared = exchange is not None and exchange.is_hooked and exchange.attempt.deployment == deployment.id
+        if guard is None or guard.settings.mode != "guard" or is_prepared:
+            return kwargs
+        if not becomes_chat:
+            raise NotServed(NO_CHAT)
+        field = responses.field_of_item(kwargs.get("input"))
+        if field and self._exchanges.orders(kwargs) is None:
+            raise BadItem(field, _UNREAD)
+        return wire.to_chats_alone(kwargs, deployment.provider)
+
+    async def _guarded(self, guard: GuardedDeployment, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments of a chat or text completion for a guarded deployment."""
+        exchange = await self._exchange_of(guard, kwargs)
         if exchange is None:
-            request = await _decoded(kwargs)
-            if request is None and "prompt" in kwargs and (becomes_chat or carrier == "hooks"):
-                request, _ = await _text(kwargs, is_bridged=becomes_chat)
-            if request is None and "prompt" in kwargs and carrier == "transport":
-                # Only the transport sees the body that leaves.
-                request = Request(messages=())
-            if request is None:
-                return None
-            exchange = await self._reader.exchange(request, guard.deployment.group, kwargs)
-            self._exchanges.open(kwargs, exchange).begins_attempt(guard.deployment.id)
+            return kwargs
         client = exchange.client
         if client.opted_out:
-            return _as_sent(exchange, kwargs) if client.orders.portable is not None else _as_received(exchange, kwargs)
+            return _as_sent(exchange, kwargs) if client.orders.portable is not None else kwargs
         # For the first attempt only: a later one may come minutes after.
         foreseen, exchange.foreseen = exchange.foreseen, None
         context = await self.guards.context(router, guard, exchange, kwargs)
         if guard.settings.mode == "observe":
             await self._compactor.observe(client.original, context)
-            return _as_received(exchange, kwargs)
+            return kwargs
         if client.bad_wish is not None:
             raise client.bad_wish
         if await self.standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
-        if carrier == "transport":
+        if carrier_of(guard.deployment, guard.settings) == "transport":
             return await self._carried(router, guard, exchange, context, kwargs, foreseen)
         return await self._bounded(guard.deployment, exchange, context, kwargs, foreseen)
+
+    async def _exchange_of(self, guard: GuardedDeployment, kwargs: Mapping[str, Any]) -> Exchange | None:
+        """The request that a deployment is asked for, a new one if its messages are others by now; None for none.
+
+        LiteLLM also makes calls of its own on a request's behalf, and other callbacks change messages: what leaves is
+        guarded.
+        """
+        deployment, exchange = guard.deployment, self._exchanges.get(kwargs)
+        is_own = exchange is not None and exchange.client.tenant == tenant_of(metadata_of(kwargs))
+        if exchange is not None and is_own:
+            long = is_long(kwargs.get("messages"))
+            if await off_loop_if(long, lambda: _is_in_hand(exchange.client.received, kwargs)):
+                return exchange
+        request = await _decoded(kwargs)
+        if request is None and "prompt" in kwargs:
+            # Of other texts only the transport sees the body that leaves.
+            becomes_chat = is_bridged(deployment.provider)
+            is_read = becomes_chat or carrier_of(deployment, guard.settings) == "hooks"
+            request = (await _text(kwargs, is_bridged=becomes_chat))[0] if is_read else None
+            request = request or Request(messages=())
+        if request is None:
+            self._exchanges.close(kwargs)
+            return None
+        is_chat = exchange is not None and is_own and exchange.client.is_chat
+        fresh = await self._reader.exchange(request, deployment.group, kwargs, is_chat=is_chat)
+        if exchange is not None and is_own:
+            fresh.attempts = exchange.attempts
+        fresh.begins_attempt(deployment.id)
+        return self._exchanges.open(kwargs, fresh)
 
     async def _bounded(
         self,
@@ -381,103 +429,26 @@ class Guard:
             "client": self._clients.over(transport, api_base=str(target.api_base), api_key=target.api_key),
         }
 
-    async def _before_bridging(
-        self, router: Any, kwargs: Mapping[str, Any], *, becomes_chat: bool
-    ) -> dict[str, Any] | None:
-        """The arguments of a call to a guarded deployment that is no chat, for LiteLLM to make one of it.
-
-        Otherwise LiteLLM may reach the same server by another route of it, without a guard. None if nothing has to
-        change: for other deployments, and for what LiteLLM itself makes of a chat that has been prepared.
-
-        Args:
-            becomes_chat: LiteLLM can make one.
-
-        Raises:
-            NotServed: it cannot.
-            BadItem: it holds a compaction item that nobody has read, which LiteLLM would leave out.
-        """
-        changed = self._as_deployed(router, kwargs)
-        deployment = self._deployment_of(changed)
-        guard = await self.guards.guard(deployment)
-        exchange = self._exchanges.get(kwargs)
-        is_prepared = exchange is not None and exchange.is_hooked and exchange.attempt.deployment == deployment.id
-        if guard is None or guard.settings.mode != "guard" or is_prepared:
-            return None if changed is kwargs else {**changed}
-        if not becomes_chat:
-            raise NotServed(NO_CHAT)
-        field = responses.field_of_item(kwargs.get("input"))
-        if field and self._exchanges.orders(kwargs) is None:
-            raise BadItem(field, _UNREAD)
-        return wire.to_chats_alone(changed, deployment.provider)
-
     def _deployment_of(self, kwargs: Mapping[str, Any], group: str = "") -> Deployment:
         entry = {"model_name": group, "litellm_params": kwargs, "model_info": kwargs.get("model_info")}
         return self.guards.deployment(entry)
 
     def _as_deployed(self, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments of a call as the deployment's own entry has them; of one that is left alone as they came."""
+        """The arguments of a call as the deployment's own entry has them; of one that is left alone as they came.
+
+        Raises:
+            LiteLLMChanged: the body may name another kind of server than the entry, which cannot be read.
+        """
         info = kwargs.get("model_info")
         if not isinstance(info, Mapping) or not wire.may_override(kwargs):
             return kwargs
+        if (fault := self.seams.of_router(router)) is not None:
+            raise fault
         found = litellm_router.deployment(router, str(info.get("id")))
         if found is None:
             return kwargs
         own = self.guards.deployment(as_entry(found))
         return kwargs if own.kind == "foreign" else wire.without_overrides(kwargs, own.provider)
-
-    async def _exchange_of(self, kwargs: Mapping[str, Any], deployment: Deployment) -> Exchange | None:
-        """The request that a deployment is asked for, None for none; a new one if its messages are others by now.
-
-        LiteLLM also makes calls of its own on a request's behalf, and other callbacks change messages: what leaves is
-        guarded.
-        """
-        exchange = self._exchanges.get(kwargs)
-        if exchange is None:
-            return None
-        exchange.begins_attempt(deployment.id)
-        if exchange.client.tenant == tenant_of(metadata_of(kwargs)):
-            if await off_loop_if(is_long(kwargs.get("messages")), lambda: _is_in_hand(exchange, kwargs)):
-                return exchange
-            if (request := await _decoded(kwargs)) is not None:
-                is_chat = exchange.client.is_chat
-                fresh = await self._reader.exchange(request, deployment.group, kwargs, is_chat=is_chat)
-                fresh.attempts = exchange.attempts
-                fresh.begins_attempt(deployment.id)
-                return self._exchanges.open(kwargs, fresh)
-        self._exchanges.close(kwargs)
-        return None
-
-    # ------------------------------------------------------------------ what of LiteLLM requests are guarded by
-
-    async def look_at_seams(self, router: Any) -> None:
-        """Looks at all that requests are guarded by as soon as there is a router, and notes in the store what lacks."""
-        fault = self.seams.of_router(router)
-        if fault is None and self.guards.configured.carrier == "auto" and not is_bypassed():
-            fault = await self.seams.of_client()
-        said = "\n".join([str(fault or ""), *missing()]).rstrip()
-        # The note is for `doctor`; the store tells its own troubles.
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._store.put_fact(*LACKS, said), _STORE_LIMIT_S)
-
-    async def _check_seams(self, router: Any, kwargs: Mapping[str, Any]) -> None:
-        """Lets a call to a deployment pass if nothing lacks by which it is guarded, or if it is left alone.
-
-        Raises:
-            LiteLLMChanged: it cannot be guarded.
-        """
-        fault = self.seams.of_router(router)
-        if self.seams.is_sound:
-            return
-        if fault is not None and wire.may_override(kwargs):
-            # The body may name another kind of server than the deployment's entry, which cannot be read.
-            raise fault
-        guard = await self.guards.guard(self._deployment_of(kwargs))
-        if guard is None or guard.settings.mode != "guard":
-            return
-        if fault is None and carrier_of(guard.deployment, guard.settings) == "transport":
-            fault = await self.seams.of_client()
-        if fault is not None:
-            raise fault
 
 
 async def _decoded(body: Mapping[str, Any]) -> Request | None:
@@ -490,26 +461,16 @@ async def _text(body: Mapping[str, Any], *, is_bridged: bool) -> tuple[Request |
     return await off_loop_if(is_long(prompt, [prompt]), lambda: wire.decode_text(body, is_bridged=is_bridged))
 
 
-def _is_in_hand(exchange: Exchange, kwargs: Mapping[str, Any]) -> bool:
-    if exchange.in_hand is None:
-        # A text completion.
-        return not kwargs.get("messages")
+def _is_in_hand(received: Request, kwargs: Mapping[str, Any]) -> bool:
     try:
-        return wire.is_same_request(kwargs, exchange.in_hand)
+        return not kwargs.get("messages") or wire.is_same_request(kwargs, received)
     except RecursionError:
         # JSON may be nested too deep to compare, and was copied since: looked at anew.
         return False
 
 
-def _as_received(exchange: Exchange | None, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments with the client's own messages; None if they have them."""
-    if exchange is None or exchange.in_hand is None or exchange.in_hand is exchange.client.received:
-        return None
-    return {**kwargs, "messages": wire.encode(exchange.client.received.messages)}
-
-
 def _as_sent(exchange: Exchange, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments with the messages that are guarded: the client's, without notices that came back with them."""
-    if exchange.in_hand is None or exchange.in_hand is exchange.client.original:
-        return {**kwargs}
-    return {**kwargs, "messages": wire.encode(exchange.client.original.messages)}
+    client = exchange.client
+    changed = client.original is not client.received and kwargs.get("messages")
+    return {**kwargs, "messages": wire.encode(client.original.messages)} if changed else {**kwargs}
