@@ -20,7 +20,7 @@ from litellm_compaction.proxy.client import identity_of, metadata_of, tenant_of
 from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.internal import Caller, may_write_ahead
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
-from litellm_compaction.proxy.litellm_inside.callers import may_use
+from litellm_compaction.proxy.litellm_inside.application import may_use
 from litellm_compaction.proxy.litellm_inside.connections import with_credentials
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.report import why_unasked

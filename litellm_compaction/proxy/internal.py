@@ -22,7 +22,7 @@ from litellm_compaction.core.messages import JsonValue, Message, Request, roughl
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
-from litellm_compaction.proxy.litellm_inside.callers import has_limits, is_allowed
+from litellm_compaction.proxy.litellm_inside.application import has_limits, is_allowed
 from litellm_compaction.proxy.litellm_inside.seam import Seam
 from litellm_compaction.summarizer import SummaryAnswer
 

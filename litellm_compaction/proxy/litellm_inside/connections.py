@@ -11,14 +11,10 @@ import httpx
 from litellm_compaction.errors import LiteLLMChanged, StoreError
 from litellm_compaction.proxy.litellm_inside.seam import Seam
 
-# LiteLLM's words for the place of a Redis, and for signing in there.
+# What LiteLLM's words for the place of a Redis, and for signing in there, begin with.
 _REDIS_NAMES = (
-    *("url", "host", "startup_nodes", "sentinel_nodes"),
-    *("port", "db", "username", "password", "service_name", "sentinel_password"),
-    *("ssl", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"),
-    *("gcp_service_account", "gcp_ssl_ca_certs", "azure_redis_ad_token", "azure_client_id", "azure_tenant_id"),
-    *("azure_client_secret", "aws_iam_auth", "aws_iam_user_name", "aws_iam_cache_name", "aws_iam_region"),
-    *("aws_iam_serverless", "credential_provider"),
+    *("url", "host", "port", "db", "user", "pass", "startup_nodes", "sentinel_", "service_name"),
+    *("ssl", "gcp_", "azure_", "aws_iam_", "credential_provider"),
 )
 _REDIS_CACHES = ("redis", "redis-semantic")
 _NO_REDIS = (
@@ -66,7 +62,8 @@ def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
     def make() -> Any:
         try:
             get_client = Seam.REDIS_CLIENT.needed()
-            return get_client(**{name: found[name] for name in _REDIS_NAMES if found.get(name) is not None})
+            named = {name: value for name, value in found.items() if name.startswith(_REDIS_NAMES)}
+            return get_client(**{name: value for name, value in named.items() if value is not None})
         except (LiteLLMChanged, ValueError):
             raise StoreError(_NO_REDIS) from None
 
