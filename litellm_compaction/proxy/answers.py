@@ -49,11 +49,7 @@ class Answers:
         self._router = router
 
     async def streamed(self, response: Any, data: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """LiteLLM's stream for the client: carried over the limit if the hooks do that, with its details, never silent.
-
-        Args:
-            data: the client's request as the hooks see it.
-        """
+        """LiteLLM's stream for a client: carried over the limit where the hooks do that, never silent."""
         exchange = self._exchanges.get(data)
         if exchange is None:
             async for chunk in response:
@@ -152,7 +148,7 @@ class Answers:
         LiteLLM asks for them after the success hook and before a stream's first chunk: the last word on an answer that
         is not streamed.
         """
-        exchange = self._exchanges.begun(data) if data.get("stream") else self._exchanges.close(data)
+        exchange = self._exchanges.get(data) if data.get("stream") else self._exchanges.close(data)
         return exchange.headers if exchange is not None else None
 
 

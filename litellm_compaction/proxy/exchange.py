@@ -26,8 +26,8 @@ from litellm_compaction.engine import (
 )
 from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import CompactionError
+from litellm_compaction.proxy.client import NONE, Wish
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
-from litellm_compaction.proxy.wish import NONE, Wish
 
 # LiteLLM's logging object of the request that a task serves: it is taken away before a failure is told.
 _served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction_served", default=None)
@@ -43,18 +43,15 @@ class ClientRequest:
     """A request as the client sent it: read once, by every phase; so it has as many fields as clients have words.
 
     Attributes:
-        received: as it came.
-        original: the same without the notices that it carried back; the same object if there were none.
+        original: as it was received, without the notices that it carried back; the same object if there were none.
         group: the model name that it is filed under in the store.
-        tenant: fingerprint of the client.
         client_text: gives every text that the client sent, in whatever field.
         is_chat: the client speaks chat completions, and so reads the stream that we see.
-        opted_out: the client asked to be left alone, and may.
         bad_wish: why its wish could not be read, or another field is not served; None for neither.
         is_client_summary: the client summarizes its conversation itself, or asks for something beside it.
         is_beside: its conversation goes on as if it had not asked.
-        orders: about its conversation's context, in its protocol's words.
         cleared_calls, cleared_tokens: of old tool results, by its order; `original` is without them.
+        token_ids: the number of them in a text completion that consists of them; None for any other request.
         bases: the record that `original` begins with, as `core.portable.Unfolded` has it.
     """
 
@@ -72,7 +69,13 @@ class ClientRequest:
     orders: Orders = NO_ORDERS
     cleared_calls: int = 0
     cleared_tokens: int = 0
+    token_ids: int | None = None
     bases: tuple[Compaction, ...] = ()
+
+    @property
+    def is_unread(self) -> bool:
+        """Its prompt is none that can be counted."""
+        return not self.original.messages and self.token_ids is None
 
 
 @dataclass(slots=True)
@@ -80,10 +83,8 @@ class Attempt:
     """The state of a request at one deployment; a fallback to another deployment begins a new one.
 
     Attributes:
-        deployment: its id, "" before one is chosen.
         context, prepared: as it was sent last.
         action: the strongest thing done for it: compacted, then reused, then none.
-        headers: for the client, sent before the answer; {} before anything is decided.
         is_open: its compaction is made after the headers have gone.
         details: of its usage: its end, and the cost of restarts.
         is_carried: the transport does all that happens while its answer is open.
@@ -112,11 +113,8 @@ class Exchange:
         is_read: its answer has reached the loop that carries it.
         may_pause: its answer nears the limit, so that a compaction may silence it for a while.
         alone: the whole answer, if no model is asked; None otherwise.
-        refusal: our last one; None without any.
         foreseen: the outcome before its deployment was chosen, until it is.
         room: its hold on a shared context if the hooks carry it, until it ends.
-        attempt: at the deployment that it went to last.
-        on_restarts: is told the group and the number of restarts of its answer if it had any.
     """
 
     client: ClientRequest
@@ -168,6 +166,11 @@ class Exchange:
             self.attempt, self.may_pause = Attempt(), False
         self.attempt.deployment = deployment
 
+    def take_foreseen(self) -> Foreseen | None:
+        """For the first attempt only: a later one may come minutes after."""
+        foreseen, self.foreseen = self.foreseen, None
+        return foreseen
+
     def refused(self, error: CompactionError) -> None:
         self.refusal = error
 
@@ -176,9 +179,8 @@ class Exchange:
         if self.room is not None:
             self.room.release()
 
-    def __del__(self) -> None:
-        # LiteLLM may never tell of its end.
-        self.release_room()
+    # LiteLLM may never tell of its end.
+    __del__ = release_room
 
     def will_be_compacted(self, needed: CompactionNeeded) -> None:
         """Notes that a compaction is made while the answer is already open."""
@@ -221,8 +223,6 @@ class Exchanges:
     def __init__(self, on_restarts: OnRestarts | None = None) -> None:
         self._on_restarts = on_restarts
         self._own: weakref.WeakKeyDictionary[object, Exchange] = weakref.WeakKeyDictionary()
-        # By the object of the client's request, if LiteLLM calls the deployment with one of its own (generateContent).
-        self._made: weakref.WeakKeyDictionary[object, Exchange] = weakref.WeakKeyDictionary()
         # Known before the request is: of the body that the client sent.
         self._orders: weakref.WeakKeyDictionary[object, Orders] = weakref.WeakKeyDictionary()
 
@@ -251,21 +251,18 @@ class Exchanges:
         while len(self._own) > _MOST:
             # An exchange can hold its owner: LiteLLM's metadata has the calls that failed.
             self._own.pop(next(self._own.keys()), None)
-        if (served := _served_owner()) is not None and served is not owner:
-            self._made[served] = exchange
+        if (served := _asker({})) is not None:
+            # LiteLLM may call the deployment with an object of its own (generateContent).
+            self._own.setdefault(served, exchange)
         return exchange
 
     def get(self, body: Mapping[str, Any]) -> Exchange | None:
         """The request of a hook's `body`, if it is guarded."""
         return self._own.get(_asker(body) or self)
 
-    def begun(self, body: Mapping[str, Any]) -> Exchange | None:
-        """The request of a hook's `body`, or the one that LiteLLM has made of it, which no other hook may touch."""
-        return self.get(body) or self._made.get(_asker(body) or self)
-
     def refusal(self) -> CompactionError | None:
         """The last refusal of the request that the running task serves; None without any."""
-        exchange = self.begun({})
+        exchange = self.get({})
         return exchange.refusal if exchange is not None else None
 
     def logged(self, details: Mapping[str, Any]) -> Exchange | None:
@@ -275,9 +272,7 @@ class Exchanges:
 
     def close(self, body: Mapping[str, Any]) -> Exchange | None:
         """Forgets a request that has ended, and its holds."""
-        owner = _asker(body) or self
-        made = self._made.pop(owner, None)
-        exchange = self._own.pop(owner, made)
+        exchange = self._own.pop(_asker(body) or self, None)
         if exchange is not None:
             exchange.release_room()
         return exchange
@@ -289,10 +284,6 @@ def _owner(body: Mapping[str, Any]) -> object | None:
     return found if hasattr(found, _DETAILS) else None
 
 
-def _served_owner() -> object | None:
-    reference = _served.get()
-    return reference() if reference is not None else None
-
-
 def _asker(body: Mapping[str, Any]) -> object | None:
-    return _owner(body) or _served_owner()
+    reference = _served.get()
+    return _owner(body) or (reference() if reference is not None else None)

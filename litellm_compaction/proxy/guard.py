@@ -17,7 +17,7 @@ import httpx
 
 from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import CompactionNeeded, Compactor, Foreseen, PreparedRequest, RequestContext
+from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext
 from litellm_compaction.errors import (
     NO_CHAT,
     TOO_DEEP,
@@ -35,7 +35,7 @@ from litellm_compaction.proxy.answer.upstream import Unsupported
 from litellm_compaction.proxy.answers import asked_of
 from litellm_compaction.proxy.client import metadata_of, tenant_of
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
-from litellm_compaction.proxy.exchange import Exchange, Exchanges
+from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.proxy.litellm_inside.connections import connect
@@ -48,7 +48,6 @@ from litellm_compaction.proxy.routing import (
     carrier_of,
     has_window_fallback,
     is_bridged,
-    is_bypassed,
     reachable_entries,
     refuses_by,
 )
@@ -97,14 +96,12 @@ class Guard:
     async def look_at_seams(self, router: Any) -> None:
         """Looks at all that requests are guarded by as soon as there is a router, and notes in the store what lacks."""
         fault = self.seams.of_router(router)
-        if fault is None and self.guards.configured.carrier == "auto" and not is_bypassed():
+        if fault is None and self.guards.configured.carrier == "auto":
             fault = await self.seams.of_client()
         said = "\n".join([str(fault or ""), *missing()]).rstrip()
         # The note is for `doctor`; the store tells its own troubles.
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._store.put_fact(*LACKS, said), _STORE_LIMIT_S)
-
-    # ------------------------------------------------------------------ before routing
 
     async def before_routing(self, router: Any, data: dict[str, Any], call_type: str) -> None:
         """Reads, measures and decides what it can before the deployment is chosen.
@@ -114,8 +111,7 @@ class Guard:
         which is taken out of `data`.
 
         Raises:
-            DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
-            BadWish, BadItem, NotServed: the client asks for something that cannot be followed.
+            CompactionError: it cannot be served, or asks for something that cannot be followed.
         """
         if call_type in _BRIDGED_CALLS:
             # LiteLLM, and deployments that are left alone, have their own way with it.
@@ -142,13 +138,10 @@ class Guard:
         known = [guard for guard in guards if guard is not None]
         if not known:
             return
-        ids, is_text_bridged = None, all(is_bridged(guard.deployment.provider) for guard in known)
-        request = await _decoded(data)
-        if not is_chat:
-            request, ids = await _text(data, is_bridged=is_text_bridged)
-        if request is None:
+        becomes_chat = all(is_bridged(guard.deployment.provider) for guard in known)
+        exchange = await self._reader.exchange(data, str(data.get("model")), is_bridged=becomes_chat, is_chat=is_chat)
+        if exchange is None or exchange.client.is_unread:
             return
-        exchange = await self._reader.exchange(request, str(data.get("model")), data, is_chat=is_chat)
         if is_chat:
             # What is known of a text completion is known by its length.
             self._exchanges.open(data, exchange)
@@ -159,8 +152,8 @@ class Guard:
         if client.bad_wish is not None:
             raise client.bad_wish
         try:
-            if ids is not None:
-                await self._compactor.bound(ids, context)
+            if client.token_ids is not None:
+                await self._compactor.bound(client.token_ids, context)
                 return
             exchange.foreseen = await self._compactor.prepare(client.original, context)
             # The transport does the slow part itself, in the open response.
@@ -197,18 +190,8 @@ class Guard:
             room.release()
         exchange.sent(context, prepared)
 
-    # ------------------------------------------------------------------ at the deployment
-
     async def before_deployment(self, router: Any, kwargs: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
-        """The arguments of a call with the changes for the chosen deployment; None if there are none.
-
-        Args:
-            kind: LiteLLM's name of the call, "" for none.
-
-        Raises:
-            Exception: a refusal, as LiteLLM tells it. Whatever else fails, a request that is not known to be too long
-                goes on as it came (P8).
-        """
+        """The arguments of a call, whose `kind` LiteLLM names so, as they go out; None if nothing changes."""
         if any(word in kind for word in _ASIDE):
             return None
         own = wire.from_chats_alone(kwargs)
@@ -284,17 +267,8 @@ class Guard:
     def _bridged(
         self, guard: GuardedDeployment | None, deployment: Deployment, kwargs: Mapping[str, Any], *, becomes_chat: bool
     ) -> Mapping[str, Any]:
-        """The arguments of a call to a deployment that is no chat, for LiteLLM to make one of it if that is guarded.
-
-        Otherwise LiteLLM may reach the same server by another route of it, without a guard.
-
-        Args:
-            becomes_chat: LiteLLM can make one.
-
-        Raises:
-            NotServed: it cannot.
-            BadItem: it holds a compaction item that nobody has read, which LiteLLM would leave out.
-        """
+        """The arguments of another call than a chat, for LiteLLM to make a chat of it, if that is guarded."""
+        # Otherwise LiteLLM may reach the same server by another route of it, without a guard.
         exchange = self._exchanges.get(kwargs)
         # LiteLLM itself makes it of a chat that has been prepared.
         is_prepared = exchange is not None and exchange.is_hooked and exchange.attempt.deployment == deployment.id
@@ -314,9 +288,7 @@ class Guard:
             return kwargs
         client = exchange.client
         if client.opted_out:
-            return _as_sent(exchange, kwargs) if client.orders.portable is not None else kwargs
-        # For the first attempt only: a later one may come minutes after.
-        foreseen, exchange.foreseen = exchange.foreseen, None
+            return {**kwargs, **_cleaned(client, kwargs)} if client.orders.portable is not None else kwargs
         context = await self.guards.context(router, guard, exchange, kwargs)
         if guard.settings.mode == "observe":
             await self._compactor.observe(client.original, context)
@@ -326,87 +298,66 @@ class Guard:
         if await self.standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
         if carrier_of(guard.deployment, guard.settings) == "transport":
-            return await self._carried(router, guard, exchange, context, kwargs, foreseen)
-        return await self._bounded(guard.deployment, exchange, context, kwargs, foreseen)
+            return await self._carried(router, exchange, context, kwargs)
+        if client.is_unread:
+            return kwargs
+        return await self._bounded(guard.deployment.provider, exchange, context, kwargs)
 
     async def _exchange_of(self, guard: GuardedDeployment, kwargs: Mapping[str, Any]) -> Exchange | None:
-        """The request that a deployment is asked for, a new one if its messages are others by now; None for none.
-
-        LiteLLM also makes calls of its own on a request's behalf, and other callbacks change messages: what leaves is
-        guarded.
-        """
+        """The request that a deployment is asked for, a new one if its messages are others by now; None for none."""
+        # LiteLLM also makes calls of its own on a request's behalf, and other callbacks change messages.
         deployment, exchange = guard.deployment, self._exchanges.get(kwargs)
-        is_own = exchange is not None and exchange.client.tenant == tenant_of(metadata_of(kwargs))
-        if exchange is not None and is_own:
-            long = is_long(kwargs.get("messages"))
-            if await off_loop_if(long, lambda: _is_in_hand(exchange.client.received, kwargs)):
+        if exchange is not None and exchange.client.tenant != tenant_of(metadata_of(kwargs)):
+            exchange = None
+        long, is_chat = is_long(kwargs.get("messages")), False
+        if exchange is not None:
+            received, is_chat = exchange.client.received, exchange.client.is_chat
+            if await off_loop_if(long, lambda: _is_in_hand(received, kwargs)):
                 return exchange
-        request = await _decoded(kwargs)
-        if request is None and "prompt" in kwargs:
-            # Of other texts only the transport sees the body that leaves.
-            becomes_chat = is_bridged(deployment.provider)
-            is_read = becomes_chat or carrier_of(deployment, guard.settings) == "hooks"
-            request = (await _text(kwargs, is_bridged=becomes_chat))[0] if is_read else None
-            request = request or Request(messages=())
-        if request is None:
+        becomes_chat = is_bridged(deployment.provider)
+        fresh = await self._reader.exchange(kwargs, deployment.group, is_bridged=becomes_chat, is_chat=is_chat)
+        if fresh is None:
             self._exchanges.close(kwargs)
             return None
-        is_chat = exchange is not None and is_own and exchange.client.is_chat
-        fresh = await self._reader.exchange(request, deployment.group, kwargs, is_chat=is_chat)
-        if exchange is not None and is_own:
-            fresh.attempts = exchange.attempts
+        fresh.attempts = exchange.attempts if exchange is not None else fresh.attempts
         fresh.begins_attempt(deployment.id)
         return self._exchanges.open(kwargs, fresh)
 
     async def _bounded(
-        self,
-        deployment: Deployment,
-        exchange: Exchange,
-        context: RequestContext,
-        kwargs: Mapping[str, Any],
-        foreseen: Foreseen | None,
+        self, provider: str, exchange: Exchange, context: RequestContext, kwargs: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The arguments of a call whose answer LiteLLM's hooks carry: compacted, and with a bound on the answer."""
-        client, ids = exchange.client, None
-        is_stream, becomes_chat = bool(kwargs.get("stream")), is_bridged(deployment.provider)
-        if not client.original.messages:
-            # Of token ids only their number is known.
-            _, ids = await _text(kwargs, is_bridged=becomes_chat)
+        client, is_stream = exchange.client, bool(kwargs.get("stream"))
         prepared, limit, exchange.room = await prepared_in_room(
             self._compactor,
-            client.original if ids is None else ids,
+            client.original if client.token_ids is None else client.token_ids,
             context,
             wire.asked_output_tokens(kwargs),
-            foreseen=foreseen,
+            foreseen=exchange.take_foreseen(),
             is_watched=is_stream and client.is_chat and wire.can_be_continued(kwargs),
             is_stream=is_stream,
             answers=wire.asked_answers(kwargs),
-            prompts=1 if becomes_chat else wire.asked_prompts(kwargs),
+            prompts=1 if is_bridged(provider) else wire.asked_prompts(kwargs),
         )
         exchange.sent(context, prepared)
-        changed = wire.with_output_limit(kwargs, limit) | wire.with_extra(kwargs, refuses_by(deployment.provider))
+        changed = wire.with_output_limit(kwargs, limit) | wire.with_extra(kwargs, refuses_by(provider))
         if is_stream and client.is_chat:
             changed |= wire.with_usage(kwargs)
         if prepared.messages is not None:
             changed["messages"] = wire.encode(prepared.messages)
         if prepared.tools is not None:
             changed["tools"] = list(prepared.tools)
-        return {**_as_sent(exchange, kwargs), **changed}
+        return {**kwargs, **_cleaned(client, kwargs), **changed}
 
     async def _carried(
-        self,
-        router: Any,
-        guard: GuardedDeployment,
-        exchange: Exchange,
-        context: RequestContext,
-        kwargs: Mapping[str, Any],
-        foreseen: Foreseen | None,
+        self, router: Any, exchange: Exchange, context: RequestContext, kwargs: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The arguments of a call with a client whose transport compacts it, and carries its answer over the limit."""
         client, attempt = exchange.client, exchange.attempt
-        # Text completions show their messages only to the transport, which then prepares them itself.
-        has_messages = bool(client.original.messages)
-        prepared = await self._compactor.prepared_for(client.original, context, foreseen) if has_messages else None
+        prepared, foreseen = None, exchange.take_foreseen()
+        if client.original.messages:
+            # The transport does so itself with all that it sees in another form.
+            prepared = await self._compactor.prepared_for(client.original, context, foreseen)
         attempt.is_carried = True
         if isinstance(prepared, PreparedRequest):
             exchange.sent(context, prepared)
@@ -422,9 +373,10 @@ class Guard:
         transport = GuardedTransport(
             self._inner, self._compactor, context, asked, prepared, exchange, self._unsupported
         )
-        target = guard.deployment.target
+        target = context.target
         return {
-            **_as_sent(exchange, kwargs),
+            **kwargs,
+            **_cleaned(client, kwargs),
             **wire.as_chat(kwargs),
             "client": self._clients.over(transport, api_base=str(target.api_base), api_key=target.api_key),
         }
@@ -434,31 +386,18 @@ class Guard:
         return self.guards.deployment(entry)
 
     def _as_deployed(self, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments of a call as the deployment's own entry has them; of one that is left alone as they came.
-
-        Raises:
-            LiteLLMChanged: the body may name another kind of server than the entry, which cannot be read.
-        """
+        """The arguments of a call as its deployment's own entry has them; of one that is left alone as they came."""
         info = kwargs.get("model_info")
         if not isinstance(info, Mapping) or not wire.may_override(kwargs):
             return kwargs
         if (fault := self.seams.of_router(router)) is not None:
+            # The body may name another kind of server than the entry, which cannot be read.
             raise fault
         found = litellm_router.deployment(router, str(info.get("id")))
         if found is None:
             return kwargs
         own = self.guards.deployment(as_entry(found))
         return kwargs if own.kind == "foreign" else wire.without_overrides(kwargs, own.provider)
-
-
-async def _decoded(body: Mapping[str, Any]) -> Request | None:
-    """Reads a long body in a thread."""
-    return await off_loop_if(is_long(body.get("messages")), lambda: wire.decode(body))
-
-
-async def _text(body: Mapping[str, Any], *, is_bridged: bool) -> tuple[Request | None, int | None]:
-    prompt = body.get("prompt")
-    return await off_loop_if(is_long(prompt, [prompt]), lambda: wire.decode_text(body, is_bridged=is_bridged))
 
 
 def _is_in_hand(received: Request, kwargs: Mapping[str, Any]) -> bool:
@@ -469,8 +408,7 @@ def _is_in_hand(received: Request, kwargs: Mapping[str, Any]) -> bool:
         return False
 
 
-def _as_sent(exchange: Exchange, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with the messages that are guarded: the client's, without notices that came back with them."""
-    client = exchange.client
-    changed = client.original is not client.received and kwargs.get("messages")
-    return {**kwargs, "messages": wire.encode(client.original.messages)} if changed else {**kwargs}
+def _cleaned(client: ClientRequest, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The client's messages without notices that came back with them; {} if there were none."""
+    is_changed = client.original is not client.received and kwargs.get("messages")
+    return {"messages": wire.encode(client.original.messages)} if is_changed else {}

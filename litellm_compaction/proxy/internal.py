@@ -57,12 +57,7 @@ def is_internal_call() -> bool:
 
 
 def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
-    """Names one of our own calls in LiteLLM's books: its deployment's `model_name`, and a tag that only ours have.
-
-    LiteLLM calls the id that pins a call to a deployment its group: 64 hex digits in metrics and callbacks.
-    The tag is written after the deployment is chosen: LiteLLM can choose by tags. The metadata in `kwargs` of the
-    deployment hook, which LiteLLM's logging shares, is changed in place.
-    """
+    """Names one of our own calls in LiteLLM's books, in place: its deployment's `model_name`, and a tag of ours."""
     metadata, info = kwargs.get("metadata"), kwargs.get("model_info")
     if isinstance(metadata, dict) and isinstance(info, Mapping):
         metadata["tags"] = [*(metadata.get("tags") or ()), OWN_TAG]
@@ -104,11 +99,7 @@ class Caller:
         tools: Sequence[JsonValue] = (),
         tool_choice: JsonValue = None,
     ) -> SummaryAnswer:
-        """Makes the model write a summary; of `summarizer.py`.
-
-        Raises:
-            SummaryFailed: the key may not call it, or the call failed.
-        """
+        """Makes the model write a summary; of `summarizer.py`, which a SummaryFailed tells that there is none."""
         try:
             may_ask = self.is_same or await is_allowed(self.router, self.group, self.parent)
         except Exception as error:
@@ -167,13 +158,7 @@ class Caller:
 
 
 async def call_router(router: Any, model: str, parent: Mapping[str, Any], **arguments: Any) -> Any:
-    """Makes a call of ours: on behalf of the client's key, team and user, and never guarded itself.
-
-    Args:
-        model: a deployment id or a model name.
-        parent: metadata of the client's request.
-        arguments: of the completion.
-    """
+    """Makes a completion through the router for the key, team and user of `parent`; `model` is a group or an id."""
     end_user = parent.get("user_api_key_end_user_id")
     if isinstance(end_user, str) and end_user:
         arguments["user"] = end_user
@@ -185,13 +170,7 @@ async def call_router(router: Any, model: str, parent: Mapping[str, Any], **argu
 
 
 async def may_write_ahead(router: Any, models: Sequence[str], parent: Mapping[str, Any]) -> bool:
-    """True if a key may have summaries written before they are needed, by models of these names.
-
-    Nothing is written for a key with any limit: none of its own requests is to be refused for what it never asked.
-
-    Args:
-        parent: metadata of the client's request.
-    """
+    """True if a key may have summaries by these models before they are needed: never one with any limit."""
     return not has_limits(parent) and all([await is_allowed(router, model, parent) for model in models])
 
 
@@ -199,10 +178,7 @@ async def may_write_ahead(router: Any, models: Sequence[str], parent: Mapping[st
 
 
 async def _joined(stream: Any, asked: Sequence[Message], most_chars: int) -> SummaryAnswer:
-    """The whole of a stream, which ends early if its server ignores its bound.
-
-    An early end is paid for by an estimate: a server tells its usage at a stream's end only.
-    """
+    """The whole of a stream, or of its part that is stopped, as it is longer than its bound or given up."""
     deltas: list[Any] = []
     finish_reason, is_stopped = None, True
     try:
@@ -252,13 +228,7 @@ async def _log_stopped(stream: Any, asked: Sequence[Message], answer: SummaryAns
 
 
 async def log_stopped(log: Any, text: str, usage: Mapping[str, int]) -> None:
-    """Makes LiteLLM log, and charge, a stream that was stopped: itself it does so only with streams that end.
-
-    Args:
-        log: the stream's logging object; anything else is passed over, and so is one that has ended by itself.
-        text: the text that came.
-        usage: `prompt_tokens` and `completion_tokens`.
-    """
+    """Makes LiteLLM log, and charge, a stream that was stopped, by its logging object and the text and usage so far."""
     details = getattr(log, "model_call_details", None)
     dispatch = Seam.STOPPED_STREAMS.of(log)
     if dispatch is None or not isinstance(details, dict) or details.get("has_dispatched_final_stream_success"):

@@ -20,11 +20,18 @@ from litellm_compaction.core.transcripts import is_client_summary
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.client import is_off_for_owner, metadata_of, sent_body, tenant_of, told_headers
+from litellm_compaction.proxy.client import (
+    NONE,
+    is_off_for_owner,
+    metadata_of,
+    sent_body,
+    tenant_of,
+    told_headers,
+    wish_of,
+)
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges
 from litellm_compaction.proxy.litellm_inside.application import keeps_responses
 from litellm_compaction.proxy.standards.orders import NO_ORDERS
-from litellm_compaction.proxy.wish import NONE, wish_of
 
 # No title and no list of suggestions is longer.
 _MOST_ANSWER_TOKENS = 512
@@ -35,11 +42,7 @@ _MOST_TENANTS, _MOST_CONVERSATIONS = 4096, 16
 
 
 class Reader:
-    """Reads requests as the operator's settings want it.
-
-    Args:
-        exchanges: have what a request's protocol says of its context.
-    """
+    """Reads requests as the operator's settings want it; `exchanges` have what a protocol says of its context."""
 
     def __init__(self, settings: Settings, exchanges: Exchanges) -> None:
         self._settings = settings
@@ -47,22 +50,29 @@ class Reader:
         self._conversations = Conversations()
 
     async def exchange(
-        self, received: Request, group: str, body: Mapping[str, Any], *, is_chat: bool = False
-    ) -> Exchange:
-        """What is to be done for a request, before anything is.
+        self, body: Mapping[str, Any], group: str, *, is_bridged: bool, is_chat: bool = False
+    ) -> Exchange | None:
+        """What is to be done for a request, filed under `group`, before anything is; None without a conversation.
 
         Args:
-            received: the conversation in `body`.
-            group: the model name that it is filed under.
             body: of the request, with LiteLLM's metadata.
+            is_bridged: LiteLLM makes a chat of a text completion.
             is_chat: the client speaks chat completions.
         """
         prompt = body.get("prompt")
-        long = is_long(body.get("messages"), received.tools) or is_long(prompt, [prompt])
-        client = await off_loop_if(long, lambda: self._client(received, group, body, is_chat=is_chat))
-        return Exchange(client, Attempts(summary_calls_left=self._settings.constants.max_summary_calls))
+        long = is_long(body.get("messages"), body.get("tools")) or is_long(prompt, [prompt])
+        client = await off_loop_if(long, lambda: self._client(body, group, is_bridged=is_bridged, is_chat=is_chat))
+        attempts = Attempts(summary_calls_left=self._settings.constants.max_summary_calls)
+        return Exchange(client, attempts) if client is not None else None
 
-    def _client(self, received: Request, group: str, body: Mapping[str, Any], *, is_chat: bool) -> ClientRequest:
+    def _client(self, body: Mapping[str, Any], group: str, *, is_bridged: bool, is_chat: bool) -> ClientRequest | None:
+        received, token_ids = wire.decode(body), None
+        if received is None and "prompt" in body:
+            received, token_ids = wire.decode_text(body, is_bridged=is_bridged)
+            # Any other is for the transport, and the server, to judge.
+            received = received or Request(messages=())
+        if received is None:
+            return None
         orders, metadata, sent = self._exchanges.orders(body), metadata_of(body), sent_body(body)
         unfolded, bases = (orders or NO_ORDERS).unfolded(received.messages)
         messages = tuple(map(cleaned, unfolded))
@@ -102,6 +112,7 @@ class Reader:
             is_client_summary=is_summary or is_beside,
             is_beside=is_beside,
             orders=orders or NO_ORDERS,
+            token_ids=token_ids,
             bases=bases,
         )
 

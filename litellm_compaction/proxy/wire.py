@@ -93,13 +93,8 @@ _COMPACTION_ITEMS = ("compaction_trigger", "compaction", "compaction_summary")
 
 
 class Usage(NamedTuple):
-    """A reply's usage, in tokens."""
-
     prompt_tokens: int
     completion_tokens: int
-
-
-# ------------------------------------------------------------------ read
 
 
 def decode(body: Mapping[str, Any]) -> Request | None:
@@ -134,10 +129,7 @@ def _message(value: object) -> Message:
 
 
 def extras_of(body: Mapping[str, Any]) -> Mapping[str, JsonValue]:
-    """The fields of a body that a server may write into the prompt besides messages and tools; none if they are tiny.
-
-    Tools are among them if `decode` does not read them: not a list, or functions beside tools.
-    """
+    """The fields that a server may write into the prompt besides what `decode` reads; none if they are tiny."""
     given = _with_inner(body)
     found = {key: given[key] for key in _EXTRAS if given.get(key) is not None}
     tools, functions = body.get("tools"), body.get("functions")
@@ -154,31 +146,22 @@ def _with_inner(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**body, **inner} if isinstance(inner, Mapping) else body
 
 
-def is_text(body: Mapping[str, Any]) -> bool:
-    """True for a text completion."""
-    return "prompt" in body and not body.get("messages")
-
-
 def decode_text(body: Mapping[str, Any], *, is_bridged: bool) -> tuple[Request | None, int | None]:
-    """A text completion as a request, and its tokens if it consists of token ids; None for what is not ours to judge.
-
-    An id is a token; a text between ids, which llama.cpp takes, has at most one for each of its bytes.
-
-    Args:
-        is_bridged: LiteLLM makes one chat of its texts. Otherwise each is answered, and the longest has to fit.
-    """
+    """A text completion as a request, or by its number of token ids; (None, None) for what is not ours to judge."""
     prompts = _prompts(body)
     pieces = [piece for prompt in prompts for piece in prompt]
     if pieces and all(isinstance(piece, str) and piece for piece in pieces):
+        # LiteLLM makes one chat of them; otherwise each is answered, and the longest has to fit.
         shown = pieces if is_bridged else [max(("".join(prompt) for prompt in prompts), key=len)]
         return Request(messages=tuple(map(user_message, shown)), extras=extras_of(body)), None
     if not any(type(piece) is int for piece in pieces) or not all(isinstance(piece, (int, str)) for piece in pieces):
         return None, None
-    return Request(messages=()), max(sum(map(_most_tokens, prompt)) for prompt in prompts)
-
-
-def _most_tokens(piece: int | str) -> int:
-    return len(piece.encode("utf-8", "surrogatepass")) if isinstance(piece, str) else 1
+    # A text between ids has at most a token for each of its bytes.
+    sizes = (
+        [len(str(each).encode("utf-8", "replace")) if isinstance(each, str) else 1 for each in prompt]
+        for prompt in prompts
+    )
+    return Request(messages=()), max(map(sum, sizes))
 
 
 def _prompts(body: Mapping[str, Any]) -> list[list[Any]]:
@@ -213,9 +196,6 @@ def _change_key(request: Request) -> list[tuple[object, ...]]:
     ]
 
 
-# ------------------------------------------------------------------ what a client asks of its answer
-
-
 def asked_output_tokens(body: Mapping[str, Any]) -> int | None:
     """The client's limit for the answer: the smallest of all spellings; None without a limit."""
     limits = [value for key in (*_OUTPUT_LIMITS, _LLAMA_LIMIT) if _is_count(value := body.get(key)) and value >= 0]
@@ -223,10 +203,7 @@ def asked_output_tokens(body: Mapping[str, Any]) -> int | None:
 
 
 def asked_thoughts_tokens(original: Mapping[str, Any]) -> float | None:
-    """A client's own bound on the model's thinking, infinite for high effort; None if it names none.
-
-    `original` is the body as it came: LiteLLM makes an effort of Anthropic's number.
-    """
+    """A client's own bound on thinking in its body as it came: infinite for high effort, None for none."""
     budgets = [value for path in _THOUGHT_BUDGETS if _is_count(value := _at(original, path))]
     if budgets:
         return math.inf if min(budgets) < 0 else min(budgets)
@@ -281,10 +258,7 @@ def _lenient(value: object) -> int:
 
 
 def client_texts(body: Mapping[str, Any]) -> Callable[[], str]:
-    """Gives every text in a request, whatever field it stands in, for telling a server's words from the client's.
-
-    Keeps only JSON: LiteLLM's own objects would keep the request alive.
-    """
+    """Gives every text in a request, for telling a server's words from the client's; holds no LiteLLM object."""
     sent = [value for key, value in body.items() if key not in _LITELLM_KEYS and isinstance(value, (str, list, dict))]
     return lambda: "\n".join(each for each in _parts(sent) if isinstance(each, str))
 
@@ -296,7 +270,7 @@ def is_plain(value: object) -> bool:
 
 
 def _parts(value: object) -> Iterator[object]:
-    """All values and keys in JSON. Not by recursion: it may be nested deeper than Python calls may be."""
+    """All values and keys in JSON, which may be nested deeper than Python calls may be."""
     waiting = [value]
     while waiting:
         found = waiting.pop()
@@ -316,14 +290,7 @@ def is_conversation(messages: object) -> bool:
 def not_served(
     original: Mapping[str, Any], route: str, *, keeps_responses: bool, is_read: bool = False
 ) -> NotServed | None:
-    """Finds parts of a client's request that LiteLLM drops on its way to a chat completion.
-
-    Args:
-        original: the body as the client sent it.
-        route: its path.
-        keeps_responses: LiteLLM finds the messages of an earlier response.
-        is_read: what the client says of its context is followed.
-    """
+    """The first part of a client's body, as it was sent, that LiteLLM would drop on its way to a chat completion."""
     if route.endswith("/messages") and not is_read and original.get("compaction") is not None:
         return _left_out("compaction", "Send the conversation without it; the proxy compacts it.")
     if not route.endswith("/responses"):
@@ -342,18 +309,10 @@ def _left_out(field: str, remedy: str) -> NotServed:
     return NotServed(f"`{field}` is not served for this model: it would be left out in silence. {remedy}", field)
 
 
-# ------------------------------------------------------------------ written
-
-
 def encode(messages: Sequence[Message], *, like: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-    """The list for LiteLLM; untouched messages have exactly the client's own keys.
-
-    Args:
-        messages: ours.
-        like: a list that LiteLLM has written. It makes `developer` a `system` message for servers that do not know that
-            role; without one of these in its list, this has none either.
-    """
+    """The list for LiteLLM, untouched messages with the client's own keys; roles as in `like`, which LiteLLM wrote."""
     encoded = [dict(message.raw) for message in messages]
+    # It makes `developer` a `system` message for servers that do not know that role.
     if like and all(message.get("role") != "developer" for message in like):
         return [{**each, "role": "system"} if each.get("role") == "developer" else each for each in encoded]
     return encoded
@@ -376,15 +335,12 @@ def with_extra(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, 
 
 def with_usage(body: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that make a stream report its usage."""
-    wanted = {"stream_options": {"include_usage": True}}
-    return {"stream_options": with_fields(body, wanted)["stream_options"]}
+    options = with_fields(body, {"stream_options": {"include_usage": True}})
+    return {"stream_options": options["stream_options"]}
 
 
 def with_output_limit(body: Mapping[str, Any], limit_tokens: int) -> dict[str, Any]:
-    """The keys that bound the answer; `max_tokens` because LM Studio knows no other spelling.
-
-    A value that is not a number stays as it is: refusing it is the server's business.
-    """
+    """The keys that bound the answer; a value that is not a number stays, for the server to refuse."""
     if any(body.get(key) is not None and not _is_count(body[key]) for key in _OUTPUT_LIMITS):
         return {}
     changed = {"max_tokens": limit_tokens}
@@ -397,25 +353,16 @@ def with_output_limit(body: Mapping[str, Any], limit_tokens: int) -> dict[str, A
 
 
 def can_be_begun(body: Mapping[str, Any]) -> bool:
-    """True if a text completion can be asked for with all that the client wants of its answer.
-
-    An unknown key may change the prompt or the shape of the answer.
-    """
+    """True if a text completion can be asked for with all that the client wants of its answer."""
     wanted = {key for key, value in body.items() if value is not None}
     return wanted <= _COMPLETION_KEYS | _CHAT_KEYS and not is_structured(body) and not body.get("tools")
 
 
 def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, Any]:
-    """A chat's body as that of a text completion; `can_be_begun` holds.
-
-    `end_of_turn` is the template's token that ends an answer, "" for none: servers that do not know it stop there.
-    """
+    """A chat's body as that of a text completion, which ends at the template's `end_of_turn`, too ("" for none)."""
     kept = {key: value for key, value in body.items() if key in _COMPLETION_KEYS and value is not None}
     ends = [*stops(body), *filter(None, [end_of_turn])]
     return {**kept, "prompt": prompt, **({"stop": ends} if 0 < len(ends) <= _MOST_STOPS else {})}
-
-
-# ------------------------------------------------------------------ a call to a deployment
 
 
 def may_override(body: Mapping[str, Any]) -> bool:
@@ -424,11 +371,7 @@ def may_override(body: Mapping[str, Any]) -> bool:
 
 
 def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, Any]:
-    """The arguments of a call to a guarded deployment, without those that would send another body than the one we see.
-
-    The same object if there is nothing of that kind. `provider` is the deployment's; a client's `custom_llm_provider`
-    would reach it by another way.
-    """
+    """The arguments of a call to a guarded deployment of `provider`, without those that would send it another way."""
     extra = body.get(_EXTRA)
     theirs = _LIFTED | _NOT_THE_CLIENTS
     is_other_way = bool(provider) and body.get(_PROVIDER) not in (None, provider)
@@ -440,10 +383,7 @@ def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, An
 
 
 def to_chats_alone(body: Mapping[str, Any], provider: str) -> dict[str, Any]:
-    """The arguments of a call of any kind, as to a server that has chats alone: LiteLLM makes a chat of it, or fails.
-
-    It does not know where the deployment of this `provider` is: only the call to that chat does (`from_chats_alone`).
-    """
+    """The arguments of a call as to a server that has chats alone, so that LiteLLM makes one; without its address."""
     own = {key: body[key] for key in _OF_DEPLOYMENTS if key in body}
     info = body.get("model_info")
     kept = {key: value for key, value in info.items() if key != _ENDPOINTS} if isinstance(info, Mapping) else {}
@@ -458,25 +398,17 @@ def to_chats_alone(body: Mapping[str, Any], provider: str) -> dict[str, Any]:
 
 
 def from_chats_alone(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of a call that LiteLLM has made of such a one, with its deployment's own; others as they are.
-
-    A client that names another model meanwhile, as it can over a WebSocket, does not get this one's server.
-    """
+    """The arguments of a call that LiteLLM has made of such a one, with its deployment's own; others as they are."""
     found = _at(body, ("model_info", _OWN))
+    # A client that names another model meanwhile, as it can over a WebSocket, does not get this one's server.
     if not isinstance(found, tuple) or str(body.get("model")).removeprefix(f"{_CHATS_ALONE}/") != found[0]:
         return body
     return {**{key: value for key, value in body.items() if key not in _OF_DEPLOYMENTS}, **found[1]}
 
 
 def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a call to a chat that keep LiteLLM from asking for a response in its place.
-
-    It would by the model's name or mode, or by the client's fields, and past the client that carries our transport.
-    """
+    """The keys of a call to a chat that keep LiteLLM from asking for a response, past the client that we give."""
     return {"model": without_route(str(body.get("model"))), _SKIPS_RESPONSES: True}
-
-
-# ------------------------------------------------------------------ answers
 
 
 def usage_of(response: object) -> Usage | None:
@@ -499,13 +431,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
-    """LiteLLM's answer, or a chunk or event of one, with `details` of its end, which LiteLLM leaves out.
-
-    `details` stand in the usage, which chunks of chat and text completions have, events of responses in a response, and
-    messages as dictionaries and bytes. On Anthropic's route an answer that ends when the window does has Anthropic's
-    own word for that: LiteLLM has no `finish_reason` for `model_context_window_exceeded` and writes `max_tokens`, the
-    client's own limit (Anthropic, "Handling stop reasons").
-    """
+    """LiteLLM's answer, or a chunk or event of one, with `details` of its end in the usage."""
     if details is None:
         return answer
     if isinstance(answer, (bytes, bytearray)):
@@ -524,6 +450,7 @@ def _message_with_details(said: dict[str, Any], details: Mapping[str, Any]) -> d
     if isinstance(usage := said.get("usage"), Mapping):
         told["usage"] = {**usage, "compaction": dict(details)}
     if details["outcome"] != "completed":
+        # LiteLLM has no `finish_reason` for Anthropic's own word, and writes the client's limit.
         for holder in (told, delta := {**said["delta"]} if isinstance(said.get("delta"), dict) else {}):
             if holder.get("stop_reason") == _CLIENTS_LIMIT:
                 holder["stop_reason"] = _WINDOWS_END

@@ -11,7 +11,7 @@ import pytest
 from litellm_compaction.errors import LiteLLMChanged
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.proxy.litellm_inside.seam import Seam, missing
-from litellm_compaction.proxy.routing import BYPASS_VARIABLE, has_window_fallback, reachable_entries
+from litellm_compaction.proxy.routing import has_window_fallback, reachable_entries
 from litellm_compaction.proxy.seams import Seams, check_classes
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -91,7 +91,7 @@ async def test_a_client_that_litellm_passes_on_is_asked(monkeypatch: pytest.Monk
     assert not sound.is_sound
     assert await sound.of_client() is None
     assert sound.is_sound
-    monkeypatch.setenv(BYPASS_VARIABLE, "true")
+    monkeypatch.setenv("EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER", "true")
     broken = Seams()
     fault = await broken.of_client()
     assert "client= is missing" in str(fault)

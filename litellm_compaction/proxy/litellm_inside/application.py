@@ -25,11 +25,7 @@ def configuration() -> Mapping[str, Any]:
 
 
 def keeps_responses() -> bool:
-    """LiteLLM finds the messages before a `previous_response_id`: it has a database, and keeps prompts in it or beside.
-
-    By default it keeps none, finds an empty row, and goes on without the history (responses/
-    litellm_completion_transformation/session_handler.py).
-    """
+    """LiteLLM finds the messages before a `previous_response_id`: it keeps prompts in its database, or beside it."""
     if Seam.DATABASE.get() is None:
         return False
     keeps = Seam.KEPT_PROMPTS.get()
@@ -43,14 +39,7 @@ def proxy_secret() -> str | None:
 
 
 def before_end(job: Callable[[], Awaitable[None]]) -> None:
-    """Runs `job` when the proxy ends in order: its last answer is over, and its event loop still runs.
-
-    LiteLLM gives callbacks no such moment. Its own end is a function that its lifespan looks up when it is over
-    (proxy_server.py, `proxy_startup_event`): this one does `job` first. Outside a proxy nothing happens.
-
-    Args:
-        job: must come to an end by itself, and never raise.
-    """
+    """Runs `job`, which ends by itself and never raises, before a proxy ends in order, while its loop still runs."""
 
     def with_job(end: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         async def ended(*args: Any, **options: Any) -> Any:
@@ -74,18 +63,7 @@ def wrap_requests(*makes: Callable[[_Application], _Application]) -> None:
 
 
 async def key_owner(scope: Mapping[str, Any], headers: Mapping[str, str], path: str) -> Any:
-    """Returns LiteLLM's record of the key in a request's headers, as if it asked to GET `path` without a body.
-
-    As a POST it could be refused for what its body does not have (`enforce_user_param`).
-
-    Args:
-        scope: of the request; nothing is written to it.
-        headers: names in lower case.
-
-    Raises:
-        LiteLLMChanged: LiteLLM reads keys elsewhere.
-        Exception: LiteLLM refuses the key; raised inside of its application, it becomes LiteLLM's own answer.
-    """
+    """Returns LiteLLM's record of the key in `headers` (lower case), as if it asked to GET `path`; else its error."""
     from fastapi import Request
 
     user_api_key_auth = Seam.KEYS.needed()
@@ -117,11 +95,7 @@ def _header_of(marker: object) -> str:
 
 
 def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
-    """True if the lists of models that a key and its team carry allow `model_name` `model`; no look into a database.
-
-    A call through the router skips the proxy's own check, so a configured pruning model would be open to keys that may
-    not use it (LiteLLM re-checks for its own summaries, context_management/editors/compact.py).
-    """
+    """True if the lists of models that a key and its team carry allow `model_name` `model`; no look into a database."""
     auth, check = _auth(metadata), Seam.LISTED.get()
     for attribute, kind in (("models", "key"), ("team_models", "team")):
         allowed = getattr(auth, attribute, None)
@@ -140,10 +114,7 @@ def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
 
 
 async def is_allowed(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
-    """True if LiteLLM would let the key of `metadata` call a `model_name`.
-
-    By the lists of key, team, user, project and member, and the budgets for that model.
-    """
+    """True if LiteLLM would let a key call a `model_name`: by all lists of models, and the budgets for that model."""
     auth = _auth(metadata)
     if auth is None:
         return True
@@ -154,10 +125,7 @@ async def is_allowed(router: Any, model: str, metadata: Mapping[str, Any]) -> bo
 
 
 def has_limits(metadata: Mapping[str, Any]) -> bool:
-    """True if any limit or budget is set for the caller, whatever LiteLLM calls it, also in its own or team's metadata.
-
-    What is left of it only LiteLLM's checks before a request of a client know.
-    """
+    """True if any limit or budget is set for the caller, its metadata or its team's, whatever LiteLLM calls it."""
     auth = _auth(metadata)
     # Of a model of pydantic; another object's fields are its own.
     fields = {} if auth is None else dict(auth) if hasattr(auth, "model_fields_set") else vars(auth)

@@ -73,15 +73,7 @@ def rewrite_info(router: Any, rewritten: Callable[[Mapping[str, Any]], Mapping[s
 
 
 def add(router: Any, like: str, deployment_id: str, name: str, model: str) -> None:
-    """Adds a deployment like another one to the router's list, by the router's own call; nothing if that is gone.
-
-    Without numbers of tokens: the router would keep them for good, for every deployment of the model.
-
-    Args:
-        like: the id of the other one, whose parameters and permissions it has.
-        name: its own `model_name`.
-        model: of its own `litellm_params`.
-    """
+    """Adds a deployment of this `model_name` and model, else like that of the id `like`, if that is still there."""
     found = deployment(router, like)
     if found is not None and deployment(router, deployment_id) is None:
         params = {**found.litellm_params.model_dump(exclude_none=True), "model": model}
