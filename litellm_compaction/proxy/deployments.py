@@ -25,6 +25,7 @@ from litellm_compaction.proxy.litellm_inside.connections import with_credentials
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.report import why_unasked
 from litellm_compaction.proxy.routing import (
+    Carrier,
     Deployment,
     as_entry,
     asked_deployment_of,
@@ -61,6 +62,10 @@ class GuardedDeployment:
 
     deployment: Deployment
     settings: Settings
+
+    @property
+    def carrier(self) -> Carrier:
+        return carrier_of(self.deployment, self.settings)
 
 
 class DeploymentSelector:
@@ -158,7 +163,7 @@ class DeploymentSelector:
         same = PruningModel(label=client.group, target=deployment.target, ask=caller.ask, is_same=True)
         others = await self._other_pruning_model(router, settings, metadata)
         names = [client.group, *(other.label for other in others)]
-        carrier = carrier_of(deployment, settings)
+        carrier = guard.carrier
         # A text completion is never compacted, unless LiteLLM makes a chat of it, which is carried like any other.
         is_text = "prompt" in body and not body.get("messages")
         is_chat = not is_text or (carrier == "transport" and is_bridged(deployment.provider))

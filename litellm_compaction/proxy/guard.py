@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +22,6 @@ from litellm_compaction.errors import (
     TOO_DEEP,
     BadItem,
     CompactionError,
-    DoesNotFit,
     LiteLLMChanged,
     NotServed,
 )
@@ -46,7 +44,6 @@ from litellm_compaction.proxy.routing import (
     Deployment,
     as_entry,
     carrier_of,
-    has_window_fallback,
     is_bridged,
     reachable_entries,
     refuses_by,
@@ -106,9 +103,8 @@ class Guard:
     async def before_routing(self, router: Any, data: dict[str, Any], call_type: str) -> None:
         """Reads, measures and decides what it can before the deployment is chosen.
 
-        Of a chat or a text completion, if every deployment that it can reach has the same window and settings:
-        otherwise only the chosen deployment can say what fits. Of other routes, what a client says of its context,
-        which is taken out of `data`.
+        Of a chat or a text completion, if it can only reach one model of one server: otherwise only the chosen
+        deployment can say what fits. Of other routes, what a client says of its context, which is taken out of `data`.
 
         Raises:
             CompactionError: it cannot be served, or asks for something that cannot be followed.
@@ -135,47 +131,29 @@ class Guard:
 
     async def _decide(self, router: Any, data: dict[str, Any], *, is_chat: bool) -> None:
         guards = await self._reachable(router, data)
-        known = [guard for guard in guards if guard is not None]
-        if not known:
-            return
-        becomes_chat = all(is_bridged(guard.deployment.provider) for guard in known)
-        exchange = await self._reader.exchange(data, str(data.get("model")), is_bridged=becomes_chat, is_chat=is_chat)
+        becomes_chat = all(is_bridged(guard.deployment.provider) for guard in guards if guard is not None)
+        exchange = None
+        if any(guards):
+            group = str(data.get("model"))
+            exchange = await self._reader.exchange(data, group, is_bridged=becomes_chat, is_chat=is_chat)
         if exchange is None or exchange.client.is_unread:
             return
         if is_chat:
             # What is known of a text completion is known by its length.
             self._exchanges.open(data, exchange)
-        client, guard = exchange.client, known[0]
-        if client.opted_out or guard.settings.mode != "guard" or not await self._is_certain(guards, client.tenant):
+        client, guard = exchange.client, _one_for_all(guards)
+        if guard is None or guard.settings.mode != "guard" or client.opted_out:
             return
         context = await self.guards.context(router, guard, exchange, data)
         if client.bad_wish is not None:
             raise client.bad_wish
-        try:
-            if client.token_ids is not None:
-                await self._compactor.bound(client.token_ids, context)
-                return
-            exchange.foreseen = await self._compactor.prepare(client.original, context)
-            # The transport does the slow part itself, in the open response.
-            if is_chat and all(carrier_of(each.deployment, each.settings) == "hooks" for each in known):
-                await self._compact_here(exchange, context, exchange.foreseen)
-        except DoesNotFit:
-            if not has_window_fallback(router, client.group):
-                raise
-
-    async def _is_certain(self, guards: list[GuardedDeployment | None], tenant: str) -> bool:
-        """Returns True if all deployments are guarded by one window and the same settings."""
-        settings, windows = [guard and guard.settings for guard in guards], set()
-        if None in settings or any(each != settings[0] for each in settings):
-            return False
-        for guard in guards if len(guards) > 1 else ():
-            assert guard is not None  # noqa: S101 - looked at above
-            try:
-                window = await self._compactor.windows.resolve(replace(guard.deployment.target, asker=tenant))
-                windows.add(window.tokens)
-            except CompactionError:
-                windows.add(0)
-        return len(windows) <= 1
+        if client.token_ids is not None:
+            await self._compactor.bound(client.token_ids, context)
+            return
+        exchange.foreseen = await self._compactor.prepare(client.original, context)
+        # The transport does the slow part itself, in the open response.
+        if is_chat and guard.carrier == "hooks":
+            await self._compact_here(exchange, context, exchange.foreseen)
 
     async def _compact_here(
         self, exchange: Exchange, context: RequestContext, decided: PreparedRequest | CompactionNeeded
@@ -243,7 +221,7 @@ class Guard:
         guard = await self.guards.guard(deployment)
         if guard is not None and guard.settings.mode == "guard":
             fault = self.seams.of_router(router)
-            if fault is None and carrier_of(guard.deployment, guard.settings) == "transport":
+            if fault is None and guard.carrier == "transport":
                 fault = await self.seams.of_client()
             if fault is not None:
                 raise fault
@@ -297,7 +275,7 @@ class Guard:
             raise client.bad_wish
         if await self.standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
-        if carrier_of(guard.deployment, guard.settings) == "transport":
+        if guard.carrier == "transport":
             return await self._carried(router, exchange, context, kwargs)
         if client.is_unread:
             return kwargs
@@ -398,6 +376,14 @@ class Guard:
             return kwargs
         own = self.guards.deployment(as_entry(found))
         return kwargs if own.kind == "foreign" else wire.without_overrides(kwargs, own.provider)
+
+
+def _one_for_all(guards: Sequence[GuardedDeployment | None]) -> GuardedDeployment | None:
+    """Returns one if all deployments are the same model of the same server, with the same settings; None otherwise."""
+    seen = [
+        (guard.settings, guard.deployment.target.api_base, guard.deployment.target.model) for guard in guards if guard
+    ]
+    return guards[0] if len(seen) == len(guards) and all(each == seen[0] for each in seen) else None
 
 
 def _is_in_hand(received: Request, kwargs: Mapping[str, Any]) -> bool:

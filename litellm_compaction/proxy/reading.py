@@ -92,13 +92,11 @@ class Reader:
         if self._settings.mode == "guard":
             has_tools = bool(original.tools)
             is_summary = is_client_summary(original.messages, told_headers(body), has_tools=has_tools)
-            is_beside = (
-                _is_little(asked_tokens)
-                if is_summary
-                else self._conversations.is_beside(
+            is_beside = is_summary and _is_little(asked_tokens)
+            if not is_summary:
+                is_beside = self._conversations.is_beside(
                     tenant, original.messages, has_tools=has_tools, asked_tokens=asked_tokens
                 )
-            )
         return ClientRequest(
             received=received,
             original=original,
@@ -118,7 +116,7 @@ class Reader:
 
 
 class _Seen(NamedTuple):
-    """A conversation's newest request; messages as hashes of role and text, `end` newest first."""
+    """A conversation's newest request; `end` are its last messages, oldest first, as hashes of role and text."""
 
     length: int
     first: int
@@ -137,13 +135,12 @@ class Conversations:
         """Returns True for a request beside a conversation of its tenant's; takes note of any other."""
         if not messages:
             return False
-        hashes = [hash((message.role, message.text, message.calls)) for message in reversed(messages)]
-        is_bounded = _is_little(asked_tokens)
+        hashes = tuple(hash((message.role, message.text, message.calls)) for message in messages)
+        own = _Seen(len(messages), hashes[0], hashes[-_END:], has_tools, _is_little(asked_tokens))
         known = self._seen.get(tenant, ())
-        if not has_tools and any(_is_beside(messages, hashes, each, is_bounded=is_bounded) for each in known):
+        if not has_tools and any(_is_beside(messages, hashes, each, is_bounded=own.is_bounded) for each in known):
             return True
-        own = _Seen(len(messages), hashes[-1], tuple(hashes[:_END]), has_tools, is_bounded)
-        others = (each for each in known if each.end[0] not in hashes or each.first != own.first)
+        others = (each for each in known if each.end[-1] not in hashes or each.first != own.first)
         self._seen[tenant] = (own, *others)[:_MOST_CONVERSATIONS]
         return False
 
@@ -152,21 +149,17 @@ def _is_little(asked_tokens: int | None) -> bool:
     return asked_tokens is not None and 0 < asked_tokens <= _MOST_ANSWER_TOKENS
 
 
-def _is_beside(messages: Sequence[Message], hashes: Sequence[int], seen: _Seen, *, is_bounded: bool) -> bool:
-    if seen.end[0] not in hashes:
-        return False
-    newest = hashes.index(seen.end[0])
-    copied = next(
-        (at for at, each in enumerate(seen.end) if hashes[newest + at : newest + at + 1] != [each]), len(seen.end)
-    )
-    last = len(messages) - 1 - newest
-    before, behind = messages[: last + 1 - copied], messages[last + 1 :]
-    begins_alike = last == seen.length - 1 and hashes[-1] == seen.first
-    if behind and behind[0].role == "assistant" and not behind[0].calls:
-        # The answer that the conversation's next turn will have.
-        behind, copied = behind[1:], copied + 1
-    added = [*(() if begins_alike else before), *behind]
+def _is_beside(messages: Sequence[Message], hashes: tuple[int, ...], seen: _Seen, *, is_bounded: bool) -> bool:
     says_little = is_bounded and not seen.is_bounded
-    if copied < _LEAST_COPIED or not (says_little or (seen.has_tools and not begins_alike)):
-        return False
-    return len(added) == 1 and (added[0].is_system or added[0].role == "user") and len(added[0].text) <= _MOST_CHARS
+    for added, start, end in ((messages[-1], 0, len(messages) - 1), (messages[0], 1, len(messages))):
+        # The answer that the conversation's next turn will have.
+        has_answer = end > start and messages[end - 1].role == "assistant" and not messages[end - 1].calls
+        copy = hashes[start : end - has_answer]
+        copied = min(len(copy), len(seen.end))
+        is_copy = copied > 0 and copied + has_answer >= _LEAST_COPIED and copy[-copied:] == seen.end[-copied:]
+        is_whole = is_copy and len(copy) == seen.length and copy[0] == seen.first
+        is_short = (added.is_system or added.role == "user") and len(added.text) <= _MOST_CHARS
+        is_copy = is_copy and (start == 0 or hashes[0] != seen.first)
+        if is_copy and is_short and (says_little or (seen.has_tools and not is_whole)):
+            return True
+    return False

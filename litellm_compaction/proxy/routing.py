@@ -277,11 +277,6 @@ def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> li
     return entries
 
 
-def has_window_fallback(router: Any, group: str) -> bool:
-    """The operator configured `context_window_fallbacks` for a group."""
-    return any(_named(litellm_router.setting(router, "context_window_fallbacks"), group))
-
-
 def _named(fallbacks: object, name: str) -> Iterable[str]:
     """The groups that a fallback setting names for `name`: `[{"a": ["b"]}]`, `{"*": …}`, or a client's `["b"]`."""
     for entry in fallbacks if isinstance(fallbacks, list) else ():

@@ -11,7 +11,7 @@ import pytest
 from litellm_compaction.errors import LiteLLMChanged
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.proxy.litellm_inside.seam import Seam, missing
-from litellm_compaction.proxy.routing import has_window_fallback, reachable_entries
+from litellm_compaction.proxy.routing import reachable_entries
 from litellm_compaction.proxy.seams import Seams, check_classes
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -59,7 +59,6 @@ def test_both_kinds_of_router_say_the_same(router: Any) -> None:
     """A group with its fallbacks, an id, and a setting."""
     assert Seams().of_router(router) is None
     assert reachable_entries(router, "a", {}) == reachable_entries(router, "1", {}) == [_ENTRY]
-    assert has_window_fallback(router, "a")
     assert litellm_router.deployment(router, "1") is _ENTRY
     assert not litellm_router.refuses_by_window(router)
 
