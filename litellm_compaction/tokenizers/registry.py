@@ -28,20 +28,21 @@ from tokenizers import Tokenizer
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.templates.template import template
-from litellm_compaction.tokenizers.encoders import (
+from litellm_compaction.tokenizers.families import Family, stand_in
+from litellm_compaction.tokenizers.vocabulary import (
+    CONTROL,
+    Vocabulary,
     by_characters,
     by_tiktoken,
     by_tokenizers,
-    by_words,
     is_foreign_failure,
 )
-from litellm_compaction.tokenizers.families import Family, stand_in
-from litellm_compaction.tokenizers.files import read_tokenizer_json
-from litellm_compaction.tokenizers.vocabulary import Vocabulary
 
 logger = logging.getLogger("litellm_compaction")
 # Before the path of an operator's tokenizer.json.
 FILE_PREFIX = "file:"
+# Gemma's tokenizer.json is the largest known, 33 MB.
+_MAX_BYTES = 128 * 2**20
 _CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
 _FOLDER = Path(__file__).parent / "packs"
 # A failure is kept, too: trying again would cost every request as much as the first time.
@@ -57,12 +58,11 @@ def vocabulary(name: str) -> Vocabulary:
         CompactionError: its file is damaged or not on this machine; it is never downloaded, nor tried again before a
             restart.
     """
-    found = _loaded.get(name)
-    if found is None:
+    if name not in _loaded:
         with _lock:
-            found = _loaded.get(name)
-            if found is None:
-                found = _loaded[name] = _load_once(name)
+            if name not in _loaded:
+                _loaded[name] = _load_once(name)
+    found = _loaded[name]
     if isinstance(found, CompactionError):
         raise found
     return found
@@ -89,21 +89,16 @@ def usable(family: Family) -> Family:
 
     The last one that stands in needs no file.
     """
-    found = _usable.get(family)
-    if found is None:
-        found = _usable[family] = _loaded_or_other(family)
-    return found
-
-
-def _loaded_or_other(family: Family) -> Family:
-    try:
-        vocabulary(family.vocabulary)
-        if family.template:
-            template(family.template)
-    except CompactionError as error:
-        logger.warning("vocabulary family=%s counted with a stand-in that errs high: %s", family.name, error)
-        return usable(stand_in(family))
-    return family
+    if family not in _usable:
+        try:
+            vocabulary(family.vocabulary)
+            if family.template:
+                template(family.template)
+            _usable[family] = family
+        except CompactionError as error:
+            logger.warning("vocabulary family=%s counted with a stand-in that errs high: %s", family.name, error)
+            _usable[family] = usable(stand_in(family))
+    return _usable[family]
 
 
 async def usable_soon(family: Family) -> Family:
@@ -129,25 +124,44 @@ def _load(name: str) -> Vocabulary:
     if name == "heuristic":
         return Vocabulary(by_characters)
     if name.startswith(FILE_PREFIX):
-        return read_tokenizer_json(Path(name.removeprefix(FILE_PREFIX)))
+        return _read_tokenizer_json(Path(name.removeprefix(FILE_PREFIX)))
     head, body = _read_pack(name)
     special = {token: kind for token, (_, kind) in head["special"].items()}
-    keys = ("bos", "eos", "adds_bos", "prefixes_space")
-    more = {key: head[key] for key in keys if key in head}
+    more = {key: head[key] for key in ("bos", "eos", "adds_bos", "prefixes_space") if key in head}
     if head["pattern"]:
         encoding = _encoding(name, head, body)
         return Vocabulary(by_tiktoken(encoding), special, encoding=encoding, **more)
-    tokenizer = Tokenizer.from_buffer(body)
-    encoder = by_words(tokenizer, head["words"], head["across"]) if "words" in head else by_tokenizers(tokenizer)
-    return Vocabulary(encoder, special, **more)
+    return Vocabulary(by_tokenizers(Tokenizer.from_buffer(body)), special, **more)
+
+
+def _read_tokenizer_json(path: Path) -> Vocabulary:
+    """The vocabulary of a tokenizer.json, or of the one in a folder: 1 to 3 s and about 100 MB.
+
+    Which of its tokens begin and end a prompt stands elsewhere, so that these few are not counted.
+    """
+    path = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        # A pipe would be waited for, a device has no end.
+        raw = path.read_bytes() if path.is_file() and path.stat().st_size <= _MAX_BYTES else None
+    except OSError as error:
+        raise CompactionError(f"{path} cannot be read ({type(error).__name__}).") from error
+    if raw is None:
+        raise CompactionError(f"{path} cannot be read: it is no ordinary file of at most {_MAX_BYTES >> 20} MiB.")
+    try:
+        tokenizer = Tokenizer.from_buffer(raw)
+    except BaseException as error:
+        if not is_foreign_failure(error):
+            raise
+        raise CompactionError(f"{path} is no tokenizer.json ({str(error)[:200]}).") from error
+    # Padding would make 4 TB of a word, and a cut would hide the rest of a text.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    special = {token.content: CONTROL for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    return Vocabulary(by_tokenizers(tokenizer), special)
 
 
 def _read_pack(name: str) -> tuple[dict[str, Any], bytes]:
-    """The facts about a vocabulary, and its tokens by rank or its tokenizer.json.
-
-    Raises:
-        CompactionError: the file is damaged.
-    """
+    """The facts about a vocabulary, and its tokens by rank or its tokenizer.json."""
     packed = (_FOLDER / f"{name}.json.xz").read_bytes()
     digest = hashlib.sha256(packed).hexdigest()
     if f"{digest}  {name}.json.xz" not in (_FOLDER / "SHA256SUMS").read_text().splitlines():

@@ -143,5 +143,5 @@ def _closed(opening: str, thoughts: str) -> str | None:
 
 def _end_of_turn(words: Vocabulary, behind: str) -> str:
     """The special token that follows an answer; "" if there is none."""
-    segment = next(iter(words.split(behind.lstrip())), None)
-    return segment.text if segment is not None and segment.is_special else ""
+    before, end = (*words.split(behind.lstrip()), "")[:2]
+    return "" if before else end

@@ -11,8 +11,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from litellm_compaction.core.messages import JsonValue, Message, Request
-from litellm_compaction.templates.environment import TemplateRefusal
-from litellm_compaction.templates.template import shape, template
+from litellm_compaction.templates.template import TemplateRefusal, shape, template
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import vocabulary
 from litellm_compaction.tokens.estimate import Own
@@ -116,9 +115,8 @@ def _divided(common: Own, weights: Sequence[_Weight], family: Family, prompt: Pr
 
 
 def _tokens_of(prompt: Prompt, family: Family, texts: TextCounts) -> int:
-    segments = vocabulary(family.vocabulary).split(prompt.text)
-    shown = [segment.text for segment in segments if not segment.is_special]
-    return round(sum(texts.lengths(family, shown, in_prompt=True))) + len(segments) - len(shown)
+    parts = vocabulary(family.vocabulary).split(prompt.text)
+    return round(sum(texts.lengths(family, parts[::2], in_prompt=True))) + len(parts) // 2
 
 
 class _Weight(NamedTuple):
@@ -239,12 +237,12 @@ def render(
     if not chosen.has("renders_calls") and any(message.calls or message.role == "tool" for message in messages):
         # A server shows them in a way of its own, so that leaving them out would count too little.
         return None
-    shaped = shape(messages, chosen)
+    shaped, is_faithful = shape(messages, chosen)
     try:
-        text = chosen.render(shaped.messages, tools, bos=words.bos, eos=words.eos, now=now)
+        text = chosen.render(shaped, tools, bos=words.bos, eos=words.eos, now=now)
     except TemplateRefusal:
         return None
     if words.adds_bos and not text.startswith(words.bos):
         # The engine adds it to every prompt, and has taken it off the rendered one before (common/chat.cpp).
         text = words.bos + text
-    return Prompt(text, shaped.is_faithful)
+    return Prompt(text, is_faithful)

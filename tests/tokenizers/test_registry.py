@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.tokenizers import registry
-from litellm_compaction.tokenizers.encoders import by_tokenizers, by_words
 from litellm_compaction.tokenizers.registry import token_length, vocabulary
 
 NAMES = ("cl100k_base", "o200k_base", "gpt-oss", "llama3", "llama2", "mistral-v3", "tekken", "qwen2", "deepseek-v3")
@@ -70,48 +67,3 @@ def test_a_damaged_pack_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(CompactionError, match="reinstall"):
             vocabulary("llama2")
     assert "damaged" in registry.why_broken("llama2")
-
-
-BY_WORDS = ("llama2", "mistral-v3", "phi3", "gemma4")
-PIECE = st.one_of(
-    st.sampled_from(
-        [
-            " ",
-            "  ",
-            "▁",
-            "\n",
-            "\n\n",
-            "\t",
-            "\r\n",
-            ">",
-            "</",
-            "> </",
-            ">▁</",
-            "a",
-            "the",
-            " the",
-            "né",
-            "中文",
-            "👍🏽",
-        ]
-    ),
-    st.text(st.characters(exclude_categories=("Cs",)), max_size=6),
-)
-TEXT = st.lists(PIECE, max_size=30).map("".join)
-
-
-@lru_cache
-def packed(name: str) -> tuple[Tokenizer, str, list[str]]:
-    head, body = registry._read_pack(name)
-    return Tokenizer.from_buffer(body), head["words"], head["across"]
-
-
-@settings(max_examples=settings().max_examples * 7, deadline=None)
-@given(name=st.sampled_from(BY_WORDS), texts=st.lists(TEXT, max_size=3))
-@example(name="gemma4", texts=["<b> </b> <i> </i>\n> </"])
-@example(name="llama2", texts=["", " ", "a" * 100 + " b"])
-def test_words_take_what_the_text_takes(name: str, texts: list[str]) -> None:
-    """Any text, also one in which a token reaches over a space, in each vocabulary that is counted by words."""
-    tokenizer, pattern, across = packed(name)
-    whole, by_word = by_tokenizers(tokenizer), by_words(tokenizer, pattern, across)
-    assert list(map(by_word, texts)) == list(map(whole, texts))
