@@ -30,7 +30,7 @@ import tiktoken
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from litellm_compaction.core.messages import JsonObject, JsonValue
-from litellm_compaction.templates.template import Template, TemplateRefusal
+from litellm_compaction.templates import Template, TemplateRefusal
 
 PACKAGE = Path(__file__).parent.parent / "litellm_compaction"
 PACKS = PACKAGE / "tokenizers" / "packs"

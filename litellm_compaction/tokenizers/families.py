@@ -46,7 +46,7 @@ class Family:
 
     Attributes:
         vocabulary: the name of the vocabulary that is used (`registry.py`).
-        template: the name of the chat template that is rendered (`template.py`); "" if there is none at hand.
+        template: the name of the chat template that is rendered (`templates/`); "" if there is none at hand.
         owns_vocabulary: the vocabulary is the model's own, or so near that all kinds of text fit.
         exact: the vocabulary is the model's own and the template, or its costs, are known.
         reasons: the model thinks before it answers, so an answer needs more room.

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import importlib.util
 import json
 import logging
 import lzma
-import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,7 @@ import tiktoken
 from tokenizers import Tokenizer
 
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.templates.template import template
+from litellm_compaction.templates import template
 from litellm_compaction.tokenizers.families import Family, stand_in
 from litellm_compaction.tokenizers.vocabulary import (
     CONTROL,
@@ -43,7 +40,6 @@ logger = logging.getLogger("litellm_compaction")
 FILE_PREFIX = "file:"
 # Gemma's tokenizer.json is the largest known, 33 MB.
 _MAX_BYTES = 128 * 2**20
-_CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
 _FOLDER = Path(__file__).parent / "packs"
 # A failure is kept, too: trying again would cost every request as much as the first time.
 _loaded: dict[str, Vocabulary | CompactionError] = {}
@@ -107,17 +103,15 @@ async def usable_soon(family: Family) -> Family:
 
 
 def _load_once(name: str) -> Vocabulary | CompactionError:
-    begun_s = time.perf_counter()
     try:
-        made = _load(name)
-    except CompactionError as error:
-        return error
+        return _load(name)
     except BaseException as error:
+        if isinstance(error, CompactionError):
+            return error
         if not is_foreign_failure(error):
             raise
-        return CompactionError(f"The vocabulary {name} cannot be used ({type(error).__name__}: {str(error)[:200]}).")
-    logger.info("vocabulary_loaded name=%s load_ms=%.0f", name, 1e3 * (time.perf_counter() - begun_s))
-    return made
+        named = name.removeprefix(FILE_PREFIX)
+        return CompactionError(f"{named} cannot be read or used ({type(error).__name__}: {str(error)[:200]}).")
 
 
 def _load(name: str) -> Vocabulary:
@@ -140,19 +134,10 @@ def _read_tokenizer_json(path: Path) -> Vocabulary:
     Which of its tokens begin and end a prompt stands elsewhere, so that these few are not counted.
     """
     path = path / "tokenizer.json" if path.is_dir() else path
-    try:
-        # A pipe would be waited for, a device has no end.
-        raw = path.read_bytes() if path.is_file() and path.stat().st_size <= _MAX_BYTES else None
-    except OSError as error:
-        raise CompactionError(f"{path} cannot be read ({type(error).__name__}).") from error
-    if raw is None:
-        raise CompactionError(f"{path} cannot be read: it is no ordinary file of at most {_MAX_BYTES >> 20} MiB.")
-    try:
-        tokenizer = Tokenizer.from_buffer(raw)
-    except BaseException as error:
-        if not is_foreign_failure(error):
-            raise
-        raise CompactionError(f"{path} is no tokenizer.json ({str(error)[:200]}).") from error
+    # A pipe would be waited for, a device has no end.
+    if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+        raise ValueError(f"no ordinary file of at most {_MAX_BYTES >> 20} MiB")
+    tokenizer = Tokenizer.from_buffer(path.read_bytes())
     # Padding would make 4 TB of a word, and a cut would hide the rest of a text.
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -162,13 +147,7 @@ def _read_tokenizer_json(path: Path) -> Vocabulary:
 
 def _read_pack(name: str) -> tuple[dict[str, Any], bytes]:
     """The facts about a vocabulary, and its tokens by rank or its tokenizer.json."""
-    packed = (_FOLDER / f"{name}.json.xz").read_bytes()
-    digest = hashlib.sha256(packed).hexdigest()
-    if f"{digest}  {name}.json.xz" not in (_FOLDER / "SHA256SUMS").read_text().splitlines():
-        raise CompactionError(
-            f"The vocabulary pack {name} is damaged (SHA-256 {digest}): reinstall litellm-compaction."
-        )
-    head, _, body = lzma.decompress(packed).partition(b"\n")
+    head, _, body = lzma.decompress((_FOLDER / f"{name}.json.xz").read_bytes()).partition(b"\n")
     return json.loads(head), body
 
 
@@ -184,16 +163,11 @@ def _encoding(name: str, head: dict[str, Any], body: bytes) -> tiktoken.Encoding
 
 
 def _published(name: str) -> bytes:
-    """One of tiktoken's files, which it calls by the SHA-1 of their addresses."""
-    folders = [Path(os.environ[_CACHE_VARIABLE])] if os.environ.get(_CACHE_VARIABLE) else []
+    """One of tiktoken's files, which it calls by the SHA-1 of their addresses, as LiteLLM ships it."""
     # Looked up without importing LiteLLM, which takes seconds and belongs to the edges.
     spec = importlib.util.find_spec("litellm")
-    places = (spec.submodule_search_locations or ()) if spec is not None else ()
-    folders += [Path(place) / "litellm_core_utils" / "tokenizers" for place in places]
-    for folder in folders:
-        if (folder / name).is_file():
-            return (folder / name).read_bytes()
-    raise CompactionError(
-        f"tiktoken's file {name} is not in {' or '.join(map(str, folders)) or 'LiteLLM'}: reinstall LiteLLM, or point "
-        f"{_CACHE_VARIABLE} to a folder with it."
-    )
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(place) / "litellm_core_utils" / "tokenizers" / name
+        if path.is_file():
+            return path.read_bytes()
+    raise CompactionError(f"tiktoken's file {name} is not in LiteLLM: reinstall it.")

@@ -14,7 +14,7 @@ from litellm_compaction.core.prompts import (
     merge_prompt,
     summary_prompt,
 )
-from litellm_compaction.templates.template import template
+from litellm_compaction.templates import template
 from litellm_compaction.tokenizers import families
 from litellm_compaction.tokenizers.registry import _read_pack, vocabulary
 from litellm_compaction.tokenizers.vocabulary import CONTROL

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from litellm_compaction import templates
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.templates import template as templates
-from litellm_compaction.templates.template import Template, TemplateRefusal, template
+from litellm_compaction.templates import Template, TemplateRefusal, template
 from tools.build_packs import traits
 
 FOLDER = Path(templates.__file__).parent / "jinja"

@@ -55,9 +55,9 @@ def test_a_text_that_the_file_has_no_rule_for_counts_high(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[" * 100_000, b"\xff\xfe", b'{"model": {"type": "BPE"}}', b"GGUF"])
 def test_a_file_that_is_no_tokenizer_json_is_one_error(tmp_path: Path, raw: bytes) -> None:
-    """It names the file."""
+    """It names the folder."""
     (tmp_path / "tokenizer.json").write_bytes(raw)
-    with pytest.raises(CompactionError, match=r"tokenizer\.json is no tokenizer\.json"):
+    with pytest.raises(CompactionError, match="cannot be read or used"):
         read(tmp_path)
 
 

@@ -39,7 +39,7 @@ from litellm_compaction.proxy.answer.one_answer import Progress
 from litellm_compaction.proxy.answer.protocol import Asked, Chunk, UpstreamError
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES, broken, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
-from litellm_compaction.tokens.generated import GeneratedTokens
+from litellm_compaction.tokens.counter import GeneratedTokens
 
 # From here on nothing is sent that could not be taken back: text ends at a word, tool calls are complete.
 _DANGER_RATIO = 0.80
