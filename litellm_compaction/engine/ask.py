@@ -18,10 +18,9 @@ from typing import Literal, NamedTuple, TypeVar
 
 from litellm_compaction.concurrency import Bounded, off_loop
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget
-from litellm_compaction.core.clearing import edited, superseded_reads
-from litellm_compaction.core.compaction import Compaction, apply, edited_part, shown_behind
-from litellm_compaction.core.cut_points import request_text
+from litellm_compaction.core.compaction import Compaction, apply, covered_as_sent, shown_behind
 from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.forms import Form, in_forms, superseded_reads
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import Message, Request, user_message
 from litellm_compaction.core.prompts import appended
@@ -29,6 +28,7 @@ from litellm_compaction.core.pruning import decide, offered, plan_tokens, prunin
 from litellm_compaction.core.rounds import unanswered_calls
 from litellm_compaction.core.steps import Step
 from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.core.view import request_text
 from litellm_compaction.engine.context import Effort, MeasuredRequest, PruningModel
 from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.sharing.reservation import SUMMARY_EXTRA_TOKENS
@@ -262,7 +262,7 @@ class SummaryClient:
         None if it does not fit, or does not show everything: a record with stubs, or with a gap after its last summary.
         """
         base, conversation, target = step.base, measured.conversation, measured.context.target
-        shows_all = base is None or (base.edited_from is None and base.summarized_messages == base.covered_messages)
+        shows_all = base is None or (base.is_record and base.summarized_messages == base.covered_messages)
         if not (shows_all and _may_answer_freely(measured.request)):
             return None
         kept, asked = await off_loop(conversation.messages, lambda: self._in_append_mode(measured, step, job))
@@ -319,8 +319,9 @@ def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
     # A round that stayed with the record is in no summary yet.
     stayed = [at for at in (base.pinned if base else ()) if at < start and covered[at].role != "user"]
     # Of repeated reads the newest says all: the room is better spent on the rest.
-    shown = edited(covered, superseded_reads(covered), untouched=pinned)
-    shown = [*shown_behind(shown, start, base.covered_part if base else None)]
+    forms = (*(Form(at, "line") for at in superseded_reads(covered)), *(Form(at, "whole") for at in pinned))
+    sent = [message for message in in_forms(covered, forms) if message is not None]
+    shown = [*shown_behind(sent, start, base.covered_part if base else None)]
     fresh = [each for at, each in enumerate(shown) if (at >= start or at in stayed) and at not in pinned]
     return SummaryJob(
         messages=strategy.history(fresh),
@@ -349,9 +350,9 @@ def _question(
     if is_same:
         # The room reserved in a shared context for a summary has to do for this, too.
         limit_tokens = min(limit_tokens, measured.count.tokens + SUMMARY_EXTRA_TOKENS - room_tokens)
-    shown = edited_part(conversation.rest, compaction)
+    shown = covered_as_sent(conversation.rest, compaction)
     unanswered = unanswered_calls(conversation.messages)
-    shown_now = ((prefix + at, shown[at - compaction.replaced_messages]) for at in choices)
+    shown_now = ((prefix + at, shown[at]) for at in choices)
     offered_now = [(at, message) for at, message in shown_now if message is not None]
     prompt = pruning_prompt(
         prompt=STRATEGIES[compaction.level].prompt,
@@ -389,6 +390,6 @@ def _compaction(
     # Words of a model, as any other summary.
     summary = judged(summary, instruction=STRATEGIES[base.level].prompt, source=texts).text
     said = "\n\n".join(filter(None, (base.omissions, summary)))
-    if not said and set(choices) <= set(compaction.dropped):
+    if not said and set(choices) <= compaction.gone:
         return None
     return replace(compaction, omissions=excerpt(said, step.summary_tokens, measured.count_text))

@@ -14,17 +14,16 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from litellm_compaction.concurrency import off_loop
-from litellm_compaction.core.clearing import StubSize, data_of, size_of
-from litellm_compaction.core.compaction import Compaction, Segment, apply
+from litellm_compaction.core.compaction import Compaction, Segment, applied_tokens, apply, as_it_was, hidden_messages
 from litellm_compaction.core.continuation.request import keyed
-from litellm_compaction.core.conversation import Conversation, applied_tokens, as_it_was
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.identity import seen
 from litellm_compaction.core.ledger import ledger
-from litellm_compaction.core.messages import Message, visible_text
+from litellm_compaction.core.messages import visible_text
 from litellm_compaction.core.portable import bases_of, ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
-from litellm_compaction.core.steps import TASK_WINDOW_RATIO, Step, covering, gains
+from litellm_compaction.core.steps import TASK_WINDOW_RATIO, Step, gains
+from litellm_compaction.core.view import View
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.errors import CompactionError
@@ -173,14 +172,6 @@ class CompactionBuilder:
             return False
         return True
 
-    def bare(self, measured: MeasuredRequest) -> Compaction | None:
-        """The hardest compaction: everything that may go goes, and the record says no more than that."""
-        conversation = measured.conversation
-        if not conversation.cuts:
-            return None
-        covered = conversation.cuts[-1]
-        return covering(conversation, covered, conversation.pinned(covered))
-
 
 def _keyed(measured: MeasuredRequest, compaction: Compaction) -> Compaction:
     return keyed(measured.conversation.messages, measured.conversation.hashes, compaction)
@@ -216,7 +207,7 @@ def _copied(measured: MeasuredRequest, compaction: Compaction, ledger_tokens: in
     conversation, rest = measured.conversation, measured.conversation.rest
     redact, bases, name = redact_of(measured), _portable_bases(measured), measured.family.vocabulary
     earlier = ledger_messages(bases[0].ledger) if bases else []
-    hidden = _hidden(rest, compaction)
+    hidden = hidden_messages(rest, compaction)
     if bases:
         # Of the record itself its quotes go on, its summary by its own way.
         hidden.pop(0, None)
@@ -231,35 +222,21 @@ def _copied(measured: MeasuredRequest, compaction: Compaction, ledger_tokens: in
         task=0 if earlier else task,
         task_tokens=int(TASK_WINDOW_RATIO * measured.window.tokens),
     )
-    told = dict(compaction.stub_sizes)
-    results = (at for at in compaction.stubbed if rest[at].role == "tool")
     defuse = vocabulary(name).defused if is_loaded(name) else plain
     return replace(
         compaction,
         segments=tuple(replace(each, text=defuse(redact(each.text))) for each in compaction.segments),
         ledger=defuse(redact(copied)),
         omissions=defuse(redact(compaction.omissions)),
-        stub_sizes=tuple(StubSize(at, told.get(at) or size_of(rest[at])) for at in results),
     )
 
 
-def _hidden(rest: Sequence[Message], compaction: Compaction) -> dict[int, Message]:
-    """The text that the model sees no more: messages that are gone, results and attached data that are stubs."""
-    replaced = set(range(compaction.replaced_messages)) - {*compaction.pinned}
-    gone = {*replaced, *(position for position, how in compaction.shown if how != "stub")}
-    found = (
-        (at, rest[at] if at in gone or rest[at].role == "tool" else data_of(rest[at]))
-        for at in sorted({*gone, *compaction.stubbed})
-    )
-    return {at: message for at, message in found if message is not None}
-
-
-def _known(conversation: Conversation, compaction: Compaction) -> str:
+def _known(conversation: View, compaction: Compaction) -> str:
     """All that the model sees; beside a record its summaries and what follows it.
 
     A value that a summary gets wrong is not in it, and so stands beside it.
     """
-    if compaction.edited_from is not None:
+    if not compaction.is_record:
         return "\n".join(map(visible_text, apply(conversation.messages, compaction)))
     kept = conversation.rest[compaction.covered_messages :]
     return "\n".join((*(each.text for each in compaction.segments), *map(visible_text, kept)))

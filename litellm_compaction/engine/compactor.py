@@ -14,11 +14,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from litellm_compaction.concurrency import Flights
-from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.conversation import is_undone, usable
+from litellm_compaction.core.compaction import Compaction, is_undone, usable
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.plan import Compact, Reuse
-from litellm_compaction.core.steps import Step
+from litellm_compaction.core.steps import Step, bare
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.background import QUIET_S, Background
@@ -157,7 +156,7 @@ class Compactor:
         """As `prepare`, without doing again what was done for the same request when this deployment was foreseen."""
         if foreseen is None or foreseen.measured.context != context:
             return await self.prepare(request, context)
-        if not (await self.measurer.window(context)).is_like(foreseen.window):
+        if await self.measurer.window(context) != foreseen.window:
             return await self.prepare(request, context)
         # Its calls go the way that is known now.
         return replace(foreseen, measured=replace(foreseen.measured, context=context))
@@ -222,10 +221,10 @@ class Compactor:
             return await self._decider.decide(again, needed.stored)
         if does_fit:
             return self.measurer.unchanged(measured)
-        if (bare := self.builder.bare(measured)) is not None:
-            prepared = await self._decider.applied(measured, bare, "compacted")
+        if (hardest := bare(measured.conversation)) is not None:
+            prepared = await self._decider.applied(measured, hardest, "compacted")
             if prepared.budget.fits(prepared.count.tokens):
-                self.reporter.decided(measured, "fallback", prepared=prepared, compaction=bare, reason="bare")
+                self.reporter.decided(measured, "fallback", prepared=prepared, compaction=hardest, reason="bare")
                 return prepared
         raise await self._decider.refusal(measured)
 

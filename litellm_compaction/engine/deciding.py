@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from typing_extensions import assert_never
 
 from litellm_compaction.concurrency import Bounded, off_loop_if
-from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.conversation import usable
+from litellm_compaction.core.compaction import Compaction, usable
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.plan import Compact, Keep, Plan, Refuse, Reuse, plan
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data

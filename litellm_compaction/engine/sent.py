@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.identity import edited
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.stretches import is_text_result
+from litellm_compaction.core.view import View
 
 # Of all results together, each with its own weight beside its text.
 _MOST_CHARS, _CHARS_OF_AN_ENTRY = 32_000_000, 200
@@ -31,7 +31,7 @@ class SentBefore:
         self._sent: OrderedDict[tuple[str, str], Message | None] = OrderedDict()
         self._chars = 0
 
-    def restored(self, scope: str, conversation: Conversation) -> tuple[Message, ...] | None:
+    def restored(self, scope: str, conversation: View) -> tuple[Message, ...] | None:
         """Returns the messages with results as they were that the client has cleared or cut; None if there are none."""
         other = self._other(scope, conversation)
         does = edited([(conversation.rest[at], was) for at, was in other.items()])
@@ -40,7 +40,7 @@ class SentBefore:
         }
         return tuple(restored.get(at, each) for at, each in enumerate(conversation.messages)) if restored else None
 
-    def note(self, scope: str, conversation: Conversation) -> None:
+    def note(self, scope: str, conversation: View) -> None:
         """Remembers the results of a conversation that is sent."""
         other = self._other(scope, conversation)
         pairs = [(conversation.rest[at], was) for at, was in other.items()]
@@ -57,7 +57,7 @@ class SentBefore:
         while self._chars > _MOST_CHARS:
             self._forget(next(iter(self._sent)))
 
-    def _other(self, scope: str, conversation: Conversation) -> dict[int, Message]:
+    def _other(self, scope: str, conversation: View) -> dict[int, Message]:
         """The results, by position, that were something else when these words were sent before."""
         sent = ((at, self._sent.get((scope, conversation.words_hashes[at + 1]))) for at in _newest(conversation))
         return {at: was for at, was in sent if was is not None and was.raw != conversation.rest[at].raw}
@@ -67,7 +67,7 @@ class SentBefore:
             self._chars -= _weight(self._sent.pop(key))
 
 
-def _newest(conversation: Conversation) -> range:
+def _newest(conversation: View) -> range:
     """The positions of the messages that are looked at: older ones are covered."""
     return range(max(len(conversation.rest) - _MOST_MESSAGES, 0), len(conversation.rest))
 
