@@ -272,7 +272,7 @@ def _facts(report: DeploymentReport) -> Iterator[str]:
         yield f"counting as {report.source.family.name} with {counted_by(report.source)}"
     how = "below LiteLLM's OpenAI client" if report.carrier == "transport" else "by LiteLLM's hooks"
     yield f"carrier  {report.carrier}: running answers are carried over the limit {how}"
-    if goes_on := report.standing.in_words():
+    if goes_on := report.goes_on:
         yield f"goes on  {goes_on}"
 
 

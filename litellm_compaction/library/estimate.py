@@ -12,9 +12,9 @@ from pydantic import Field, NonNegativeInt
 
 from litellm_compaction.config import StrategyName
 from litellm_compaction.core.budget import RESERVE_MAX_RATIO
-from litellm_compaction.core.cut_points import legal_cuts
 from litellm_compaction.core.messages import JsonObject, Message, parse_message, system_prefix_length
 from litellm_compaction.core.record import read_record
+from litellm_compaction.core.view import legal_cuts
 
 # The second for an image, a sound, a file: what OpenAI's vision models take for a large picture, rounded up.
 _ROLE_TOKENS, _PART_TOKENS = 2, 1200

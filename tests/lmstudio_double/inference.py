@@ -204,12 +204,7 @@ class Inference(simulated.Inference):
             echo=self._echo(request),
             release=lambda ending: self._release(seat, ending),
         )
-        if self.body.get("reasoning_control") is True:
-            self.simulator.thoughts[envelope.id] = generation.end_thought
-        try:
-            await (answer.stream() if request.stream else answer.send())
-        finally:
-            self.simulator.thoughts.pop(envelope.id, None)
+        await (answer.stream() if request.stream else answer.send())
 
     def _account_prompt(self, seat: Seat, kept: Prompt) -> None:
         record, raw_tokens = self.record, kept.count_tokens()

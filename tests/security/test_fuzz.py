@@ -26,11 +26,10 @@ from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.secrets import redacted
 from litellm_compaction.errors import ConfigError, ServerUnavailable
 from litellm_compaction.windows.fetch import NotThisApi
-from litellm_compaction.windows.lmstudio import Listing, answers_as_lmstudio, list_models, match, parse_list
+from litellm_compaction.windows.lmstudio import LMStudioListing, answers_as_lmstudio, list_models, parse_list
 from litellm_compaction.windows.other_servers import (
     SERVERS,
     Served,
-    find_served,
     list_served,
     tokens_by_server,
 )
@@ -143,13 +142,13 @@ def test_listings(answer: object, name: str) -> None:
     """Of LM Studio, llama.cpp, vLLM and Ollama: models, or another API; a name finds one, or none."""
     for api in ("v1", "v0"):
         listing = _bounded(lambda api=api: parse_list(api, answer), NotThisApi)  # type: ignore[misc]
-        if isinstance(listing, Listing):
-            _bounded(lambda listing=listing: match(listing, name))  # type: ignore[misc]
+        if isinstance(listing, LMStudioListing):
+            _bounded(lambda listing=listing: (listing.find(name), listing.chats))  # type: ignore[misc]
     for server in SERVERS.values():
         models = _bounded(lambda server=server: server.read(answer), NotThisApi)  # type: ignore[misc]
         if isinstance(models, tuple):
             served = Served(api=server.name, models=models)
-            _bounded(lambda served=served: find_served(served, name))  # type: ignore[misc]
+            _bounded(lambda served=served: (served.find(name), served.chats))  # type: ignore[misc]
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
