@@ -17,19 +17,14 @@ from typing import Any, Literal
 from litellm_compaction.concurrency import Flights, is_long, off_loop, off_loop_if
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
-from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, words_sizes
 from litellm_compaction.core.identity import words_chain
-from litellm_compaction.core.messages import (
-    Message,
-    Request,
-    chain,
-    user_message,
-)
+from litellm_compaction.core.messages import Message, Request, chain, user_message
 from litellm_compaction.core.recurring import marked
 from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.steps import Step
 from litellm_compaction.core.strategies import chooses
+from litellm_compaction.core.view import RECORD_TOKENS, View, words_sizes
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.sharing.leases import Leases, shared_name
@@ -120,7 +115,10 @@ class RequestMeasurer:
         """`measured` with sizes by which its floor takes `count`, which is of the floor as a request of its own."""
         conversation, budget = measured.conversation, measured.budget
         protected = conversation.protected
-        if len(protected) == len(conversation.messages) == len(count.sizes) and not conversation.has_data_to_cover:
+        if (
+            len(protected) == len(conversation.messages) == len(count.sizes)
+            and conversation.floor_sizes == conversation.sizes
+        ):
             # Nothing of it can be covered: the floor is the request.
             return self._like(measured, measured.request, count, floor_count=count, is_shortened=measured.is_shortened)
         record_tokens = RECORD_TOKENS if len(protected) < len(conversation.messages) else 0
@@ -256,7 +254,7 @@ class RequestMeasurer:
         count_text = self._counter.text_counter(context.target.key, family, asker=context.target.asker, text=count.text)
         # A request made of this one begins otherwise: the server's number for its beginning is no help for that.
         sizes = tuple(math.ceil(size * count.other_ratio) for size in count.sizes)
-        conversation = Conversation(
+        conversation = View(
             messages=request.messages,
             sizes=sizes,
             words_sizes=words_sizes(request.messages, sizes, count_text),
@@ -275,7 +273,7 @@ class RequestMeasurer:
                 rules=context.rules(reasons=family.reasons),
                 window_tokens=window.tokens,
                 floor_tokens=conversation.floor_tokens,
-                likely_ratio=count.made_likely_ratio,
+                likely_ratio=count.other_likely_ratio,
                 own_likely_ratio=count.likely_ratio,
                 fixed_tokens=conversation.prefix_tokens,
             ).with_trigger(context.threshold_tokens),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS
-from litellm_compaction.core.clearing import without_data
 from litellm_compaction.core.excerpts import common_level
+from litellm_compaction.core.forms import without_data
 from litellm_compaction.core.messages import Request, system_prefix_length, user_message, with_only_text
 from litellm_compaction.engine.context import MeasuredRequest
 from litellm_compaction.tokens.estimate import Estimate

@@ -126,7 +126,6 @@ class LocalServer(ABC):
         refuses_by: the fields of a request's body, on the routes of its `providers`, by which it refuses a prompt that
             it would cut in silence.
         no_thoughts: the fields of a request's body that end a model's thinking before it begins, if there are any.
-        ends_thoughts: whether it ends a thought of an answer that it is writing, if it is told (`reasoning_control`).
     """
 
     name: ClassVar[Api]
@@ -140,7 +139,6 @@ class LocalServer(ABC):
     continues: ClassVar[bool] = False
     continues_when_told: ClassVar[bool] = False
     no_thoughts: ClassVar[Mapping[str, JsonValue]] = MappingProxyType({})
-    ends_thoughts: ClassVar[bool] = False
     refuses_by: ClassVar[Mapping[str, JsonValue]] = MappingProxyType({})
 
     @abstractmethod
@@ -173,7 +171,6 @@ class LlamaCpp(LocalServer):
     path = "/props"
     providers = MappingProxyType({"llamafile": ("LLAMAFILE_API_BASE", "http://127.0.0.1:8080/v1")})
     continues = True
-    ends_thoughts = True
     # The first by llama.cpp's sampler (its pull request 23673), the second by the model's own template.
     no_thoughts = MappingProxyType({"thinking_budget_tokens": 0, "chat_template_kwargs": {"enable_thinking": False}})
 

@@ -21,12 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from litellm_compaction.config import deployment_settings_from, settings_from
-from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request as ChatRequest
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.secrets import redacted
 from litellm_compaction.errors import ConfigError, ServerUnavailable
-from litellm_compaction.stores.store import decode
 from litellm_compaction.windows.fetch import NotThisApi
 from litellm_compaction.windows.lmstudio import LMStudioListing, answers_as_lmstudio, list_models, parse_list
 from litellm_compaction.windows.other_servers import (
@@ -81,12 +79,6 @@ def _bounded(call: Callable[[], object], *allowed: type[Exception]) -> object:
             return call()
         except allowed:
             return None
-
-
-@given(st.binary(max_size=400) | st.builds(lambda text: text.encode("utf-8", "replace"), st.text()))
-def test_rows_of_a_store(data: bytes) -> None:
-    """A compaction, or none."""
-    assert isinstance(_bounded(lambda: decode(data)), Compaction | None)
 
 
 @given(_JSON)
