@@ -64,7 +64,7 @@ def log_failure(place: str, error: Exception, *, too_long: DoesNotFit | None = N
 def log_refused(model: str, error: CompactionError) -> None:
     """Logs in one line why a request was refused; the engine logs `DoesNotFit`, with its numbers."""
     if not isinstance(error, DoesNotFit):
-        logger.warning("refused model=%s: %s", model, error.for_operators)
+        logger.warning("refused model=%s: %s", model, error)
 
 
 class ToldOnce(logging.Filter):

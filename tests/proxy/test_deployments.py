@@ -68,7 +68,7 @@ def test_the_answer_that_is_shown_is_what_is_set_aside_for_it(
     settings: dict[str, Any], window_tokens: int, answer_tokens: int
 ) -> None:
     """A client takes it off the window, and asks for no more: the buffer of an empty prompt."""
-    window = Window(tokens=window_tokens, source="api/v1", architecture="", instance_id="", parallel=1, read_s=0)
+    window = Window(tokens=window_tokens, source="api/v1", architecture="", instance_id="", parallel=1)
     shown = {"max_input_tokens": window_tokens, "max_output_tokens": answer_tokens}
     assert limits_of(window, settings_of(**settings)) == shown
 
