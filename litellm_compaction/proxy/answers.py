@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -46,11 +47,7 @@ class Answers:
         self._router = router
 
     async def streamed(self, response: Any, data: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """LiteLLM's stream for the client: carried over the limit if the hooks do that, with its details, never silent.
-
-        Args:
-            data: the client's request as the hooks see it.
-        """
+        """LiteLLM's stream for a client: carried over the limit where the hooks do that, never silent."""
         exchange = self._exchanges.get(data)
         if exchange is None:
             async for chunk in response:
@@ -79,10 +76,8 @@ class Answers:
         context, prepared = exchange.attempt.context, exchange.attempt.prepared
         assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `is_hooked`
         exchange.is_read = True
-        router = self._router()
-        pin = exchange.pins.get(exchange.attempt.deployment, exchange.client.group)
-        upstream = HookedUpstream(first, router, pin, data)
-        asked = asked_of(exchange, context, data, wants_usage=exchange.client.asks_for_usage)
+        upstream = HookedUpstream(first, self._router(), exchange.pin, data)
+        asked = asked_of(exchange, context, data, wants_usage=wire.asks_for_usage(data))
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(prepared, action=exchange.attempt.action)
         # None if the deployment hook has failed open.
@@ -94,23 +89,17 @@ class Answers:
         exchange = self._exchanges.get(data)
         if exchange is None:
             return None
-        if exchange.is_hooked and wire.can_be_continued(data):
-            self._read_whole(exchange, response)
+        context, prepared, usage = exchange.attempt.context, exchange.attempt.prepared, wire.usage_of(response)
+        is_ours = exchange.is_hooked and wire.can_be_continued(data)
+        if is_ours and usage is not None and context is not None and prepared is not None:
+            # The transport learns from the answers that it carries.
+            exchange.is_read = True
+            with _failing_open("learn"):
+                self._compactor.replies.learn(context, prepared, **usage._asdict())
         told = wire.with_details(response, exchange.attempt.details)
         if exchange.client.orders.shows:
             return await self._standards.shown(told, exchange, is_messages=_is_messages(data))
         return told if exchange.attempt.details is not None else None
-
-    def _read_whole(self, exchange: Exchange, response: Any) -> None:
-        """Learns from the usage of a whole answer that LiteLLM's hooks have; a stream's is learned as it is read."""
-        context, prepared, usage = exchange.attempt.context, exchange.attempt.prepared, wire.usage_of(response)
-        if context is None or prepared is None or usage is None:
-            return
-        exchange.is_read = True
-        try:
-            self._compactor.replies.learn(context, prepared, **usage._asdict())
-        except Exception as error:  # noqa: BLE001 - fails open (P8)
-            log_failure("learn", error)
 
     def failed(self, data: Mapping[str, Any], error: Exception) -> Refusal | None:
         """Learns from an overflow that came in spite of us, forgets the request, and words its error for clients.
@@ -145,7 +134,7 @@ class Answers:
     def _learn(self, exchange: Exchange, message: str) -> None:
         """Learns from an overflow that no loop has read; the loop learns from its own streams itself."""
         context, prepared, room = exchange.attempt.context, exchange.attempt.prepared, exchange.room
-        try:
+        with _failing_open("learn_overflow"):
             if context is None:
                 return
             found = None
@@ -160,9 +149,6 @@ class Answers:
             if found.teaches and exchange.is_hooked and not exchange.is_read:
                 overflow = taught(overflow, prepared, is_shared=room is not None and room.is_shared(prepared.window))
             self._compactor.replies.learn_overflow(context, prepared, overflow)
-        except Exception as error:  # noqa: BLE001 - fails open (P8)
-            # The client gets the server's own error, not one of ours.
-            log_failure("learn_overflow", error)
 
     def headers(self, data: Mapping[str, Any]) -> dict[str, str] | None:
         """The headers that tell clients of guarded deployments about the changes to their request.
@@ -170,7 +156,7 @@ class Answers:
         LiteLLM asks for them after the success hook and before a stream's first chunk: the last word on an answer that
         is not streamed.
         """
-        exchange = self._exchanges.begun(data) if data.get("stream") else self._exchanges.close(data)
+        exchange = self._exchanges.get(data) if data.get("stream") else self._exchanges.close(data)
         return exchange.headers if exchange is not None else None
 
 
@@ -183,7 +169,7 @@ def asked_of(exchange: Exchange, context: RequestContext, body: Mapping[str, Any
     return Asked(
         request=client.original,
         output_tokens=wire.asked_output_tokens(body),
-        is_json=client.is_structured,
+        is_json=wire.is_structured(body),
         notices=notices,
         wants_usage=wants_usage,
         stops=wire.stops(body),
@@ -195,3 +181,12 @@ def asked_of(exchange: Exchange, context: RequestContext, body: Mapping[str, Any
 def _is_messages(data: Mapping[str, Any]) -> bool:
     """Returns True for a request on Anthropic's route; the only other one with orders is OpenAI's Responses."""
     return "input" not in data
+
+
+@contextmanager
+def _failing_open(place: str) -> Iterator[None]:
+    """The client gets the server's own answer or error, not one of ours (P8)."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - fails open (P8)
+        log_failure(place, error)

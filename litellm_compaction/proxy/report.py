@@ -85,7 +85,7 @@ class Reporter:
 
     async def reports(self, deployment: Deployment, settings: Settings) -> list[DeploymentReport]:
         """One report, or one for each loaded model of a wildcard; the wildcard's own if there is none."""
-        carrier = carrier_of(deployment, settings, self.environ)
+        carrier = carrier_of(deployment, settings)
         try:
             targets = await asyncio.wait_for(targets_of(self.windows, deployment), self.limit_s)
         except (CompactionError, asyncio.TimeoutError):

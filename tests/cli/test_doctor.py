@@ -96,13 +96,6 @@ def test_another_lm_studio_is_read_too(check: Check, simulator: Simulator, chang
             assert (code, "sk-lm" in found.replace(f"{QWEN}", "")) == (0, False)
 
 
-def test_a_bypassed_carrier_is_a_problem(check: Check, address: Address, environ: dict[str, str]) -> None:
-    """LiteLLM's experimental handler ignores the client that carries answers over the limit: say so."""
-    environ["EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER"] = "true"
-    code, found = check(config(deployment(params=at(address))))
-    assert (code, "carrier  hooks" in found, "ignores the client" in found) == (1, True, True)
-
-
 def test_an_opted_in_server_without_a_number_is_a_problem(check: Check, plain: PlainServer) -> None:
     """Who was asked, and what to write: its requests are refused."""
     params = {"api_base": f"{plain.base_url}/v1"}

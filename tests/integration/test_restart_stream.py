@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import talk, tools
+from tests.integration.harness import Streamed
 from tests.integration.restart_bench import (
     TEXTS,
     Restarting,
@@ -86,3 +87,21 @@ def test_call_larger_than_the_window_is_given_up(restarting: Restarting, history
     ends = [record.prompt_tokens + record.completion_tokens for record in watch.chats[len(prompts) :]]
     assert len(ends) <= 2
     assert ends[-1] > 0.9 * 2048
+
+
+@pytest.mark.parametrize("overflow", ["error_event", "error_400_object", "empty"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_overflow_of_the_prompt_is_compacted_away(restarting: Restarting, overflow: str, stream: bool) -> None:
+    """A server that counts three times what we count: its overflow is answered by a harder compaction, unnoticed."""
+    name = f"overflowing-{overflow}-{stream}"
+    watch = restarting.watch(name, Teller(Reply("It fits.")))
+    messages = talk(f"heavier {overflow}", 780)
+    answer = (restarting.proxy.stream if stream else restarting.proxy.chat)(name, messages)
+    restarting.forgive(name)
+    text = answer.text if isinstance(answer, Streamed) else answer.json()["choices"][0]["message"]["content"]
+    assert text == "It fits."
+    assert [record.outcome for record in watch.chats] == ["overflow", "ok"]
+    kind = {"error_400_object": "http_400", "error_event": "error_event", "empty": "empty_stream"}[overflow]
+    (line,) = restarting.proxy.expect_logged(f"(compacted|fallback) model={name} ")
+    assert "(server overflow)" in line
+    assert line.rstrip().endswith(f" refusal={kind}")

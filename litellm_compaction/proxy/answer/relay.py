@@ -28,7 +28,7 @@ from litellm_compaction.proxy.answer.client import Asked, Progress
 from litellm_compaction.proxy.answer.endings import FULL_RATIO, GIVES_WAY, NEAR_FULL_RATIO, STOPPED, End, Judged, judged
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES, REASONING_FIELDS, Chunk, UpstreamError, broken, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
-from litellm_compaction.tokens.generated import GeneratedTokens
+from litellm_compaction.tokens.counter import GeneratedTokens
 
 # From here on nothing is sent that could not be taken back: text ends at a word, tool calls are complete.
 _DANGER_RATIO = 0.80
