@@ -43,8 +43,7 @@ from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.tokens.prompt import own_count, render
-from litellm_compaction.tokens.texts import TextCounts
+from litellm_compaction.tokens.prompt import TextCounts, own_count, render
 from litellm_compaction.windows.windows import Target, Windows
 from tests.builders import parsed
 from tests.engine.bench import SUMMARY, Bench

@@ -54,6 +54,8 @@ _SOURCED = re.compile(
 # Alone in its part, or in a message beside another one, an element with a name of several words is a program's. The
 # person's words are wrapped, too, and such a name tells of them.
 _WRAPPED = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>")
+# In a message beside another one: a line about a JSON object, which is all the rest.
+_FENCED = re.compile(r"[^\n`]{1,200}\n```(?:json)?\n[\[{].*[\]}]\n```\s*\Z", re.DOTALL)
 _LAST_CLOSED = re.compile(r"</([A-Za-z][\w.:-]{1,60})>\s*\Z")
 _SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 _OF_THE_PERSON = re.compile(
@@ -404,9 +406,10 @@ def parts_of(message: Message) -> list[list[Stretch]]:
     elif message.marks.is_behind:
         # Beside results a part that opens with what the client repeats is all the client's.
         found = [_all_clients(own, "recurring") if own and own[0].kind == "recurring" else own for own in found]
+    is_beside = message.marks.is_beside
     said = [(own, at, text) for text, own in zip(texts, found, strict=True) for at in range(len(own)) if own[at].speaks]
-    wrapped = [(own, at) for own, at, text in said if _is_wrapped(text, own[at])]
-    if message.marks.is_beside or len(wrapped) < len(said):
+    wrapped = [(own, at) for own, at, text in said if _is_wrapped(text, own[at], is_beside)]
+    if is_beside or len(wrapped) < len(said):
         for own, at in wrapped:
             own[at] = own[at]._replace(kind="note")
     return found
@@ -431,9 +434,11 @@ def _whole_result(text: str) -> list[Stretch]:
     return [Stretch("data", 0, len(text), result.end(), len(text))]
 
 
-def _is_wrapped(text: str, stretch: Stretch) -> bool:
+def _is_wrapped(text: str, stretch: Stretch, is_beside: bool) -> bool:
     """Returns True for words that are one element, whose name tells of a program and of nothing that a person said."""
     start = _first_sign(text, stretch.start)
+    if len(text) <= _MAX_CHARS and is_beside and _FENCED.match(text, start):
+        return True
     found = _WRAPPED.match(text, start) if len(text) <= _MAX_CHARS else None
     if found is None or _SEVERAL_WORDS.search(found[1]) is None or is_persons_name(found[1]):
         return False

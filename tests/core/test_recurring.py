@@ -101,10 +101,14 @@ def test_a_message_with_words_is_never_empty(texts: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["<environment_context>\nx\n</environment_context>", "<permissions instructions>read</permissions instructions>"],
+    [
+        "<environment_context>\nx\n</environment_context>",
+        "<permissions instructions>read</permissions instructions>",
+        'Here is what is open in the editor.\n```json\n{\n "file": "a.py"\n}\n```',
+    ],
 )
 @pytest.mark.parametrize("beside", [[user("Go on.")], []])
-def test_an_element_of_a_program_beside_another_message(text: str, beside: list[JsonDict]) -> None:
+def test_an_element_or_json_of_a_program_beside_another_message(text: str, beside: list[JsonDict]) -> None:
     """Alone between a request and its answer it is the person's."""
     first = marked(parsed([user(text), *beside]))[0]
     assert is_injected(first) is bool(beside)
