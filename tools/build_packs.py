@@ -30,8 +30,7 @@ import tiktoken
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from litellm_compaction.core.messages import JsonObject, JsonValue
-from litellm_compaction.templates.environment import TemplateRefusal
-from litellm_compaction.templates.template import Template
+from litellm_compaction.templates import Template, TemplateRefusal
 
 PACKAGE = Path(__file__).parent.parent / "litellm_compaction"
 PACKS = PACKAGE / "tokenizers" / "packs"
@@ -47,8 +46,6 @@ LLAMA_CPP = "llama_cpp_python-0.3.36/vendor/llama.cpp/"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 SPACE = "▁"
-# With more tokens that reach over a space, words are not told apart.
-MOST_ACROSS = 16
 CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 AFTER_WORDS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{AFTER_WORDS}"
@@ -252,11 +249,6 @@ def write_pack(name: str, data: dict[str, Any]) -> None:
     if head["pattern"]:
         write(name, head, [in_bytes(token).decode("latin-1") for token in normal(data)])
         return
-    # Gemma 4 begins anew at line ends; one of its tokens reaches over the space between two words: `>▁</`.
-    words = f"{SPACE}*[^{SPACE}]+|{SPACE}+" if data["kind"] == "spm" else f"{SPACE}*[^{SPACE}\\n]+|{SPACE}+|\\n+"
-    across = [token for token in normal(data) if SPACE in token.lstrip(SPACE)]
-    if len(across) <= MOST_ACROSS:
-        head |= {"words": words, "across": across}
     write(name, head, json.loads(program(data).to_str()))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.lib.gguf_writer import Array, Tensor, Value, gguf
-from litellm_compaction.templates.template import template
+from litellm_compaction.templates import template
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokenizers.registry import _published, _read_pack
 from tools.build_packs import ENDS, PATTERNS, in_byte_alphabet

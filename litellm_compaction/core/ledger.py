@@ -21,8 +21,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from litellm_compaction.core.clearing import state_calls, state_texts
 from litellm_compaction.core.directives import RULE_WORDS, Sentence, Talk, sentences
+from litellm_compaction.core.forms import state_calls, state_texts
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
 from litellm_compaction.core.secrets import Redact, redactor
 from litellm_compaction.core.stretches import divided

@@ -11,13 +11,7 @@ import regex
 
 from litellm_compaction.core.continuation.text import outside_thoughts
 from litellm_compaction.core.excerpts import common_level, excerpt
-from litellm_compaction.core.messages import (
-    Message,
-    parse_message,
-    render_arguments,
-    user_message,
-    without_notices,
-)
+from litellm_compaction.core.messages import Message, parse_message, render_arguments, user_message, without_notices
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 FRAME_BEGIN = "[BEGIN RECORD OF EARLIER CONVERSATION]"

@@ -11,14 +11,14 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise, starmap
+from itertools import pairwise
 from typing import NamedTuple
 
 from pydantic_core import from_json
 
-from litellm_compaction.core.clearing import stubs
-from litellm_compaction.core.compaction import Compaction, Shown
+from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.excerpts import common_level, excerpt
+from litellm_compaction.core.forms import Form, size_of, stubs
 from litellm_compaction.core.messages import (
     JsonObject,
     JsonValue,
@@ -63,7 +63,7 @@ def offered(rest: Sequence[Message], compaction: Compaction) -> list[int]:
 
     `rest` are the messages after the leading system ones, here and below.
     """
-    stays = {*compaction.pinned, *compaction.dropped}
+    stays = {*compaction.pinned, *compaction.gone}
     return [at for at in _span(compaction) if at not in stays and not (rest[at].is_system or rest[at].is_synthetic)]
 
 
@@ -74,23 +74,25 @@ def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[
     text leaves a line in its place, and a call stays.
     """
     span = _span(compaction)
-    wanted = {*compaction.dropped, *wishes.dropped.intersection(choices)}
+    wanted = {*compaction.gone.intersection(span), *wishes.dropped.intersection(choices)}
     dropped = {at for unit in _units(rest, span, wanted) if wanted.issuperset(unit) for at in unit}
-    shown = dict(compaction.shown)
     shrinking = {span.start + at for at in stubs(rest[span.start : span.stop])}
-    shown.update((at, "stub") for at in (wanted - dropped) & shrinking if rest[at].role == "tool")
-    for at in {*wanted, *wishes.shortened}.intersection(choices):
+    forms = {each.position: each for each in compaction.forms}
+    lines = {at for at, each in forms.items() if each.how == "line"}
+    new_lines = {at for at in (wanted - dropped) & shrinking - lines if rest[at].role == "tool"}
+    forms.update((at, Form(at, "line", size_of(rest[at]))) for at in new_lines)
+    for at in {*wanted, *wishes.shortened}.intersection(choices) - lines - new_lines:
         is_line = at in wanted
         chars = 0 if is_line else int(len(normal_text(rest[at])) * _SHOWN_RATIO)
         is_text = rest[at].role in ("user", "assistant") and not rest[at].calls if is_line else not rest[at].other_parts
-        if is_text and shown.get(at) != "stub" and len(normal_text(rest[at])) - chars >= _LEAST_SAVED_CHARS:
-            shown[at] = chars
-    shown.update((at, "gone") for at in dropped)
-    return replace(compaction, shown=tuple(starmap(Shown, sorted(shown.items()))))
+        if is_text and len(normal_text(rest[at])) - chars >= _LEAST_SAVED_CHARS:
+            forms[at] = Form(at, chars)
+    forms.update((at, Form(at, "gone")) for at in dropped)
+    return replace(compaction, forms=tuple(sorted(forms.values())))
 
 
 def _span(compaction: Compaction) -> range:
-    return range(compaction.replaced_messages, compaction.covered_messages)
+    return range(compaction.start, compaction.covered_messages)
 
 
 def _units(rest: Sequence[Message], span: range, wanted: Collection[int]) -> Iterator[range]:

@@ -62,7 +62,7 @@ def marked(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     marks = NO_MARKS
     if len(users) >= _LEAST_MESSAGES and sum(len(messages[at].text) for at in users) <= _MOST_CHARS:
         marks = _marks(messages, users)
-    beside = {at for at in users if messages[at].text.lstrip().startswith("<") and _has_neighbour(messages, at)}
+    beside = {at for at in users if _is_framed(messages[at].text) and _has_neighbour(messages, at)}
     if marks == NO_MARKS and not beside:
         return messages
     behind = {at for at in users if at and messages[at - 1].role == "tool"}
@@ -178,6 +178,10 @@ def _often(sets: Iterable[Collection[str]]) -> frozenset[str]:
     """What is in so many of the sets that it is a client's."""
     times = Counter(each for one in sets for each in one)
     return frozenset(each for each, count in times.items() if count >= _LEAST_MESSAGES)
+
+
+def _is_framed(text: str) -> bool:
+    return text.lstrip().startswith("<") or text.rstrip().endswith("```")
 
 
 def _has_neighbour(messages: Sequence[Message], at: int) -> bool:

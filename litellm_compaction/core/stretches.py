@@ -54,6 +54,8 @@ _SOURCED = re.compile(
 # Alone in its part, or in a message beside another one, an element with a name of several words is a program's. The
 # person's words are wrapped, too, and such a name tells of them.
 _WRAPPED = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>")
+# In a message beside another one: a line about a JSON object, which is all the rest.
+_FENCED = re.compile(r"[^\n`]{1,200}\n```(?:json)?\n[\[{].*[\]}]\n```\s*\Z", re.DOTALL)
 _LAST_CLOSED = re.compile(r"</([A-Za-z][\w.:-]{1,60})>\s*\Z")
 _SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 _OF_THE_PERSON = re.compile(
@@ -111,10 +113,15 @@ class Stretch(NamedTuple):
     body_end: int = 0
     name: str = ""
 
+    @property
+    def speaks(self) -> bool:
+        """The person may have written it."""
+        return self.kind in ("words", "doubted")
+
 
 def has_words(message: Message) -> bool:
     """Returns True if a user message may hold something that the person wrote."""
-    return any(each.kind in ("words", "doubted") for _, each in stretches_of(message))
+    return any(each.speaks for _, each in stretches_of(message))
 
 
 def is_text_result(message: Message) -> bool:
@@ -132,22 +139,18 @@ def own_words(message: Message) -> str:
 
 def last_words(message: Message) -> str:
     """The last stretch that the person may have written; "" for none."""
-    return next(
-        (text[each.start : each.end].strip() for text, each in reversed([*stretches_of(message)]) if _speaks(each)), ""
-    )
+    found = [text[each.start : each.end].strip() for text, each in stretches_of(message) if each.speaks]
+    return found[-1] if found else ""
 
 
 def words_ratio(message: Message) -> float:
     """The share of a user message's characters that is not certainly a client's."""
-    added_chars = sum(each.end - each.start for _, each in stretches_of(message) if not _speaks(each))
+    added_chars = sum(each.end - each.start for _, each in stretches_of(message) if not each.speaks)
     return 1 - added_chars / max(sum(map(len, texts_of(message))), 1)
 
 
 def divided(message: Message) -> list[Message]:
-    """A message as the client's additions, with the role `tool`, and the person's words, as the user's.
-
-    The message itself if it is all the person's.
-    """
+    """A message as the client's additions, a tool's, and the person's words; itself if it is all the person's."""
     if message.role != "user" or message.is_synthetic:
         return [message]
     found = [(text[each.start : each.end], each.kind) for text, each in stretches_of(message)]
@@ -176,12 +179,7 @@ def paragraphs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def stretches(text: str, marks: Marks = NO_MARKS) -> list[Stretch]:
-    """Divides a text of a user's message, in order, without what is blank.
-
-    Args:
-        text: of one part.
-        marks: by which its conversation's client is known.
-    """
+    """Divides a part of a user's message, in order, without what is blank; `marks` tell of its client."""
     begin = _first_sign(text, 0)
     if begin == len(text):
         return []
@@ -361,11 +359,7 @@ def _apart(text: str, places: Iterable[tuple[int, int]], marks: Marks) -> Iterat
 
 
 def is_clients(lines: Sequence[str], marks: Marks) -> bool:
-    """Returns True for a paragraph that a client repeats, or for its heading and lines of which half come again.
-
-    Args:
-        lines: levelled.
-    """
+    """Returns True for levelled lines that a client repeats, or for its heading and lines of which half come again."""
     if "\n".join(lines) in marks.paragraphs:
         return True
     first, *others = lines or ("",)
@@ -417,7 +411,7 @@ def texts_of(message: Message) -> list[str]:
 def parts_of(message: Message) -> list[list[Stretch]]:
     """The stretches of each text part of a message."""
     texts = texts_of(message)
-    if texts[:1] != [] and texts[0].startswith(LITELLMS_NOTE):
+    if texts and texts[0].startswith(LITELLMS_NOTE):
         return [_all_clients(stretches(text), "note") for text in texts]
     found = [part_stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
     asked = [_asks_in_element(text) for text in texts]
@@ -430,18 +424,13 @@ def parts_of(message: Message) -> list[list[Stretch]]:
     elif message.marks.is_behind:
         # Beside results a part that opens with what the client repeats is all the client's.
         found = [_all_clients(own, "recurring") if own and own[0].kind == "recurring" else own for own in found]
-    wrapped = [[_is_wrapped(text, each) for each in own] for text, own in zip(texts, found, strict=True)]
-    does_speak = any(
-        _speaks(each) and not is_one
-        for own, known in zip(found, wrapped, strict=True)
-        for each, is_one in zip(own, known, strict=True)
-    )
-    if not (message.marks.is_beside or does_speak):
-        return found
-    return [
-        [each._replace(kind="note") if is_one else each for each, is_one in zip(own, known, strict=True)]
-        for own, known in zip(found, wrapped, strict=True)
-    ]
+    is_beside = message.marks.is_beside
+    said = [(own, at, text) for text, own in zip(texts, found, strict=True) for at in range(len(own)) if own[at].speaks]
+    wrapped = [(own, at) for own, at, text in said if _is_wrapped(text, own[at], is_beside)]
+    if is_beside or len(wrapped) < len(said):
+        for own, at in wrapped:
+            own[at] = own[at]._replace(kind="note")
+    return found
 
 
 def part_stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool) -> list[Stretch]:
@@ -452,7 +441,7 @@ def part_stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool) -> lis
 
 
 def _all_clients(found: Iterable[Stretch], kind: Kind) -> list[Stretch]:
-    return [each._replace(kind=kind) if _speaks(each) else each for each in found]
+    return [each._replace(kind=kind) if each.speaks else each for each in found]
 
 
 def _whole_result(text: str) -> list[Stretch]:
@@ -463,16 +452,12 @@ def _whole_result(text: str) -> list[Stretch]:
     return [Stretch("data", 0, len(text), result.end(), len(text))]
 
 
-def _speaks(stretch: Stretch) -> bool:
-    return stretch.kind in ("words", "doubted")
-
-
-def _is_wrapped(text: str, stretch: Stretch) -> bool:
+def _is_wrapped(text: str, stretch: Stretch, is_beside: bool) -> bool:
     """Returns True for words that are one element, whose name tells of a program and of nothing that a person said."""
     start = _first_sign(text, stretch.start)
-    if not _speaks(stretch) or text[start : start + 1] != "<" or len(text) > _MAX_CHARS:
-        return False
-    found = _WRAPPED.match(text, start)
+    if len(text) <= _MAX_CHARS and is_beside and _FENCED.match(text, start):
+        return True
+    found = _WRAPPED.match(text, start) if len(text) <= _MAX_CHARS else None
     if found is None or _SEVERAL_WORDS.search(found[1]) is None or is_persons_name(found[1]):
         return False
     return text[start : stretch.end].rstrip().endswith(f"</{found[1]}>")

@@ -19,23 +19,17 @@ from typing import Literal, NamedTuple
 
 from litellm_compaction.concurrency import Bounded, Rests, off_loop
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget
-from litellm_compaction.core.clearing import edited, superseded_reads
-from litellm_compaction.core.compaction import Compaction, apply, edited_part, shown_behind
-from litellm_compaction.core.cut_points import request_text
+from litellm_compaction.core.compaction import Compaction, apply, covered_as_sent, shown_behind
 from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.forms import Form, in_forms, superseded_reads
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import Message, Request, user_message
 from litellm_compaction.core.prompts import appended, is_refusal
-from litellm_compaction.core.pruning import (
-    decide,
-    offered,
-    plan_tokens,
-    pruning_prompt,
-    roomy_answer_tokens,
-)
+from litellm_compaction.core.pruning import decide, offered, plan_tokens, pruning_prompt, roomy_answer_tokens
 from litellm_compaction.core.rounds import unanswered_calls
 from litellm_compaction.core.steps import Step
 from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.core.view import request_text
 from litellm_compaction.engine.context import Effort, MeasuredRequest, PruningModel
 from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.sharing.reservation import SUMMARY_EXTRA_TOKENS
@@ -289,13 +283,13 @@ class SummaryClient:
         A record without stubs, and without a gap after its last summary, shows all that has to be summarized.
         """
         base, conversation = step.base, measured.conversation
-        if base is not None and (base.edited_from is not None or base.summarized_messages != base.covered_messages):
+        if base is not None and (not base.is_record or base.summarized_messages != base.covered_messages):
             return None
         if not _may_answer_freely(measured.request):
             return None
         messages, prefix = conversation.messages, conversation.prefix
         cut = prefix + step.draft.covered_messages
-        begin = base.replaced_messages if base else 0
+        begin = base.start if base else 0
         if conversation.span_tokens(begin, step.draft.covered_messages) > _FAR_TOO_MANY_RATIO * job.prompt_limit_tokens:
             return None
         kept, asked = await off_loop(messages, lambda: self._in_append_mode(measured, base, cut, job))
@@ -387,8 +381,9 @@ def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
     # A round that stayed with the record is in no summary yet.
     stayed = [at for at in (base.pinned if base else ()) if at < start and covered[at].role != "user"]
     # Of repeated reads the newest says all: the room is better spent on the rest.
-    shown = edited(covered, superseded_reads(covered), untouched=pinned)
-    shown = [*shown_behind(shown, start, base.covered_part if base else None)]
+    forms = (*(Form(at, "line") for at in superseded_reads(covered)), *(Form(at, "whole") for at in pinned))
+    sent = [message for message in in_forms(covered, forms) if message is not None]
+    shown = [*shown_behind(sent, start, base.covered_part if base else None)]
     fresh = [each for at, each in enumerate(shown) if (at >= start or at in stayed) and at not in pinned]
     return SummaryJob(
         messages=strategy.history(fresh),
@@ -423,9 +418,9 @@ def _question(
         # The room reserved in a shared context for a summary has to do for this, too.
         limit_tokens = min(limit_tokens, measured.count.tokens + SUMMARY_EXTRA_TOKENS - room_tokens)
     prefix = conversation.prefix
-    shown = edited_part(conversation.rest, compaction)
+    shown = covered_as_sent(conversation.rest, compaction)
     unanswered = unanswered_calls(conversation.messages)
-    shown_now = ((prefix + at, shown[at - compaction.replaced_messages]) for at in choices)
+    shown_now = ((prefix + at, shown[at]) for at in choices)
     offered_now = [(at, message) for at, message in shown_now if message is not None]
     prompt = pruning_prompt(
         prompt=STRATEGIES[step.draft.level].prompt,
@@ -471,6 +466,6 @@ def _compaction(
     # Words of a model, as any other summary.
     summary = judged(summary, instruction=STRATEGIES[step.draft.level].prompt, source=texts).text
     said = "\n\n".join(filter(None, (base.omissions, summary)))
-    if not said and set(choices) <= set(compaction.dropped):
+    if not said and set(choices) <= compaction.gone:
         return None
     return replace(compaction, omissions=excerpt(said, step.summary_tokens, measured.count_text))

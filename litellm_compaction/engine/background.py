@@ -21,11 +21,9 @@ from dataclasses import replace
 from typing import Any
 
 from litellm_compaction.concurrency import Bounded, Tasks, ended, off_loop_if
-from litellm_compaction.core.ahead import plan_ahead, plan_reading, turn_ended
-from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.conversation import applied_tokens
+from litellm_compaction.core.compaction import Compaction, applied_tokens
 from litellm_compaction.core.messages import Request, user_message
-from litellm_compaction.core.plan import Reuse
+from litellm_compaction.core.plan import Reuse, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.core.steps import Step, gains
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
 from litellm_compaction.engine.context import (

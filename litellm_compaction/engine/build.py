@@ -14,17 +14,16 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from litellm_compaction.concurrency import off_loop, off_loop_if
-from litellm_compaction.core.clearing import StubSize, data_of, size_of
-from litellm_compaction.core.compaction import Compaction, Segment, apply
+from litellm_compaction.core.compaction import Compaction, Segment, applied_tokens, apply, as_it_was, hidden_messages
 from litellm_compaction.core.continuation.request import keyed
-from litellm_compaction.core.conversation import Conversation, applied_tokens, as_it_was
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.identity import seen
 from litellm_compaction.core.ledger import ledger
-from litellm_compaction.core.messages import Message, visible_text
+from litellm_compaction.core.messages import visible_text
 from litellm_compaction.core.portable import bases_of, ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
-from litellm_compaction.core.steps import TASK_WINDOW_RATIO, Step, covering, gains
+from litellm_compaction.core.steps import TASK_WINDOW_RATIO, Step, gains
+from litellm_compaction.core.view import View
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.errors import CompactionError
@@ -186,7 +185,7 @@ class CompactionBuilder:
 
     async def keep(self, measured: MeasuredRequest, built: BuiltCompaction) -> None:
         """Stores a compaction, so that the next request that begins alike gets the same bytes; again is no change."""
-        if built.compaction.edited_from is not None:
+        if not built.compaction.is_record:
             await self._put(measured, built.kept)
 
     async def put(self, measured: MeasuredRequest, compaction: Compaction) -> None:
@@ -203,14 +202,6 @@ class CompactionBuilder:
         """Stores a record that was written ahead as one that is applied, so that later turns keep it."""
         await self._put(measured, replace(compaction, ahead=False, early=False))
 
-    def bare(self, measured: MeasuredRequest) -> Compaction | None:
-        """The hardest compaction: everything that may go goes, and the record says no more than that."""
-        conversation = measured.conversation
-        if not conversation.cuts:
-            return None
-        covered = conversation.cuts[-1]
-        return covering(conversation, covered, conversation.pinned(covered))
-
     async def _with_ledger(self, measured: MeasuredRequest, compaction: Compaction, ledger_tokens: int) -> Compaction:
         """`compaction` with the text that survives word for word besides summaries and the messages that stay."""
         conversation, rest = measured.conversation, measured.conversation.rest
@@ -218,7 +209,7 @@ class CompactionBuilder:
         earlier_quotes = ledger_messages(bases[0].ledger) if bases else []
 
         def write() -> str:
-            hidden = _hidden(rest, compaction)
+            hidden = hidden_messages(rest, compaction)
             if bases:
                 # Of the record itself its quotes go on, its summary by its own way.
                 hidden.pop(0, None)
@@ -234,12 +225,8 @@ class CompactionBuilder:
                 task_tokens=int(TASK_WINDOW_RATIO * measured.window.tokens),
             )
 
-        told = dict(compaction.stub_sizes)
-        sizes = tuple(
-            StubSize(at, told.get(at) or size_of(rest[at])) for at in compaction.stubbed if rest[at].role == "tool"
-        )
         copied = await (asyncio.to_thread(write) if _redacts_slowly(measured) else off_loop(rest, write))
-        return await _written(measured, replace(compaction, ledger=copied, stub_sizes=sizes))
+        return await _written(measured, replace(compaction, ledger=copied))
 
     async def _put(self, measured: MeasuredRequest, kept: Compaction) -> None:
         if measured.context.is_client_summary:
@@ -312,23 +299,12 @@ def _rewritten(compaction: Compaction, write: Callable[[str], str]) -> Compactio
     )
 
 
-def _hidden(rest: Sequence[Message], compaction: Compaction) -> dict[int, Message]:
-    """The text that the model sees no more: messages that are gone, results and attached data that are stubs."""
-    replaced = set(range(compaction.replaced_messages)) - {*compaction.pinned}
-    gone = {*replaced, *(position for position, how in compaction.shown if how != "stub")}
-    found = (
-        (at, rest[at] if at in gone or rest[at].role == "tool" else data_of(rest[at]))
-        for at in sorted({*gone, *compaction.stubbed})
-    )
-    return {at: message for at, message in found if message is not None}
-
-
-def _known(conversation: Conversation, compaction: Compaction) -> str:
+def _known(conversation: View, compaction: Compaction) -> str:
     """All that the model sees; beside a record its summaries and what follows it.
 
     A value that a summary gets wrong is not in it, and so stands beside it.
     """
-    if compaction.edited_from is not None:
+    if not compaction.is_record:
         return "\n".join(map(visible_text, apply(conversation.messages, compaction)))
     kept = conversation.rest[compaction.covered_messages :]
     return "\n".join((*(each.text for each in compaction.segments), *map(visible_text, kept)))

@@ -17,12 +17,11 @@ from typing import Literal, NamedTuple
 from typing_extensions import assert_never
 
 from litellm_compaction.concurrency import Bounded, Flights, off_loop_if
-from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.conversation import is_undone, usable
+from litellm_compaction.core.compaction import Compaction, is_undone, usable
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Compact, Keep, Plan, Refuse, Reuse, plan
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
-from litellm_compaction.core.steps import Step
+from litellm_compaction.core.steps import Step, bare
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.background import QUIET_S, Background
@@ -311,11 +310,11 @@ class Compactor:
             return decided if isinstance(decided, PreparedRequest) else await self._finished(decided, room)
         if does_fit:
             return self._measurer.unchanged(measured)
-        bare = self._builder.bare(measured)
-        if bare is not None:
-            prepared = await self._applied_surely(measured, bare, "compacted")
+        hardest = bare(measured.conversation)
+        if hardest is not None:
+            prepared = await self._applied_surely(measured, hardest, "compacted")
             if prepared.budget.fits(prepared.count.tokens):
-                self.reporter.decided(measured, "fallback", prepared=prepared, compaction=bare, reason="bare")
+                self.reporter.decided(measured, "fallback", prepared=prepared, compaction=hardest, reason="bare")
                 return prepared
         raise await self._refusal(measured)
 
@@ -440,7 +439,7 @@ class Compactor:
         """
         if foreseen is None or foreseen.measured.context != context:
             return await self.prepare(request, context)
-        if not (await self._measurer.window(context)).is_like(foreseen.window):
+        if await self._measurer.window(context) != foreseen.window:
             return await self.prepare(request, context)
         # Its calls go the way that is known now.
         return replace(foreseen, measured=replace(foreseen.measured, context=context))

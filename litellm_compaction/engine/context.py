@@ -11,11 +11,11 @@ from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, Rules
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.continuation.request import Partial, Way
-from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.core.rounds import open_round_start
 from litellm_compaction.core.steps import CompactionOptions, Step
 from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.events import Phase
 from litellm_compaction.summarizer import Ask, ending_in
@@ -229,7 +229,7 @@ class MeasuredRequest:
 
     context: RequestContext
     request: Request
-    conversation: Conversation
+    conversation: View
     count: Estimate
     tokens_before: int
     budget: Budget

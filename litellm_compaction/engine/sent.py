@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from litellm_compaction.concurrency import Bounded
-from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.identity import edited
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.stretches import is_text_result
+from litellm_compaction.core.view import View
 from litellm_compaction.engine.context import MeasuredRequest
 
 _MOST_SCOPES, _MOST_CONVERSATIONS = 256, 8
@@ -36,7 +36,7 @@ class SentBefore:
     def __init__(self) -> None:
         self._sent: Bounded[str, tuple[_Sent, ...]] = Bounded(_MOST_SCOPES)
 
-    def restored(self, scope: str, conversation: Conversation) -> tuple[Message, ...] | None:
+    def restored(self, scope: str, conversation: View) -> tuple[Message, ...] | None:
         """Returns the messages with results as they were that the client has cleared or cut; None if there are none.
 
         If two conversations of equal words had different data there, either may be another person's (promise P9), and
@@ -74,12 +74,12 @@ class SentBefore:
             self._sent.popitem(last=False)
 
 
-def _is_of(conversation: Conversation, sent: _Sent, at: int) -> bool:
+def _is_of(conversation: View, sent: _Sent, at: int) -> bool:
     """Returns True if a conversation has, up to a position, the words of one that was sent."""
     return sent.entries.get(at) == conversation.words_hashes[at + 1]
 
 
-def _goes_on(own: _Sent, conversation: Conversation, sent: _Sent) -> bool:
+def _goes_on(own: _Sent, conversation: View, sent: _Sent) -> bool:
     last = max(sent.results)
     if last >= len(conversation.rest) or not _is_of(conversation, sent, last):
         return False

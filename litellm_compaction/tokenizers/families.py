@@ -14,17 +14,15 @@ import sys
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
-from typing import Annotated, NamedTuple, TypeAlias
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
+from typing import Any, NamedTuple
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-# Another chat template than a name's own, or only the vocabulary of the operator's word.
-_RETRAINED_ERROR, VOCABULARY_ERROR = 0.1, 0.15
+# Another chat template than a name's own, a vocabulary with nearly its template, or only the vocabulary.
+_RETRAINED_ERROR, NEAR_ERROR, VOCABULARY_ERROR = 0.1, 0.05, 0.15
 # Names may come from clients, and patterns such as `qwen-?2.*vl` look at each of their parts again and again.
 _MAX_NAME_CHARS = 256
 
@@ -32,14 +30,14 @@ _MAX_NAME_CHARS = 256
 class Costs(NamedTuple):
     """Tokens of a chat template around the texts: about, neither high nor low."""
 
-    message: int
-    request: int
-    call: int
-    tool: int
-    tools: int
+    message: int = 6
+    request: int = 16
+    call: int = 16
+    tool: int = 10
+    tools: int = 60
 
 
-_USUAL_COSTS = Costs(6, 16, 16, 10, 60)
+_USUAL_COSTS = Costs()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,7 @@ class Family:
 
     Attributes:
         vocabulary: the name of the vocabulary that is used (`registry.py`).
-        template: the name of the chat template that is rendered (`template.py`); "" if there is none at hand.
+        template: the name of the chat template that is rendered (`templates/`); "" if there is none at hand.
         owns_vocabulary: the vocabulary is the model's own, or so near that all kinds of text fit.
         exact: the vocabulary is the model's own and the template, or its costs, are known.
         reasons: the model thinks before it answers, so an answer needs more room.
@@ -60,9 +58,6 @@ class Family:
         rereads: a server reads a whole prompt of it again after any change (sliding windows, running states).
         error_ratio: before its server has said a number, true count ≤ count × (1 + this).
     """
-
-    # For `families.toml`.
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
     vocabulary: str = "cl100k_base"
@@ -79,68 +74,37 @@ class Family:
     error_ratio: float = 0.25
 
 
-_Rows: TypeAlias = "list[tuple[re.Pattern[str], str]]"
-# Patterns of a list, in one.
-_AnyOf: TypeAlias = Annotated[
-    "re.Pattern[str]", BeforeValidator(lambda rows: "|".join(rows) if isinstance(rows, list) else rows)
-]
+_TABLES: dict[str, Any] = tomllib.loads(
+    resources.files(__package__).joinpath("families.toml").read_text(encoding="utf-8")
+)
 
 
-class _Tables(BaseModel):
-    """The tables: rows in order, the first that matches wins; they name an entry of `families`, or a switch."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    families: dict[str, Family]
-    architectures: _Rows
-    names: _Rows
-    retrained: _AnyOf
-    reasons: _AnyOf
-    answers_at_once: _AnyOf
-    rereads: _AnyOf
-    no_thinking_switches: _Rows
-
-    @field_validator("families", mode="before")
-    @classmethod
-    def _whole(cls, rows: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
-        """Each entry with the values of the one that it is `like`, which stands before it."""
-        found: dict[str, dict[str, object]] = {}
-        for entry, own in rows.items():
-            like = str(own.pop("like", ""))
-            found[entry] = {**(found[like] if like else {}), **own}
-        return found
-
-    def by(self, rows: _Rows, text: str, *, within: str = "") -> Family | None:
-        """The family of the first row that matches, if it has the name `within`."""
-        for pattern, entry in rows:
-            family = self.families[entry]
-            if pattern.search(text) and within in ("", family.name):
-                return family
-        return None
+def _families() -> dict[str, Family]:
+    """Each with the values of the one that it is `like`, which stands before it."""
+    found: dict[str, Family] = {}
+    for entry, row in _TABLES["families"].items():
+        own = {**row, "costs": Costs(*row["costs"])} if "costs" in row else dict(row)
+        found[entry] = replace(found[own.pop("like")], **own) if "like" in own else Family(**own)
+    return found
 
 
-def _read(text: str) -> _Tables:
-    """The tables in a text of TOML.
-
-    Raises:
-        ValueError, KeyError: an entry has another shape, an unknown key, or names an unknown one.
-    """
-    tables = _Tables.model_validate(tomllib.loads(text))
-    for _, entry in (*tables.architectures, *tables.names):
-        tables.families[entry]
-    return tables
-
-
-_TABLES = _read(resources.files(__package__).joinpath("families.toml").read_text(encoding="utf-8"))
-_UNKNOWN = _TABLES.families["unknown"]
-HEURISTIC = _TABLES.families["heuristic"]
+_FAMILIES = _families()
+_UNKNOWN = _FAMILIES["unknown"]
+HEURISTIC = _FAMILIES["heuristic"]
+# In order: the first that matches wins.
+_ARCHITECTURES, _NAMES = (
+    [(re.compile(pattern), _FAMILIES[entry]) for pattern, entry in _TABLES[key]] for key in ("architectures", "names")
+)
+_SWITCHES = [(re.compile(pattern), switch) for pattern, switch in _TABLES["no_thinking_switches"]]
+_RETRAINED, _REASONS, _ANSWERS_AT_ONCE, _REREADS = (
+    re.compile("|".join(_TABLES[key])) for key in ("retrained", "reasons", "answers_at_once", "rereads")
+)
 
 
 def stand_in(family: Family) -> Family:
     """The family that counts if the own vocabulary cannot be loaded: another one, and if that fails too, none."""
-    if family.vocabulary == _UNKNOWN.vocabulary:
-        return replace(HEURISTIC, reasons=family.reasons)
-    return replace(_UNKNOWN, reasons=family.reasons)
+    other = HEURISTIC if family.vocabulary == _UNKNOWN.vocabulary else _UNKNOWN
+    return replace(other, reasons=family.reasons)
 
 
 @lru_cache(maxsize=1024)
@@ -154,17 +118,16 @@ def family_of(architecture: str, model: str) -> Family:
     plain = re.sub(r"[^a-z0-9]", "", architecture[:_MAX_NAME_CHARS].casefold())
     name = _plain(model)
     own_name = name.rpartition("/")[2]
-    told = _TABLES.by(_TABLES.architectures, plain) if plain else None
-    within = told.name if told is not None else ""
-    named = _TABLES.by(_TABLES.names, own_name, within=within) or _TABLES.by(_TABLES.names, name, within=within)
-    family = named or told or _UNKNOWN
-    if family.template and _TABLES.retrained.search(name):
+    told = next((each for pattern, each in _ARCHITECTURES if pattern.search(plain)), None)
+    named = (each for text in (own_name, name) for pattern, each in _NAMES if pattern.search(text))
+    family = next((each for each in named if told is None or each.name == told.name), told or _UNKNOWN)
+    if family.template and _RETRAINED.search(name):
         family = replace(family, exact=False, error_ratio=max(family.error_ratio, _RETRAINED_ERROR))
-    thinks = family.name == "gpt-oss" or _TABLES.reasons.search(name) is not None
+    thinks = family.name == "gpt-oss" or _REASONS.search(name) is not None
     return replace(
         family,
-        reasons=thinks and _TABLES.answers_at_once.search(name) is None,
-        rereads=_TABLES.rereads.match(plain or re.sub(r"[^a-z0-9]", "", own_name)) is not None,
+        reasons=thinks and _ANSWERS_AT_ONCE.search(name) is None,
+        rereads=_REREADS.match(plain or re.sub(r"[^a-z0-9]", "", own_name)) is not None,
     )
 
 
@@ -179,4 +142,4 @@ def no_thinking_switch(model: str) -> str:
         model: as LM Studio names it, with its publisher or without.
     """
     name = _plain(model)
-    return next((switch for pattern, switch in _TABLES.no_thinking_switches if pattern.search(name)), "")
+    return next((switch for pattern, switch in _SWITCHES if pattern.search(name)), "")

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import importlib.util
 import json
 import logging
 import lzma
-import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +24,22 @@ import tiktoken
 from tokenizers import Tokenizer
 
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.templates.template import template
-from litellm_compaction.tokenizers.encoders import (
+from litellm_compaction.templates import template
+from litellm_compaction.tokenizers.families import Family, stand_in
+from litellm_compaction.tokenizers.vocabulary import (
+    CONTROL,
+    Vocabulary,
     by_characters,
     by_tiktoken,
     by_tokenizers,
-    by_words,
     is_foreign_failure,
 )
-from litellm_compaction.tokenizers.families import Family, stand_in
-from litellm_compaction.tokenizers.files import read_tokenizer_json
-from litellm_compaction.tokenizers.vocabulary import Vocabulary
 
 logger = logging.getLogger("litellm_compaction")
 # Before the path of an operator's tokenizer.json.
 FILE_PREFIX = "file:"
-_CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
+# Gemma's tokenizer.json is the largest known, 33 MB.
+_MAX_BYTES = 128 * 2**20
 _FOLDER = Path(__file__).parent / "packs"
 # A failure is kept, too: trying again would cost every request as much as the first time.
 _loaded: dict[str, Vocabulary | CompactionError] = {}
@@ -57,12 +54,11 @@ def vocabulary(name: str) -> Vocabulary:
         CompactionError: its file is damaged or not on this machine; it is never downloaded, nor tried again before a
             restart.
     """
-    found = _loaded.get(name)
-    if found is None:
+    if name not in _loaded:
         with _lock:
-            found = _loaded.get(name)
-            if found is None:
-                found = _loaded[name] = _load_once(name)
+            if name not in _loaded:
+                _loaded[name] = _load_once(name)
+    found = _loaded[name]
     if isinstance(found, CompactionError):
         raise found
     return found
@@ -89,21 +85,16 @@ def usable(family: Family) -> Family:
 
     The last one that stands in needs no file.
     """
-    found = _usable.get(family)
-    if found is None:
-        found = _usable[family] = _loaded_or_other(family)
-    return found
-
-
-def _loaded_or_other(family: Family) -> Family:
-    try:
-        vocabulary(family.vocabulary)
-        if family.template:
-            template(family.template)
-    except CompactionError as error:
-        logger.warning("vocabulary family=%s counted with a stand-in that errs high: %s", family.name, error)
-        return usable(stand_in(family))
-    return family
+    if family not in _usable:
+        try:
+            vocabulary(family.vocabulary)
+            if family.template:
+                template(family.template)
+            _usable[family] = family
+        except CompactionError as error:
+            logger.warning("vocabulary family=%s counted with a stand-in that errs high: %s", family.name, error)
+            _usable[family] = usable(stand_in(family))
+    return _usable[family]
 
 
 async def usable_soon(family: Family) -> Family:
@@ -112,49 +103,51 @@ async def usable_soon(family: Family) -> Family:
 
 
 def _load_once(name: str) -> Vocabulary | CompactionError:
-    begun_s = time.perf_counter()
     try:
-        made = _load(name)
-    except CompactionError as error:
-        return error
+        return _load(name)
     except BaseException as error:
+        if isinstance(error, CompactionError):
+            return error
         if not is_foreign_failure(error):
             raise
-        return CompactionError(f"The vocabulary {name} cannot be used ({type(error).__name__}: {str(error)[:200]}).")
-    logger.info("vocabulary_loaded name=%s load_ms=%.0f", name, 1e3 * (time.perf_counter() - begun_s))
-    return made
+        named = name.removeprefix(FILE_PREFIX)
+        return CompactionError(f"{named} cannot be read or used ({type(error).__name__}: {str(error)[:200]}).")
 
 
 def _load(name: str) -> Vocabulary:
     if name == "heuristic":
         return Vocabulary(by_characters)
     if name.startswith(FILE_PREFIX):
-        return read_tokenizer_json(Path(name.removeprefix(FILE_PREFIX)))
+        return _read_tokenizer_json(Path(name.removeprefix(FILE_PREFIX)))
     head, body = _read_pack(name)
     special = {token: kind for token, (_, kind) in head["special"].items()}
-    keys = ("bos", "eos", "adds_bos", "prefixes_space")
-    more = {key: head[key] for key in keys if key in head}
+    more = {key: head[key] for key in ("bos", "eos", "adds_bos", "prefixes_space") if key in head}
     if head["pattern"]:
         encoding = _encoding(name, head, body)
         return Vocabulary(by_tiktoken(encoding), special, encoding=encoding, **more)
-    tokenizer = Tokenizer.from_buffer(body)
-    encoder = by_words(tokenizer, head["words"], head["across"]) if "words" in head else by_tokenizers(tokenizer)
-    return Vocabulary(encoder, special, **more)
+    return Vocabulary(by_tokenizers(Tokenizer.from_buffer(body)), special, **more)
+
+
+def _read_tokenizer_json(path: Path) -> Vocabulary:
+    """The vocabulary of a tokenizer.json, or of the one in a folder: 1 to 3 s and about 100 MB.
+
+    Which of its tokens begin and end a prompt stands elsewhere, so that these few are not counted.
+    """
+    path = path / "tokenizer.json" if path.is_dir() else path
+    # A pipe would be waited for, a device has no end.
+    if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+        raise ValueError(f"no ordinary file of at most {_MAX_BYTES >> 20} MiB")
+    tokenizer = Tokenizer.from_buffer(path.read_bytes())
+    # Padding would make 4 TB of a word, and a cut would hide the rest of a text.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    special = {token.content: CONTROL for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    return Vocabulary(by_tokenizers(tokenizer), special)
 
 
 def _read_pack(name: str) -> tuple[dict[str, Any], bytes]:
-    """The facts about a vocabulary, and its tokens by rank or its tokenizer.json.
-
-    Raises:
-        CompactionError: the file is damaged.
-    """
-    packed = (_FOLDER / f"{name}.json.xz").read_bytes()
-    digest = hashlib.sha256(packed).hexdigest()
-    if f"{digest}  {name}.json.xz" not in (_FOLDER / "SHA256SUMS").read_text().splitlines():
-        raise CompactionError(
-            f"The vocabulary pack {name} is damaged (SHA-256 {digest}): reinstall litellm-compaction."
-        )
-    head, _, body = lzma.decompress(packed).partition(b"\n")
+    """The facts about a vocabulary, and its tokens by rank or its tokenizer.json."""
+    head, _, body = lzma.decompress((_FOLDER / f"{name}.json.xz").read_bytes()).partition(b"\n")
     return json.loads(head), body
 
 
@@ -170,16 +163,11 @@ def _encoding(name: str, head: dict[str, Any], body: bytes) -> tiktoken.Encoding
 
 
 def _published(name: str) -> bytes:
-    """One of tiktoken's files, which it calls by the SHA-1 of their addresses."""
-    folders = [Path(os.environ[_CACHE_VARIABLE])] if os.environ.get(_CACHE_VARIABLE) else []
+    """One of tiktoken's files, which it calls by the SHA-1 of their addresses, as LiteLLM ships it."""
     # Looked up without importing LiteLLM, which takes seconds and belongs to the edges.
     spec = importlib.util.find_spec("litellm")
-    places = (spec.submodule_search_locations or ()) if spec is not None else ()
-    folders += [Path(place) / "litellm_core_utils" / "tokenizers" for place in places]
-    for folder in folders:
-        if (folder / name).is_file():
-            return (folder / name).read_bytes()
-    raise CompactionError(
-        f"tiktoken's file {name} is not in {' or '.join(map(str, folders)) or 'LiteLLM'}: reinstall LiteLLM, or point "
-        f"{_CACHE_VARIABLE} to a folder with it."
-    )
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(place) / "litellm_core_utils" / "tokenizers" / name
+        if path.is_file():
+            return path.read_bytes()
+    raise CompactionError(f"tiktoken's file {name} is not in LiteLLM: reinstall it.")

@@ -6,30 +6,46 @@ Made by `registry.py`, asked by whoever counts, also from worker threads. Never 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import tiktoken
+from tokenizers import Tokenizer
 
-from litellm_compaction.tokenizers.encoders import Encoder, is_foreign_failure
+# The tokens of a piece of ordinary text without surrogates: tiktoken, `tokenizers`, or none, which know no special
+# tokens, and hold the interpreter lock for one piece only.
+Encoder: TypeAlias = Callable[[str], int]
 
 # Long runs make tiktoken slow, then panic (1,000,000 spaces), and one call must not hold the interpreter lock long.
 _PIECE_CHARS = 4096
 # Every vocabulary here begins a new word at these places, so that pieces cost exactly what the whole text costs.
 _BOUNDARY = re.compile(r"(?<=\S)(?= [A-Za-z])|(?<=\n)(?=[A-Za-z0-9])|(?<=[一-龥])(?=[，。！？；：、])")
-# So does a byte-level one between letters, digits and signs: not at an apostrophe, which may begin a contraction.
-_WORD_BOUNDARY = re.compile(
-    rf"{_BOUNDARY.pattern}|(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])|(?<=[A-Za-z0-9])(?=[!-&(-/:-@[-`{{-~])"
-)
 # From the end, since all of them would take 40 ms per MB; the last quarter nearly always has one.
 _LOOK_BACK_CHARS = (64, 1024)
-_SLICE_CHARS = 131_072
+# llama.cpp's type of a special token.
 CONTROL = 3
 
 
-class Segment(NamedTuple):
-    text: str
-    is_special: bool
+def by_tiktoken(encoding: tiktoken.Encoding) -> Encoder:
+    return lambda piece: len(encoding.encode_ordinary(piece))
+
+
+def by_tokenizers(tokenizer: Tokenizer) -> Encoder:
+    """A batch of one: `encode` holds the interpreter lock, and a larger batch takes every core from the event loop."""
+    return lambda piece: len(tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0])
+
+
+def by_characters(piece: str) -> int:
+    """No vocabulary at all: four characters, begun or full, are a token."""
+    return -(-len(piece) // 4)
+
+
+def is_foreign_failure(error: BaseException) -> bool:
+    """Returns True if a vocabulary that cannot be built or used raised this, and nothing that is to end the program.
+
+    `tokenizers` raises bare Exception; the Rust side of both packages panics with a BaseException without an import.
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 class Vocabulary:
@@ -63,49 +79,25 @@ class Vocabulary:
         """
         self._encoder = encoder
         self.encoding = encoding
-        # Tokens of SentencePiece may reach over signs.
-        self._boundary = _WORD_BOUNDARY if encoding is not None else _BOUNDARY
         self.bos, self.eos, self.adds_bos = bos, eos, adds_bos and bool(bos)
         self._prefixes_space = prefixes_space
         special = special or {}
-        self._specials = _any_of(special)
-        self._longest_special = max(map(len, special), default=0)
-        self._controls = _any_of([token for token, kind in special.items() if kind == CONTROL])
+        controls = [token for token, kind in special.items() if kind == CONTROL]
+        self._specials, self._controls = _any_of(special, "({})"), _any_of(controls, "{}")
+        # An operator's file may have one that begins like a word, or is a single character.
+        self._to_defuse = _any_of([token for token in controls if len(token) > 1], r"(?={})([^\s\w]|_)")
 
-    def split(self, prompt: str) -> list[Segment]:
-        """Cuts a text at special tokens; the segments in order, as llama.cpp's tokenizer_st_partition finds them."""
-        segments: list[Segment] = []
-        begun = position = 0
-        while self._specials is not None and position < len(prompt):
-            # A search through megabytes would hold the interpreter lock, and with it the event loop.
-            last = position + _SLICE_CHARS
-            for found in self._specials.finditer(prompt, position, last + self._longest_special):
-                if found.start() >= last:
-                    break
-                segments += (Segment(prompt[begun : found.start()], False), Segment(found[0], True))
-                begun = position = found.end()
-            position = max(position, last)
-        return [each for each in (*segments, Segment(prompt[begun:], False)) if each.text]
+    def split(self, prompt: str) -> list[str]:
+        """Cuts a text at special tokens, as llama.cpp's tokenizer_st_partition finds them: each second part is one."""
+        return [prompt] if self._specials is None else self._specials.split(prompt)
 
     def has_control(self, text: str) -> bool:
         """Returns True if `text` names a control token: in a prompt sent as it is, that would be the token itself."""
         return self._controls is not None and self._controls.search(text) is not None
 
     def defused(self, text: str) -> str:
-        """`text` with its control tokens broken by a space, those that overlap too.
-
-        One that begins like a word, or is a single character, stays: an operator's file may have one.
-        """
-        if self._controls is None:
-            return text
-        pieces: list[str] = []
-        kept = position = 0
-        while (found := self._controls.search(text, position)) is not None:
-            position = found.start() + 1
-            if len(found[0]) > 1 and not (text[found.start()].isalnum() or text[found.start()].isspace()):
-                pieces += (text[kept:position], " ")
-                kept = position
-        return "".join((*pieces, text[kept:]))
+        """`text` with its control tokens broken by a space, those that overlap too; not one that begins like a word."""
+        return text if self._to_defuse is None else self._to_defuse.sub(r"\1 ", text)
 
     def lengths_in_prompt(self, texts: Sequence[str]) -> list[int]:
         """Tokens of texts that each stand at the beginning of a prompt or after a special token of it."""
@@ -121,7 +113,7 @@ class Vocabulary:
         Names of special tokens count as ordinary text, lone surrogates as replacement characters. Exact for text with
         words and lines; runs of more than 4096 characters without a boundary cost about one token too many per 4096.
         """
-        return [sum(map(self._length, self._pieces(_clean(text)))) for text in texts]
+        return [sum(map(self._length, _pieces(_clean(text)))) for text in texts]
 
     def _length(self, piece: str) -> int:
         try:
@@ -132,46 +124,38 @@ class Vocabulary:
             # No token is shorter than one byte.
             return len(piece.encode())
 
-    def _pieces(self, text: str) -> Iterator[str]:
-        start = 0
-        while len(text) - start > _PIECE_CHARS:
-            end = start + _PIECE_CHARS
-            for look_back in _LOOK_BACK_CHARS:
-                if found := list(self._boundary.finditer(text, end - look_back, end)):
-                    end = found[-1].end()
-                    break
-            yield text[start:end]
-            start = end
-        if start < len(text):
-            yield text[start:]
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > _PIECE_CHARS:
+        end = start + _PIECE_CHARS
+        for look_back in _LOOK_BACK_CHARS:
+            if found := list(_BOUNDARY.finditer(text, end - look_back, end)):
+                end = found[-1].end()
+                break
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]
 
 
 def _clean(text: str) -> str:
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _any_of(words: Iterable[str]) -> re.Pattern[str] | None:
+def _any_of(words: Iterable[str], pattern: str) -> re.Pattern[str] | None:
+    """A regular expression with one for any of some words, the longest that fits, in its place; None for no words."""
     joined = _alternatives(words)
-    return re.compile(joined) if joined else None
+    return re.compile(pattern.format(joined)) if joined else None
 
 
 def _alternatives(words: Iterable[str]) -> str:
-    """A regular expression for any of some words, the longest one that fits; as a tree, so that a match is quick."""
+    """As a tree, so that a match is quick: some vocabularies have thousands."""
     tree: dict[str, list[str]] = {}
-    ends = False
     for word in words:
-        if word:
-            tree.setdefault(word[0], []).append(word[1:])
-        else:
-            ends = True
+        tree.setdefault(word[:1], []).append(word[1:])
+    ends = tree.pop("", None) is not None
     branches = [re.escape(first) + _alternatives(rest) for first, rest in sorted(tree.items())]
-    if not branches:
-        return ""
-    joined = branches[0] if len(branches) == 1 and not ends else f"(?:{'|'.join(branches)})"
-    return f"{joined}?" if ends else joined
+    if len(branches) < 2 and not ends:
+        return "".join(branches)
+    return f"(?:{'|'.join(branches)}){'?' if ends else ''}" if branches else ""

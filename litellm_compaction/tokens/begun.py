@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from litellm_compaction.core.messages import Message, user_message, with_text
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import vocabulary
-from litellm_compaction.tokenizers.vocabulary import Vocabulary
 from litellm_compaction.tokens.prompt import render
 
 _THINK_START, _THINK_END = "<think>", "</think>"
 _NEEDLE = "zq7"
-# Names of control tokens in the families that are known here, for models whose vocabulary is not.
-_CONTROL = re.compile(r"<\|[^<>\s]*\|?>|<｜[^<>\s]*｜>|</?(?:s|bos|eos|\w+_of_\w+|think)>|\[/?[A-Z_]{2,}\]")
+# Names of control tokens in the families that are known here.
+_CONTROL = re.compile(r"<\|[^<>\s]*\|?>|<\w+\|>|<｜[^<>\s]*｜>|</?(?:s|bos|eos|\w+_of_\w+|think)>|\[/?[A-Z_]{2,}\]")
 
 
 class BegunPrompt(NamedTuple):
@@ -59,31 +58,16 @@ def begun_prompt(
         closes: the last message is the model's thoughts, and the prompt ends behind them.
     """
     has_control = vocabulary(family.vocabulary).has_control if family.owns_vocabulary else _CONTROL.search
-    texts = (text for message in messages for text in _texts(message))
+    calls = (call for message in messages for call in message.calls)
+    texts = [text for message in messages for text in (message.text, message.reasoning)]
+    texts += [text for call in calls for text in (call.name, call.arguments)]
     if any(message.other_parts for message in messages) or any(map(has_control, texts)):
         return None
     renderings = by_server or _rendered_here(family, messages, now, adds_bos=adds_bos)
-    if not renderings:
-        return None
-    prompt, written, closed = renderings
-    start = written.rfind(_NEEDLE)
-    opening = _opening(prompt, written[:start]) if start >= 0 else None
-    if opening is None:
-        return None
-    text = messages[-1].text
-    if closes:
-        begun = _closed(opening, text)
-        if begun is None:
-            return None
-    else:
-        begun = f"{opening}{text.lstrip() if opening[-1:].isspace() else text}"
-    behind = closed.rpartition(_NEEDLE)[2]
-    if family.owns_vocabulary:
-        end = _end_of_turn(vocabulary(family.vocabulary), behind)
-    else:
-        found = _CONTROL.match(behind.lstrip())
-        end = found[0] if found else ""
-    return BegunPrompt(f"{prompt}{begun}", end)
+    prompt, written, closed = renderings or ("", "", "")
+    begun = _begun(prompt, *written.rpartition(_NEEDLE)[:2], messages[-1].text, closes=closes)
+    end = _CONTROL.match(closed.rpartition(_NEEDLE)[2].lstrip())
+    return None if begun is None else BegunPrompt(f"{prompt}{begun}", end[0] if end else "")
 
 
 def needed_renderings(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
@@ -108,40 +92,29 @@ def _rendered_here(
     return before.text.removeprefix(bos), written.text.removeprefix(bos), written.text
 
 
-def _texts(message: Message) -> Iterator[str]:
-    """All that a template may write of a message."""
-    yield from (message.text, message.reasoning)
-    for call in message.calls:
-        yield from (call.name, call.arguments)
-
-
-def _opening(prompt: str, written: str) -> str | None:
-    """The text between a prompt and an answer to it; None if the template does not show it.
+def _begun(prompt: str, written: str, needle: str, text: str, *, closes: bool) -> str | None:
+    """The begun answer behind a prompt; None if the template does not show what stands before an answer.
 
     Args:
         prompt: up to where the model begins.
         written: the same as a template writes it before an earlier answer, past the name of a channel (gpt-oss) or the
-            thoughts (Qwen 3: an empty block).
+            thoughts (Qwen 3: an empty block); behind it stands the `needle`.
+        text: of the answer, or of its thoughts if it `closes` them.
     """
+    if not needle:
+        return None
     if written.startswith(prompt):
-        return written[len(prompt) :]
-    # Thoughts that the prompt has begun and earlier answers go without (DeepSeek R1, QwQ) are over.
-    return f"\n{_THINK_END}\n\n" if prompt.rstrip().endswith(_THINK_START) else None
-
-
-def _closed(opening: str, thoughts: str) -> str | None:
-    """Thoughts in the empty block that a template writes before an answer; None if it writes none.
-
-    The block's start stands in the prompt itself if the template has the model begin inside it (DeepSeek R1).
-    """
+        opening = written[len(prompt) :]
+    elif prompt.rstrip().endswith(_THINK_START):
+        # Thoughts that the prompt has begun and earlier answers go without (DeepSeek R1, QwQ) are over.
+        opening = f"\n{_THINK_END}\n\n"
+    else:
+        return None
+    if not closes:
+        return f"{opening}{text.lstrip() if opening[-1:].isspace() else text}"
+    # Into the empty block, whose start may stand in the prompt itself.
     start, end, rest = opening.partition(_THINK_END)
     if not end or start.strip() not in ("", _THINK_START):
         return None
     begun = f"{_THINK_START}\n" if start.strip() else ""
-    return f"{begun}{thoughts.strip()}\n{_THINK_END}{rest}"
-
-
-def _end_of_turn(words: Vocabulary, behind: str) -> str:
-    """The special token that follows an answer; "" if there is none."""
-    segment = next(iter(words.split(behind.lstrip())), None)
-    return segment.text if segment is not None and segment.is_special else ""
+    return f"{begun}{text.strip()}\n{_THINK_END}{rest}"

@@ -1,26 +1,29 @@
-"""Estimates what servers make of requests, and learns from what they say (`known.py`, `protocol.py`)."""
+"""Estimates what servers make of requests, counts running answers, and learns from what servers say (`known.py`)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import ceil
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Request
-from litellm_compaction.templates.template import chars_of
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import usable, usable_soon
 from litellm_compaction.tokens.estimate import Estimate, Own, Prints, Span, Told, estimated
-from litellm_compaction.tokens.known import MOST_RATIO, Known, fingerprints
-from litellm_compaction.tokens.prompt import error_ratio, own_count
-from litellm_compaction.tokens.protocol import Protocol
-from litellm_compaction.tokens.texts import TextCounts
+from litellm_compaction.tokens.known import MOST_RATIO, Known, Protocol, fingerprints
+from litellm_compaction.tokens.prompt import TextCounts, error_ratio, own_count, strings
 
-# Hashes of more text than this, and tokens of more new text and of more messages, are made outside the event loop's
-# thread: 1 ms, and 2 to 4 ms.
-_THREAD_CHARS, _THREAD_NEW_CHARS, _THREAD_MESSAGES = 1_000_000, 30_000, 200
+# Tokens of more text and of more messages are made outside the event loop's thread: 2 to 4 ms.
+_THREAD_CHARS, _THREAD_MESSAGES = 30_000, 200
+# In the caller's thread so much of a text is counted: 20 ms.
+_QUICK_CHARS = 131_072
+# A running answer is counted by so many characters: an encoding of everything again would be quadratic, and a count of
+# chunks wrong by up to 75 % if several tokens come in one. Between two counts: what the last pieces took, and never
+# less than English takes.
+_SETTLED_CHARS, _CHARS_PER_TOKEN = 256, 4.0
 # Whole counts, of about 30 bytes per message.
 _MAX_RECENT = 256
 # Numbers so far below the least that we expect are those of cut prompts, if the prompts are longer than this.
@@ -52,7 +55,7 @@ class TokenCounter:
     async def count(
         self, target_key: str, family: Family, request: Request, *, asker: str = "", window_tokens: int = 0
     ) -> Estimate:
-        """The tokens of a request. Raises on nothing in its messages and tools.
+        """The tokens of a request. Raises nothing but a RecursionError, if its extras are nested too deep for JSON.
 
         Args:
             target_key: the deployment, whose server's numbers are used.
@@ -60,57 +63,45 @@ class TokenCounter:
             request: to be sent.
             asker: the tenant (`Target.asker`); what was remembered of another's requests is not used.
             window_tokens: a part stands for all of a request that no such window can hold; 0 counts all of any.
-
-        Raises:
-            RecursionError: its extras are nested deeper than JSON is written.
         """
         family = await usable_soon(family)
         chars = _chars(request)
         reach_chars = max(_MOST_CHARS_PER_TOKEN * window_tokens, _ALWAYS_COUNTED_CHARS) if window_tokens else chars
-        is_long = chars > _THREAD_CHARS
-        prints = await asyncio.to_thread(fingerprints, request, asker) if is_long else fingerprints(request, asker)
-        own = await self._own(family, request, prints, asker, chars, min(1.0, reach_chars / max(1, chars)))
+        counted = partial(self._own, family, request, asker, min(1.0, reach_chars / max(1, chars)))
+        is_long = chars > _THREAD_CHARS or len(request.messages) > _THREAD_MESSAGES
+        own, prints = await asyncio.to_thread(counted) if is_long else counted()
         method = _method(family, rendered=own.rendered)
         told = self.known.prompt(target_key, method, prints, asks=own.asks)
-        made = estimated(own, told, self._text(target_key, family, own), self.known.price(target_key))
+        text = self._text(target_key, family, rendered=own.rendered)
+        made = estimated(own, told, text, self.known.price(target_key))
         return replace(made, method=method, prints=prints)
 
-    async def _own(self, family: Family, request: Request, prints: Prints, asker: str, chars: int, share: float) -> Own:
-        """Remembers whole counts, since two hooks count the same request."""
-        keys = [(family, entry) for entry in prints]
-        if keys and (found := self._recent.get(keys[-1])) is not None:
-            self._recent.move_to_end(keys[-1])
-            return found
-        # Of a request that goes on from one that was counted only the newest messages are new.
-        begun = next((at for at in range(len(keys) - 2, 0, -1) if keys[at] in self._recent), 0)
-        new_chars = sum(len(message.text) for message in request.messages[begun:]) if begun else chars
-        texts = self._texts.of(asker)
-        if new_chars > _THREAD_NEW_CHARS or len(request.messages) > _THREAD_MESSAGES:
-            own = await asyncio.to_thread(own_count, family, request, texts, share=share)
-        else:
-            own = own_count(family, request, texts)
-        if keys:
-            self._recent[keys[-1]] = own
-        return own
+    def _own(self, family: Family, request: Request, asker: str, share: float) -> tuple[Own, Prints]:
+        prints = fingerprints(request, asker)
+        if not prints:
+            return own_count(family, request, self._texts.of(asker), share=share), prints
+        # Two hooks count the same request.
+        own = self._recent.get((family, prints[-1])) or own_count(family, request, self._texts.of(asker), share=share)
+        self._recent[family, prints[-1]] = own
+        return own, prints
 
-    def _text(self, target_key: str, family: Family, own: Own) -> Span:
-        method = _method(family, rendered=own.rendered)
-        return self.known.text(target_key, method, own, error_ratio(family, own), is_own=family.owns_vocabulary)
+    def _text(self, target_key: str, family: Family, *, rendered: bool) -> Span:
+        error, is_own = error_ratio(family, rendered=rendered), family.owns_vocabulary
+        return self.known.text(target_key, _method(family, rendered=rendered), error, is_own=is_own, rendered=rendered)
 
     def text_counter(
         self, target_key: str, family: Family, *, asker: str = "", text: Span | None = None
     ) -> Callable[[str], int]:
-        """Counts texts by themselves, without any template around them: in the caller's thread, 0.03 s at most.
+        """Counts texts without any template around them, as an estimate does whose `text` is given.
 
-        Of a long text eight pieces stand for all of it: whatever is sent is counted as a request before. It counts as
-        an estimate does whose `text` is given.
+        In the caller's thread, 0.03 s at most: a part of a long text stands for all of it.
         """
         texts = self._texts.of(asker)
 
         def count_text(content: str) -> int:
             usual = usable(family)
-            (tokens,) = texts.lengths(usual, [content], is_quick=True)
-            span = text or self._text(target_key, usual, Own((), rendered=bool(usual.template)))
+            (tokens,) = texts.lengths(usual, [content], share=min(1.0, _QUICK_CHARS / max(1, len(content))))
+            span = text or self._text(target_key, usual, rendered=bool(usual.template))
             return ceil(tokens * max(1.0, span.usual))
 
         return count_text
@@ -118,40 +109,34 @@ class TokenCounter:
     def learn(self, target_key: str, count: Estimate, prompt_tokens: int, *, label: str = "") -> bool:
         """Learns from the server's number for the request that `count` is of; `label` is for logs.
 
-        Returns:
-            False if it does not: no number (≤ 0), a ratio that no vocabulary explains, and a number far below what is
-            expected, of which a window that is smaller than it said may be the reason, until a second one agrees.
+        Returns False for no number (≤ 0), a ratio that no vocabulary explains, and a number far below what is expected,
+        of which a window that is smaller than it said may be the reason, until a second one agrees.
         """
-        if prompt_tokens <= 0 or count.own.tokens <= 0:
+        if not 0 < prompt_tokens <= MOST_RATIO * count.own.tokens + _MOST_ADDED_TOKENS or count.own.tokens <= 0:
             return False
         is_low = prompt_tokens < _DOUBTFUL_RATIO * count.low and count.high > _UNCUT_TOKENS
         if is_low and not self.known.explains(target_key, count, prompt_tokens):
             return False
-        self._compare(target_key, label, count, prompt_tokens)
-        if prompt_tokens > MOST_RATIO * count.own.tokens + _MOST_ADDED_TOKENS:
-            return False
-        self._note(target_key, count, prompt_tokens, is_sure=False)
+        self._note(target_key, label, count, prompt_tokens, is_sure=False)
         return True
 
     def take_over(self, target_key: str, count: Estimate, prompt_tokens: int) -> bool:
         """Learns the number of a prompt that the server cannot have cut: asked for, and shorter than its window.
 
-        It is believed at once of this prompt, however far from ours: a template may leave out all the tools.
-
-        Returns:
-            False if no vocabulary explains the number.
+        It is believed at once of this prompt, however far from ours: a template may leave out all the tools. Returns
+        False if no vocabulary explains it.
         """
         own_tokens = count.own.tokens
         if not count.fingerprint or not own_tokens / _MOST_LEFT_OUT < prompt_tokens <= MOST_RATIO * own_tokens:
             return False
-        self._compare(target_key, "", count, prompt_tokens)
-        self._note(target_key, count, prompt_tokens, is_sure=True)
+        self._note(target_key, "", count, prompt_tokens, is_sure=True)
         return True
 
     def take_protocols(self, target_key: str, count: Estimate, prompt_tokens: int, *, is_whole: bool) -> None:
-        """Learns a number of LM Studio's protocol, in part of ours unless it `is_whole`."""
-        doubt_tokens = self.protocol.take(target_key, count.fingerprint, prompt_tokens, is_whole=is_whole)
-        told = Told(prompt_tokens, count.own.amounts, doubt_tokens)
+        """Learns a number of LM Studio's protocol, in part of ours unless it `is_whole`: it counts no images."""
+        if is_whole:
+            self.protocol.take(target_key, count.fingerprint, prompt_tokens)
+        told = Told(prompt_tokens, count.own.amounts, self.protocol.doubt_tokens(target_key, prompt_tokens))
         self.known.note_prompt(target_key, count, told, is_sure=False)
 
     def learn_ratio(self, target_key: str, count: Estimate, prompt_tokens: int) -> None:
@@ -159,13 +144,11 @@ class TokenCounter:
         if prompt_tokens > 0:
             self.known.note(target_key, replace(count, told=None), prompt_tokens)
 
-    def _note(self, target_key: str, count: Estimate, prompt_tokens: int, *, is_sure: bool) -> None:
-        self.known.note(target_key, count, prompt_tokens)
-        self.known.note_prompt(target_key, count, Told(prompt_tokens, count.own.amounts), is_sure=is_sure)
-
-    def _compare(self, target_key: str, label: str, count: Estimate, prompt_tokens: int) -> None:
+    def _note(self, target_key: str, label: str, count: Estimate, prompt_tokens: int, *, is_sure: bool) -> None:
         if not self.protocol.compare(target_key, label, count.fingerprint, prompt_tokens):
             self.known.forget_doubted(target_key)
+        self.known.note(target_key, count, prompt_tokens)
+        self.known.note_prompt(target_key, count, Told(prompt_tokens, count.own.amounts), is_sure=is_sure)
 
     def is_suspicious(self, count: Estimate, prompt_tokens: int) -> bool:
         """Returns True if the server's number is so far below ours that it has probably cut the prompt."""
@@ -179,9 +162,52 @@ class TokenCounter:
         return 0 < prompt_tokens < _DOUBTFUL_RATIO * count.tokens and count.tokens >= _LEAST_CUT_TOKENS
 
 
+class GeneratedTokens:
+    """Counts a running answer, each text of it once, in pieces that end between words if there are any.
+
+    Attributes:
+        tokens: so far; read several times for each delta, so worked out once for each.
+        of: the tokens of a text that is not added.
+    """
+
+    def __init__(self, of: Callable[[str], int]) -> None:
+        self.of = of
+        self.tokens = 0
+        self._counted_tokens = self._counted_chars = 0
+        self._pending: list[str] = []
+        self._pending_chars = 0
+
+    def add(self, text: str) -> None:
+        """Takes a delta: text, reasoning, or the arguments of a tool call."""
+        self._pending.append(text)
+        self._pending_chars += len(text)
+        if self._pending_chars >= _SETTLED_CHARS:
+            self._settle(keep_word=True)
+        chars_per_token = min(_CHARS_PER_TOKEN, self._counted_chars / max(1, self._counted_tokens) or _CHARS_PER_TOKEN)
+        self.tokens = self._counted_tokens + round(self._pending_chars / chars_per_token)
+
+    def anew(self) -> GeneratedTokens:
+        """A new count of the same kind."""
+        return GeneratedTokens(self.of)
+
+    def exact(self) -> int:
+        """The tokens so far, with the last piece counted too."""
+        self._settle()
+        self.tokens = self._counted_tokens
+        return self._counted_tokens
+
+    def _settle(self, *, keep_word: bool = False) -> None:
+        piece = "".join(self._pending)
+        end = piece.rfind(" ", len(piece) - _SETTLED_CHARS // 2) if keep_word else -1
+        piece, rest = (piece[:end], piece[end:]) if end > 0 else (piece, "")
+        self._counted_tokens += self.of(piece) if piece else 0
+        self._counted_chars += len(piece)
+        self._pending, self._pending_chars = [rest], len(rest)
+
+
 def _chars(request: Request) -> int:
-    chars = chars_of(request.tools) if request.tools else 0
-    chars += chars_of(request.extras) if request.extras else 0
+    """About how many characters are in a request."""
+    chars = sum(len(text) + 8 for text in strings([request.tools, request.extras]))
     for message in request.messages:
         chars += len(message.text) + len(message.reasoning) + sum(len(call.arguments) for call in message.calls)
     return chars

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 # Entry i stands for the first i messages. Hashes of this process: 64 bit, seeded, and cached by the interpreter in each
 # string, so that the second hook that counts a request gets them for nothing.
@@ -19,19 +19,10 @@ _UNCONFIRMED_RATIO = 2.0
 _UNPRICED_TOKENS = 1616
 # Of a prompt that was counted, so much is rendered otherwise when its turns are old; and of what is left out then.
 _OLD_TURNS_RATIO, _LEFT_OUT_ERROR = 0.005, 0.02
-# So much more may a part of a prompt take that the server has counted as a whole.
-_SAME_TEXT_RATIO = 1.10
 
 
 class Amounts(NamedTuple):
-    """Parts of a prompt by our own count.
-
-    Attributes:
-        text: tokens of all but media.
-        optional: those of them that a template may leave out, or that a stand-in counts too many.
-        media: tokens of images, sound and pages, by estimate.
-        images: how many these are.
-    """
+    """Tokens of a prompt by our own count: of text, what of it may not be in the server's, and of so many images."""
 
     text: float = 0.0
     optional: float = 0.0
@@ -39,10 +30,9 @@ class Amounts(NamedTuple):
     images: float = 0
 
     def since(self, told: Amounts) -> Amounts:
-        """The amounts of what comes after a prompt: text below 0 if the template leaves out what it has shown."""
-        return Amounts(
-            self.text - told.text, *(max(0, after - before) for after, before in zip(self[1:], told[1:], strict=True))
-        )
+        """What comes after a prompt: text below 0 if the template leaves out what it has shown."""
+        more = (max(0, after - before) for after, before in zip(self[1:], told[1:], strict=True))
+        return Amounts(self.text - told.text, *more)
 
 
 class Own(NamedTuple):
@@ -50,6 +40,7 @@ class Own(NamedTuple):
 
     Attributes:
         sizes: sizes[i] belongs to messages[i].
+        optional_tokens: what a template may leave out, or a stand-in counts too many.
         media: media[i] is the part of sizes[i] that is an image, sound or a page; empty if none is.
         rendered: the chat template was; if not, constants stand for it.
         exact: vocabulary and template are known for everything in it.
@@ -74,11 +65,6 @@ class Own(NamedTuple):
     def amounts(self) -> Amounts:
         media = sum(self.media)
         return Amounts(self.tokens - media, self.optional_tokens, media, self.images)
-
-    def sizes_by(self, factor: float, price: float) -> tuple[int, ...]:
-        """The sizes if the server takes so many times our tokens of text and of media."""
-        parts = zip(self.sizes, self.media or (0.0,) * len(self.sizes), strict=True)
-        return tuple(int((size - media) * factor + media * price) for size, media in parts)
 
 
 class Told(NamedTuple):
@@ -105,7 +91,7 @@ _EXACTLY, _NOTHING = Span(1.0, 1.0, 1.0, is_confirmed=True), Own(())
 class Estimate:
     """The tokens of one request: overhead_tokens + tools_tokens + sum(sizes).
 
-    One value of many numbers, since they are true of one moment only: what its server tells next changes all of them.
+    One value of many numbers, since they are true of one moment only.
 
     Attributes:
         low, high: no server says less, or more.
@@ -114,7 +100,6 @@ class Estimate:
         tools_tokens: the schemas and the instructions that come with them.
         overhead_tokens: of the template, around the conversation.
         other_ratio: by how much sizes may be larger in a prompt that does not begin as this one does, at least 1.
-        made_likely_ratio: so many times its estimate may a prompt take that is made of this one, before it is counted.
         text: what the server makes of text.
         own: our count, before anything was known of the server.
         method: of our count; lessons hold only for counts made in the same way.
@@ -130,7 +115,6 @@ class Estimate:
     tools_tokens: int = 0
     overhead_tokens: int = 0
     other_ratio: float = 1.0
-    made_likely_ratio: float = 1.0
     text: Span = _EXACTLY
     own: Own = _NOTHING
     method: str = ""
@@ -169,65 +153,41 @@ class Estimate:
         return self.likely / max(1, self.tokens)
 
     def with_part(self, part: Estimate) -> Estimate:
-        """The estimate of a prompt that holds all of another which the server has counted: only the rest is in doubt.
-
-        Unlike `told` it need not begin with that.
-        """
-        base, own_base = (self.told.tokens, self.told.amounts.text) if self.told else (0, 0.0)
+        """The estimate of a prompt that holds a part, not at its beginning: only the rest is as much in doubt as it."""
+        base = self.told or Told(0, Amounts())
         rest = self.own.tokens - part.own.tokens
-        if rest <= 0 or self.is_told:
+        share = rest / max(1.0, self.own.tokens - base.amounts.text)
+        low, tokens, likely, high = (
+            ceil(held + share * max(0, whole - base.tokens))
+            for held, whole in ((getattr(part, end), getattr(self, end)) for end in ("low", "tokens", "likely", "high"))
+        )
+        if rest <= 0 or self.is_told or high >= self.high:
             return self
-        share = rest / max(1.0, self.own.tokens - own_base)
-        high = ceil(part.high + share * (self.high - base))
-        if part.tokens + share * (self.high - base) >= self.high:
-            return self
-        tokens = ceil(part.tokens + share * (self.tokens - base))
         ratio = min(1.0, tokens / max(1, self.tokens))
         sizes, tools = tuple(int(size * ratio) for size in self.sizes), int(self.tools_tokens * ratio)
-        return replace(
-            self,
-            tokens=tokens,
-            low=int(part.low + share * max(0, self.low - base)),
-            likely=ceil(part.likely + share * (self.likely - base)),
-            high=high,
-            sizes=sizes,
-            tools_tokens=tools,
-            overhead_tokens=tokens - tools - sum(sizes),
-        )
+        ends: dict[str, Any] = {"tokens": tokens, "low": low, "likely": likely, "high": high}
+        return replace(self, **ends, sizes=sizes, tools_tokens=tools, overhead_tokens=tokens - tools - sum(sizes))
 
 
 def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
-    """The estimate of a request by all that is known of its server.
-
-    Args:
-        own: our count.
-        told: the server's number for a prompt that it begins with.
-        text: what the server makes of text.
-        price: what it makes of our estimates of media.
-    """
-    base, spread, new, made_ratio = 0.0, 0.0, own.amounts, text.high / text.usual
-    if told is not None:
-        new, base = own.amounts.since(told.amounts), float(told.tokens)
-        is_same = told.amounts == own.amounts
-        left_out = min(0.0, new.text) if own.rendered else 0.0
-        spread = (told.doubt_tokens or (0.0 if is_same else base * _OLD_TURNS_RATIO)) - _LEFT_OUT_ERROR * left_out
-        base += left_out
-        # What is made of a prompt that the server has counted has its text in it.
-        share = min(1.0, told.amounts.text / max(1.0, own.amounts.text))
-        made_ratio += share * (min(made_ratio, _SAME_TEXT_RATIO) - made_ratio)
-    more = max(0.0, new.text)
-    usual = base + more * text.usual + new.media * price.usual
-    low = base - spread + max(0.0, more - new.optional) * text.low + new.media * price.low
-    likely = base + spread + more * text.high + new.media * price.high
+    """The estimate of a request by what its server has `told` of its beginning, and makes of text and of media."""
+    base = told or Told(0, Amounts())
+    new = own.amounts.since(base.amounts)
+    more, left_out = max(0.0, new.text), min(0.0, new.text) if own.rendered else 0.0
+    is_same = base.amounts == own.amounts
+    spread = (base.doubt_tokens or (0.0 if is_same else base.tokens * _OLD_TURNS_RATIO)) - _LEFT_OUT_ERROR * left_out
+    begun = base.tokens + left_out
+    usual = begun + more * text.usual + new.media * price.usual
+    low = begun - spread + max(0.0, more - new.optional) * text.low + new.media * price.low
+    likely = begun + spread + more * text.high + new.media * price.high
     # What nothing has confirmed may be twice as much.
-    high = likely + more * (max(text.high, 0 if text.is_confirmed else _UNCONFIRMED_RATIO) - text.high)
-    if not price.is_confirmed:
-        high += max(0.0, new.images * _UNPRICED_TOKENS - new.media * price.high)
+    high = likely + (0.0 if text.is_confirmed else more * max(0.0, _UNCONFIRMED_RATIO - text.high))
+    high += 0.0 if price.is_confirmed else max(0.0, new.images * _UNPRICED_TOKENS - new.media * price.high)
     media = own.amounts.media
     factor = max(0.0, usual - media * price.usual) / max(1.0, own.tokens - media)
-    if told is not None and is_same and factor > 0:
-        text = Span(factor / made_ratio, factor, factor * made_ratio, is_confirmed=text.is_confirmed)
-    sizes, tools_tokens = own.sizes_by(factor, price.usual), int(own.tools_tokens * factor)
+    parts = zip(own.sizes, own.media or (0.0,) * len(own.sizes), strict=True)
+    sizes = tuple(int((size - of_media) * factor + of_media * price.usual) for size, of_media in parts)
+    tools_tokens = int(own.tools_tokens * factor)
     tokens = max(ceil(usual - 1e-6), tools_tokens + sum(sizes))
     return Estimate(
         tokens=tokens,
@@ -238,7 +198,6 @@ def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
         tools_tokens=tools_tokens,
         overhead_tokens=tokens - tools_tokens - sum(sizes),
         other_ratio=max(1.0, text.usual / max(factor, 0.01)),
-        made_likely_ratio=made_ratio,
         text=text,
         own=own,
         told=told,

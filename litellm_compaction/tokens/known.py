@@ -1,31 +1,41 @@
-"""Remembers what servers have counted: exact prompts, and the ratios of text and images.
+"""Remembers what servers have counted: exact prompts, the ratios of text and images, and if a protocol was right.
 
 One odd number cannot refuse a client for good, since nothing here can say "too long": a lesson widens an interval and
 moves its middle only if a second number agrees, sixteen newer ones replace it, and a refusal asks the server about the
-very prompt first (`engine/asking.py`). All of it is this process's memory: one answer teaches it again.
+very prompt first (`engine/asking.py`). All of it is this process's memory: one answer teaches it again. Used between
+two awaits only, so that it needs no lock; threads that count texts only read.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import ceil
 from statistics import median
 
-from litellm_compaction.concurrency import Bounded
+from litellm_compaction.concurrency import Bounded, Rests
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.tokens.estimate import Amounts, Estimate, Own, Prints, Span, Told
+from litellm_compaction.tokens.estimate import Amounts, Estimate, Prints, Span, Told
+
+logger = logging.getLogger("litellm_compaction")
 
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
-_MAX_TARGETS, _MAX_PROMPTS = 4096, 16_384
+_MAX_TARGETS, _MAX_PROMPTS, _MAX_ASKED = 4096, 16_384, 1024
 _KEPT_RATIOS, _KEPT_PRICES = 16, 8
 # Of fewer tokens a number says nothing of a ratio; no vocabulary explains one outside these bounds.
 _LEAST_TOKENS = 200
 LEAST_RATIO, MOST_RATIO = 0.3, 4.0
 # Of each other two numbers below every bound, of prompts of so different sizes, are no accident: a cut has one size.
 _SAME_RATIO, _OTHER_SIZE_RATIO = 0.03, 1.25
-# Beyond what was seen: after two numbers, after seven, after more, and if all are one (`slack` of `Known.text`).
-_SLACKS, _EXACT_SLACK = ((3, 0.30), (8, 0.15), (_KEPT_RATIOS + 1, 0.08)), 0.02
+# Beyond what was seen: after two numbers, after seven, after more, and for an own vocabulary if all are alike.
+_SLACKS, _OWN_SLACK = ((3, 0.30), (8, 0.15), (_KEPT_RATIOS + 1, 0.08)), 0.02
+# A protocol may leave out the token that begins a prompt, or the beginning of the answer. Until an answer has shown
+# that it is right a part of its number is in doubt.
+_MOST_CONSTANT_TOKENS, _SAME_COUNT_RATIO, _UNCONFIRMED_RATIO = 32, 0.02, 0.2
+_DOUBTED_S = 3600.0
 
 
 def fingerprints(request: Request, asker: str = "") -> Prints:
@@ -36,11 +46,9 @@ def fingerprints(request: Request, asker: str = "") -> Prints:
     """
     try:
         beside = [request.tools, request.tool_choice, *([request.extras] if request.extras else [])]
-        entry = hash((asker, json.dumps(beside)))
-        entries = [entry]
+        entries = [hash((asker, json.dumps(beside)))]
         for message in request.messages:
-            entry = hash((entry, *_content(message)))
-            entries.append(entry)
+            entries.append(hash((entries[-1], *_content(message))))
     except (RecursionError, TypeError, ValueError):
         return ()
     return tuple(entries)
@@ -51,17 +59,15 @@ def _content(message: Message) -> Sequence[str]:
     content = message.raw.get("content")
     if not isinstance(content, str):
         return (json.dumps(message.raw),)
-    if len(message.raw) == 2:
-        return message.role, content
     return content, json.dumps({key: value for key, value in message.raw.items() if key != "content"})
 
 
 class Known:
-    """Used between two awaits only, so that it needs no lock; threads that count texts only read."""
+    """The numbers of all servers."""
 
     def __init__(self) -> None:
         self._prompts: Bounded[tuple[str, str, bool, int], Told] = Bounded(_MAX_PROMPTS)
-        self._ratios: Bounded[tuple[str, str, bool], deque[float]] = Bounded(_MAX_TARGETS)
+        self._ratios: Bounded[tuple[str, str], deque[float]] = Bounded(_MAX_TARGETS)
         self._odd: Bounded[tuple[str, str], tuple[float, float]] = Bounded(_MAX_TARGETS)
         self._prices: Bounded[str, deque[float]] = Bounded(_MAX_TARGETS)
 
@@ -77,36 +83,22 @@ class Known:
         self._prompts.move_to_end(key)
         return self._prompts[key]
 
-    def text(self, target_key: str, method: str, own: Own, error_ratio: float, *, is_own: bool) -> Span:
-        """What a server makes of text.
-
-        Args:
-            target_key: the deployment.
-            method: of our count.
-            own: our count of the text.
-            error_ratio: of such a count before anything is known of the server.
-            is_own: the vocabulary is the model's own; a stand-in counts far too much of some texts.
-        """
+    def text(self, target_key: str, method: str, error_ratio: float, *, is_own: bool, rendered: bool) -> Span:
+        """What a server makes of text, which is so far off at first; a stand-in counts far too much of some."""
         low, high = (1 / (1 + error_ratio) if is_own else 0.45), 1 + error_ratio
-        ratios = self._ratios.get((target_key, method, own.asks)) or self._ratios.get((target_key, method, True))
+        ratios = self._ratios.get((target_key, method), ())
         if not ratios:
             return Span(low, 1.0, high, is_confirmed=False)
-        is_one = len(ratios) == 1
-        seen = [*ratios, *([low, high] if is_one and not low <= ratios[0] <= high else [])]
-        least, most = min(seen), max(seen)
         # One number moves a count no further than its interval; of two that disagree the one nearer to our own holds.
-        middle = median([*ratios, 1.0] if len(ratios) % 2 == 0 else ratios)
-        usual = min(max(ratios[0], low), high) if is_one else middle
-        is_exact = is_own and error_ratio <= _EXACT_SLACK
+        seen = [*ratios, 1.0] if len(ratios) == 2 else list(ratios)
+        usual = median(seen) if len(ratios) > 1 else min(max(ratios[0], low), high)
+        least, most = min(*seen, usual), max(*seen, usual)
         slack = next(slack for numbers, slack in _SLACKS if len(ratios) < numbers)
-        if is_exact and most - least < _EXACT_SLACK:
-            slack = _EXACT_SLACK
-        elif is_own:
-            # Near our own numbers leave little doubt.
-            slack = min(slack, _EXACT_SLACK + 2 * max(most - 1, 1 - least))
+        if is_own:
+            slack = min(slack, _OWN_SLACK + 2 * (most - least if len(ratios) > 2 else max(most - 1, 1 - least)))
         # A ratio below one may be of another kind of text.
-        most = most if own.rendered else max(1.0, most)
-        return Span(min(least * (1 - slack), usual), usual, max(most * (1 + slack), usual), is_confirmed=True)
+        most = most if rendered else max(1.0, most)
+        return Span(least * (1 - slack), usual, most * (1 + slack), is_confirmed=True)
 
     def price(self, target_key: str) -> Span:
         """What a server makes of our estimates of media."""
@@ -122,11 +114,11 @@ class Known:
         """A second number stands only if it is higher, or was asked for: some servers leave out what was cached."""
         key = (target_key, count.method, count.own.asks, count.fingerprint)
         known = self._prompts.get(key)
-        if known is not None and told.doubt_tokens >= known.doubt_tokens:
-            is_better = not told.doubt_tokens and (is_sure or known.tokens < told.tokens)
-        else:
-            is_better = True
-        if count.fingerprint and is_better:
+        if (
+            known is None
+            or told.doubt_tokens < known.doubt_tokens
+            or (not told.doubt_tokens and (is_sure or known.tokens < told.tokens))
+        ):
             self._prompts[key] = told
 
     def forget_doubted(self, target_key: str) -> None:
@@ -136,35 +128,71 @@ class Known:
 
     def note(self, target_key: str, count: Estimate, tokens: int) -> None:
         """Learns what a server makes of text and media, from its number for a prompt that it has not cut."""
-        told = count.told if count.told is not None and not count.told.doubt_tokens else None
-        base = told.tokens if told is not None else 0
-        new = count.own.amounts.since(told.amounts) if told is not None else count.own.amounts
+        base = count.told if count.told is not None and not count.told.doubt_tokens else Told(0, Amounts())
+        new, tokens = count.own.amounts.since(base.amounts), tokens - base.tokens
         price = self.price(target_key)
         if new.media:
-            self._note_price(target_key, count, new, tokens - base)
+            # The price of media, if the text beside them is known well.
+            doubt = abs(new.text) * (0.02 if count.own.rendered else count.other_likely_ratio - 1)
+            ratio = (tokens - new.text) / new.media
+            if doubt <= 0.2 * new.media and -0.2 <= ratio <= MOST_RATIO:
+                self._prices.setdefault(target_key, deque(maxlen=_KEPT_PRICES)).append(max(0.0, ratio))
             if new.media > new.text / 3 and not price.is_confirmed:
                 return
-        # Before another end than the person's word some templates leave the system message out.
-        ends = [True, False] if base else [count.own.asks]
-        is_clear = new.optional <= 0.1 * new.text or (target_key, count.method, ends[0]) not in self._ratios
-        ratio = (tokens - base - new.media * price.usual) / max(1.0, new.text)
-        if new.text >= _LEAST_TOKENS and is_clear and LEAST_RATIO <= ratio <= MOST_RATIO:
-            for asks in ends:
-                self._ratios.setdefault((target_key, count.method, asks), deque(maxlen=_KEPT_RATIOS)).append(ratio)
-
-    def _note_price(self, target_key: str, count: Estimate, new: Amounts, tokens: int) -> None:
-        """Learns the price of media if the text beside them is known well."""
-        doubt = abs(new.text) * (0.02 if count.own.rendered else count.other_likely_ratio - 1)
-        ratio = (tokens - new.text) / new.media
-        if doubt <= 0.2 * new.media and -0.2 <= ratio <= MOST_RATIO:
-            self._prices.setdefault(target_key, deque(maxlen=_KEPT_PRICES)).append(max(0.0, ratio))
+        ratio = (tokens - new.media * price.usual) / max(1.0, new.text)
+        if new.text >= _LEAST_TOKENS and LEAST_RATIO <= ratio <= MOST_RATIO:
+            self._ratios.setdefault((target_key, count.method), deque(maxlen=_KEPT_RATIOS)).append(ratio)
 
     def explains(self, target_key: str, count: Estimate, tokens: int) -> bool:
         """Returns True if a number far below ours is how this server counts, by another like it of another prompt."""
         key, own_tokens = (target_key, count.method), count.own.tokens
         ratio = tokens / max(1.0, own_tokens)
-        other = self._odd.get(key)
+        other_tokens, other_ratio = self._odd.get(key, (0.0, 0.0))
         self._odd[key] = own_tokens, ratio
-        if other is None or abs(ratio - other[1]) > _SAME_RATIO * ratio:
-            return False
-        return max(own_tokens, other[0]) >= _OTHER_SIZE_RATIO * min(own_tokens, other[0])
+        least, most = sorted((own_tokens, other_tokens))
+        return abs(ratio - other_ratio) <= _SAME_RATIO * ratio and most >= _OTHER_SIZE_RATIO * least
+
+
+class Protocol:
+    """Holds the counts of LM Studio's protocol against the answers to the same requests.
+
+    Both are equal or a small constant apart, which stays a doubt; else the answers' numbers count alone for an hour.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._asked: Bounded[tuple[str, int], int] = Bounded(_MAX_ASKED)
+        # By how much it was off where an answer has confirmed it.
+        self._off_tokens: Bounded[str, int] = Bounded(_MAX_TARGETS)
+        self._doubted: Rests[str] = Rests(_DOUBTED_S, _DOUBTED_S, clock)
+
+    def is_believed(self, target_key: str) -> bool:
+        """Returns True if its counts were those of answers, as far as both are known."""
+        return self._doubted.is_over(target_key)
+
+    def doubt_tokens(self, target_key: str, tokens: int) -> int:
+        """Returns by how much a number may be off, as far as answers have confirmed others."""
+        return self._off_tokens.get(target_key, ceil(_UNCONFIRMED_RATIO * tokens))
+
+    def take(self, target_key: str, fingerprint: int, tokens: int) -> None:
+        """Takes a number that is of all of a request, to be compared with its answer's."""
+        self._asked[target_key, fingerprint] = tokens
+
+    def compare(self, target_key: str, label: str, fingerprint: int, prompt_tokens: int) -> bool:
+        """Compares a count with the answer to the same request; False if it contradicts. `label` is for logs."""
+        asked = self._asked.pop((target_key, fingerprint), None)
+        if asked is None:
+            return True
+        off_tokens = abs(prompt_tokens - asked)
+        if off_tokens <= _MOST_CONSTANT_TOKENS + _SAME_COUNT_RATIO * asked:
+            self._off_tokens[target_key] = off_tokens
+            return True
+        self._off_tokens.pop(target_key, None)
+        if self._doubted.begin(target_key):
+            logger.warning(
+                "ask_server model=%s: LM Studio's protocol counted %d tokens and its answer %d for one prompt; for an "
+                "hour the answers' numbers count alone (logged once)",
+                label,
+                asked,
+                prompt_tokens,
+            )
+        return False

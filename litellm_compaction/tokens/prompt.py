@@ -5,30 +5,100 @@ What is asked of tokenizers and templates is asked here and in `begun.py`.
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
+from math import ceil
 from typing import NamedTuple
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import JsonValue, Message, Request
-from litellm_compaction.templates.environment import TemplateRefusal
-from litellm_compaction.templates.template import shape, template
-from litellm_compaction.tokenizers.families import Family
+from litellm_compaction.templates import TemplateRefusal, shape, template
+from litellm_compaction.tokenizers.families import NEAR_ERROR, Family
 from litellm_compaction.tokenizers.registry import vocabulary
 from litellm_compaction.tokens.estimate import Own
 from litellm_compaction.tokens.media import image_tokens, is_media
-from litellm_compaction.tokens.texts import TextCounts
 
-# How far such a count may be too low: rendered to the letter, rendered nearly so, by its vocabulary, by a stand-in.
-EXACT_ERROR, _NEAR_ERROR, _VOCABULARY_ERROR, _STAND_IN_ERROR = 0.02, 0.05, 0.10, 0.35
-# Of a script beyond ASCII a stand-in counts up to four times too much.
-_OTHER_SCRIPT_RATIO = 0.5
+# How far such a count may be too low: rendered to the letter, by its vocabulary, by a stand-in.
+_EXACT_ERROR, _VOCABULARY_ERROR, _STAND_IN_ERROR = 0.02, 0.10, 0.35
 # A rendered prompt is counted as a whole; what it is divided by needs no more of each text.
 _WEIGHED_SHARE = 1 / 8
 # Longer strings without any space are data, as base64 is.
 _DATA_CHARS = 2048
 # An end for documents made to be slow.
 _MAX_VALUES = 100_000
+# Texts are remembered in about 200 bytes each.
+_MAX_ENTRIES = 65_536
+# A part of a text is as many pieces from all over it; fewer characters say too little of the rest.
+_PIECES, _LEAST_CHARS = 8, 64
+
+
+class TextCounts:
+    """Remembers the tokens of texts by length and hash, never by the text; may be used from several threads."""
+
+    def __init__(self) -> None:
+        self._entries: Bounded[tuple[int, int], int] = Bounded(_MAX_ENTRIES)
+        self._lock = threading.Lock()
+        self._asker = ""
+
+    def of(self, asker: str) -> TextCounts:
+        """The same memory and bound for another tenant, who finds only their own entries."""
+        own = copy.copy(self)
+        own._asker = asker
+        return own
+
+    def lengths(
+        self, family: Family, texts: Sequence[str], *, share: float = 1.0, in_prompt: bool = False
+    ) -> list[float]:
+        """The tokens of each text by a family's vocabulary; new ones are counted in this thread, about 0.1 s per MB.
+
+        A `share` of each text may stand for all of it. Texts stand by themselves, or after a special token.
+        """
+        samples = [_sample(text, share) for text in texts]
+        # The interpreter's own hashes: 64 bit, seeded for this process, and kept in each string, so that a request that
+        # is counted twice is read once. Another tenant's are other ones.
+        own = hash((self._asker, family.vocabulary, family.single_digits, in_prompt))
+        keys = [(len(sample), hash((own, sample))) for sample in samples]
+        with self._lock:
+            known = {key: self._entries[key] for key in keys if key in self._entries}
+            for key in known:
+                self._entries.move_to_end(key)
+        new = {key: sample for key, sample in zip(keys, samples, strict=True) if key not in known}
+        words = vocabulary(family.vocabulary)
+        counted = words.lengths_in_prompt([*new.values()]) if in_prompt else words.lengths(new.values())
+        for (key, sample), tokens in zip(new.items(), counted, strict=True):
+            # cl100k, which stands in, takes three digits at once.
+            known[key] = tokens + (2 * _digits(sample) // 3 if family.single_digits else 0)
+        with self._lock:
+            self._entries.update((key, known[key]) for key in new)
+        return [known[key] * len(text) / max(1, key[0]) for key, text in zip(keys, texts, strict=True)]
+
+
+def _sample(text: str, share: float) -> str:
+    """A text, or equal pieces from all over it that are together such a share of it; of a short one its beginning."""
+    chars = max(ceil(share * len(text)), _LEAST_CHARS)
+    if chars >= len(text):
+        return text
+    pieces = min(_PIECES, chars // _LEAST_CHARS)
+    step = len(text) // pieces
+    return "".join(text[start : start + chars // pieces] for start in range(0, step * pieces, step))
+
+
+def _digits(text: str) -> int:
+    return sum(map(text.count, "0123456789"))
+
+
+def error_ratio(family: Family, *, rendered: bool) -> float:
+    """By how much a count may be too low, before anything is known of its server."""
+    # Of OpenAI's models, which have no template here, nothing more is known than constants.
+    if family.exact and (rendered or not family.template):
+        return _EXACT_ERROR
+    if rendered:
+        return max(NEAR_ERROR, family.error_ratio)
+    return _VOCABULARY_ERROR if family.owns_vocabulary else _STAND_IN_ERROR
 
 
 class Prompt(NamedTuple):
@@ -38,160 +108,97 @@ class Prompt(NamedTuple):
     is_faithful: bool
 
 
-def error_ratio(family: Family, own: Own) -> float:
-    """By how much a count may be too low, before anything is known of its server."""
-    if own.rendered:
-        return EXACT_ERROR if family.exact else max(_NEAR_ERROR, family.error_ratio)
-    if family.exact and not family.template:
-        # OpenAI's models, of which nothing more is known than constants.
-        return EXACT_ERROR
-    return _VOCABULARY_ERROR if family.owns_vocabulary else _STAND_IN_ERROR
-
-
 def own_count(family: Family, request: Request, texts: TextCounts, *, share: float = 1.0) -> Own:
-    """Our own count of a request: 0.1 s per new MB in this thread. Raises on nothing in its messages and tools.
+    """Our own count of a request: 0.1 s per new MB in this thread.
 
-    Args:
-        family: of the model; its vocabulary and template can be used.
-        request: to be counted.
-        texts: remembers what was counted.
-        share: of each text is counted, and stands for the rest; 1 counts all of it.
-
-    Raises:
-        RecursionError: its extras are nested deeper than JSON is written.
+    Of each text a `share` is counted, and stands for the rest; 1 counts all of it. Raises nothing but a RecursionError,
+    if the request's extras are nested deeper than JSON is written.
     """
-    prompt = render(family, request.messages, request.tools) if share == 1 else None
-    weights = _weights(family, request, texts, share, share if prompt is None else _WEIGHED_SHARE)
+    messages, costs = request.messages, family.costs
+    prompt = render(family, messages, request.tools) if share == 1 else None
+    shows_tools = prompt is not None and template(family.template).has("renders_tools")
+    last_user = max((at for at, message in enumerate(messages) if message.role == "user"), default=-1)
+    weights = [
+        _weighed(message, family, texts, share, is_rendered=prompt is not None, is_old=at < last_user)
+        for at, message in enumerate(messages)
+    ]
     extras = [json.dumps(request.extras, ensure_ascii=False, default=str)] if request.extras else []
-    extras_tokens = sum(texts.lengths(family, extras, share=share, is_quick=True))
-    is_shown = prompt is not None and template(family.template).has("renders_tools")
-    tools_share = _WEIGHED_SHARE if is_shown else share
-    schemas = texts.lengths(family, list(map(_as_json, request.tools)), share=tools_share, is_quick=True)
-    tools_tokens = family.costs.tools + sum(family.costs.tool + tokens for tokens in schemas) if schemas else 0.0
-    common = Own(
-        sizes=tuple(each.shown + each.thought + each.beside + each.media for each in weights),
-        tools_tokens=tools_tokens,
-        overhead_tokens=family.costs.request + extras_tokens,
-        optional_tokens=extras_tokens,
-        media=tuple(each.media for each in weights) if any(each.media for each in weights) else (),
-        images=sum(each.images for each in weights),
-        asks=bool(request.messages) and request.messages[-1].role == "user",
-    )
-    return (
-        _by_constants(common, weights, family, request)
-        if prompt is None
-        else _divided(common, weights, family, prompt, _tokens_of(prompt, family, texts))
-    )
-
-
-def _by_constants(common: Own, weights: Sequence[_Weight], family: Family, request: Request) -> Own:
-    has_system = bool(request.messages) and request.messages[0].is_system
-    system_tokens = 0 if has_system else family.default_system_tokens
+    extras_tokens = sum(texts.lengths(family, extras, share=share))
+    schemas = texts.lengths(family, list(map(_as_json, request.tools)), share=share)
+    tools_tokens = costs.tools + sum(costs.tool + tokens for tokens in schemas) if schemas else 0.0
+    optional_tokens = extras_tokens + sum(each.optional for each in weights)
     # OpenAI's models have no template that could leave tools out.
-    tools_tokens = 0.0 if family.name == "gpt" else common.tools_tokens
-    optional = common.optional_tokens + system_tokens + tools_tokens + sum(each.optional for each in weights)
-    return common._replace(
-        overhead_tokens=common.overhead_tokens + system_tokens,
-        optional_tokens=optional,
-        exact=family.exact and not family.template and not optional and not common.media,
-    )
-
-
-def _divided(common: Own, weights: Sequence[_Weight], family: Family, prompt: Prompt, tokens: int) -> Own:
-    """The count of a rendered prompt of so many tokens, divided as the constants divide theirs."""
-    has_tools = template(family.template).has("renders_tools")
-    tools_tokens, extras_tokens = common.tools_tokens, common.optional_tokens
-    shares = sum(each.shown for each in weights) + family.costs.request + (tools_tokens if has_tools else 0.0)
-    factor = tokens / max(1.0, shares)
-    left_out = 0.0 if has_tools else tools_tokens
-    is_whole = prompt.is_faithful and not any((extras_tokens, left_out, *(each.beside for each in weights)))
-    return common._replace(
+    optional_tokens += 0.0 if shows_tools or family.name == "gpt" else tools_tokens
+    factor, system_tokens = 1.0, 0
+    if prompt is not None:
+        # Divided as the constants divide theirs.
+        shares = sum(each.shown for each in weights) + costs.request + (tools_tokens if shows_tools else 0.0)
+        factor = _tokens_of(prompt, family, texts) / max(1.0, shares)
+    elif not messages or not messages[0].is_system:
+        system_tokens = family.default_system_tokens
+    media, is_bare = tuple(each.media for each in weights), not any(each.beside or each.media for each in weights)
+    is_known = prompt.is_faithful if prompt is not None else not family.template
+    return Own(
         sizes=tuple(each.shown * factor + each.beside + each.media for each in weights),
-        tools_tokens=left_out or tools_tokens * factor,
-        overhead_tokens=family.costs.request * factor + extras_tokens,
-        optional_tokens=extras_tokens + left_out,
-        rendered=True,
-        exact=family.exact and is_whole and not common.media,
+        tools_tokens=tools_tokens * (factor if shows_tools else 1.0),
+        overhead_tokens=costs.request * factor + extras_tokens + system_tokens,
+        optional_tokens=optional_tokens + system_tokens,
+        media=media if any(media) else (),
+        images=sum(each.images for each in weights),
+        rendered=prompt is not None,
+        exact=family.exact and is_known and is_bare and not optional_tokens and not system_tokens,
+        asks=bool(messages) and messages[-1].role == "user",
     )
 
 
 def _tokens_of(prompt: Prompt, family: Family, texts: TextCounts) -> int:
-    segments = vocabulary(family.vocabulary).split(prompt.text)
-    shown = [segment.text for segment in segments if not segment.is_special]
-    return round(sum(texts.lengths(family, shown, in_prompt=True))) + len(segments) - len(shown)
+    parts = vocabulary(family.vocabulary).split(prompt.text)
+    return round(sum(texts.lengths(family, parts[::2], in_prompt=True))) + len(parts) // 2
 
 
 class _Weight(NamedTuple):
-    """The tokens of a message by vocabulary and constants.
-
-    Attributes:
-        shown: of what every template writes.
-        thought: of reasoning before the person's newest word, which most templates leave out.
-        optional: of what may not be in the server's count: thoughts, and the half of scripts that a stand-in divides.
-        beside: of strings that no template gets to see as text.
-        media: of images, sound and pages, and how many `images` these are.
-    """
+    """The tokens of a message: shown by templates, what of it is optional (`Own`), of strings beside it, of media."""
 
     shown: float
-    thought: float
     optional: float
     beside: float
     media: float
     images: int
 
 
-def _weights(family: Family, request: Request, texts: TextCounts, share: float, shown_share: float) -> list[_Weight]:
-    groups = [_texts(message) for message in request.messages]
-    besides = [_beside(message, family) for message in request.messages]
-    left = iter(texts.lengths(family, [text for group in groups for text in group], share=shown_share))
-    left_beside = iter(texts.lengths(family, [text for each in besides for text in each.texts], share=share))
-    last_user = max((at for at, message in enumerate(request.messages) if message.role == "user"), default=-1)
-    found: list[_Weight] = []
-    for at, (message, group, beside) in enumerate(zip(request.messages, groups, besides, strict=True)):
-        tokens = [next(left) for _ in group]
-        thought = tokens[1] if at < last_user else 0.0
-        shown = family.costs.message + len(message.calls) * family.costs.call + sum(tokens) - thought
-        other = 0.0 if family.owns_vocabulary else _OTHER_SCRIPT_RATIO * _of_other_scripts(group, tokens)
-        beside_tokens, media = sum(next(left_beside) for _ in beside.texts), float(sum(beside.media))
-        found.append(_Weight(shown, thought, thought + other, beside_tokens, media, len(beside.media)))
-    return found
-
-
-def _texts(message: Message) -> list[str]:
-    """All of a message that a template may write: its text, its reasoning, and the rest."""
-    texts, name = [message.text, message.reasoning], message.raw.get("name")
-    for call in message.calls:
-        texts += (call.name, call.arguments)
-    return [*texts, name] if isinstance(name, str) else texts
-
-
-class _Beside(NamedTuple):
-    """Parts of a message that no template gets to see as text: strings, and tokens of images, sound and pages."""
-
-    texts: list[str]
-    media: list[int]
-
-
-def _beside(message: Message, family: Family) -> _Beside:
-    found = _Beside(strings(message.raw.get("function_call")), [])
+def _weighed(
+    message: Message, family: Family, texts: TextCounts, share: float, *, is_rendered: bool, is_old: bool
+) -> _Weight:
+    """The weight of a message; reasoning before the person's newest word is left out by most templates."""
+    thought, name = "" if is_rendered and is_old else message.reasoning, message.raw.get("name")
+    group = [thought, message.text, *([name] if isinstance(name, str) else [])]
+    group += [text for call in message.calls for text in (call.name, call.arguments)]
+    tokens = texts.lengths(family, group, share=_WEIGHED_SHARE if is_rendered else share)
+    optional = tokens[0] if is_old else 0.0
+    if not family.owns_vocabulary:
+        optional += sum(map(_of_other_scripts, group, tokens))
+    odd: list[JsonValue] = [message.raw.get("function_call")]
+    media: list[int] = []
     content = message.raw.get("content")
     for part in content if message.other_parts and isinstance(content, list) else ():
         if is_media(part):
-            limit_tokens, patch_px = family.image_tokens, family.image_patch_px
-            found.media.append(image_tokens(part, limit_tokens=limit_tokens, patch_px=patch_px))
+            media.append(image_tokens(part, limit_tokens=family.image_tokens, patch_px=family.image_patch_px))
         elif not isinstance(part, str) and not (isinstance(part, Mapping) and isinstance(part.get("text"), str)):
-            found.texts.extend(strings(part))
-    return found
+            odd.append(part)
+    beside = list(islice(strings(odd), _MAX_VALUES))
+    return _Weight(
+        shown=family.costs.message + len(message.calls) * family.costs.call + sum(tokens),
+        optional=optional,
+        beside=sum(texts.lengths(family, beside, share=share)),
+        media=float(sum(media)),
+        images=len(media),
+    )
 
 
-def _of_other_scripts(texts: Iterable[str], tokens: Iterable[float]) -> float:
-    """The part of texts' tokens that is of characters beyond ASCII, of which each takes about three times as many."""
-    found = 0.0
-    for text, length in zip(texts, tokens, strict=True):
-        if not text.isascii():
-            others = len(text) - len(text.encode("ascii", "ignore"))
-            found += length * 3 * others / (2 * others + len(text))
-    return found
+def _of_other_scripts(text: str, tokens: float) -> float:
+    """Half of the tokens that are of characters beyond ASCII, of which each takes about three times as many."""
+    others = 0 if text.isascii() else len(text) - len(text.encode("ascii", "ignore"))
+    return tokens * 1.5 * others / (2 * others + len(text)) if others else 0.0
 
 
 def _as_json(tool: JsonValue) -> str:
@@ -201,29 +208,22 @@ def _as_json(tool: JsonValue) -> str:
         return "\n".join(strings(tool))
 
 
-def strings(value: JsonValue) -> list[str]:
+def strings(value: JsonValue) -> Iterator[str]:
     """Every key, string and number inside a JSON value, without data URIs and base64; for any depth."""
-    found: list[str] = []
     open_values: list[JsonValue] = [value]
-    while open_values and len(found) < _MAX_VALUES:
+    while open_values:
         current = open_values.pop()
         if isinstance(current, str):
-            if not _is_data(current):
-                found.append(current)
+            is_long = len(current) > _DATA_CHARS and current.isascii()
+            if not current.startswith("data:") and not (is_long and len(current[:_DATA_CHARS].split()) == 1):
+                yield current
         elif isinstance(current, Mapping):
             open_values += current.values()
-            found += map(str, current)
+            yield from map(str, current)
         elif isinstance(current, Sequence):
             open_values += current
         elif current is not None:
-            found.append(str(current))
-    return found
-
-
-def _is_data(text: str) -> bool:
-    if text.startswith("data:"):
-        return True
-    return len(text) > _DATA_CHARS and text.isascii() and " " not in text and "\n" not in text[:_DATA_CHARS]
+            yield str(current)
 
 
 def render(
@@ -239,12 +239,12 @@ def render(
     if not chosen.has("renders_calls") and any(message.calls or message.role == "tool" for message in messages):
         # A server shows them in a way of its own, so that leaving them out would count too little.
         return None
-    shaped = shape(messages, chosen)
+    shaped, is_faithful = shape(messages, chosen)
     try:
-        text = chosen.render(shaped.messages, tools, bos=words.bos, eos=words.eos, now=now)
+        text = chosen.render(shaped, tools, bos=words.bos, eos=words.eos, now=now)
     except TemplateRefusal:
         return None
     if words.adds_bos and not text.startswith(words.bos):
         # The engine adds it to every prompt, and has taken it off the rendered one before (common/chat.cpp).
         text = words.bos + text
-    return Prompt(text, shaped.is_faithful)
+    return Prompt(text, is_faithful)

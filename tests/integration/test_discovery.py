@@ -104,19 +104,3 @@ def test_the_official_clients_list_the_models_with_their_windows(home: Home) -> 
     assert {model.id: model.max_tokens for model in found}[f"box/{QWEN}"] == 3276
     rows = {row["model_name"]: row["model_info"].get("max_input_tokens") for row in home.get("/model/info")}
     assert {name: window for name, window in rows.items() if "*" not in name} == expected
-
-
-def test_a_reload_shows_within_the_cache(home: Home) -> None:
-    """A larger window, an unloaded model, and a window again: in the lists of wildcards, and of the named entry."""
-    home.first.unload(QWEN)
-    home.comes_to_show(f"lm_studio/{QWEN}", None)
-    home.comes_to_show("named", None)
-    home.first.load(QWEN, 12_288)
-    home.comes_to_show(f"lm_studio/{QWEN}", 12_288)
-    assert home.shown()["named"] == 12_288
-    assert home.openai.models.retrieve("named").model_dump()["max_input_tokens"] == 12_288
-    with pytest.raises(openai.NotFoundError):
-        home.openai.models.retrieve(f"local/{QWEN}")
-    home.first.unload(QWEN)
-    home.first.load(QWEN, 8192)
-    home.comes_to_show("named", 8192)

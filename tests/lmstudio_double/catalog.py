@@ -28,13 +28,11 @@ class Model(simulated.Model):
     """A downloaded model, loaded as LM Studio does by itself: 4 slots over one context, 4,096 tokens by JIT.
 
     `tokens_factor` scales true token counts (1.2: 20 % more than o200k_base).
-    `goes_back` False is a model with sliding windows or running states, whose cache only goes on after its end.
     `default_context_length` is for JIT loading.
     """
 
     _: KW_ONLY
     tokens_factor: float = 1.0
-    goes_back: bool = True
 
     def count(self, prompt: Prompt) -> int:
         """Returns the tokens of a prompt, as `usage` says."""
@@ -59,7 +57,7 @@ class Instance(simulated.Instance):
 
     def __post_init__(self) -> None:
         self.queue = SlotQueue(self.parallel)
-        self.cache = KvCache(self.parallel, goes_back=self.model.goes_back)
+        self.cache = KvCache(self.parallel)
 
     def pool_tokens(self) -> int:
         """Prompt and generated tokens of all in flight; one that shifts its context never holds more than that."""
@@ -349,10 +347,9 @@ class Slot:
 
 
 class KvCache:
-    """The slots of one instance; without `goes_back` a slot only serves a prompt that goes on after all of it."""
+    """The slots of one instance."""
 
-    def __init__(self, parallel: int, *, goes_back: bool = True) -> None:
-        self._goes_back = goes_back
+    def __init__(self, parallel: int) -> None:
         self._slots = [Slot() for _ in range(parallel)]
         self._clock = 0
 
@@ -366,8 +363,6 @@ class KvCache:
         cached_tokens, slot = max(shared, key=lambda item: item[0])
         if cached_tokens < _MINIMUM_SIMILARITY_RATIO * prompt_tokens:
             cached_tokens, slot = min(shared, key=lambda item: item[1].last_used)
-        if not self._goes_back and cached_tokens < sum(segment.count_tokens() for segment in slot.segments):
-            cached_tokens = 0
         slot.busy = True
         slot.segments = segments
         self._touch(slot)

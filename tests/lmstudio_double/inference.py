@@ -205,12 +205,7 @@ class Inference:
             echo=self._echo(request),
             release=lambda ending: self._release(seat, ending),
         )
-        if self.body.get("reasoning_control") is True:
-            self.simulator.thoughts[envelope.id] = generation.end_thought
-        try:
-            await (answer.stream() if request.stream else answer.send())
-        finally:
-            self.simulator.thoughts.pop(envelope.id, None)
+        await (answer.stream() if request.stream else answer.send())
 
     def _call(self, request: ChatRequest, instance: Instance, prompt: Prompt, kept: Prompt, index: int) -> ChatCall:
         said = self._text(request, prompt)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from litellm_compaction.core.messages import without_notices
-from litellm_compaction.tokenizers.files import read_tokenizer_json
+from litellm_compaction.tokenizers.registry import vocabulary
 from tests.integration.harness import Proxy
 from tests.real_engine.bench import IS_LONG, LLAMA_CPP, Bench
 from tests.real_engine.shim import Exchange
@@ -36,7 +36,7 @@ def _assistant(text: str) -> dict[str, Any]:
 
 async def test_texts_are_counted_as_the_engine_reads_them(bench: Bench) -> None:
     """By the tokenizer.json that the operator has named, control tokens in texts included."""
-    words = read_tokenizer_json(bench.tokenizer)
+    words = vocabulary(f"file:{bench.tokenizer}")
     async with httpx.AsyncClient(base_url=bench.engines["talk"].base_url, timeout=60) as engine:
         for text in (*_TEXTS, " ".join(_TEXTS), "x" * 300):
             asked = {"content": text, "add_special": False, "parse_special": True}

@@ -14,7 +14,7 @@ from litellm_compaction.core.prompts import (
     merge_prompt,
     summary_prompt,
 )
-from litellm_compaction.templates.template import template
+from litellm_compaction.templates import template
 from litellm_compaction.tokenizers import families
 from litellm_compaction.tokenizers.registry import _read_pack, vocabulary
 from litellm_compaction.tokenizers.vocabulary import CONTROL
@@ -87,7 +87,7 @@ async def test_a_hostile_summary_stays_a_users_data(summary: str) -> None:
     assert len(text) < 40_000
 
 
-_RENDERED = {family.template: family for family in families._TABLES.families.values() if family.template}
+_RENDERED = {family.template: family for family in families._FAMILIES.values() if family.template}
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_a_record_of_all_special_tokens_of_a_model_renders_as_text(name: str) ->
     def controls(text: str) -> int:
         record = frame(words.defused(text), words.defused(text), round_number=1) + "Go on."
         prompt = chat.render([{"role": "user", "content": record}], [], bos=words.bos, eos=words.eos)
-        return sum(segment.is_special for segment in words.split(prompt))
+        return len(words.split(prompt)) // 2
 
     assert controls(hostile) == controls("The parser is ported.")
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from litellm_compaction.tokenizers.families import _read, family_of, no_thinking_switch
+from litellm_compaction.tokenizers.families import family_of, no_thinking_switch
 
 
 @pytest.mark.parametrize(
@@ -39,44 +37,6 @@ def test_a_name_without_end_is_read_at_its_end() -> None:
     assert family_of("", "qwen-2" * 200_000 + "/llama-3.1-8b").name == "llama3"
     assert family_of("qwen" * 250_000, "x").name == "qwen3"
     assert no_thinking_switch("qwen3-" * 200_000 + "/qwen3-8b") == "/no_think"
-
-
-TABLES = """
-architectures = []
-names = [["toy", "toy"]]
-retrained = ["dolphin"]
-reasons = ["think"]
-answers_at_once = ["instruct"]
-rereads = ["mamba"]
-no_thinking_switches = []
-[families.unknown]
-name = "unknown"
-[families.heuristic]
-name = "heuristic"
-[families.toy]
-like = "unknown"
-image_tokens = 3
-"""
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("image_tokens = 3", 'image_tokens = "many"'),
-        ("image_tokens = 3", "imge_tokens = 3"),
-        ("image_tokens = 3", "costs = [1, 2]"),
-        ('like = "unknown"', 'like = "nobody"'),
-        ('[["toy", "toy"]]', '[["toy", "nobody"]]'),
-        ('[["toy", "toy"]]', '[["(", "toy"]]'),
-        ('["dolphin"]', "7"),
-        ('reasons = ["think"]', ""),
-    ],
-)
-def test_a_table_with_a_mistake_is_no_table(old: str, new: str) -> None:
-    """A wrong key, type or name ends the start, and with it every test."""
-    assert old in TABLES
-    with pytest.raises((ValueError, KeyError, re.error)):
-        _read(TABLES.replace(old, new))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,16 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.tokenizers.files import read_tokenizer_json
+from litellm_compaction.tokenizers.registry import _load_once
+from litellm_compaction.tokenizers.vocabulary import Vocabulary
+
+
+def read(path: Path) -> Vocabulary:
+    """The vocabulary of a file that may be another one the next time."""
+    found = _load_once(f"file:{path}")
+    if isinstance(found, CompactionError):
+        raise found
+    return found
 
 
 def small_tokenizer() -> Tokenizer:
@@ -33,23 +42,23 @@ def test_texts_are_counted_as_the_file_says(tmp_path: Path) -> None:
     tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 257)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     for path in (tmp_path, tmp_path / "tokenizer.json"):
-        words = read_tokenizer_json(path)
+        words = read(path)
         assert words.lengths(["", "abab", "é", "\ud800"]) == [0, 2, 2, 3]
-        assert [segment.is_special for segment in words.split("<s>ab<|end|>")] == [True, False, True]
+        assert words.split("<s>ab<|end|>") == ["", "<s>", "ab", "<|end|>", ""]
 
 
 def test_a_text_that_the_file_has_no_rule_for_counts_high(tmp_path: Path) -> None:
     """A vocabulary without an unknown token refuses texts; no token is shorter than a byte."""
     Tokenizer(WordLevel(vocab={"a": 0}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
-    assert read_tokenizer_json(tmp_path).length("héé") == 5
+    assert read(tmp_path).length("héé") == 5
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[" * 100_000, b"\xff\xfe", b'{"model": {"type": "BPE"}}', b"GGUF"])
 def test_a_file_that_is_no_tokenizer_json_is_one_error(tmp_path: Path, raw: bytes) -> None:
-    """It names the file."""
+    """It names the folder."""
     (tmp_path / "tokenizer.json").write_bytes(raw)
-    with pytest.raises(CompactionError, match=r"tokenizer\.json is no tokenizer\.json"):
-        read_tokenizer_json(tmp_path)
+    with pytest.raises(CompactionError, match="cannot be read or used"):
+        read(tmp_path)
 
 
 def test_absent_odd_and_giant_files_are_one_error(tmp_path: Path) -> None:
@@ -61,4 +70,4 @@ def test_absent_odd_and_giant_files_are_one_error(tmp_path: Path) -> None:
         file.truncate(2**40)
     for path in (*(tmp_path / f"{name}.json" for name in ("absent", "pipe", "zero", "loop", "sparse")), Path("a\0b")):
         with pytest.raises(CompactionError, match="cannot be read"):
-            read_tokenizer_json(path)
+            read(path)

@@ -18,10 +18,9 @@ from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokenizers.registry import token_length
 from litellm_compaction.tokens import counter as counting
-from litellm_compaction.tokens import texts
-from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens import prompt as texts
+from litellm_compaction.tokens.counter import GeneratedTokens, TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
-from litellm_compaction.tokens.generated import GeneratedTokens
 from tests.builders import prose
 
 # Counted with cl100k, whose tokens are not the model's own.

@@ -12,7 +12,7 @@ from litellm_compaction.core.messages import JsonValue, Request, parse_message
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
-from litellm_compaction.tokens.protocol import Protocol
+from litellm_compaction.tokens.known import Protocol
 from tests.windows.fake_lmstudio import Clock
 
 UNKNOWN = family_of("", "nobody-knows")
@@ -112,10 +112,11 @@ async def test_a_cut_prompt_stays_one(cut: object) -> None:
 async def test_a_protocol_is_doubted_by_what_it_was_off() -> None:
     """A fifth until an answer has confirmed it, then by the constant between the two; of each deployment by itself."""
     protocol = Protocol()
-    assert protocol.take("t", 1, 2000, is_whole=True) == 400
+    protocol.take("t", 1, 2000)
+    assert protocol.doubt_tokens("t", 2000) == 400
     assert protocol.compare("t", "m", 1, 2007)
-    assert protocol.take("t", 1, 2000, is_whole=False) == 7
-    assert protocol.take("other", 1, 2000, is_whole=True) == 400
+    assert protocol.doubt_tokens("t", 2000) == 7
+    assert protocol.doubt_tokens("other", 2000) == 400
     # Images and reasoning were ours.
     assert protocol.compare("t", "m", 1, 9999)
 
@@ -126,7 +127,7 @@ async def test_counts_that_answers_contradict_are_doubted_for_an_hour(caplog: py
     protocol = Protocol(clock=clock)
     with caplog.at_level(logging.WARNING, "litellm_compaction"):
         for _ in range(2):
-            protocol.take("t", 1, 2000, is_whole=True)
+            protocol.take("t", 1, 2000)
             assert not protocol.compare("t", "m", 1, 2600)
     assert ["2000" in each.getMessage() and "2600" in each.getMessage() for each in caplog.records] == [True]
     assert (protocol.is_believed("t"), protocol.is_believed("other")) == (False, True)

@@ -77,7 +77,7 @@ def test_tools_that_a_template_drops_are_estimated() -> None:
     plain = count(LLAMA2, user("hi"))
     made = count(LLAMA2, user("hi"), tools=(TOOL,))
     assert made.tools_tokens > 20
-    assert made.tokens == plain.tokens + made.tools_tokens
+    assert made.tokens == pytest.approx(plain.tokens + made.tools_tokens, abs=1)
     assert made.low <= plain.tokens
     assert not made.own.exact
 
