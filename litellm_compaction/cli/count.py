@@ -56,7 +56,7 @@ def _lines(counted: Estimate, request: Request, source: TokenizerSource) -> Iter
     for index, (message, tokens) in enumerate(zip(request.messages, counted.sizes, strict=True)):
         yield f"{tokens:>9,}  messages[{index}] {message.role[:40]}"
     yield f"tokens     {counted.tokens:,}, {certainty}"
-    refused = source.template != "formula" and not counted.own.rendered
+    refused = bool(source.family.template) and not counted.own.rendered
     formula = " (it refuses this request: estimated by a formula)" if refused else ""
     yield f"counted    with {counted_by(source)}{formula}"
 

@@ -456,7 +456,7 @@ class Relay:
         if joiner.echoed_text and not had_echo:
             # The server repeats the text that it was shown; nothing of that has been generated.
             self._echo_tokens = self._generated.of(joiner.echoed_text)
-            self._generated = self._generated.anew()
+            self._generated = GeneratedTokens(self._generated.of)
             self._generated.add(text)
         return text
 
