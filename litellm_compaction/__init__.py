@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from litellm_compaction.errors import ConfigError, DoesNotFit, SummaryFailed, WindowUnknown
-    from litellm_compaction.library.compacting import Compactor, compact, generate_summary, safe_compact
-    from litellm_compaction.library.model import Model
-    from litellm_compaction.library.tokens import (
+    from litellm_compaction.library.compacting import (
+        CompactionEvent,
+        CompactionResult,
+        Compactor,
+        Model,
+        compact,
+        generate_summary,
+        safe_compact,
+    )
+    from litellm_compaction.library.estimate import (
+        CompactionConfig,
+        CompactionSelection,
         estimate_messages_tokens,
         estimate_tokens,
         select_messages_to_compact,
         should_compact,
-    )
-    from litellm_compaction.library.types import (
-        CompactionConfig,
-        CompactionEvent,
-        CompactionResult,
-        CompactionSelection,
     )
     from litellm_compaction.proxy.callback import CompactionHandler
 
@@ -54,7 +57,7 @@ __all__ = [
 ]
 
 # The names above are theirs; one is loaded no earlier than it is asked for.
-_HOMES = ("errors", "library.types", "library.tokens", "library.model", "library.compacting")
+_HOMES = ("errors", "library.estimate", "library.compacting")
 
 
 def __getattr__(name: str) -> object:

@@ -1,45 +1,33 @@
 """The operator's settings, with unit, default and reason; everything else is refused at start.
 
-`callback_settings.litellm_compaction` in config.yaml becomes `Settings`, `model_info.compaction` of a deployment
-becomes `DeploymentSettings`, and `Settings.for_deployment` joins the two.
+`Settings` are `callback_settings.litellm_compaction` in config.yaml, `DeploymentSettings` a `model_info.compaction`.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 
+import pydantic
 import regex
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from litellm_compaction.constants import Constants
-from litellm_compaction.core.budget import RESERVE_MAX_RATIO
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.places import ENVIRONMENT_PREFIX, EXAMPLES, PROXYS_OWN, is_redis, parse_redis
+from litellm_compaction.places import ENVIRONMENT_PREFIX, FORMS, PROXYS_OWN, is_redis, parse_redis
 
 _MAX_PATTERN_CHARS = 2000
 
 
 def _strategy(name: str) -> str:
-    """A validator of pydantic's: the table of strategies may still grow."""
+    # The table of strategies may still grow.
     if name not in STRATEGIES:
-        *first, last = map(repr, STRATEGIES)
-        raise ValueError(f"Input should be {', '.join(first)} or {last}")
+        raise ValueError(f"Input should be one of {', '.join(map(repr, STRATEGIES))}")
     return name
 
 
@@ -58,14 +46,14 @@ Ratio = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 SAME_MODEL = "__same__"
 AUTO_TOKENIZER = "auto"
-# A trigger below this would compact every request.
-_LEAST_THRESHOLD_TOKENS = 256
 # SQLite's own `:memory:` would be lost with each of our connections, and we do not read options after `?`.
 _STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+class _Section(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
     @field_validator(
         *("admission", "background", "keep_originals", "mode", "notices", "page", "recall"),
@@ -137,13 +125,6 @@ class _OwnSettings(_Section):
     and the proxy answers its calls. auto: the same; a request without tools gets quotations about the person's newest
     words. off: nothing."""
 
-    @field_validator("threshold_tokens")
-    @classmethod
-    def _threshold_is_off_or_large(cls, value: int) -> int:
-        if 0 < value < _LEAST_THRESHOLD_TOKENS:
-            raise ValueError(f"allowed: 0 (the ratio decides), or at least {_LEAST_THRESHOLD_TOKENS} tokens")
-        return value
-
 
 class DeploymentSettings(_OwnSettings):
     """`model_info: compaction:` of one deployment; of what it leaves out the global settings decide."""
@@ -202,25 +183,19 @@ class Settings(_OwnSettings):
     """Your own patterns (as Python's `re`) for secrets: their group `secret`, otherwise the whole match. If one takes
     over 0.2 s in a text, the rest of that text is left out. Use bounded quantifiers: `{1,40}`, not `+`."""
 
-    _constants: Constants = PrivateAttr(default_factory=lambda: Constants.current)
+    _constants: Constants = pydantic.PrivateAttr(default_factory=lambda: Constants.current)
 
     @property
     def constants(self) -> Constants:
-        """What no operator chooses."""
         return self._constants
 
     def with_constants(self, constants: Constants) -> Settings:
-        """The same settings with other constants."""
         other = self.model_copy()
         other._constants = constants
         return other
 
     def with_values(self, values: Mapping[str, object]) -> Settings:
-        """The same with some values in place of its own.
-
-        Raises:
-            pydantic.ValidationError: one is none of its setting, or they do not fit together.
-        """
+        """The same with some values in place of its own; pydantic's ValidationError says which is wrong."""
         return Settings.model_validate({**self.model_dump(), **values}).with_constants(self._constants)
 
     @field_validator("redact_patterns")
@@ -247,12 +222,15 @@ class Settings(_OwnSettings):
         elif not _STORE.fullmatch(value):
             raise ValueError(
                 "allowed: sqlite:// (a file in the user's data folder), sqlite:///relative/file, "
-                f"sqlite:////absolute/file, memory://, {EXAMPLES}"
+                f"sqlite:////absolute/file, memory://, {FORMS}"
             )
         return value
 
-    @model_validator(mode="after")
-    def _ratios_are_ordered(self) -> Settings:
+    @pydantic.model_validator(mode="after")
+    def _numbers_fit(self) -> Settings:
+        # Almost every request would be compacted: a share of the window was meant, or thousands of tokens.
+        if 0 < self.threshold_tokens < 256:
+            raise ValueError(f"threshold_tokens = {self.threshold_tokens}: allowed: 0 (the ratio decides), or from 256")
         if not self.target_ratio < self.pre_request_ratio <= self.streaming_ratio:
             raise ValueError(
                 "target_ratio must be below pre_request_ratio, and that not above streaming_ratio "
@@ -261,11 +239,7 @@ class Settings(_OwnSettings):
         return self
 
     def with_store(self, environ: Mapping[str, str]) -> Settings:
-        """These settings with a variable's value if `store` names one.
-
-        Raises:
-            ConfigError: it is not set.
-        """
+        """These settings with a variable's value if `store` names one; a ConfigError says that it is not set."""
         name = self.store.removeprefix(ENVIRONMENT_PREFIX)
         if name == self.store:
             return self
@@ -274,31 +248,10 @@ class Settings(_OwnSettings):
         return _joined(self, {"store": url}, _SETTINGS_PLACE)
 
     def for_deployment(self, own: DeploymentSettings, place: str = "model_info.compaction") -> Settings:
-        """These settings with a deployment's own values on top, which stand at `place`.
-
-        Raises:
-            ConfigError: the two together contradict each other.
-        """
-        joined = _joined(self, own.changes, place) if own.changes else self
-        if own.context_length is not None:
-            joined._must_leave_room(own.context_length, place)
-        return joined
-
-    def _must_leave_room(self, window_tokens: int, place: str) -> None:
-        most = math.floor(RESERVE_MAX_RATIO * window_tokens)
-        if self.reserve_tokens > most and not self.threshold_tokens:
-            raise ConfigError(
-                f"{place}: reserve_tokens = {self.reserve_tokens}: allowed: 0 to {most}, 75 % of context_length "
-                f"{window_tokens}"
-            )
-        if self.threshold_tokens >= window_tokens:
-            raise ConfigError(
-                f"{place}: threshold_tokens = {self.threshold_tokens}: allowed: 0, or {_LEAST_THRESHOLD_TOKENS} to "
-                f"{window_tokens - 1}, below context_length"
-            )
+        """These settings with a deployment's own values on top; a ConfigError at `place` says that they contradict."""
+        return _joined(self, own.changes, place) if own.changes else self
 
 
-# In the order of the page.
 LIVE: Mapping[str, Live] = {
     name: mark for name, field in Settings.model_fields.items() for mark in field.metadata if isinstance(mark, Live)
 }
@@ -336,15 +289,7 @@ def settings_from(section: object) -> Settings:
 
 
 def deployment_settings_from(section: object, place: str = "model_info.compaction") -> DeploymentSettings:
-    """Checks a deployment's `model_info.compaction`; `place` names it in errors.
-
-    Raises:
-        ConfigError: an unknown key or a bad value; names key, value and allowed range.
-    """
-    if isinstance(section, Mapping):
-        # A key without a value is none.
-        known = DeploymentSettings.model_fields
-        section = {key: value for key, value in section.items() if value is not None or key not in known}
+    """Checks a deployment's `model_info.compaction`, as `settings_from` does; `place` names it in errors."""
     return _parse(DeploymentSettings, section, place)
 
 
@@ -352,42 +297,32 @@ def _joined(settings: Settings, values: Mapping[str, object], place: str) -> Set
     try:
         return settings.with_values(values)
     except ValidationError as error:
-        raise ConfigError(_findings(Settings, values, place, error)) from None
+        raise _refused(Settings, values, place, error) from None
 
 
 def _parse(kind: type[_SectionT], section: object, place: str) -> _SectionT:
-    if section is None:
-        section = {}
+    section = {} if section is None else section
     if not isinstance(section, Mapping):
         raise ConfigError(f"{place} must be a mapping of settings, not {type(section).__name__}")
     try:
         return kind.model_validate(dict(section))
     except ValidationError as error:
-        raise ConfigError(_findings(kind, section, place, error)) from None
+        raise _refused(kind, section, place, error) from None
 
 
-def _findings(kind: type[_Section], section: Mapping[Any, object], place: str, error: ValidationError) -> str:
-    return "; ".join(_finding(kind, section, place, found) for found in error.errors())
-
-
-def _finding(kind: type[_Section], section: Mapping[object, object], place: str, found: Mapping[str, object]) -> str:
-    location = found["loc"]
-    key, *inner = (str(part) for part in location) if isinstance(location, tuple) and location else ("",)
-    if found["type"] == "extra_forbidden" and key in _REMOVED:
-        return f"{place}: {key!r} was removed: {_REMOVED[key]}"
-    if found["type"] == "extra_forbidden":
-        near = get_close_matches(key, kind.model_fields, n=1, cutoff=0.8)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        return f"{place}: unknown key {key!r}" + (meant or f"; known keys: {', '.join(sorted(kind.model_fields))}")
-    message = ": ".join((*inner[:1], str(found["msg"]).removeprefix("Value error, ")))
-    if not key:
-        return f"{place}: {message}"
-    return f"{place}.{key} = {_shown(kind, key, section.get(key))}: {message}"
-
-
-def _shown(kind: type[_Section], key: str, value: object) -> str:
-    """A value in an error; of one that may hold a password, only how it begins."""
-    is_open = key not in kind.model_fields or kind.model_fields[key].repr
-    if is_open or not isinstance(value, str) or value.startswith("sqlite:") or not {"@", "?"} & set(value):
-        return repr(value)
-    return repr(f"{value.partition(':')[0]}:…" if ":" in value else "…")
+def _refused(kind: type[_Section], section: Mapping[Any, object], place: str, error: ValidationError) -> ConfigError:
+    findings = []
+    for found in error.errors():
+        key, *inner = map(str, found["loc"] or ("",))
+        message = ": ".join((*inner[:1], found["msg"].removeprefix("Value error, ")))
+        if found["type"] != "extra_forbidden":
+            is_open = key not in kind.model_fields or kind.model_fields[key].repr
+            value = f".{key} = {section.get(key)!r}" if is_open else f".{key}"
+            findings.append(f"{place}{value if key else ''}: {message}")
+        elif key in _REMOVED:
+            findings.append(f"{place}: {key!r} was removed: {_REMOVED[key]}")
+        else:
+            near = get_close_matches(key, kind.model_fields, n=1, cutoff=0.8)
+            meant = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(kind.model_fields))}"
+            findings.append(f"{place}: unknown key {key!r}; {meant}")
+    return ConfigError("; ".join(findings))

@@ -1,7 +1,6 @@
 """The package's errors as one tree, and how an overflow looks when a server reports it.
 
-Turned into HTTP errors only in `proxy/`. A message says what happened, the numbers with their units and what to change,
-and never contains text of a conversation.
+A message says what happened, the numbers with their units and what to change, and has no text of a conversation.
 """
 
 from __future__ import annotations
@@ -20,11 +19,6 @@ class CompactionError(Exception):
     @property
     def for_clients(self) -> str:
         """The message without addresses of servers, which only the operator may know."""
-        return str(self)
-
-    @property
-    def for_operators(self) -> str:
-        """The message for the log."""
         return str(self)
 
 
@@ -46,25 +40,20 @@ class WindowUnknown(CompactionError):
 
 
 class WindowUnread(WindowUnknown):
-    """The server that knows it does not answer now.
-
-    Args:
-        address: of the LM Studio that does not answer; "" for other servers.
-    """
+    """The server that knows it does not answer now; `address` is LM Studio's, "" for other servers."""
 
     def __init__(self, model: str, *, tried: str = "", address: str = "") -> None:
         super().__init__(model, tried=tried)
         self.address = address
 
-    @property
-    def for_operators(self) -> str:
-        return str(ServerGone(self.address)) if self.address else str(self)
+    def __str__(self) -> str:
+        said = super().__str__()
+        return f"{ServerGone(self.address)} {said}" if self.address else said
 
     @property
     def for_clients(self) -> str:
         # How the connection failed can name the server.
-        told = f"{WindowUnknown(self.model)} Its server does not answer."
-        return f"{told} {_START_IT}" if self.address else told
+        return f"{WindowUnknown(self.model)} Its server does not answer. {_START_IT if self.address else ''}".rstrip()
 
 
 class ModelNotLoaded(CompactionError):
@@ -85,11 +74,9 @@ class Share(NamedTuple):
 
 
 class DoesNotFit(CompactionError):
-    """A request cannot be made small enough for the window, however hard it is compacted.
+    """A request cannot be made small enough for the window, however hard it is compacted; it would for `needed_tokens`.
 
-    Attributes:
-        shares: largest first.
-        needed_tokens: context length with which the same request would fit.
+    `shares` come largest first.
     """
 
     def __init__(self, message: str, *, shares: tuple[Share, ...], window_tokens: int, needed_tokens: int) -> None:
@@ -107,10 +94,7 @@ NO_CHAT = (
     "This route is not served for this model, since its context would not be guarded there. Send a chat completion, a "
     "message, a response, a completion or generateContent."
 )
-TOO_DEEP = (
-    "The request is nested too deep to be read, so it was not sent. Send fewer than 900 levels of lists and objects "
-    "inside each other."
-)
+TOO_DEEP = "The request is nested too deep to be read: send fewer than 900 levels of lists and objects in each other."
 OWN_TEMPLATE = (
     "The request brings its own chat_template, so nobody can say how many tokens its prompt takes, and it was not "
     "sent. Leave it out, or have the model served with that template (vLLM: --chat-template)."
@@ -118,12 +102,7 @@ OWN_TEMPLATE = (
 
 
 class NotServed(CompactionError):
-    """No deployment serves a request as it is; the message never quotes the client.
-
-    Args:
-        message: what is wrong and what to send.
-        field: its place in the request.
-    """
+    """No deployment serves a request as it is; it says what is wrong in `field`, without quoting the client."""
 
     def __init__(self, message: str, field: str = "model") -> None:
         super().__init__(message)
@@ -134,9 +113,8 @@ class BadItem(NotServed):
     """A request's own word about its context is none that can be followed; `why` ends a sentence about it."""
 
     def __init__(self, field: str, why: str) -> None:
-        told = f"`{field}` {why}. Send it as the protocol has it, or the messages themselves in its place."
-        super().__init__(told, field)
-        self.why = why
+        what = f"`{field}` {why}. Send it as the protocol has it, or the messages themselves in its place."
+        super().__init__(what, field)
 
 
 class SummaryFailed(CompactionError):
@@ -148,10 +126,7 @@ class SummaryFailed(CompactionError):
 
 
 class Overloaded(CompactionError):
-    """A request waited too long for room beside the others that share a model's loaded context.
-
-    `model` is that context's name: the model, or one loaded instance of it.
-    """
+    """A request waited too long for room beside the others that share the context of a model, or of an instance."""
 
     def __init__(self, model: str, *, tokens: int, in_use_tokens: int, window_tokens: int, waited_s: float) -> None:
         super().__init__(
@@ -188,12 +163,7 @@ class ServerGone(ServerUnavailable):
 
 
 class LiteLLMChanged(CompactionError):
-    """LiteLLM lacks something by which requests are guarded, or it does something else now.
-
-    Args:
-        member: as LiteLLM calls it.
-        remedy: besides another version of either.
-    """
+    """LiteLLM lacks something by which requests are guarded, or it does something else now; `member` is its name."""
 
     def __init__(self, member: str, remedy: str = "") -> None:
         super().__init__(
@@ -212,19 +182,13 @@ class TooLargeForStore(StoreError):
 
 
 class Overflow(NamedTuple):
-    """The numbers in an overflow message; None if it does not name one.
-
-    Attributes:
-        prompt_tokens: as the server counted it.
-    """
+    """The numbers in an overflow message, by the server's own count; None if it does not name one."""
 
     prompt_tokens: int | None
     window_tokens: int | None
 
 
-# Wordings by LM Studio version: lmstudio-bug-tracker 237, 546, 1024, 1620, 2201, 2322; opencode 2259 and 11141;
-# goose 11318; jmgirard/rlmstudio. The last but one are llama.cpp's server and vLLM/OpenAI. # is a number:
-# (prompt, window), 0 = not named.
+# Wordings of LM Studio by version, of llama.cpp and vLLM. # is a number: (prompt, window), 0 = not named.
 _OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
     (re.compile(pattern.replace("#", r"(\d{1,12})(?!\d)"), re.IGNORECASE | re.DOTALL), prompt, window)
     for pattern, prompt, window in (
@@ -245,32 +209,24 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
 
 # Servers that quote a refused request may quote megabytes; their own words come first or soon.
 _MAX_ERROR_CHARS = 20_000
-_WORD = re.compile(r"\w+")
-
-# Some versions' engines report an overflow so, and other trouble too (lmstudio-bug-tracker 1620, 1757).
-_CRASH = re.compile(r"generation failed|model (has )?crashed|failed to generate", re.IGNORECASE)
 
 
 def is_crash(text: str) -> bool:
     """Returns True if `text` reports a generation that broke down; near a full window an overflow looks like that."""
-    return _CRASH.search(text) is not None
-
-
-# Newer LiteLLMs (streaming_handler.py, `_stream_eof_error`); older ones end such a stream with a `stop` of their own.
-_ENDED_EARLY = "Stream ended before a finish_reason was received"
+    # Some versions of LM Studio report an overflow so, and other trouble, too.
+    return re.search(r"generation failed|model (has )?crashed|failed to generate", text, re.IGNORECASE) is not None
 
 
 def ended_early(text: str) -> bool:
     """Returns True if `text` reports a stream that ended without saying why; an overflow can look like that, too."""
-    return _ENDED_EARLY in text
+    # LiteLLM's streaming_handler.py, `_stream_eof_error`.
+    return "Stream ended before a finish_reason was received" in text
 
 
 def overflow_from_text(text: str, client_text: str = "") -> Overflow | None:
     """The numbers in a server's `text` if it is one of the known overflow messages, else None.
 
-    Args:
-        client_text: servers quote a request that they refuse (a chat template names the unknown role, vLLM the
-            argument), so words of the client's that look like such a message are not one.
+    Servers quote a request that they refuse, so words of `client_text` that look like such a message are not one.
     """
     text = text[:_MAX_ERROR_CHARS]
     for pattern, prompt, window in _OVERFLOWS:
@@ -282,9 +238,6 @@ def overflow_from_text(text: str, client_text: str = "") -> Overflow | None:
 
 
 def _holds(client_text: str, words: str) -> bool:
-    """Returns True if a text has these words in a row, however they are written and quoted.
-
-    One search from their first word on: taking 50 MB apart would hold up the event loop.
-    """
-    wanted = r"\W+".join(map(re.escape, _WORD.findall(words.casefold())))
+    """Returns True if a text has these words in a row, however they are written and quoted; in one search of 50 MB."""
+    wanted = r"\W+".join(map(re.escape, re.findall(r"\w+", words.casefold())))
     return re.search(wanted, client_text.casefold()) is not None

@@ -1,7 +1,6 @@
 """The proxy's master key, the environment's or one that is made once and kept in a file, and keys derived from it.
 
-LiteLLM refuses to start without one; the command line and the proxy handler ask here before it looks. All workers have
-it: they encrypt what they keep of conversations with it, and sign what clients keep for them.
+LiteLLM refuses to start without one. All workers encrypt with it what they keep, and sign what clients keep for them.
 """
 
 from __future__ import annotations
@@ -32,26 +31,18 @@ _LOCKED, _NONCE_BYTES = b"\x01", 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterKey:
-    """The key.
-
-    Attributes:
-        path: the file that holds it; None if it is the environment's.
-        created: True if this call made it, so that it must be shown now.
-    """
+    """The key, and the file that holds it; `created` by this call, it must be shown now."""
 
     key: str = field(repr=False)
-    path: Path | None
-    created: bool
+    path: Path | None = None
+    created: bool = False
 
 
 class Box:
     """Signs and encrypts with a key of its own: readers of a store learn nothing of it, and writers forge nothing.
 
-    AES-256-GCM, and keyed BLAKE2b. What was locked under one scope and key is nothing under another.
-
-    Args:
-        secret: gives the master key, which is known only after the configuration; None if the proxy asks for none.
-        purpose: what was made for another purpose is nothing.
+    AES-256-GCM, and keyed BLAKE2b. What was locked under one scope and key, or for one purpose, is nothing under
+    another. `secret` gives the master key, which is known only after the configuration; None if there is none.
     """
 
     def __init__(self, secret: Callable[[], str | None], purpose: bytes) -> None:
@@ -60,15 +51,10 @@ class Box:
 
     @property
     def has_key(self) -> bool:
-        """Returns True if there is a master key."""
         return bool(self._secret())
 
     def locked(self, body: bytes, scope: str, key: str) -> bytes:
-        """Returns `body`, encrypted.
-
-        Raises:
-            StoreError: there is no master key.
-        """
+        """Returns `body`, encrypted; a StoreError says that there is no master key."""
         nonce = os.urandom(_NONCE_BYTES)
         return _LOCKED + nonce + self._cipher().encrypt(nonce, body, _name(scope, key))
 
@@ -118,25 +104,19 @@ def _name(scope: str, key: str) -> bytes:
 
 @functools.lru_cache(maxsize=4)
 def stretched(secret: str) -> bytes:
-    """A key from a short secret, so that a holder of signatures cannot try millions of secrets a second.
-
-    RFC 7914's scrypt; 16 MiB and some 50 ms. Without a salt: all workers have to come to the same.
-    """
+    """A key from a short secret, so that nobody tries millions of secrets a second: scrypt, 16 MiB and some 50 ms."""
+    # Without a salt of its own: all workers have to come to the same.
     return hashlib.scrypt(secret.encode(), salt=b"litellm_compaction page", n=2**14, r=8, p=1, dklen=32)
 
 
 def ensure_master_key(environ: MutableMapping[str, str]) -> MasterKey:
     """The proxy's master key: `LITELLM_MASTER_KEY` if set, else the one in the data folder, made if missing.
 
-    The file is created with mode 0600, complete or not at all: processes that start together all get the same key. A
-    file that others could read is closed to them. Afterwards `environ` holds the key, for LiteLLM to read.
-
-    Raises:
-        ConfigError: the folder or file cannot be used, or the file does not hold a key.
+    Processes that start together all get the same key, and `environ` holds it then, for LiteLLM to read. A ConfigError
+    says that the folder or file cannot be used.
     """
-    given = environ.get(KEY_VARIABLE, "").strip()
-    if given:
-        return MasterKey(key=given, path=None, created=False)
+    if given := environ.get(KEY_VARIABLE, "").strip():
+        return MasterKey(key=given)
     path = data_folder(environ) / _FILE_NAME
     try:
         created = not path.exists() and _create(path, f"sk-{secrets.token_urlsafe(32)}")
@@ -151,19 +131,14 @@ def ensure_master_key(environ: MutableMapping[str, str]) -> MasterKey:
 
 
 def known_master_key(environ: Mapping[str, str]) -> str | None:
-    """The key that `ensure_master_key` would give, without making one; None if there is none.
-
-    Raises:
-        ConfigError: as there.
-    """
+    """The key that `ensure_master_key` would give, without making one; None if there is none."""
     if not environ.get(KEY_VARIABLE, "").strip() and not (data_folder(environ) / _FILE_NAME).exists():
         return None
     return ensure_master_key(dict(environ)).key
 
 
 def _read(path: Path) -> str:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if os.name == "posix" and mode & 0o077:
+    if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
         make_private(path)
     key = path.read_text(encoding="utf-8", errors="replace").strip()
     if not key.startswith("sk-") or not key.isprintable() or len(key) < 20:

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.conversation import Conversation
-from litellm_compaction.core.cut_points import is_injected
 from litellm_compaction.core.messages import Message, chain, newest_user_index, parse_message, system_prefix_length
 from litellm_compaction.core.plan import Compact, Keep, Refuse, Reuse, plan
 from litellm_compaction.core.steps import CompactionOptions, Step
+from litellm_compaction.core.view import View, is_injected
 from tests.lmstudio_double.rendering import count as simulated_tokens
 
 JsonDict = dict[str, Any]
@@ -67,8 +66,8 @@ def parsed(raw: Sequence[JsonDict]) -> tuple[Message, ...]:
     return tuple(parse_message(message) for message in raw)
 
 
-def conversation(messages: Sequence[Message], *, fixed_tokens: int = FIXED_TOKENS) -> Conversation:
-    return Conversation(
+def conversation(messages: Sequence[Message], *, fixed_tokens: int = FIXED_TOKENS) -> View:
+    return View(
         messages=tuple(messages),
         sizes=tuple(size(message) for message in messages),
         fixed_tokens=fixed_tokens,
@@ -77,15 +76,13 @@ def conversation(messages: Sequence[Message], *, fixed_tokens: int = FIXED_TOKEN
     )
 
 
-def budget(window_tokens: int, weighed: Conversation, *, likely_ratio: float = 1.0, rules: Rules = RULES) -> Budget:
+def budget(window_tokens: int, weighed: View, *, likely_ratio: float = 1.0, rules: Rules = RULES) -> Budget:
     return Budget(
         rules=rules, window_tokens=window_tokens, floor_tokens=weighed.floor_tokens, likely_ratio=likely_ratio
     )
 
 
-def first_step(
-    weighed: Conversation, limits: Budget, depth: CompactionOptions, stored: Sequence[Compaction]
-) -> Planned:
+def first_step(weighed: View, limits: Budget, depth: CompactionOptions, stored: Sequence[Compaction]) -> Planned:
     """What is planned; of a compaction the first step."""
     decision = plan(weighed, limits, depth, stored)
     return decision.steps[0] if isinstance(decision, Compact) else decision

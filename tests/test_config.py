@@ -29,7 +29,7 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "pre_request_ratio": ([0.5, 0.9], [0, 1, 1.2, -0.1, "much", math.nan]),
     "streaming_ratio": ([0.8, 0.99], [0, 1, 90, math.inf]),
     "target_ratio": ([0.01, 0.79], [0, 1, -1]),
-    "threshold_tokens": ([0, 256, 50_000], [-1, 1, 255, 100_000_001, "50k"]),
+    "threshold_tokens": ([0, 256, 50_000], [-1, 100_000_001, "50k"]),
     "reserve_tokens": ([0, 8000], [-1, 0.5, "some", 10_000_001]),
     "keep_recent_messages": ([1, 1000], [0, 1001, "five"]),
     "max_restarts": ([0, 20], [-1, 21]),
@@ -100,7 +100,9 @@ def test_bad_values_are_refused_by_name() -> None:
         with pytest.raises(ConfigError) as raised:
             settings_from({key: value})
         text = str(raised.value)
-        assert text.startswith(f"callback_settings.litellm_compaction.{key} = {value!r}: ")
+        # That of `store` may hold a password.
+        shown = "" if key == "store" else f" = {value!r}"
+        assert text.startswith(f"callback_settings.litellm_compaction.{key}{shown}: ")
         assert len(text.partition(": ")[2]) > 10
 
 
@@ -111,10 +113,9 @@ def test_bad_values_are_refused_by_name() -> None:
         ({"keep_recent_messages": 1001}, "less than or equal to 1000"),
         ({"target_ratio": 1}, "less than 1"),
         ({"mode": "on"}, "'guard', 'observe' or 'off'"),
-        ({"strategy": "shrink"}, "'summary', 'prune' or 'handoff'"),
+        ({"strategy": "shrink"}, "'summary', 'prune', 'handoff'"),
+        ({"threshold_tokens": 255}, "threshold_tokens = 255: allowed: 0 .* or from 256"),
         ({"store": "http://x"}, "allowed: sqlite:// .*, sqlite:////absolute/file, memory://, redis://"),
-        ({"store": "redis://h/x"}, "number of the database: redis://host:6379/0"),
-        ({"store": "redis+sentinel://h"}, r"redis \(the proxy's own, with sentinels or a cluster too\)"),
         ({"summary_timeout_s": "soon"}, "valid number"),
     ],
 )
@@ -169,14 +170,6 @@ def test_a_deployment_goes_before_the_rest() -> None:
     assert settings.mode == "observe"
 
 
-def test_a_key_without_a_value_is_none() -> None:
-    """In a deployment, whose other values count; a key that is not known is an error still."""
-    own = deployment_settings_from({"strategy": None, "enabled": None, "mode": "off"})
-    assert own.changes == {"mode": "off"}
-    with pytest.raises(ConfigError, match="unknown key 'tempo'"):
-        deployment_settings_from({"tempo": None})
-
-
 def test_constants_stay_with_settings() -> None:
     """Whatever is put on top of them; no key of a configuration leads to them."""
     few = settings_from(None).with_constants(replace(Constants(), keep_images=1))
@@ -193,24 +186,6 @@ def test_a_deployment_that_contradicts_is_refused() -> None:
     settings = settings_from({"target_ratio": 0.6})
     with pytest.raises(ConfigError, match=r"model_info\.compaction: target_ratio must be below"):
         settings.for_deployment(deployment_settings_from({"pre_request_ratio": 0.5}))
-
-
-@pytest.mark.parametrize(
-    ("own", "finding"),
-    [
-        ({"reserve_tokens": 6145}, "reserve_tokens = 6145: allowed: 0 to 6144, 75 % of context_length 8192"),
-        ({"threshold_tokens": 8192}, "threshold_tokens = 8192: allowed: 0, or 256 to 8191"),
-    ],
-)
-def test_a_reserve_leaves_room_in_a_known_window(own: dict[str, Any], finding: str) -> None:
-    """Whether a deployment's own or global: where its context_length is written down, they are checked against it."""
-    section = {"context_length": 8192}
-    for settings, mine in ((Settings(), {**section, **own}), (settings_from(own), section)):
-        with pytest.raises(ConfigError) as raised:
-            settings.for_deployment(deployment_settings_from(mine))
-        assert f"model_info.compaction: {finding}" in str(raised.value)
-    joined = settings_from(own).for_deployment(deployment_settings_from({**section, **dict.fromkeys(own, 0)}))
-    assert (joined.threshold_tokens, joined.reserve_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize(

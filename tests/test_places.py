@@ -49,24 +49,15 @@ def test_a_server() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    "url",
     [
-        ("redis://", "redis://user:password@host"),
-        ("redis://a,b", "sentinels and clusters are the proxy's own Redis"),
-        ("redis://a:70000", "redis://user:password@host"),
-        ("redis://u:p/w@a", "%2F"),
-        ("redis://a/zero", "number of the database"),
-        ("redis+cluster://a/1", "allowed: redis://"),
-        ("redis://a?db=1", "unknown option: allowed: prefix"),
-        ("redis://a?ssl_ca_certs=/x", "needs rediss://"),
-        ("rediss://a?ssl_cert_reqs=maybe", "required, none"),
-        ("redis://a?prefix={x}", "prefix: allowed"),
-        ("redis+ssh://a", "allowed: redis://"),
+        *("redis://", "redis://a,b", "redis://a:70000", "redis://u:p/w@a", "redis://a/zero", "redis+cluster://a/1"),
+        *("redis://a?db=1", "redis://a?ssl_ca_certs=/x", "rediss://a?ssl_cert_reqs=maybe", "redis://a?prefix={x}"),
     ],
 )
-def test_a_bad_address_says_what_to_change(url: str, said: str) -> None:
-    """One sentence with what is allowed."""
-    with pytest.raises(ValueError, match=said):
+def test_a_bad_address_is_told_what_is_allowed(url: str) -> None:
+    """The form, how to quote a password, the options, and what to do about sentinels and clusters."""
+    with pytest.raises(ValueError, match=r"allowed: redis://user:.*database .*%2F.*prefix=.*ssl_ca_certs.*sentinels"):
         parse_redis(url)
 
 
@@ -140,7 +131,7 @@ def test_the_proxys_own_redis_is_found(
     ("store", "environ", "said"),
     [
         ("os.environ/NOWHERE", {}, "the variable NOWHERE is not set"),
-        ("os.environ/WRONG", {"WRONG": "redis://:hunter2@a?x"}, "unknown option"),
+        ("os.environ/WRONG", {"WRONG": "redis://:hunter2@a?x"}, "allowed: sqlite://|allowed: redis://"),
     ],
 )
 def test_a_variable_that_names_no_store_is_refused(store: str, environ: dict[str, str], said: str) -> None:

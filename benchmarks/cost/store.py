@@ -77,7 +77,7 @@ def _compaction(number: int) -> Compaction:
     return Compaction(
         covered_messages=number,
         covered_hash=f"hash{number}",
-        pinned=(),
+        start=number,
         round=1,
         segments=(segment,),
         ledger=_TEXT,

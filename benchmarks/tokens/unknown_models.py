@@ -36,9 +36,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.lib.measuring import JsonDict, Transcript, budget, load
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS
-from litellm_compaction.core.conversation import RECORD_TOKENS
-from litellm_compaction.core.cut_points import protected_indices
 from litellm_compaction.core.messages import JsonValue, Message, Request
+from litellm_compaction.core.view import RECORD_TOKENS, protected_indices
 from litellm_compaction.engine import PreparedRequest, PruningModel
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.summarizer import SummaryAnswer

@@ -27,7 +27,6 @@ _COMMANDS = {
     "purge": "Delete stored compactions and their originals.",
     "mcp": "Serve the search to an MCP client.",
 }
-_PRINTS = "it prints the lines, and you put them into the client's file"
 # Commands and options of an earlier version, and what to do in their place; CHANGELOG.md has them, too.
 _REMOVED = {
     "compact": "`count` counts a conversation, and the library compacts one: `from litellm_compaction import compact`",
@@ -41,8 +40,8 @@ _REMOVED = {
     "demo --no-color": "demo prints plain text",
     "doctor --json": "the exit code says if there is a problem, and the text names each",
     "events --follow": "the proxy's log and its page show events as they come",
-    "connect --write": _PRINTS,
-    "connect --yes": _PRINTS,
+    "connect --write": "it prints the lines, and you put them into the client's file",
+    "connect --yes": "it prints the lines, and you put them into the client's file",
     "connect --json": "it prints lines for people; the proxy's /v1/models has the names and windows",
     "connect --shell": "it prints variables for a Unix shell; set the same ones in another",
     "connect --lm-studio": "it asks the proxy for its models and windows: name it with --base-url",
@@ -58,7 +57,7 @@ class _Harmless:
         self._inner = inner
 
     def write(self, text: str) -> int:
-        if not text.replace("\n", "").replace("\t", "").isprintable():
+        if not text.replace("\n", "").isprintable():
             from litellm_compaction.events import harmless
 
             text = harmless(text, keep="\n\t")
@@ -76,7 +75,7 @@ class _Program(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Any:
-        module = "stores" if cmd_name in ("events", "recall", "purge") else cmd_name
+        module = "stores" if cmd_name in ("events", "records", "recall", "purge") else cmd_name
         return getattr(import_module(f"{__package__}.{module}"), cmd_name) if cmd_name in _COMMANDS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -87,14 +86,13 @@ class _Program(click.Group):
         for name in (args[0], *(f"{args[0]} {each.partition('=')[0]}" for each in args[1:])):
             if name in _REMOVED:
                 ctx.fail(f"{name} was removed: {_REMOVED[name]}.")
+        if args[0] not in _COMMANDS:
+            ctx.fail(f"{args[0]!r} is no command: there are {', '.join(_COMMANDS)}.")
         return super().resolve_command(ctx, args)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command.
-
-    Args:
-        arguments: of the command line, without the program's name; None takes the process's own.
+    """Runs a command of the process's own arguments, or of these.
 
     Returns:
         The exit code: 0 done, 1 trouble, 2 wrong arguments, 130 interrupted; for `up`, the proxy's.
@@ -104,8 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             # Not `program.main`: it ends a command whose reader has gone before we can, and names no exit code for ^C.
             with program.make_context(_NAME, given) as context:
-                code: int = program.invoke(context)
-                return code
+                return int(program.invoke(context))
         except click.exceptions.Exit as done:
             return done.exit_code
         except click.ClickException as error:
@@ -114,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except CompactionError as error:
             print(f"{_NAME}: {error}", file=sys.stderr)
             return 1
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, click.Abort):
             return 130
         except BrokenPipeError:
             # The reader has gone (`… | head`); nothing may be written any more, not even at exit.
@@ -122,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
 
 
-_LOOK = {"help_option_names": ["--help"], "show_default": True, "max_content_width": 100}
+_LOOK = {"help_option_names": ["--help", "-h"], "show_default": True, "max_content_width": 100}
 
 
 @click.group(cls=_Program, context_settings=_LOOK, no_args_is_help=False)

@@ -14,14 +14,7 @@ import yaml
 
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.places import ENVIRONMENT_PREFIX
-from litellm_compaction.proxy.config_check import (
-    API_BASE_VARIABLE,
-    SECTION,
-    Finding,
-    check_config,
-    entries_of,
-    problem,
-)
+from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, SECTION, Finding, check_config, entries_of, problem
 from litellm_compaction.proxy.routing import as_entry
 
 
@@ -48,14 +41,14 @@ class ConfigFile:
     @property
     def models_by_environment(self) -> Sequence[str]:
         """The models of the deployments whose address is `LM_STUDIO_API_BASE`, without their provider's prefix."""
-        written = (as_entry(entry.get("litellm_params")) for entry in self.deployments)
-        named = ((params.get("api_base"), *str(params.get("model", "")).partition("/")) for params in written)
-        by_environment = (f"{ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}", None)
-        return [
-            model
-            for address, provider, _, model in named
-            if address in by_environment and (address or provider == "lm_studio")
-        ]
+        models = []
+        for entry in self.deployments:
+            params = as_entry(entry.get("litellm_params"))
+            provider, _, model = str(params.get("model", "")).partition("/")
+            address = params.get("api_base") or (API_BASE_VARIABLE if provider == "lm_studio" else "")
+            if str(address).removeprefix(ENVIRONMENT_PREFIX) == API_BASE_VARIABLE:
+                models.append(model)
+        return models
 
     def findings(self, environ: Mapping[str, str]) -> Iterator[Finding]:
         yield from check_config(self.data, environ)
@@ -65,17 +58,10 @@ class ConfigFile:
 
 
 def shipped_config() -> Path:
-    """The config.yaml that comes with the package.
-
-    Raises:
-        ConfigError: it is missing: the installation is damaged.
-    """
+    """The config.yaml that comes with the package: in it when installed, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
-    # In the package when installed, beside it in a checkout.
-    for path in (package / "config.yaml", package.parent / "config.yaml"):
-        if path.is_file():
-            return path
-    raise ConfigError(f"The shipped config.yaml is missing from {package}. Reinstall litellm-compaction.")
+    installed = package / "config.yaml"
+    return installed if installed.is_file() else package.parent / "config.yaml"
 
 
 def read_config(path: Path) -> ConfigFile:
@@ -86,16 +72,13 @@ def read_config(path: Path) -> ConfigFile:
     """
     path = path.expanduser().absolute()
     merged: dict[str, Any] = {}
-    pending, seen = [path], set[Path]()
-    while pending:
-        file = pending.pop(0)
-        if file in seen:
-            continue
-        seen.add(file)
+    files = [path]
+    # Grows by what each one includes.
+    for file in files:
         more = _read(file)
         names = more.get("include")
-        texts = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-        pending += [(file.parent / name).absolute() for name in texts]
+        included = [(file.parent / str(name)).absolute() for name in (names if isinstance(names, list) else ())]
+        files += [each for each in included if each not in files]
         # As LiteLLM does it: lists grow, everything else is replaced whole.
         for key, value in more.items():
             known = merged.get(key)

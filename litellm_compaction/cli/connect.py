@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import click
 import httpx
 
-from litellm_compaction.cli.running import running_ups
+from litellm_compaction.cli.proxy_process import running_up
 from litellm_compaction.errors import CompactionError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key, known_master_key
 from litellm_compaction.windows.lmstudio import server_root
@@ -32,8 +33,6 @@ CLIENTS: Mapping[str, Mapping[str, Any]] = tomllib.loads(
 # Clients keep so much of the window for an answer; the proxy bounds answers by what is really free.
 _KEPT_ANSWER_TOKENS = 8192
 _MOST_ANSWER_TOKENS = 16_384
-_DEFAULT_PROXY = "http://127.0.0.1:4000"
-_KEY = f"${KEY_VARIABLE}"
 _LIMIT_S = 2.0
 # Words between double quotes, for a shell, a file and a program alike.
 _PLAIN = re.compile(r"[\w./:@+ -]+")
@@ -58,28 +57,30 @@ def connect(client: str, model: str | None, base_url: str | None) -> int:
     They name the model, and its window where that helps the client. CLIENT is claude, codex, opencode, cline,
     continue, aider, qwen, open-webui, llm, openai-python, openai-node, vercel or langchain.
     """
-    environ = os.environ
     if client not in CLIENTS:
         raise click.UsageError(f"{client!r} is none of {', '.join(CLIENTS)}")
-    if base_url is None:
-        base_url = next((each.base_url for each in running_ups(environ)), _DEFAULT_PROXY)
-    root = server_root(base_url if "://" in base_url else f"http://{base_url}")
-    place = _place(model, root, environ)
+    key, up = known_master_key(os.environ), running_up(os.environ)
+    base_url = base_url or (up.base_url if up else "http://127.0.0.1:4000")
+    place = _place(model, server_root(with_scheme(base_url)), key)
     table = filled(client, place)
     print(f"# {table['title']} with {place.model}, {place.window_tokens:,} tokens")
-    key = _KEY
-    if not environ.get(KEY_VARIABLE, "").strip() and known_master_key(environ) is not None:
-        read = f"$(cat {shlex.quote(str(ensure_master_key(dict(environ)).path))})"
-        if KEY_VARIABLE in table.get("text", ""):
-            print(f'export {KEY_VARIABLE}="{read}"')
-        else:
-            # What else runs in the shell need not know it by that name.
-            key = read
-    for heading, _, text in sections(table, key=key):
+    if key and not os.environ.get(KEY_VARIABLE, "").strip():
+        print(f'export {KEY_VARIABLE}="$(cat {shlex.quote(str(ensure_master_key(dict(os.environ)).path))})"')
+    for heading, _, text in sections(table):
         print("\n".join(filter(None, (heading and f"# {heading}", text))))
-    for warning in _warnings(table, place, environ):
+    warnings = [] if key else [f"{KEY_VARIABLE} is not set: set it to a key of the proxy (`up` makes one)"]
+    if (window := place.window_tokens) < table.get("good_tokens", 0):
+        least, good = table["least_tokens"], table["good_tokens"]
+        what = "too little is left to work with" if window < least else "compactions will be frequent"
+        takes = f"{table['title']}'s own prompt takes about {table['prompt_tokens']:,} of the {window:,} tokens"
+        warnings.append(f"{takes}: {what}. Load the model with {good:,} or more ({least:,} at least)")
+    for warning in warnings:
         print(f"litellm-compaction: {warning}", file=sys.stderr)
     return 0
+
+
+def with_scheme(url: str) -> str:
+    return url if "://" in url else f"http://{url}"
 
 
 def filled(client: str, place: Place) -> dict[str, Any]:
@@ -89,31 +90,21 @@ def filled(client: str, place: Place) -> dict[str, Any]:
     most = max(min(_MOST_ANSWER_TOKENS, window - CLIENTS[client].get("prompt_tokens", 0)), answer)
     values = {"model": place.model, "url": f"{place.base_url}/v1", "root": place.base_url}
     values |= {"window": str(window), "answer": str(answer), "prompt": str(window - answer), "most": str(most)}
-
-    def fill(part: Any) -> Any:
-        if isinstance(part, dict):
-            return {key: fill(value) for key, value in part.items()}
-        if isinstance(part, list):
-            return [fill(value) for value in part]
-        return _NAMES.sub(lambda found: values[found[1]], part) if isinstance(part, str) else part
-
-    table: dict[str, Any] = fill(CLIENTS[client])
+    written = json.dumps(CLIENTS[client])
+    table: dict[str, Any] = json.loads(_NAMES.sub(lambda found: json.dumps(values[found[1]])[1:-1], written))
     told = table.pop("told_environment", {})
     if window >= table.get("told_from_tokens", 0):
         table["environment"] = {**table.get("environment", {}), **told}
     return table
 
 
-def sections(table: Mapping[str, Any], *, key: str = _KEY) -> Iterator[tuple[str, str, str]]:
-    """The parts of what a user enters: a heading, the language, and the text of each.
-
-    `key` is the master key as a shell gets it.
-    """
+def sections(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The parts of what a user enters: a heading, the language, and the text of each."""
     lines = [f'export {name}="{value}"' for name, value in table.get("environment", {}).items()]
     if "command" in table:
         lines.append(" ".join(word if word.strip("-").isalpha() else f'"{word}"' for word in table["command"]))
     if lines:
-        yield "", "sh", "\n".join(lines).replace(_KEY, key)
+        yield "", "sh", "\n".join(lines)
     if "text" in table:
         yield table.get("file", ""), table["language"], table["text"].strip()
     if "note" in table:
@@ -139,8 +130,8 @@ def windows_at(root: str, key: str | None) -> dict[str, int]:
     return {name: window for name, window in listed.items() if isinstance(window, int) and _PLAIN.fullmatch(str(name))}
 
 
-def _place(model: str | None, root: str, environ: Mapping[str, str]) -> Place:
-    known = windows_at(root, known_master_key(environ))
+def _place(model: str | None, root: str, key: str | None) -> Place:
+    known = windows_at(root, key)
     names = f"With a window now: {', '.join(known) or 'none'}"
     if model is None and len(known) != 1:
         raise click.UsageError(f"{'choose one with --model' if known else 'load a model first'}. {names}")
@@ -148,14 +139,3 @@ def _place(model: str | None, root: str, environ: Mapping[str, str]) -> Place:
     if name not in known:
         raise CompactionError(f"the proxy lists {model!r} without a window, or not at all: load it first. {names}")
     return Place(name, known[name], root)
-
-
-def _warnings(table: Mapping[str, Any], place: Place, environ: Mapping[str, str]) -> Iterator[str]:
-    if known_master_key(environ) is None:
-        yield f"{KEY_VARIABLE} is not set: set it to a key of the proxy (`up` makes one)"
-    good, window = table.get("good_tokens", 0), place.window_tokens
-    if window < good:
-        least = table["least_tokens"]
-        what = "too little is left to work with" if window < least else "compactions will be frequent"
-        takes = f"{table['title']}'s own prompt takes about {table['prompt_tokens']:,} of the {window:,} tokens"
-        yield f"{takes}: {what}. Load the model with {good:,} or more ({least:,} at least)"

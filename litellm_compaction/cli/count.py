@@ -21,10 +21,10 @@ from litellm_compaction.windows.windows import Target
 
 @click.command()
 @click.option("--model", required=True, metavar="NAME", help="The model, as LM Studio names it.")
-@click.option("--tokenizer", default="", metavar="PATH", help="A tokenizer.json, or what else the setting takes.")
+@click.option("--tokenizer", metavar="PATH", help="A tokenizer.json, or what else the setting takes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object.")
 @click.argument("file")
-def count(file: str, model: str, tokenizer: str, as_json: bool) -> int:
+def count(file: str, model: str, tokenizer: str | None, as_json: bool) -> int:
     """Count the tokens of a request.
 
     FILE holds {"messages": […], "tools": […]}, or a list of messages; with - it is the standard input. The model's
@@ -33,19 +33,15 @@ def count(file: str, model: str, tokenizer: str, as_json: bool) -> int:
     if tokenizer:
         check_tokenizer(tokenizer, "--tokenizer")
     request = _read(file)
-    counted, source = asyncio.run(_counted(request, model, tokenizer))
+    target = Target(key=model, model=model, api_base=None, api_key=None, context_length=None)
+    source = Sources(tokenizer or "").source(target, "")
+    counted = asyncio.run(TokenCounter().count(model, source.family, request))
     if as_json:
         fields = {"model": model, "tokens": counted.tokens, "exact": counted.own.exact, "messages": list(counted.sizes)}
         print(json.dumps(fields))
     else:
         print("\n".join(_lines(counted, request, source)))
     return 0
-
-
-async def _counted(request: Request, model: str, tokenizer: str) -> tuple[Estimate, TokenizerSource]:
-    target = Target(key=model, model=model, api_base=None, api_key=None, context_length=None)
-    source = Sources(tokenizer).source(target, "")
-    return await TokenCounter().count(model, source.family, request), source
 
 
 def _lines(counted: Estimate, request: Request, source: TokenizerSource) -> Iterator[str]:
@@ -56,9 +52,7 @@ def _lines(counted: Estimate, request: Request, source: TokenizerSource) -> Iter
     for index, (message, tokens) in enumerate(zip(request.messages, counted.sizes, strict=True)):
         yield f"{tokens:>9,}  messages[{index}] {message.role[:40]}"
     yield f"tokens     {counted.tokens:,}, {certainty}"
-    refused = bool(source.family.template) and not counted.own.rendered
-    formula = " (it refuses this request: estimated by a formula)" if refused else ""
-    yield f"counted    with {counted_by(source)}{formula}"
+    yield f"counted    with {counted_by(source)}"
 
 
 def _read(name: str) -> Request:

@@ -24,6 +24,7 @@ import yaml
 from litellm_compaction.cli.proxy_process import local_url, serving, usable_port
 from litellm_compaction.cli.up import SIMULATED_MODEL, simulated
 from litellm_compaction.core.continuation.request import GO_ON_START
+from litellm_compaction.master_key import KEY_VARIABLE
 from litellm_compaction.places import FOLDER_VARIABLE
 from litellm_compaction.proxy.config_check import HANDLER
 from litellm_compaction.simulator import ChatCall, Reply, RequestRecord, serve
@@ -88,8 +89,9 @@ def demo(turns: int, window_tokens: int, fast: bool) -> int:
                     print(event[:_WIDTH].rjust(_WIDTH), flush=True)
                 time.sleep(0 if fast else _PAUSE_S)
         finally:
-            for (label, text), (_, other) in zip(without.summary(), with_it.summary(), strict=True):
-                print(f"{label:<42}{text:>28}{other:>28}")
+            numbers = with_it.summary()
+            for label, number in without.summary().items():
+                print(f"{label:<42}{number:>28}{numbers[label]:>28}")
     return 0 if not with_it.losses and with_it.reported == with_it.report else 1
 
 
@@ -105,10 +107,10 @@ class _Side:
         ]
         # Numbered lines, so that a lost or doubled one shows.
         self.report = "\n".join(
-            f"{number}. ledger/{_module(number)}.py, line {37 + number}: it is kept in integer cents, as the reference."
+            f"{number}. {_path(number)}, line {37 + number}: it is kept in integer cents, as the reference."
             for number in range(1, window_tokens // _WINDOW_TOKENS_PER_REPORT_LINE)
         )
-        self.reported: str | None = None
+        self.reported = ""
         self._turn = self._compactions = self.losses = 0
         # What came of the newest turn beside its answer.
         self.events: list[str] = []
@@ -122,12 +124,17 @@ class _Side:
         if is_last:
             # Two messages of a user's in a row would be one to some templates.
             self._messages += [{"role": "assistant", "content": "Noted."}, {"role": "user", "content": _REPORT}]
-        seen = len(self.simulator.inference_requests())
-        answer, error = self._asked(http)
+        seen, error = len(self.simulator.inference_requests()), ""
+        body = {"model": self.title, "messages": self._messages, "tools": [{"type": "function", "function": _TOOL}]}
+        try:
+            whole = http.post("/v1/chat/completions", json=body).raise_for_status().json()
+            answer = whole["choices"][0]["message"]
+        except (httpx.HTTPError, ValueError, LookupError) as failure:
+            answer, error = {}, f"{type(failure).__name__}: {failure}"
         records = self.simulator.inference_requests()[seen:]
         self.simulator.wait_until(lambda: all(record.outcome != "running" for record in records))
         self.losses += sum(record.truncated for record in records) or bool(error)
-        self.reported = answer.get("content") if is_last else None
+        self.reported = answer.get("content") or ""
         self._add(answer)
         # A request for a summary is one message.
         parts = [record for record in records if len(_sent(record)) > 1]
@@ -147,42 +154,31 @@ class _Side:
         lost_tokens = first.prompt_tokens - first.kept_tokens
         return drawn(first.prompt_tokens + first.completion_tokens, self._window_tokens, lost_tokens)
 
-    def summary(self) -> Sequence[tuple[str, str]]:
-        """Returns what each number is, and the number."""
-        records = self.simulator.inference_requests()
-        lines = self.report.splitlines()
-        arrived = len(set(lines) & set((self.reported or "").splitlines()))
-        return (
-            ("", self.title),
-            ("prompts that the server cut or refused", str(self.losses)),
-            ("compactions", str(self._compactions)),
-            ("lines of the report at the end that came", f"{arrived} of {len(lines)}"),
-            ("prompt tokens that the engine computed", f"{sum(record.computed_tokens for record in records):,}"),
-            ("prompt tokens taken from its cache", f"{sum(record.cached_tokens for record in records):,}"),
-        )
-
-    def _asked(self, http: httpx.Client) -> tuple[_JsonObject, str]:
-        """Returns the answer's message, and "" or the error in place of it."""
-        tools = [{"type": "function", "function": _TOOL}]
-        try:
-            body = {"model": self.title, "messages": self._messages, "tools": tools}
-            answer = http.post("/v1/chat/completions", json=body)
-            return answer.raise_for_status().json()["choices"][0]["message"], ""
-        except (httpx.HTTPError, ValueError, LookupError) as error:
-            return {}, f"{type(error).__name__}: {error}"
+    def summary(self) -> dict[str, str]:
+        """Returns each number by its name."""
+        records, lines = self.simulator.inference_requests(), self.report.splitlines()
+        arrived = len({*lines} & {*self.reported.splitlines()})
+        return {
+            "": self.title,
+            "prompts that the server cut or refused": str(self.losses),
+            "compactions": str(self._compactions),
+            "lines of the report at the end that came": f"{arrived} of {len(lines)}",
+            "prompt tokens that the engine computed": f"{sum(record.computed_tokens for record in records):,}",
+            "prompt tokens taken from its cache": f"{sum(record.cached_tokens for record in records):,}",
+        }
 
     def _add(self, answer: _JsonObject) -> None:
         """Appends an answer and its sequel: a tool's result, or the user's next remark."""
         calls = answer.get("tool_calls") or []
         said = {"role": "assistant", "content": answer.get("content") or ""}
-        self._messages.append({**said, "tool_calls": calls} if calls else said)
         code = "\n".join(
-            f"    {_module(self._turn + at)}_{at} = round_half_even(cents_{at * 7 % 13} * {self._turn + at})  # {at}"
+            f"    {_MODULES[(self._turn + at) % len(_MODULES)]}_{at} = "
+            f"round_half_even(cents_{at * 7 % 13} * {self._turn + at})  # {at}"
             for at in range(self._window_tokens // _WINDOW_TOKENS_PER_LINE)
         )
+        self._messages.append({**said, "tool_calls": calls} if calls else said)
         self._messages += [{"role": "tool", "tool_call_id": call["id"], "content": code} for call in calls]
-        if not calls:
-            self._messages.append({"role": "user", "content": _REMARK})
+        self._messages += [] if calls else [{"role": "user", "content": _REMARK}]
 
     def _reply(self, call: ChatCall) -> Reply | None:
         """Called in the simulator's thread; the conversation does not change while a request is open."""
@@ -199,7 +195,7 @@ class _Side:
             return Reply(self.report)
         if self._turn % 2:
             return Reply(_FOUND)
-        path = f"ledger/{_module(self._turn // 2)}.py"
+        path = _path(self._turn // 2)
         return Reply(f"I read `{path}` first.", tool_calls=(("read_file", json.dumps({"path": path})),))
 
 
@@ -216,36 +212,36 @@ def drawn(used_tokens: int, window_tokens: int, lost_tokens: int = 0, state: str
 def _proxy(sides: Sequence[_Side]) -> Iterator[httpx.Client]:
     """A proxy before the sides' servers, with a model group named as each side; its client has the key."""
     with contextlib.ExitStack() as stack:
-        entries = [
-            {
-                "model_name": side.title,
-                "litellm_params": {
-                    "model": f"lm_studio/{SIMULATED_MODEL}",
-                    "api_base": f"{stack.enter_context(serve(side.simulator)).base_url}/v1",
-                },
-                "model_info": {"compaction": {"mode": mode}},
-            }
-            for side, mode in zip(sides, ("off", "guard"), strict=True)
-        ]
+        servers = [stack.enter_context(serve(side.simulator)) for side in sides]
+        folder, key = stack.enter_context(tempfile.TemporaryDirectory()), f"sk-{secrets.token_urlsafe(32)}"
+        path, port = Path(folder, "config.yaml"), usable_port("127.0.0.1", 0)
         config = {
-            "model_list": entries,
+            "model_list": [
+                {
+                    "model_name": side.title,
+                    "litellm_params": {"model": f"lm_studio/{SIMULATED_MODEL}", "api_base": f"{server.base_url}/v1"},
+                    "model_info": {"compaction": {"mode": "guard" if side is sides[-1] else "off"}},
+                }
+                for side, server in zip(sides, servers, strict=True)
+            ],
             "litellm_settings": {"disable_hf_tokenizer_download": True, "callbacks": [HANDLER]},
             # It shows a compaction with its summary, not one that was written while the picture was drawn.
             "callback_settings": {"litellm_compaction": {"background": "off"}},
         }
-        folder, key = stack.enter_context(tempfile.TemporaryDirectory()), f"sk-{secrets.token_urlsafe(32)}"
-        path, port = Path(folder, "config.yaml"), usable_port("127.0.0.1", 0)
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
-        environ = {**os.environ, FOLDER_VARIABLE: folder}
-        stack.enter_context(serving(path, "127.0.0.1", port, environ, is_shown=False, master_key=key))
-        base_url, headers = local_url("127.0.0.1", port), {"Authorization": f"Bearer {key}"}
-        yield stack.enter_context(
-            httpx.Client(base_url=base_url, headers=headers, trust_env=False, timeout=_ANSWER_LIMIT_S)
+        environ, headers = (
+            {**os.environ, FOLDER_VARIABLE: folder, KEY_VARIABLE: key},
+            {"Authorization": f"Bearer {key}"},
         )
+        stack.enter_context(serving(path, "127.0.0.1", port, environ, is_shown=False))
+        with httpx.Client(
+            base_url=local_url("127.0.0.1", port), headers=headers, trust_env=False, timeout=_ANSWER_LIMIT_S
+        ) as http:
+            yield http
 
 
-def _module(turn: int) -> str:
-    return _MODULES[turn % len(_MODULES)]
+def _path(turn: int) -> str:
+    return f"ledger/{_MODULES[turn % len(_MODULES)]}.py"
 
 
 def _sent(record: RequestRecord) -> list[_JsonObject]:

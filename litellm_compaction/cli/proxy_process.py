@@ -1,9 +1,13 @@
-"""A stock LiteLLM proxy in a child process, for `up` and `demo`: started, watched until it answers, ended."""
+"""A stock LiteLLM proxy in a child process, for `up` and `demo`: started, watched until it answers, ended.
+
+`doctor` and `connect` read here which one `up` runs now.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -15,19 +19,16 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import httpx
 
-from litellm_compaction.errors import CompactionError, ServerUnavailable
-from litellm_compaction.master_key import KEY_VARIABLE
-from litellm_compaction.proxy.config_check import API_BASE_VARIABLE
+from litellm_compaction.errors import CompactionError, ConfigError, ServerUnavailable
+from litellm_compaction.places import data_folder
 
 # LiteLLM's imports take 6–8 s on two cores, several times that on a cold or busy disk.
 _START_LIMIT_S = 180.0
-_POLL_S = 0.2
-_GRACE_S = 10.0
-_HELD_LINES = 200
+_POLL_S, _GRACE_S = 0.2, 10.0
 # As the plug-in writes them (`proxy/callback.py`).
 _OWN_LINE = re.compile("litellm_compaction:(?:WARNING|ERROR|CRITICAL|INFO: guarding)")
 # The last is the same and all else that LiteLLM fetches by itself, where it knows the word.
@@ -37,23 +38,13 @@ _RUN_LITELLM = "import sys; from litellm import run_server; sys.argv[0] = 'litel
 
 @contextlib.contextmanager
 def serving(
-    config: Path,
-    host: str,
-    port: int,
-    environ: Mapping[str, str],
-    *,
-    is_shown: bool,
-    master_key: str | None = None,
-    api_base: str | None = None,
+    config: Path, host: str, port: int, environ: Mapping[str, str], *, is_shown: bool
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A stock LiteLLM proxy that answers; it is asked to end with the block, and killed after 10 s or a second Ctrl-C.
 
-    It has a session of its own, so that Ctrl-C in the terminal ends the block first. SIGTERM does the same. It has the
-    caller's environment, and fetches nothing from the internet.
-
-    Args:
-        is_shown: shows its words, but of its start only the plug-in's: LiteLLM's are 40 lines about other things.
-        master_key, api_base: None if the config has its own.
+    It has a session of its own, so that Ctrl-C in the terminal ends the block first. SIGTERM does the same. It fetches
+    nothing from the internet. If `is_shown`, its words are, but of its start only the plug-in's: LiteLLM's are 40 lines
+    about other things.
 
     Raises:
         CompactionError: LiteLLM's proxy is not installed for this interpreter.
@@ -67,65 +58,52 @@ def serving(
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
         [sys.executable, "-c", _RUN_LITELLM, "--config", str(config), "--host", host, "--port", str(port)],
-        env=_environment(environ, {KEY_VARIABLE: master_key, API_BASE_VARIABLE: api_base}),
+        env=_environment(environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    words = _Words(process, is_shown=is_shown)
+    held, is_ready = deque[str](maxlen=200), threading.Event()
+    reader = threading.Thread(target=_read, args=(process.stdout, held, is_ready, is_shown), daemon=True)
+    reader.start()
     try:
         _wait_until_alive(process, local_url(host, port))
-        words.is_ready = True
+        is_ready.set()
         yield process
-    except ServerUnavailable:
-        words.has_failed = not words.is_ready
-        raise
     finally:
+        has_failed = not is_ready.is_set() and isinstance(sys.exc_info()[1], ServerUnavailable)
         try:
             process.terminate()
             process.wait(_GRACE_S)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             process.kill()
             process.wait()
-        words.end()
+        reader.join(_GRACE_S)
+        for line in held if has_failed else ():
+            print(line, flush=True)
         signal.signal(signal.SIGTERM, before)
 
 
-def _environment(environ: Mapping[str, str], own: Mapping[str, str | None]) -> dict[str, str]:
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     child = {**_OFFLINE, **environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
-    child |= {name: value for name, value in own.items() if value is not None}
     # A web proxy of the user's network cannot reach this machine's own LM Studio.
     for name in ("NO_PROXY", "no_proxy"):
         child[name] = ",".join(filter(None, (child.get(name, ""), "127.0.0.1", "localhost")))
     return child
 
 
-class _Words:
-    """Shows a child's words as they come; those of a start only if it fails, and the plug-in's own."""
-
-    def __init__(self, process: subprocess.Popen[bytes], *, is_shown: bool) -> None:
-        self.is_ready = self.has_failed = False
-        self._is_shown = is_shown
-        self._held: deque[str] = deque(maxlen=_HELD_LINES)
-        self._reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
-        self._reader.start()
-
-    def _read(self, stream: IO[bytes]) -> None:
-        with stream:
-            for raw in stream:
-                line = raw.decode("utf-8", "replace").rstrip("\r\n")
-                if not self._is_shown or not (self.is_ready or _OWN_LINE.search(line)):
-                    self._held.append(line)
-                    continue
-                # A proxy whose lines nobody reads would stop at the next one.
-                with contextlib.suppress(OSError):
-                    print(line, flush=True)
-
-    def end(self) -> None:
-        self._reader.join(_GRACE_S)
-        if self.has_failed:
-            print("\n".join(self._held), flush=True)
+def _read(stream: IO[bytes], held: deque[str], is_ready: threading.Event, is_shown: bool) -> None:
+    """Shows a child's words as they come; those of a start are held, but for the plug-in's own."""
+    with stream:
+        for raw in stream:
+            line = raw.decode("utf-8", "replace").rstrip("\r\n")
+            if not is_shown or not (is_ready.is_set() or _OWN_LINE.search(line)):
+                held.append(line)
+                continue
+            # A proxy whose lines nobody reads would stop at the next one.
+            with contextlib.suppress(OSError):
+                print(line, flush=True)
 
 
 def _wait_until_alive(proxy: subprocess.Popen[bytes], base_url: str) -> None:
@@ -142,11 +120,7 @@ def _wait_until_alive(proxy: subprocess.Popen[bytes], base_url: str) -> None:
 
 
 def usable_port(host: str, port: int) -> int:
-    """`port` itself if it is free, or a free one for 0: LiteLLM would silently take another.
-
-    Raises:
-        CompactionError: the port is taken, or the address is not this machine's.
-    """
+    """`port` itself if it is free, or a free one for 0; an error if it is not: LiteLLM would silently take another."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, _, _, address = found[0]
@@ -165,3 +139,40 @@ def local_url(host: str, port: int) -> str:
     """The URL under which this machine reaches a server that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Running(NamedTuple):
+    """A proxy that `up` has started, and the server behind it; `api_base` is None if the config names its servers."""
+
+    base_url: str
+    config: str
+    api_base: str | None
+    is_simulated: bool
+
+
+@contextlib.contextmanager
+def noted(running: Running, environ: Mapping[str, str]) -> Iterator[None]:
+    """Keeps a note of what runs while the block does, of the newest `up` alone; without it all goes well, too."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, ConfigError):
+            path = _note(environ)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps([os.getpid(), *running]), encoding="utf-8")
+            stack.callback(path.unlink, missing_ok=True)
+        yield
+
+
+def running_up(environ: Mapping[str, str]) -> Running | None:
+    """Returns what the newest `up` of this user serves, if it still runs."""
+    try:
+        process, base_url, config, api_base, is_simulated = json.loads(_note(environ).read_text(encoding="utf-8"))
+        # Asks, and sends nothing. Windows has no such question.
+        if os.name == "posix":
+            os.kill(process, 0)
+        return Running(base_url, config, api_base, is_simulated)
+    except (OSError, ConfigError, ValueError, TypeError, OverflowError):
+        return None
+
+
+def _note(environ: Mapping[str, str]) -> Path:
+    return data_folder(environ) / "up.json"

@@ -1,41 +1,35 @@
-"""`litellm-compaction events`, `recall` and `purge`, and the choice of the store for a command."""
+"""`litellm-compaction events`, `records`, `recall` and `purge`: the commands on a store."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
-import logging
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from functools import cache, partial
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any, NamedTuple
 
 import click
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config
 from litellm_compaction.config import Settings, settings_from
+from litellm_compaction.engine.records import View, undo, view_of
 from litellm_compaction.errors import ConfigError, StoreError
-from litellm_compaction.events import HarmlessRecords, event_from_json, log_observer
-from litellm_compaction.master_key import known_master_key
+from litellm_compaction.events import event_from_json, harmless
+from litellm_compaction.master_key import KEY_VARIABLE, known_master_key
 from litellm_compaction.places import ENVIRONMENT_PREFIX
 from litellm_compaction.proxy.litellm_inside.connections import redis_of
 from litellm_compaction.recall import checked, found_fields, indexed, search, shown_to_people
-from litellm_compaction.stores import (
-    Originals,
-    Store,
-    StoredCompaction,
-    open_existing,
-    originals_of,
-)
+from litellm_compaction.stores import Originals, Store, StoredCompaction, open_existing, originals_of
 from litellm_compaction.stores.rows import Row
 
-_MOST = 10**9
-_DAY_S = 86_400
-NONE_KEPT = "there are no originals here that can be read; `keep_originals: compacted` keeps them"
+_UNIT_S = {"": 86_400.0, "d": 86_400.0, "h": 3600.0, "m": 60.0}
 
 
 class Opened(NamedTuple):
@@ -43,10 +37,6 @@ class Opened(NamedTuple):
 
     store: Store
     originals: Originals
-
-    async def aclose(self) -> None:
-        await self.originals.aclose()
-        await self.store.aclose()
 
 
 def at_store(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., int]:
@@ -60,15 +50,12 @@ def at_store(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., 
         settings = settings_from(None if file is None else file.settings)
         if store:
             settings = settings.model_copy(update={"store": store})
-        opened = opened_store(settings.with_store(os.environ), file, os.environ)
 
-        async def closing() -> int:
-            try:
+        async def run() -> int:
+            async with opened_store(settings.with_store(os.environ), file, os.environ) as opened:
                 return await command(opened, **options)
-            finally:
-                await opened.aclose()
 
-        return asyncio.run(closing())
+        return asyncio.run(run())
 
     return with_store
 
@@ -77,7 +64,10 @@ _scope = click.option("--scope", metavar="S", help="One scope alone, as `records
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON: one object a line.")
 
 
-def opened_store(settings: Settings, file: ConfigFile | None, environ: Mapping[str, str]) -> Opened:
+@contextlib.asynccontextmanager
+async def opened_store(
+    settings: Settings, file: ConfigFile | None, environ: Mapping[str, str]
+) -> AsyncIterator[Opened]:
     """The store that settings name, to be looked at.
 
     Raises:
@@ -85,19 +75,13 @@ def opened_store(settings: Settings, file: ConfigFile | None, environ: Mapping[s
         StoreError: the store lives in a proxy's memory, or its scheme is not known.
     """
     # Each row asks for it.
-    secret = cache(partial(_secret, file, environ))
-    store = open_existing(
-        settings.store,
-        ttl_s=settings.store_ttl_s,
-        max_bytes=settings.store_max_bytes,
-        environ=environ,
-        redis=redis_of({} if file is None else file.data),
-        secret=secret,
-    )
-    originals = originals_of(
-        store, ttl_s=settings.originals_ttl_s, max_bytes=settings.originals_max_bytes, secret=secret
-    )
-    return Opened(store, originals)
+    secret = functools.cache(functools.partial(_secret, file, environ))
+    ttl_s, max_bytes, redis = settings.store_ttl_s, settings.store_max_bytes, redis_of(file.data if file else {})
+    store = open_existing(settings.store, ttl_s=ttl_s, max_bytes=max_bytes, environ=environ, redis=redis, secret=secret)
+    ttl_s, max_bytes = settings.originals_ttl_s, settings.originals_max_bytes
+    originals = originals_of(store, ttl_s=ttl_s, max_bytes=max_bytes, secret=secret)
+    async with contextlib.aclosing(store), contextlib.aclosing(originals):
+        yield Opened(store, originals)
 
 
 def _secret(file: ConfigFile | None, environ: Mapping[str, str]) -> str | None:
@@ -110,11 +94,7 @@ def _secret(file: ConfigFile | None, environ: Mapping[str, str]) -> str | None:
 
 
 def whole_scope(beginning: str | None, known: Iterable[str]) -> str | None:
-    """Returns the one scope that begins so; None for None.
-
-    Raises:
-        StoreError: none does, or several do.
-    """
+    """Returns the one scope that begins so, or None for None; a StoreError says that none does, or several do."""
     if beginning is None:
         return None
     scopes = {scope for scope in known if scope.startswith(beginning)}
@@ -124,7 +104,7 @@ def whole_scope(beginning: str | None, known: Iterable[str]) -> str | None:
 
 
 @click.command()
-@click.option("--last", type=click.IntRange(1, _MOST), default=50, metavar="N", help="The number of events.")
+@click.option("--last", type=click.IntRange(1, 100_000), default=50, metavar="N", help="The number of events.")
 @_json
 @at_store
 async def events(opened: Opened, last: int, as_json: bool) -> int:
@@ -135,22 +115,88 @@ async def events(opened: Opened, last: int, as_json: bool) -> int:
     found = await opened.store.events(limit=last)
     if not found and not as_json:
         print("No events yet.")
-    logger = logging.Logger("events")
-    logger.addHandler(logging.StreamHandler(sys.stdout))
-    logger.addFilter(HarmlessRecords())
-    observe = log_observer(logger)
     for each in found:
-        event = event_from_json(each.text)
         if as_json:
             print(json.dumps({"number": each.number, **json.loads(each.text)}, ensure_ascii=False))
             continue
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.when_s))
-        print(f"{when}  {getattr(event, 'compaction_id', '') or '-':16}  ", end="", flush=True)
-        if event is None:
-            print("(written by another version)")
-        else:
-            observe(event)
+        event, when = event_from_json(each.text), time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.when_s))
+        line = "(written by another version)" if event is None else harmless(event.log_line)
+        print(f"{when}  {getattr(event, 'compaction_id', '') or '-':16}  {line}")
     return 0
+
+
+@click.command()
+@click.option("--text", is_flag=True, help="Show the conversation's text, too, if originals are kept.")
+@click.option("--undo", "forget", is_flag=True, help="Forget the record, and those that go on from it.")
+@click.argument("record", required=False)
+@at_store
+async def records(opened: Opened, record: str | None, text: bool, forget: bool) -> int:
+    """List the stored compactions, show one, or forget one.
+
+    The list has no text. RECORD is an id as this list, `events` and the header x-litellm-compaction-record show it;
+    its beginning will do. After --undo a conversation is sent as it is, while it fits.
+    """
+    known, unreadable = await opened.store.compactions(), len(await opened.store.unreadable())
+    if record is None:
+        if text or forget:
+            raise ConfigError("name the record whose text is shown, or that is forgotten; `records` lists them")
+        print("\n".join(_table(known, unreadable)))
+        return 0
+    found = [stored for stored in known if stored.id.startswith(record)]
+    if len(found) != 1:
+        more = f"; {_unreadable(unreadable)}" if unreadable else ""
+        raise StoreError(f"{len(found) or 'no'} records have an id that begins with {record!r}{more}")
+    if forget:
+        print(f"{await undo(opened.store, found[0])} records forgotten.")
+        return 0
+    view = await view_of(found[0], opened.store, opened.originals)
+    print("\n".join(_lines(view, text=text)))
+    return 0
+
+
+def _unreadable(number: int) -> str:
+    return (
+        f"{number} records cannot be read: they are not encrypted with the master key that this command knows. Set "
+        f"{KEY_VARIABLE} to the proxy's, or name its config.yaml (--config); `purge` deletes them without it"
+    )
+
+
+def _table(known: Sequence[StoredCompaction], unreadable: int) -> Iterator[str]:
+    if unreadable:
+        yield f"{_unreadable(unreadable)}."
+    if not known:
+        yield from () if unreadable else ["No records yet."]
+        return
+    yield f"{'id':16}  {'scope':8}  {'made':16}  {'used':16}  {'round':>5}  {'covers':>6}  {'by':8}  {'bytes':>9}"
+    for stored in known:
+        made, used = (time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in (stored.created_s, stored.used_s))
+        numbers = f"{stored.compaction.round:5}  {stored.compaction.covered_messages:6}  {stored.compaction.level:8}"
+        yield f"{stored.id:16}  {stored.scope[:8]:8}  {made}  {used}  {numbers}  {stored.size_bytes:9,}"
+    total_bytes = sum(stored.size_bytes for stored in known)
+    yield f"{len(known)} records, {total_bytes:,} bytes, {len({stored.scope for stored in known})} scopes"
+
+
+def _lines(view: View, *, text: bool) -> Iterator[str]:
+    stored, compaction = view.stored, view.stored.compaction
+    yield f"record    {stored.id}"
+    yield f"scope     {stored.scope}"
+    yield f"round     {compaction.round}, {compaction.level}, window {compaction.window_tokens:,} tokens"
+    yield f"covers    {compaction.covered_messages} messages after the system prompt"
+    for event in view.events[-1:]:
+        tokens = f"{event.tokens_before:,} → {event.tokens_after:,} of {event.window_tokens:,} tokens"
+        yield f"applied   {len(view.events)} times, the last time by {event.model}: {tokens}"
+    if not text:
+        yield "\n--text shows its words, and the messages before and after."
+        return
+    yield f"\n--- the record\n{compaction.record}"
+    yield "\n--- messages before and after"
+    if view.why_incomplete:
+        yield view.why_incomplete
+    for pair in view.pairs:
+        yield f"[{pair.number}] {pair.role}: {pair.fate}{', pinned' if pair.is_pinned else ''}"
+        yield indent(pair.before, "    ")
+        if pair.fate == "shorter":
+            yield f"  after:\n{indent(pair.after, '    ')}"
 
 
 @click.command()
@@ -167,7 +213,7 @@ async def recall(opened: Opened, query: str, scope: str | None, last: int, as_js
     """
     stretches = await opened.originals.scan()
     if not stretches:
-        raise StoreError(NONE_KEPT)
+        raise StoreError("there are no originals here that can be read; `keep_originals: compacted` keeps them")
     only = whole_scope(scope, (stretch.scope for stretch in stretches))
     index = indexed(stretch for stretch in stretches if only in (None, stretch.scope))
     found = search(index, checked(query), limit=last)
@@ -175,9 +221,18 @@ async def recall(opened: Opened, query: str, scope: str | None, last: int, as_js
     return 0
 
 
+def _age_s(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    """The seconds of an age such as `30d`; a number alone is one of days."""
+    if value is None:
+        return None
+    if (parts := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) *([dhm]?)", value, re.ASCII)) is None:
+        raise click.BadParameter(f"{value!r} is no age: write 30d (days), 12h (hours) or 45m (minutes).")
+    return float(parts[1]) * _UNIT_S[parts[2]]
+
+
 @click.command()
 @_scope
-@click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Those that were unused for so long.")
+@click.option("--older-than", callback=_age_s, metavar="AGE", help="Those unused for so long: 30d, 12h, 45m.")
 @click.option("--all", "everything", is_flag=True, help="Everything, with the history.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @at_store
@@ -189,7 +244,7 @@ async def purge(opened: Opened, scope: str | None, older_than: float | None, eve
     if everything == (scope is not None or older_than is not None):
         raise ConfigError("name what to delete: --scope and --older-than, one or both, or --all alone")
     store, originals = opened
-    before_s = None if older_than is None else time.time() - older_than * _DAY_S
+    before_s = None if older_than is None else time.time() - older_than
     rows: list[StoredCompaction | Row] = [*await store.compactions(), *await store.unreadable()]
     scopes = {row.scope for row in rows} | await originals.scopes()
     scope = whole_scope(scope, scopes)

@@ -16,17 +16,16 @@ import click
 import httpx
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
-from litellm_compaction.cli.connect import windows_at
-from litellm_compaction.cli.doctor import findings_at_servers
-from litellm_compaction.cli.proxy_process import local_url, serving, usable_port
-from litellm_compaction.cli.running import Running, told
+from litellm_compaction.cli.connect import windows_at, with_scheme
+from litellm_compaction.cli.doctor import examined
+from litellm_compaction.cli.proxy_process import Running, local_url, noted, serving, usable_port
 from litellm_compaction.config import settings_from
-from litellm_compaction.errors import CompactionError, ConfigError, ServerUnavailable
+from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key
 from litellm_compaction.places import ENVIRONMENT_PREFIX
 from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, Finding
-from litellm_compaction.windows.fetch import KeyRefused, without_userinfo
-from litellm_compaction.windows.lmstudio import DEFAULT_ADDRESS, answers_as_lmstudio, list_models, server_root
+from litellm_compaction.windows.fetch import without_userinfo
+from litellm_compaction.windows.lmstudio import DEFAULT_ADDRESS, server_root
 
 if TYPE_CHECKING:
     from litellm_compaction.simulator import Simulator
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 SIMULATED_MODEL = "simulated-qwen3-8b"
 _SIMULATED_TOKENS = 8192
 # A server that generates may be slow to answer; one that is not there refuses at once.
-_LISTING_LIMIT_S = 5
+_ANSWER_LIMIT_S = 5
 _say = functools.partial(print, flush=True)
 
 
@@ -54,22 +53,20 @@ def up(config: Path | None, host: str, port: int, simulator: bool, lm_studio: st
     answers, a simulator takes its place, unless --lm-studio or LM_STUDIO_API_BASE says where it will be, or the config
     names a model: then requests fail until LM Studio is started. Ctrl-C ends it.
     """
-    environ = os.environ
     file = read_config(config or shipped_config())
     has_page = settings_from(file.settings).page == "on"
-    if _are_told(file.findings(environ)) and not force:
+    if _are_told(file.findings(os.environ)) and not force:
         return 1
     port = usable_port(host, port)
-    with _upstream(file, simulator, lm_studio, environ) as (api_base, is_simulated):
-        reached = environ if api_base is None else {**environ, API_BASE_VARIABLE: api_base}
-        if _are_told(findings_at_servers(file, reached)) and not force:
+    with _upstream(file, simulator, lm_studio, os.environ) as (api_base, is_simulated):
+        environ = {**os.environ, **({API_BASE_VARIABLE: api_base} if api_base else {})}
+        if _are_told(asyncio.run(examined(file, environ))[1]) and not force:
             return 1
         # Made last, so that a key that is shown only once is never made by a start that fails before.
         key, words, in_shell = _key(file, environ)
         _say(f"{words}\nStarting LiteLLM's proxy with {file.path} …")
         note = Running(local_url(host, port), str(file.path), api_base, is_simulated)
-        proxy_of = serving(file.path, host, port, environ, is_shown=True, master_key=key, api_base=api_base)
-        with told(note, environ), proxy_of as proxy:
+        with noted(note, environ), serving(file.path, host, port, environ, is_shown=True) as proxy:
             _say(f"\nReady at {note.base_url}/v1 (the base URL for clients), Ctrl-C ends it.")
             if is_simulated:
                 _say("It serves a SIMULATOR, not LM Studio: answers are canned.")
@@ -123,10 +120,9 @@ def _upstream(
         _say(f"Servers: those that {file.path} names.")
         yield None, False
         return
-    url = lm_studio or environ.get(API_BASE_VARIABLE) or DEFAULT_ADDRESS
-    root = server_root(url if "://" in url else f"http://{url}")
-    is_named = bool(lm_studio or environ.get(API_BASE_VARIABLE) or real)
-    if not simulator and (is_named or answers(root, environ)):
+    named = lm_studio or environ.get(API_BASE_VARIABLE)
+    root = server_root(with_scheme(named or DEFAULT_ADDRESS))
+    if not simulator and (named or real or answers(root)):
         _say(f"LM Studio: {without_userinfo(root)}.")
         yield f"{root}/v1", False
         return
@@ -139,22 +135,14 @@ def _upstream(
         yield f"{address.base_url}/v1", True
 
 
-def answers(root: str, environ: Mapping[str, str]) -> bool:
-    """Returns True if LM Studio answers at an address in time, or wants another key, of which `doctor` tells."""
-    api_key = environ.get("LM_STUDIO_API_KEY")
-
-    async def ask() -> bool:
-        # The environment's web proxy must not be asked for a server on this machine or network.
-        async with httpx.AsyncClient(trust_env=False) as http:
-            await list_models(http, root, api_key, timeout_s=_LISTING_LIMIT_S)
-            return await answers_as_lmstudio(http, root, api_key, timeout_s=_LISTING_LIMIT_S)
-
+def answers(root: str) -> bool:
+    """Returns True if a server answers at LM Studio's address, whatever it says: `doctor` tells if it is another."""
     try:
-        return asyncio.run(asyncio.wait_for(ask(), _LISTING_LIMIT_S))
-    except KeyRefused:
-        return True
-    except (ServerUnavailable, asyncio.TimeoutError):
+        # The environment's web proxy must not be asked for a server on this machine or network.
+        httpx.get(root, timeout=_ANSWER_LIMIT_S, trust_env=False)
+    except httpx.HTTPError:
         return False
+    return True
 
 
 def simulated(context_tokens: int, *, script: Script | None = None, chunk_tokens: int = 1) -> Simulator:
@@ -169,15 +157,15 @@ def simulated(context_tokens: int, *, script: Script | None = None, chunk_tokens
     return simulator
 
 
-def _key(file: ConfigFile, environ: Mapping[str, str]) -> tuple[str | None, str, str]:
-    """The master key, or None if the config has its own; the words about it, and how a shell reads it."""
+def _key(file: ConfigFile, environ: dict[str, str]) -> tuple[str | None, str, str]:
+    """The master key, which `environ` has then, or None if the config has its own; words, and how a shell reads it."""
     written = file.section("general_settings").get("master_key")
     name = written.removeprefix(ENVIRONMENT_PREFIX) if isinstance(written, str) else KEY_VARIABLE
     if name == written:
         return None, f"Master key: the one in {file.path}.", "YOUR-MASTER-KEY"
     if name != KEY_VARIABLE:
         return None, f"Master key: from {name}.", f"${name}"
-    key = ensure_master_key(dict(environ))
+    key = ensure_master_key(environ)
     if key.path is None:
         return key.key, f"Master key: from {KEY_VARIABLE}.", f"${KEY_VARIABLE}"
     words = f"Master key: in {key.path}."

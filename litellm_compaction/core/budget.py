@@ -10,20 +10,15 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from litellm_compaction.errors import Share
-
-MARGIN_MIN_TOKENS = 64
-MARGIN_MIN_RATIO = 0.02
+MARGIN_MIN_TOKENS, MARGIN_MIN_RATIO = 64, 0.02
 _BUFFER_CAP_RATIO = 0.10
-ROOM_ABOVE_FLOOR_RATIO = 0.15
+# A compaction's room above the floor, and its share if the floor leaves less than twice that below the streaming limit.
+# With a third to keep, .03 less of what the next step needs; with two thirds, 20 % more compactions.
+ROOM_ABOVE_FLOOR_RATIO, _ROOM_DIVISOR = 0.15, 2
+# An answer that is stopped after fewer tokens was not worth reading its prompt; a high floor leaves it a third.
+_LEAST_START_TOKENS, _ANSWER_DIVISOR = 64, 3
+# Of the compactable part so much stays if the client wants a compaction.
 _WANTED_DIVISOR = 3
-# Of the room between a high floor and the streaming limit: half for a compaction, a third for the answer, the rest to
-# grow in. With a third to keep, .03 less of what the next step needs; with two thirds, 20 % more compactions (seven
-# recorded conversations at floors of 30 to 80 % of 4k to 16k).
-_ROOM_DIVISOR = 2
-_ANSWER_DIVISOR = 3
-# An answer that is stopped after fewer tokens was not worth reading its prompt.
-_LEAST_START_TOKENS = 64
 # Of the window, for a summary that a client makes itself.
 _SUMMARY_ROOM_RATIO = 0.10
 # 60 % of the window by default: a record written then has two or three turns to be ready.
@@ -90,12 +85,12 @@ class Budget:
         threshold_tokens = max(prompt_tokens - self.fixed_tokens, 1)
         return replace(self, rules=replace(self.rules, threshold_tokens=threshold_tokens))
 
-    @cached_property
+    @property
     def reserved_tokens(self) -> int:
         """The window's part that the reserve takes; 0 if the ratio alone decides."""
         return min(self.rules.reserve_tokens, math.floor(RESERVE_MAX_RATIO * self.window_tokens))
 
-    @cached_property
+    @property
     def outside_tokens(self) -> int:
         """Tokens of the prompt that are not the conversation's: system and tools, if a threshold decides."""
         return self.fixed_tokens if self.rules.threshold_tokens else 0
@@ -107,21 +102,20 @@ class Budget:
             return min(math.ceil(self.rules.threshold_tokens / self.rules.pre_request_ratio), self.window_tokens)
         return self.window_tokens - self.reserved_tokens
 
+    def _limit_tokens(self, answer_tokens: int) -> int:
+        room = self.window_tokens - max(answer_tokens, self.rules.answer_min_tokens)
+        by_ratio = math.floor(room / max(1 + MARGIN_MIN_RATIO, self.likely_ratio))
+        return max(min(by_ratio, room - MARGIN_MIN_TOKENS), 0)
+
     @cached_property
     def prompt_limit_tokens(self) -> int:
         """The largest estimate with which prompt + margin + least answer stay inside the window (promise P1)."""
-        return self._limit_tokens(self.rules.answer_min_tokens)
+        return self._limit_tokens(0)
 
     @cached_property
     def _summary_limit_tokens(self) -> int:
         """The largest prompt that leaves room for a summary that the client makes."""
-        least_tokens = math.ceil(_SUMMARY_ROOM_RATIO * self.window_tokens)
-        return self._limit_tokens(max(self.rules.answer_min_tokens, least_tokens))
-
-    def _limit_tokens(self, answer_tokens: int) -> int:
-        room = self.window_tokens - answer_tokens
-        by_ratio = math.floor(room / max(1 + MARGIN_MIN_RATIO, self.likely_ratio))
-        return max(min(by_ratio, room - MARGIN_MIN_TOKENS), 0)
+        return self._limit_tokens(math.ceil(_SUMMARY_ROOM_RATIO * self.window_tokens))
 
     def output_buffer_tokens(self, prompt_tokens: int) -> int:
         """The room set aside for the answer: max(ratio of the rest, min(minimum, 10 % of the window))."""
@@ -139,11 +133,10 @@ class Budget:
             return True
         if self.rules.keeps_what_fits:
             return prompt_tokens > self._summary_limit_tokens
-        conversation_tokens = prompt_tokens - self.outside_tokens
         if self.rules.threshold_tokens:
-            return conversation_tokens > self.rules.threshold_tokens
+            return prompt_tokens - self.outside_tokens > self.rules.threshold_tokens
         buffer_tokens = 0 if self.reserved_tokens else self.output_buffer_tokens(prompt_tokens)
-        return conversation_tokens + buffer_tokens > self.rules.pre_request_ratio * self.usable_tokens
+        return prompt_tokens + buffer_tokens > self.rules.pre_request_ratio * self.usable_tokens
 
     @cached_property
     def trigger_tokens(self) -> int:
@@ -161,14 +154,14 @@ class Budget:
         line_tokens = self.outside_tokens + _IN_SIGHT_RATIO * self.rules.pre_request_ratio * self.usable_tokens
         return prompt_tokens > line_tokens
 
-    @cached_property
+    @property
     def _stop_tokens(self) -> int:
         """The line at which a running answer is stopped."""
         return math.floor(self.rules.streaming_ratio * self.window_tokens)
 
-    @cached_property
+    @property
     def _span_tokens(self) -> int:
-        """From the floor to that line; below 0 if the floor is above it."""
+        """From the floor to that line."""
         return self._stop_tokens - self.floor_tokens
 
     @cached_property
@@ -203,8 +196,7 @@ class Budget:
         is_pressed = self.rules.pre_request_ratio <= self.rules.target_ratio
         if is_pressed or self.is_wanted or self.rules.keeps_what_fits:
             return False
-        usual_tokens = math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
-        return self.trigger_tokens - self.floor_tokens < 2 * usual_tokens
+        return self.trigger_tokens - self.floor_tokens < 2 * math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
 
     def may_wait(self, prompt_tokens: int) -> bool:
         """Returns True if a prompt that was compacted before may outgrow the trigger: compacting again gains little.
@@ -213,7 +205,7 @@ class Budget:
         """
         return self.is_narrow and prompt_tokens <= self.latest_start_tokens
 
-    @cached_property
+    @property
     def narrow_target_tokens(self) -> int:
         """Half way from the floor to the trigger, for compactions without a model call."""
         return self.floor_tokens + max(self.trigger_tokens - self.floor_tokens, 0) // 2
@@ -222,11 +214,9 @@ class Budget:
     def _room_tokens(self) -> int:
         """A compaction's room above the floor: 15 % of the window, at most half of the rest below the limit."""
         room = math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
-        if self._span_tokens < _LEAST_START_TOKENS:
-            return room
-        return min(room, self._span_tokens // _ROOM_DIVISOR)
+        return room if self._span_tokens < _LEAST_START_TOKENS else min(room, self._span_tokens // _ROOM_DIVISOR)
 
-    @cached_property
+    @property
     def least_target_tokens(self) -> int:
         """The least that stays of any prompt: the floor, and room for a record."""
         return min(self.floor_tokens + self._room_tokens, self.latest_start_tokens)
@@ -240,32 +230,19 @@ class Budget:
         """
         if self.rules.keeps_what_fits:
             return min(max(self._summary_limit_tokens, self.floor_tokens), self.prompt_limit_tokens)
-        outside = self.outside_tokens
-        deep = outside + min(
-            math.floor(self.rules.target_ratio * self.usable_tokens), max(prompt_tokens - outside, 0) // 2
-        )
+        inside_tokens = max(prompt_tokens - self.outside_tokens, 0)
+        deep = min(math.floor(self.rules.target_ratio * self.usable_tokens), inside_tokens // 2)
         room = self._room_tokens
         if self.is_wanted:
             room = min(room, max(prompt_tokens - self.floor_tokens, 0) // _WANTED_DIVISOR)
-        return min(max(deep, self.floor_tokens + room), self.latest_start_tokens)
+        return min(max(self.outside_tokens + deep, self.floor_tokens + room), self.latest_start_tokens)
 
     def max_output_tokens(self, prompt_tokens: int, asked_tokens: int | None) -> int:
-        """The upstream `max_tokens`: the window's rest, and never more than the client asked for.
-
-        `asked_tokens` None or negative is "unlimited".
-        """
+        """The upstream `max_tokens`: the window's rest, and no more than asked; None or negative is "unlimited"."""
         free = max(self.window_tokens - prompt_tokens - margin_tokens(prompt_tokens, self.likely_ratio), 1)
-        if asked_tokens is None or asked_tokens < 0:
-            return free
-        return min(asked_tokens, free)
+        return free if asked_tokens is None or asked_tokens < 0 else min(asked_tokens, free)
 
     def needed_window_tokens(self, prompt_tokens: int) -> int:
         """The context length with which a prompt of this size would fit, rounded up to 256."""
         needed = prompt_tokens + margin_tokens(prompt_tokens, self.likely_ratio) + self.rules.answer_min_tokens
         return math.ceil(needed / 256) * 256
-
-
-def itemized(shares: tuple[Share, ...]) -> str:
-    """The shares as one line, largest first: "tools 6100 tokens, system 900 tokens"."""
-    rows = sorted(shares, key=lambda share: -share.tokens)
-    return ", ".join(f"{share.name} {share.tokens} tokens" for share in rows if share.tokens > 0)

@@ -1,4 +1,4 @@
-"""A compaction as data, and the one function that applies it to a conversation.
+"""A compaction as data, the one function that applies it to a conversation, and to which conversations it belongs.
 
 It is made once, stored under the hash of exactly the messages that it covers, and applied purely: the same bytes every
 time keep the server's KV cache warm. Of messages that it shows shorter it holds no text but their sizes, so a
@@ -11,22 +11,12 @@ message, so a record that reaches into it says how far.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from litellm_compaction.core.clearing import (
-    ImagePlace,
-    StubSize,
-    called,
-    edited,
-    image_parts,
-    without_data,
-)
 from litellm_compaction.core.continuation.text import open_think
-from litellm_compaction.core.cut_points import shows_results
-from litellm_compaction.core.excerpts import ends
-from litellm_compaction.core.identity import Seen
+from litellm_compaction.core.forms import Form, How, ImagePlace, called, data_of, image_parts, in_forms
+from litellm_compaction.core.identity import Seen, chain_behind, edits
 from litellm_compaction.core.messages import (
     JsonValue,
     Message,
@@ -39,37 +29,15 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.core.prompts import defused, frame
 from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.strategies import lead_in
+from litellm_compaction.core.view import View, shows_results
 
-REMOVED = "[An earlier message was removed.]"
 # Of the words that came with an image.
 _LABEL_CHARS = 80
 
 
-class Shown(NamedTuple):
-    """The form in which a covered message is sent.
-
-    Attributes:
-        position: of the message, after the leading system ones.
-        how: `stub` for a tool result as one line, or a message with a line for the data that is attached to it; `gone`
-            for nothing; or how many characters of the head and the tail of its normal text, 0 for a line in its place.
-    """
-
-    position: int
-    how: Literal["stub", "gone"] | int
-
-
-def as_stubs(positions: Iterable[int]) -> tuple[Shown, ...]:
-    return tuple(Shown(position, "stub") for position in positions)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialCoverage:
-    """The beginning of a message that a record stands for.
-
-    Attributes:
-        chars: how long it is, in characters of the message's normal text.
-        text_hash: of exactly those characters.
-    """
+    """The beginning of a message that a record stands for: characters of its normal text, and their hash."""
 
     chars: int
     text_hash: str
@@ -98,9 +66,7 @@ def behind(message: Message, part: PartialCoverage) -> Message:
 
 def shown_behind(messages: Sequence[Message], position: int, part: PartialCoverage | None) -> Sequence[Message]:
     """The same messages; of the one at `position` only the rest after `part`."""
-    if part is None or position >= len(messages):
-        return messages
-    return [*messages[:position], behind(messages[position], part), *messages[position + 1 :]]
+    return [behind(each, part) if part and at == position else each for at, each in enumerate(messages)]
 
 
 def _hash(text: str) -> str:
@@ -120,31 +86,27 @@ class Segment:
 class Compaction:
     """Stands in for the first messages of a conversation.
 
+    Its many fields are one stored value; positions count from the first message after the leading system ones.
+
     Attributes:
-        covered_messages: how many messages after the leading system ones it replaces or edits.
-        covered_hash: the chain entry of exactly those messages.
-        pinned: positions after the prefix of covered messages that stay verbatim, in their place or with the record:
-            the user's in its message; after it a call and its results, whose answer was carried over the limit.
-        round: 1 for a conversation's first compaction.
+        covered_messages: how many of them it replaces or shows in another form; `covered_hash` is their chain entry.
+        start: the record stands for what is before this position, but for what has a form there, `whole` or `words`:
+            the user's in its message, after it a call and its results, whose answer was carried over the limit. From
+            here on messages are sent in their forms (rung 1, or pruned).
+        forms: in which covered messages are sent, ascending by position.
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.
         level: of the newest part: a strategy's name, `edit` without a model, `truncate` if no model's text was usable.
         window_tokens: of the window that it was made for.
-        provisional: made while one huge result left hardly any room; good for this very conversation, but the next
-            compaction goes on from an earlier, richer one.
-        edited_from: position after the prefix from which covered messages are sent edited (rung 1); those before it are
-            replaced by the record. None: all are replaced.
-        shown: of the messages that are sent, but not as they are; ascending by position. Only a stub's position may be
-            one of those that the record replaces, if it is pinned.
-        stub_sizes: of results that leave a stub, at most one of each.
+        provisional: made without room for a summary; the next compaction goes on from an earlier, richer one.
         omissions: a pruning model's words about messages that are gone or shorter; it covers nothing on its own, so a
             later summary reads the originals.
-        covered_part: the beginning of the first shown message if the record stands for it as well, else None: an answer
-            was carried over the limit inside that message.
+        covered_part: the beginning of the message at `start` if the record stands for it as well: an answer was carried
+            over the limit inside that message.
         ahead: written before anything had to be compacted; it takes effect when that time comes, and not earlier.
         early: was `ahead`, and takes effect at once, since the server was made to read what it leaves; not used yet.
-        images: those of covered messages that are sent all the same, by positions after the prefix: in their place, or
-            beside the record if that stands for their message. Those of pinned messages are not among them.
+        images: those of covered messages that are sent all the same: in their place, or beside the record if that
+            stands for their message. Those of messages that stay are not among them.
         undone_messages: above 0 for the mark in place of a record that its owner has undone: a conversation of at most
             so many messages after the leading system ones is sent as it is while it fits. It stands for nothing.
         words_hash: the entry of the covered messages in the chain of words alone; "" if it must be these very messages.
@@ -153,16 +115,14 @@ class Compaction:
 
     covered_messages: int
     covered_hash: str
-    pinned: tuple[int, ...]
-    round: int
-    segments: tuple[Segment, ...]
-    ledger: str
-    level: str
+    start: int
+    forms: tuple[Form, ...] = ()
+    round: int = 1
+    segments: tuple[Segment, ...] = ()
+    ledger: str = ""
+    level: str = "truncate"
     window_tokens: int = 0
     provisional: bool = False
-    edited_from: int | None = None
-    shown: tuple[Shown, ...] = ()
-    stub_sizes: tuple[StubSize, ...] = ()
     omissions: str = ""
     covered_part: PartialCoverage | None = None
     ahead: bool = False
@@ -173,35 +133,34 @@ class Compaction:
     seen: tuple[Seen, ...] = ()
 
     @property
+    def is_record(self) -> bool:
+        """The record stands for all that is covered but what stays verbatim."""
+        return self.start == self.covered_messages
+
+    @property
     def is_mark(self) -> bool:
         """It stands in the place of a record that is gone."""
         return self.undone_messages > 0
 
     @property
-    def stubbed(self) -> tuple[int, ...]:
-        """The positions of stubs."""
-        return tuple(position for position, how in self.shown if how == "stub")
+    def form_of(self) -> Mapping[int, How]:
+        """The forms of covered messages by position; of a message that the record stands for `gone`."""
+        return {**dict.fromkeys(range(self.start), "gone"), **{at: how for at, how, _ in self.forms}}
 
     @property
-    def dropped(self) -> tuple[int, ...]:
-        """The positions of messages that are not sent at all, by a model's choice."""
-        return tuple(position for position, how in self.shown if how == "gone")
+    def pinned(self) -> tuple[int, ...]:
+        """The positions of messages that stay verbatim."""
+        return tuple(at for at, how, _ in self.forms if how in ("whole", "words"))
 
     @property
-    def record_images(self) -> tuple[ImagePlace, ...]:
-        """The images that travel beside the record."""
-        return tuple(place for place in self.images if place[0] < self.replaced_messages)
-
-    @property
-    def replaced_messages(self) -> int:
-        """The number of messages after the prefix that the record stands for."""
-        return self.covered_messages if self.edited_from is None else self.edited_from
+    def gone(self) -> frozenset[int]:
+        """The positions of covered messages that are not sent."""
+        return frozenset(at for at, how in self.form_of.items() if how == "gone")
 
     @property
     def hidden(self) -> frozenset[int]:
         """The positions of covered messages that the model does not see as they were."""
-        replaced = set(range(self.replaced_messages)) - {*self.pinned}
-        return frozenset(replaced.union(position for position, _ in self.shown))
+        return frozenset(at for at, how in self.form_of.items() if how != "whole")
 
     @property
     def summarized_messages(self) -> int:
@@ -220,8 +179,8 @@ class Compaction:
 
     @property
     def record(self) -> str:
-        """The text that travels before the first kept words; "" where stubs alone say everything."""
-        if not (self.replaced_messages or self.segments or self.ledger or self.dropped or self.omissions):
+        """The text that travels before the first kept words; "" where lines alone say everything."""
+        if not (self.start or self.segments or self.ledger or self.omissions or self.gone):
             return ""
         return frame(self.model_text, self.ledger, round_number=self.round) + lead_in(self.level)
 
@@ -231,11 +190,8 @@ def mark_of(compaction: Compaction, *, undone_messages: int) -> Compaction:
     return Compaction(
         covered_messages=compaction.covered_messages,
         covered_hash=compaction.covered_hash,
-        pinned=(),
+        start=compaction.covered_messages,
         round=compaction.round,
-        segments=(),
-        ledger="",
-        level="truncate",
         undone_messages=undone_messages,
         words_hash=compaction.words_hash,
         seen=compaction.seen,
@@ -244,13 +200,14 @@ def mark_of(compaction: Compaction, *, undone_messages: int) -> Compaction:
 
 def is_sound(compaction: Compaction) -> bool:
     """Returns True if all positions lie within the covered messages: a shared store may hold anything."""
-    covered, start = compaction.covered_messages, compaction.replaced_messages
-    stubs = (each.position for each in compaction.stub_sizes)
-    positions = (*compaction.pinned, *stubs, *(at for at, _ in (*compaction.shown, *compaction.images)))
+    covered, start = compaction.covered_messages, compaction.start
     return (
         0 <= start <= covered
-        and all(0 <= position < covered for position in positions)
-        and all(isinstance(how, str) or (start <= position and how >= 0) for position, how in compaction.shown)
+        and all(
+            0 <= at < covered for at in (*(at for at, *_ in compaction.forms), *(at for at, _ in compaction.images))
+        )
+        and all(start <= at or how in ("whole", "words") for at, how, _ in compaction.forms)
+        and not any(isinstance(how, int) and how < 0 for _, how, _ in compaction.forms)
         and all(0 <= segment.covered_messages <= covered for segment in compaction.segments)
         and all(index >= 0 for _, index in compaction.images)
         and (compaction.covered_part is None or compaction.covered_part.chars >= 0)
@@ -264,10 +221,33 @@ def compaction_id(scope: str, covered_hash: str) -> str:
     return hashlib.blake2b(f"{scope}/{covered_hash}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
+# ------------------------------------------------------------------ applied
+
+
+def covered_as_sent(rest: Sequence[Message], compaction: Compaction) -> list[Message | None]:
+    """The covered messages as they are sent, None for one that is not; `rest` are those after the leading system ones.
+
+    A message that does not change is the same object.
+    """
+    replaced = (Form(at, "gone") for at in range(compaction.start))
+    covered = _shown_rest(rest, compaction)[: compaction.covered_messages]
+    return in_forms(covered, [*replaced, *compaction.forms], images=compaction.images)
+
+
+def hidden_messages(rest: Sequence[Message], compaction: Compaction) -> dict[int, Message]:
+    """The text that the model sees no more, by position: messages that are gone, results and attached data."""
+    found = {
+        at: data_of(rest[at]) if how == "words" or (how == "line" and rest[at].role != "tool") else rest[at]
+        for at, how in sorted(compaction.form_of.items())
+        if how != "whole"
+    }
+    return {at: message for at, message in found.items() if message is not None}
+
+
 def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | None = None) -> tuple[Message, ...]:
     """The conversation as the model gets it: prefix, record in the first user message, kept tail.
 
-    Edited covered messages (rung 1, or pruned) stand after the record, with their ids.
+    Covered messages that are sent in a form of their own stand after the record, with their ids.
     The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (llama.cpp's collection).
     Kept messages stay as they are, but for `null` content, which Qwen 3 and gpt-oss refuse: it becomes "".
 
@@ -279,14 +259,12 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     prefix = system_prefix_length(messages)
     rest = messages[prefix:]
     record = compaction.record if record is None else record
-    behind, tail = _beside_record(rest, compaction)
-    if not record:
-        return (*messages[:prefix], *map(_without_null, tail))
-    if tail and tail[0].role == "user":
-        behind.append(tail[0])
-        tail = tail[1:]
-    carrier = _carrier(record, behind, _labelled(rest, compaction.record_images), lead_in(compaction.level))
-    return (*messages[:prefix], carrier, *map(_without_null, tail))
+    beside, tail = _beside_record(rest, compaction)
+    if record:
+        if tail and tail[0].role == "user":
+            beside.append(tail.pop(0))
+        tail.insert(0, _carrier(record, beside, _labelled(rest, compaction), lead_in(compaction.level)))
+    return (*messages[:prefix], *tail)
 
 
 def kept_messages(messages: Sequence[Message], compaction: Compaction) -> tuple[Message, ...]:
@@ -295,46 +273,41 @@ def kept_messages(messages: Sequence[Message], compaction: Compaction) -> tuple[
     The record's images come first, in a message of their own.
     """
     rest = messages[system_prefix_length(messages) :]
-    images = _labelled(rest, compaction.record_images)
-    behind, tail = _beside_record(rest, compaction)
+    images = _labelled(rest, compaction)
+    beside, tail = _beside_record(rest, compaction)
     pictures = [parse_message({"role": "user", "content": images})] if images else []
-    return (*pictures, *behind, *map(_without_null, tail))
+    return (*pictures, *beside, *tail)
 
 
 def _beside_record(rest: Sequence[Message], compaction: Compaction) -> tuple[list[Message], list[Message]]:
     """The user's messages that travel with the record, and the messages that follow it."""
-    start = compaction.replaced_messages
-    rest = shown_rest(rest, compaction)
-    shown = [message for message in edited_part(rest, compaction) if message is not None]
-    pinned = [position for position in compaction.pinned if position < start]
-    behind = [
-        without_data(rest[position]) if position in compaction.stubbed else rest[position]
-        for position in pinned
-        if rest[position].role == "user"
-    ]
-    others = (rest[position] for position in pinned if rest[position].role != "user")
-    return behind, [*others, *shown, *rest[compaction.covered_messages :]]
+    sent = covered_as_sent(rest, compaction)
+    early = [message for message in sent[: compaction.start] if message is not None]
+    shown = [message for message in sent[compaction.start :] if message is not None]
+    others = [message for message in early if message.role != "user"]
+    following = _shown_rest(rest, compaction)[compaction.covered_messages :]
+    tail = [*others, *shown, *following]
+    return [message for message in early if message.role == "user"], [*map(_without_null, tail)]
 
 
-def _carrier(record: str, behind: Sequence[Message], images: Sequence[JsonValue], opening: str) -> Message:
+def _carrier(record: str, beside: Sequence[Message], images: Sequence[JsonValue], opening: str) -> Message:
     """The first user message after a compaction: the record, images of what it stands for, then the user's own words.
 
     Before those stands `opening`, "" for nothing, with which the record ends.
     """
     alone = record.removesuffix(opening).rstrip("\n")
-    if not behind:
+    if not beside:
         content = [{"type": "text", "text": alone}, *images] if images else alone
         return parse_message({"role": "user", "content": content})
     if not images:
-        return merged(behind, record)
-    return merged(behind, alone, [*images, *([{"type": "text", "text": opening}] if opening else [])])
+        return merged(beside, record)
+    return merged(beside, alone, [*images, *([{"type": "text", "text": opening}] if opening else [])])
 
 
-def _labelled(rest: Sequence[Message], places: Sequence[ImagePlace]) -> list[JsonValue]:
-    """Images, each after a few words about its origin; those words are data like the record's."""
-    if not places:
-        return []
-    calls = calls_by_position(rest)
+def _labelled(rest: Sequence[Message], compaction: Compaction) -> list[JsonValue]:
+    """The record's images, each after a few words about its origin; those words are data like the record's."""
+    places = [place for place in compaction.images if place[0] < compaction.start]
+    calls = calls_by_position(rest) if places else {}
     parts: list[JsonValue] = []
     for at, index in places:
         message = rest[at]
@@ -348,45 +321,98 @@ def _labelled(rest: Sequence[Message], places: Sequence[ImagePlace]) -> list[Jso
     return parts
 
 
-def edited_part(rest: Sequence[Message], compaction: Compaction) -> list[Message | None]:
-    """The covered messages as they are sent, None for one that is gone; empty if the record replaces all of them.
-
-    `rest` are the messages after the leading system ones.
-    """
-    start = compaction.replaced_messages
-    originals = rest[start : compaction.covered_messages]
-    shown = edited(
-        originals,
-        {position - start for position in compaction.stubbed},
-        untouched={position - start for position in compaction.pinned},
-        images={(position - start, index) for position, index in compaction.images},
-        sizes={each.position - start: each.size for each in compaction.stub_sizes},
-    )
-    forms = dict(compaction.shown)
-    return [
-        _in_form(message, original, forms.get(position))
-        for position, (message, original) in enumerate(zip(shown, originals, strict=True), start)
-    ]
-
-
-def _in_form(message: Message, original: Message, how: str | int | None) -> Message | None:
-    if how == "gone":
-        return None
-    if isinstance(how, int):
-        return with_text(message, ends(normal_text(original), how) if how else REMOVED)
-    return message
-
-
-def shown_rest(rest: Sequence[Message], compaction: Compaction) -> Sequence[Message]:
+def _shown_rest(rest: Sequence[Message], compaction: Compaction) -> Sequence[Message]:
     """The messages after the prefix, without the beginning that the record stands for."""
-    start = compaction.replaced_messages
-    if isinstance(dict(compaction.shown).get(start), int):
+    if isinstance(compaction.form_of.get(compaction.start), int):
         # A pruning has chosen pieces of the whole message since.
         return rest
-    return shown_behind(rest, start, compaction.covered_part)
+    return shown_behind(rest, compaction.start, compaction.covered_part)
 
 
 def _without_null(message: Message) -> Message:
     if message.role == "assistant" and message.raw.get("content") is None:
         return with_text(message, "")
     return message
+
+
+# ------------------------------------------------------------------ for a conversation
+
+
+def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
+    """Returns the stored compactions that may stand in for the beginning of a conversation, the one to go by first.
+
+    Their messages must be this conversation's first ones, the cut legal here too, and what is being worked on must stay
+    verbatim. A record that was made without room comes last: the earlier, richer one may fit again. Else the newest
+    round counts: a summary may cover less than the edit before it.
+    """
+    known = [each for each in stored if not each.is_mark and _is_of(view, each)]
+    cuts = frozenset(view.cuts) if known else frozenset()
+
+    def holds(compaction: Compaction) -> bool:
+        covered, part = compaction.covered_messages, compaction.covered_part
+        if covered not in cuts or (part is not None and not begins(view.rest[compaction.start], part)):
+            return False
+        requests = {index - view.prefix for index in view.requests if 0 <= index - view.prefix < covered}
+        return requests.issubset(compaction.pinned)
+
+    return sorted(filter(holds, known), key=lambda each: (each.provisional, -each.round))
+
+
+def is_undone(view: View, stored: Iterable[Compaction]) -> bool:
+    """Returns True if the owner has undone the compaction of a conversation, and no more has been said since."""
+    return any(len(view.rest) <= each.undone_messages and _is_of(view, each) for each in stored)
+
+
+def _is_of(view: View, compaction: Compaction) -> bool:
+    """Returns True if the messages that a compaction covers are the first ones of a conversation."""
+    covered, hashes = compaction.covered_messages, view.hashes
+    return covered < len(hashes) and hashes[covered] == compaction.covered_hash
+
+
+def as_it_was(view: View, stored: Sequence[Compaction]) -> View:
+    """Returns a conversation under the hashes that it had before its client cleared or shortened covered data.
+
+    If two compactions differ in nothing but what was cleared, either may be another person's (promise P9), so neither
+    counts.
+
+    Args:
+        stored: compactions under its hashes, or under those of its words.
+    """
+    words, rest = view.words_hashes, view.rest
+    candidates = [
+        each
+        for each in stored
+        if each.seen and each.covered_messages < len(words) and words[each.covered_messages] == each.words_hash
+    ]
+    covered = max((each.covered_messages for each in candidates), default=0)
+    found = sorted(
+        (edited, each.covered_hash, each.seen)
+        for each in candidates
+        if each.covered_messages == covered and (edited := edits(rest, each.seen)) is not None
+    )
+    if not found or found[0][0] == 0 or [edited for edited, *_ in found[:2]] == [found[0][0]] * 2:
+        return view
+    return replace(view, hashes=chain_behind(rest, found[0][2]), seen=found[0][2])
+
+
+def applied_tokens(view: View, compaction: Compaction) -> int:
+    """The estimated prompt after `compaction` is applied."""
+    covered, start = compaction.covered_messages, compaction.start
+    sent = dict(enumerate(covered_as_sent(view.rest, compaction)))
+    if compaction.covered_part is not None and start == covered < len(view.rest):
+        sent[start] = _shown_rest(view.rest, compaction)[start]
+    kept = view.prefix_tokens + view.span_tokens(len(sent), len(view.rest))
+    kept += sum(_sent_size(view, view.prefix + at, message) for at, message in sent.items())
+    kept += view.image_tokens(place for place in compaction.images if place[0] < start)
+    return kept + view.count_text(compaction.record) + 8
+
+
+def _sent_size(view: View, index: int, new: Message | None) -> int:
+    old, size, count = view.messages[index], view.sizes[index], view.count_text
+    if new is None or new is old:
+        return size if new else 0
+    if len(image_parts(new)) < len(image_parts(old)):
+        images_tokens = len(image_parts(new)) * view.part_tokens(index)
+        return min(count(new.text) + 8 + images_tokens, size)
+    dropped = count(old.text) + count(old.reasoning)
+    return min(max(size - dropped, 4) + count(new.text), size)

@@ -1,33 +1,28 @@
-"""A long text cut down to its head and tail, with a marker that says how much is missing; or to what is about words."""
+"""The part of a long text that fits: its head and tail with a marker between them, or what is about words."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 
-_MARKER = "\n[… {left_out} tokens left out …]\n"
 GAP = "\n[…]\n"
-_MARKER_TOKENS = 16
-_HEAD_SHARE = 0.6
-# Words that stand so near to each other are of one statement; a word counts by its beginning, whatever its ending is.
-_NEAR_CHARS, _BEGINNING_CHARS, _LEAST_WORD_CHARS = 150, 5, 3
 
 
 def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
     """`text` if it has at most `limit_tokens`, else its head (60 %) and tail with a marker between them.
 
-    Below the marker's own size only the marker is left.
+    Below the marker's own size, 16 tokens, only the marker is left.
     """
     total = count(text) if len(text) > limit_tokens // 4 else 0
     if total <= limit_tokens:
         return text
-    keep_tokens = max(limit_tokens - _MARKER_TOKENS, 0)
+    keep_tokens = max(limit_tokens - 16, 0)
     keep_chars = len(text) * keep_tokens // total
     while True:
         head, tail = _ends(text, keep_chars)
         kept = count(head) + count(tail)
         if kept <= keep_tokens or keep_chars == 0:
-            return head + _MARKER.format(left_out=max(total - kept, 1)) + tail
+            return f"{head}\n[… {max(total - kept, 1)} tokens left out …]\n{tail}"
         # The ends may be denser than the average text: shrink in proportion, at least by a twentieth.
         keep_chars = min(keep_chars * keep_tokens // max(kept, 1), keep_chars * 19 // 20)
 
@@ -35,31 +30,30 @@ def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
 def about(text: str, words: Sequence[str], limit_tokens: int, count: Callable[[str], int]) -> str:
     """`text` if it has at most `limit_tokens`, else its part around the place where the most of some words stand.
 
-    The rarer a word is in the text, the more it counts. Without any of them the head and tail are left.
+    A word counts by its beginning, whatever its ending is, and the more the rarer it is in the text. Without any of
+    them the head and tail are left.
     """
-    if count(text) <= limit_tokens:
+    total = count(text)
+    if total <= limit_tokens:
         return text
-    beginnings = dict.fromkeys(word[:_BEGINNING_CHARS].casefold() for word in words if len(word) >= _LEAST_WORD_CHARS)
-    found = [[each.start() for each in re.finditer(re.escape(word), text, re.IGNORECASE)] for word in beginnings]
+    beginnings = dict.fromkeys(word[:5].casefold() for word in words if len(word) > 2)
+    found = ([each.start() for each in re.finditer(re.escape(word), text, re.IGNORECASE)] for word in beginnings)
     places = [each for each in found if each]
     if not places:
         return excerpt(text, limit_tokens, count)
 
-    def says(at: int, own: Sequence[int]) -> tuple[float, float]:
-        near = sum(1 / len(each) for each in places if any(abs(place - at) < _NEAR_CHARS for place in each))
-        return near, 1 / len(own)
+    def weight(at: int) -> float:
+        # Words that stand so near to each other are of one statement.
+        return sum(1 / len(each) for each in places if any(abs(place - at) < 150 for place in each))
 
-    _, middle = max((says(place, each), place) for each in places for place in each)
-
-    def part(chars: int) -> str:
+    *_, middle = max((weight(at), 1 / len(each), at) for each in places for at in each)
+    chars = len(text)
+    while True:
         start, end = max(middle - chars, 0), middle + chars
-        return ("…" if start else "") + text[start:end].strip() + ("…" if end < len(text) else "")
-
-    low, high = 0, len(text)
-    while low < high:
-        chars = (low + high + 1) // 2
-        low, high = (chars, high) if count(part(chars)) <= limit_tokens else (low, chars - 1)
-    return part(low)
+        part = ("…" if start else "") + text[start:end].strip() + ("…" if end < len(text) else "")
+        if not chars or count(part) <= limit_tokens:
+            return part
+        chars = chars * 9 // 10
 
 
 def ends(text: str, keep_chars: int) -> str:
@@ -78,7 +72,7 @@ def common_level(sizes: Sequence[int], weights: Sequence[int], room_tokens: int)
 
 
 def _ends(text: str, keep_chars: int) -> tuple[str, str]:
-    head_chars = int(keep_chars * _HEAD_SHARE)
+    head_chars = int(keep_chars * 0.6)
     head, tail = text[:head_chars], text[len(text) - keep_chars + head_chars :]
     # To the end of a line and from the start of one, if that costs at most a fifth.
     end, start = head.rfind("\n"), tail.find("\n")

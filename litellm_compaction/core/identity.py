@@ -15,11 +15,11 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from litellm_compaction.core.messages import (
-    JsonValue,
     Message,
     chain,
     is_text_part,
@@ -30,17 +30,14 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.core.stretches import part_stretches
 
-# A note says that something was here; more would say what.
-_NOTE_TOKENS = 60
-# So many words in brackets are no result ("[Permission denied]", "(no output)"); of fewer only what recurs is a note.
-_LEAST_WORDS = 3
+# A note says that something was here; more would say what. So many words in brackets are no result ("[Permission
+# denied]", "(no output)"); of fewer only what recurs is a note.
+_NOTE_TOKENS, _LEAST_WORDS = 60, 3
 # A note in brackets: `[Old tool result content cleared]`, `<MASKED>`; with words before them only if it says how much
-# was here: `Old output: (12 lines omitted)`.
+# was here: `Old output: (12 lines omitted)`. Markdown's emphasis may stand around it.
 _NOTE = re.compile(
     r"\A(?P<lead>[^\W\d][^\n\[\](){}<>\"]{0,80}: )?(?:\[[^{}\"]{1,480}\]|\([^{}\"]{1,480}\)|<[^\W\d][\w -]{0,80}/?>)\Z"
 )
-# Markdown's, around a note.
-_EMPHASIS = "*_`~"
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _AMOUNT = re.compile(r"\b\d[\d.,]{0,12} ?(?:k?b|bytes|lines?|chars|characters|tokens|words)\b", re.IGNORECASE)
 _DIGIT = re.compile(r"\d")
@@ -48,11 +45,10 @@ _DIGIT = re.compile(r"\d")
 _MARK = re.compile(r"\.\.\.|…|\[(?:\d[\d.,]{0,12} )?[^\W\d_]{3}[^\[\]\n\"'{}=]{0,200}\]")
 _ENDING = re.compile(r"\n[ \t]{0,8}[\[(<][^\n]{3,290}[\])>]\s{0,8}\Z")
 _MOST_ENDING_CHARS = 300
-# A cut leaves at most so much.
-_CUT_RATIO = 0.75
-# Of data, both ends are known in pieces; a cut may lie inside of one. Shorter data is cleared, not cut.
-_PIECE_CHARS, _MOST_PIECES, _LEAST_EQUAL_PIECES, _LEAST_CUT_CHARS = 32, 128, 4, 512
-_PIECE_BYTES = 2
+# A cut leaves at most so much of data that is not too short to be cut.
+_CUT_RATIO, _LEAST_CUT_CHARS = 0.75, 512
+# Both ends of data are known in pieces; a cut may lie inside of one.
+_PIECE_CHARS, _PIECE_BYTES, _MOST_PIECES, _LEAST_EQUAL_PIECES = 32, 2, 128, 4
 
 
 class Datum(NamedTuple):
@@ -105,16 +101,12 @@ def edits(rest: Sequence[Message], record: Sequence[Seen]) -> int | None:
         return None
     pairs = [(message, _divided(message).data, was.data) for message, was in zip(rest, record, strict=False)]
     other = [each for each in pairs if list(map(_digest, each[1])) != [datum.digest for datum in each[2]]]
-    notes = _recurring((data, were) for _, data, were in other)
-    does_stand = all(_stand_for(message, data, were, notes) for message, data, were in other)
-    return len(other) if does_stand else None
+    return len(other) if all(_standing(other)) else None
 
 
 def edited(pairs: Sequence[tuple[Message, Message]]) -> list[bool]:
     """Tells of messages, each with what it was by its words and calls, if the client has cleared or cut their data."""
-    divided = [(now, _divided(now).data, tuple(map(_datum, _divided(was).data))) for now, was in pairs]
-    notes = _recurring((data, were) for _, data, were in divided)
-    return [_stand_for(message, data, were, notes) for message, data, were in divided]
+    return _standing([(now, _divided(now).data, tuple(map(_datum, _divided(was).data))) for now, was in pairs])
 
 
 def chain_behind(rest: Sequence[Message], record: Sequence[Seen]) -> tuple[str, ...]:
@@ -123,31 +115,31 @@ def chain_behind(rest: Sequence[Message], record: Sequence[Seen]) -> tuple[str, 
     return (chain(())[0], *entries[:-1], *chain(rest[len(record) :], after=entries[-1]))
 
 
-def _recurring(pairs: Iterable[tuple[Sequence[str], Sequence[Datum]]]) -> frozenset[str]:
-    """The short texts that stand in the place of several different data."""
-    were: defaultdict[str, set[str]] = defaultdict(set)
-    for data, before in pairs:
-        for text, was in zip(data, before, strict=False):
-            if _is_short(text) and len(text) < was.chars:
-                were[text].add(was.digest)
-    return frozenset(text for text, digests in were.items() if len(digests) > 1)
+def _standing(messages: Sequence[tuple[Message, Sequence[str], Sequence[Datum]]]) -> list[bool]:
+    """Tells of messages, each with its data and what that was, if the data stands for what was there."""
+    # What stands in the place of several different data is a note.
+    places: defaultdict[str, set[str]] = defaultdict(set)
+    for text, was in (pair for _, data, were in messages for pair in zip(data, were, strict=False)):
+        if _is_short(text) and len(text) < was.chars:
+            places[text].add(was.digest)
 
+    def is_note(text: str, role: str) -> bool:
+        is_sure = role != "tool" or len(_WORD.findall(text)) >= _LEAST_WORDS
+        return len(places[text]) > 1 or (is_sure and _is_note(text))
 
-def _stand_for(message: Message, data: Sequence[str], were: Sequence[Datum], notes: Collection[str]) -> bool:
-    def is_note(text: str) -> bool:
-        is_sure = message.role != "tool" or len(_WORD.findall(text)) >= _LEAST_WORDS
-        return text in notes or (is_sure and _is_note(text))
-
-    def stands_for(text: str, was: Datum) -> bool:
+    def stands_for(text: str, was: Datum, role: str) -> bool:
         if _digest(text) == was.digest:
             return True
         is_piece = len(text) <= _CUT_RATIO * was.chars and _is_piece(text, was)
-        return len(text) < was.chars and (is_piece or is_note(text))
+        return len(text) < was.chars and (is_piece or is_note(text, role))
 
-    if len(data) == len(were):
-        return all(map(stands_for, data, were))
-    # One note in the place of several parts.
-    return len(data) == 1 < len(were) and is_note(data[0]) and len(data[0]) < sum(each.chars for each in were)
+    def stand(role: str, data: Sequence[str], were: Sequence[Datum]) -> bool:
+        if len(data) == len(were):
+            return all(stands_for(text, was, role) for text, was in zip(data, were, strict=True))
+        # One note in the place of several parts.
+        return len(data) == 1 < len(were) and is_note(data[0], role) and len(data[0]) < sum(each.chars for each in were)
+
+    return [stand(message.role, data, were) for message, data, were in messages]
 
 
 def _is_short(text: str) -> bool:
@@ -156,7 +148,7 @@ def _is_short(text: str) -> bool:
 
 def _is_note(text: str) -> bool:
     """Returns True for a few words in brackets that say nothing but that something was here, and how much."""
-    text = text.strip().strip(_EMPHASIS)
+    text = text.strip().strip("*_`~")
     note = _NOTE.match(text) if _is_short(text) else None
     if note is None or _WORD.search(text) is None:
         return False
@@ -182,12 +174,8 @@ def _is_piece(text: str, was: Datum) -> bool:
 
 def _equal_pieces(pieces: Iterator[bytes], known: str) -> int:
     before = base64.b64decode(known)
-    count = 0
-    for piece in pieces:
-        if piece != before[count * _PIECE_BYTES : (count + 1) * _PIECE_BYTES]:
-            break
-        count += 1
-    return count
+    were = (before[at : at + _PIECE_BYTES] for at in range(0, len(before), _PIECE_BYTES))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(pieces, were, strict=False)))
 
 
 def _pieces(text: str, *, backwards: bool = False) -> Iterator[bytes]:
@@ -212,30 +200,25 @@ def _divided(message: Message) -> _Divided:
     elif message.role != "user":
         divided.words.append(normal_text(message))
     for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) else part
         if not is_text_part(part):
             divided.data.append(json.dumps(normal_part(part), sort_keys=True, default=str))
-        elif message.role == "user":
-            _divide(_text_of(part), divided, is_one_of_several=len(parts) > 1)
+        elif message.role == "user" and isinstance(text, str):
+            _divide(text, divided, is_alone=len(parts) == 1)
     return divided
 
 
-def _divide(text: str, divided: _Divided, *, is_one_of_several: bool) -> None:
-    found = part_stretches(text, is_alone=not is_one_of_several)
-    if is_one_of_several and _is_note(text) and all(each.kind != "data" for each in found):
+def _divide(text: str, divided: _Divided, *, is_alone: bool) -> None:
+    found = part_stretches(text, is_alone=is_alone)
+    if not is_alone and _is_note(text) and all(each.kind != "data" for each in found):
         # In the place of an image.
         divided.data.append(text.strip())
         return
     for each in found:
+        end = each.body if each.kind == "data" else each.end
+        divided.words.append(text[each.start : end].strip())
         if each.kind == "data":
             divided.data.append(text[each.body : each.body_end].strip())
-            divided.words.append(text[each.start : each.body].strip())
-        else:
-            divided.words.append(text[each.start : each.end].strip())
-
-
-def _text_of(part: JsonValue) -> str:
-    text = part.get("text") if isinstance(part, Mapping) else part
-    return text if isinstance(text, str) else ""
 
 
 def _without_data(message: Message) -> Message:

@@ -1,20 +1,25 @@
 """Decides about a request: leave it, reuse an earlier compaction, make a new one, or say that it cannot fit.
 
-Pure: the engine brings the sizes, the budget and the stored compactions, and carries the decision out. Decisions are
-values.
+And what to have ready for the next turn while no client waits: a record, and the server's cache. Pure: the engine
+brings the sizes, the budget and the stored compactions, and carries the decision out. Decisions are values.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from itertools import pairwise
+from typing import TypeAlias
 
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.conversation import Conversation, applied_tokens, is_undone, usable
-from litellm_compaction.core.cut_points import answered_round
+from litellm_compaction.core.compaction import Compaction, applied_tokens, is_undone, usable
+from litellm_compaction.core.messages import Message, parse_message, user_message
 from litellm_compaction.core.steps import CompactionOptions, Planner, Step, gains
+from litellm_compaction.core.view import View, answered_round
+
+# What the next turn adds: the most of so many before it; a sentence or two if there were none yet.
+_LATEST_STEPS, _USUAL_GROWTH_RATIO = 3, 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,36 +54,36 @@ class Refuse:
 Plan: TypeAlias = Keep | Reuse | Compact | Refuse
 
 
-def plan(conversation: Conversation, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]) -> Plan:
+def plan(view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]) -> Plan:
     """Decides about a conversation: the first candidate that does, those that change the least and cost nothing first.
 
     Args:
-        conversation: as the client sent it.
+        view: the conversation as the client sent it.
         budget: of the window that it has to fit.
         options: how deep to compact.
         stored: compactions found under this conversation's hashes, longest first.
     """
+    is_voluntary = not budget.own.triggers(view.tokens)
     if budget.rules.keeps_what_fits:
-        return _plan_client_summary(conversation, budget, options, stored)
-    if not budget.is_wanted and budget.own.fits(conversation.tokens) and is_undone(conversation, stored):
+        return Keep() if is_voluntary else _plan_client_summary(view, budget, options, stored)
+    if not budget.is_wanted and budget.own.fits(view.tokens) and is_undone(view, stored):
         return Keep(is_undone=True)
-    known = usable(conversation, stored)
-    conversation, budget = _with_answered_round(conversation, budget, known)
-    is_voluntary = not budget.own.triggers(conversation.tokens)
+    known = usable(view, stored)
     if is_voluntary and not budget.is_wanted:
         return _lasting(budget, known)
-    current = _in_effect(conversation, budget, known)
-    if current.compaction and _goes_on(conversation, budget, current.tokens):
-        return Reuse(compaction=current.compaction)
-    now_tokens = min(conversation.tokens, current.tokens)
+    view, budget = _with_answered_round(view, budget, known)
+    current, current_tokens = _in_effect(view, budget, known)
+    if current and _goes_on(view, budget, current_tokens):
+        return Reuse(compaction=current)
+    now_tokens = min(view.tokens, current_tokens)
     for each in known if not budget.is_wanted else ():
         # A record written ahead is for now.
-        tokens = applied_tokens(conversation, each) if each.ahead else now_tokens
+        tokens = applied_tokens(view, each) if each.ahead else now_tokens
         if gains(tokens, now_tokens) and not budget.triggers(tokens):
             return Reuse(compaction=each)
     rich = next((each for each in known if not each.provisional), None)
-    planner = Planner(conversation=conversation, budget=budget, options=options, base=rich)
-    records = planner.records() if budget.fits(conversation.floor_tokens) else ()
+    planner = Planner(view=view, budget=budget, options=options, base=rich)
+    records = planner.records() if budget.fits(view.floor_tokens) else ()
     if records and records[0].question == "none" and is_voluntary:
         # Without room for a summary the conversation itself says more.
         records = ()
@@ -88,12 +93,11 @@ def plan(conversation: Conversation, budget: Budget, options: CompactionOptions,
         records = planner.records(asks=False)
         is_worth_it = records[0].predicted_tokens <= budget.latest_start_tokens
     if is_worth_it:
-        pruning = planner.prune(records[0], now_tokens) if options.strategy.chooses else None
-        return Compact(steps=tuple(filter(None, (planner.edit(), pruning, *records))))
+        return Compact(steps=(*filter(None, (planner.edit(), planner.choice(records[0], now_tokens))), *records))
     # No cut gains enough to be worth a model call: send what fits.
-    if current.compaction and budget.fits(current.tokens):
-        return Reuse(compaction=current.compaction)
-    return _kept_or(records, conversation, budget)
+    if current and budget.fits(current_tokens):
+        return Reuse(compaction=current)
+    return _kept_or(records, view, budget)
 
 
 def _lasting(budget: Budget, known: Sequence[Compaction]) -> Keep | Reuse:
@@ -107,70 +111,141 @@ def _lasting(budget: Budget, known: Sequence[Compaction]) -> Keep | Reuse:
     return Keep() if found is None else Reuse(compaction=found)
 
 
-class _Current(NamedTuple):
-    """The compaction in effect, None for none, and the tokens of the prompt with it."""
-
-    compaction: Compaction | None
-    tokens: int
-
-
-def _in_effect(conversation: Conversation, budget: Budget, known: Sequence[Compaction]) -> _Current:
-    """The first compaction in effect below the trigger, else the one that leaves the least."""
-    found: list[_Current] = []
+def _in_effect(view: View, budget: Budget, known: Sequence[Compaction]) -> tuple[Compaction | None, int]:
+    """The first compaction in effect below the trigger, else the one that leaves the least; and what it leaves."""
+    found: list[tuple[Compaction | None, int]] = []
     for each in known:
         if not each.ahead:
             # One by one: of fifty rounds the newest does nearly always.
-            found.append(_Current(each, applied_tokens(conversation, each)))
-            if not budget.is_wanted and not budget.triggers(found[-1].tokens):
+            found.append((each, applied_tokens(view, each)))
+            if not budget.is_wanted and not budget.triggers(found[-1][1]):
                 return found[-1]
-    return min(found, key=lambda each: each.tokens, default=_Current(None, conversation.tokens))
+    return min(found, key=lambda each: each[1], default=(None, view.tokens))
 
 
-def _goes_on(conversation: Conversation, budget: Budget, tokens: int) -> bool:
+def _goes_on(view: View, budget: Budget, tokens: int) -> bool:
     """Returns True if no new compaction is due after one that leaves so many tokens."""
     if not budget.is_wanted and not budget.triggers(tokens):
         return True
-    return budget.may_wait(tokens) and not conversation.messages[-1].is_synthetic
+    return budget.may_wait(tokens) and not view.messages[-1].is_synthetic
 
 
-def _kept_or(records: tuple[Step, ...], conversation: Conversation, budget: Budget) -> Plan:
+def _kept_or(records: tuple[Step, ...], view: View, budget: Budget) -> Plan:
     """The conversation as it is if it fits, else the records, else a refusal."""
-    if budget.own.fits(conversation.tokens):
+    if budget.own.fits(view.tokens):
         return Keep()
     return Compact(steps=records) if records else Refuse()
 
 
-def _with_answered_round(
-    conversation: Conversation, budget: Budget, known: Sequence[Compaction]
-) -> tuple[Conversation, Budget]:
+def _with_answered_round(view: View, budget: Budget, known: Sequence[Compaction]) -> tuple[View, Budget]:
     """Both with the tool round that is answered by the answer which is carried over, if it fits beside the usual room.
 
     Messages that a record stands for already do not come back.
     """
-    staying = answered_round(conversation.messages)
-    gone = {at for each in known for at in range(each.replaced_messages) if at not in each.pinned}
-    if not staying or any(at - conversation.prefix in gone for at in staying):
-        return conversation, budget
-    held = replace(budget, floor_tokens=budget.floor_tokens + sum(conversation.sizes[index] for index in staying))
+    staying = answered_round(view.messages)
+    gone = {view.prefix + at for each in known for at in each.gone if at < each.start}
+    if not staying or not gone.isdisjoint(staying):
+        return view, budget
+    held = replace(budget, floor_tokens=budget.floor_tokens + sum(view.sizes[index] for index in staying))
     if held.least_target_tokens > held.early_start_tokens:
-        return conversation, budget
-    return replace(conversation, staying=staying), held
+        return view, budget
+    return replace(view, staying=staying), held
 
 
-def _plan_client_summary(
-    conversation: Conversation, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]
-) -> Plan:
-    """Decides about a request for a summary that the client goes on with in place of its history.
+def _plan_client_summary(view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]) -> Plan:
+    """Decides about a request for a summary that the client goes on with in place of its history, and that is too long.
 
-    A request that fits beside the room for that summary stays as it is. Else the known record of the oldest part stands
-    for as much of it as has to go, whole and without a model call; without one the oldest results become stubs.
+    The known record of the oldest part stands for as much of it as has to go, without a model call; without one the
+    oldest results become stubs.
     """
-    if not budget.own.triggers(conversation.tokens):
-        return Keep()
-    base = next((each for each in usable(conversation, stored) if each.segments and not each.provisional), None)
-    planner = Planner(conversation=conversation, budget=budget, options=options, base=base)
-    filled = planner.copied() if budget.fits(conversation.floor_tokens) else None
-    if filled and filled.predicted_tokens < conversation.tokens:
-        edit = planner.edit() if base is None else None
-        return Compact(steps=(edit, filled) if edit else (filled,))
-    return _kept_or((filled,) if filled else (), conversation, budget)
+    base = next((each for each in usable(view, stored) if each.segments and not each.provisional), None)
+    planner = Planner(view=view, budget=budget, options=options, base=base)
+    record = planner.record(asks=False) if budget.fits(view.floor_tokens) else None
+    if record and record.predicted_tokens < view.tokens:
+        return Compact(steps=tuple(filter(None, (planner.edit() if base is None else None, record))))
+    return _kept_or((record,) if record else (), view, budget)
+
+
+# ------------------------------------------------------------------ ahead of the next turn
+
+
+def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
+    """A conversation as its next turn will begin with it.
+
+    Args:
+        messages: the answered conversation.
+        answer: its text; "" if the model has called tools, whose results belong to the same round.
+    """
+    if not answer:
+        return (*messages, parse_message({"role": "assistant", "content": ""}))
+    # The user's message is empty: the person's last request stays the last.
+    return (*messages, parse_message({"role": "assistant", "content": answer}), user_message(""))
+
+
+def plan_ahead(view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]) -> Step | None:
+    """Plans the summary that a conversation of `turn_ended` will need at its trigger; arguments as `plan`.
+
+    It covers every message, since the server's cache holds that. None if a record exists, lines suffice, or it
+    would not go deep enough: a compaction that gains half as much comes twice as often.
+    """
+    known = usable(view, stored)
+    base = next((each for each in known if not each.provisional and not each.ahead), None)
+    covered = base.covered_messages if base else 0
+    if options.strategy.chooses or any(each.ahead and each.covered_messages > covered for each in known):
+        return None
+    trigger_tokens = budget.trigger_tokens
+    now_tokens = min([view.tokens, *(applied_tokens(view, each) for each in known)])
+    growth_tokens = max(trigger_tokens - now_tokens, 0)
+    planner = Planner(view=view, budget=budget, options=options, base=base)
+    fresh = planner.record(growth_tokens=growth_tokens)
+    if fresh is None or fresh.question == "none" or fresh.draft.covered_messages <= covered:
+        return None
+    most_tokens = (planner.target_tokens(trigger_tokens) + trigger_tokens) // 2
+    if fresh.predicted_tokens + growth_tokens > most_tokens or planner.edit() is not None:
+        return None
+    return replace(fresh, draft=replace(fresh.draft, ahead=True))
+
+
+def plan_reading(
+    view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]
+) -> Reuse | Step | None:
+    """Plans what the server reads for the turn after `turn_ended`; None if its cache holds the next prompt.
+
+    It is a record that was written ahead, or an edit to make, if the client's usual addition would cross the trigger:
+    that turn would wait until the server has read the compacted conversation. What it has read is sent, even if the
+    turn turns out too small for it.
+    """
+    now = plan(view, budget, options, stored)
+    new = _new(now)
+    if new is not None or options.rereads or isinstance(now, (Compact, Refuse)):
+        # After the text that it was made to read some servers cannot go on with another ending: they read all again.
+        return new
+    sent_tokens = view.tokens if isinstance(now, Keep) else applied_tokens(view, now.compaction)
+    left_tokens = (budget.own if isinstance(now, Keep) else budget).trigger_tokens - sent_tokens
+    if expected_growth_tokens(view, budget.window_tokens) <= left_tokens:
+        return None
+    later = view.grown(max(left_tokens + 1, 0))
+    return _new(plan(later, replace(budget, floor_tokens=later.floor_tokens), options, stored))
+
+
+def _new(decision: Plan) -> Reuse | Step | None:
+    """Returns the decision if it changes what is sent and needs no model for it, else None."""
+    if isinstance(decision, Compact):
+        return decision.steps[0] if decision.steps[0].is_edit else None
+    return decision if isinstance(decision, Reuse) and decision.compaction.ahead else None
+
+
+def expected_growth_tokens(view: View, window_tokens: int) -> int:
+    """The tokens that the next turn will add to a conversation of `turn_ended`.
+
+    The largest of the last steps between two answers, of those after a call if the last answer has called tools.
+    """
+    answers = [at for at, each in enumerate(view.messages) if each.role == "assistant"]
+    # A call counts with its results.
+    steps = [
+        (has := bool(view.messages[at].calls), sum(view.sizes[at + (not has) : end])) for at, end in pairwise(answers)
+    ]
+    ends_in_call = view.messages[-1].role == "assistant"
+    alike = [tokens for is_call, tokens in steps if is_call == ends_in_call]
+    likely = alike if len(alike) >= _LATEST_STEPS else [tokens for _, tokens in steps]
+    return max(likely[-_LATEST_STEPS:], default=math.ceil(_USUAL_GROWTH_RATIO * window_tokens))

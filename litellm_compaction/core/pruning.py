@@ -1,9 +1,8 @@
 """Asks a pruning model which messages may go, and holds its answer against the conversation.
 
-An edit plan by message number is asked for, since small models are slow and poor at writing a conversation anew; an
-answer that does so is read, too, whatever stands around its JSON. A message may be left out or cut to its head and
-tail, nothing else: no wish can add a role, a call, an id or a word. Rounds stay whole, user and assistant keep
-alternating, and what is protected is never offered.
+An edit plan by message number is asked for; a conversation written anew is read, too, whatever stands around its JSON.
+A message may be left out or cut to its head and tail, nothing else: no wish can add a role, a call, an id or a word.
+Rounds stay whole, user and assistant keep alternating, and what is protected is never offered.
 """
 
 from __future__ import annotations
@@ -11,14 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise, starmap
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
 
 from pydantic_core import from_json
 
-from litellm_compaction.core.clearing import stubs
-from litellm_compaction.core.compaction import Compaction, Shown
+from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.excerpts import common_level, excerpt
+from litellm_compaction.core.forms import Form, size_of, stubs
 from litellm_compaction.core.messages import (
     JsonObject,
     JsonValue,
@@ -32,13 +32,9 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.core.prompts import defused, filled, focus_lines
 from litellm_compaction.core.rounds import NO_RESPONSE, rounds, within_rounds
 
-# Below this nothing is gained that is worth a marker.
-_LEAST_SAVED_CHARS = 80
-# Of a message that is to be shortened at most so much is shown, and so much if nothing says how much.
-_MOST_SHOWN_RATIO = 0.5
-_SHOWN_RATIO = 0.25
+# Below this nothing is gained that is worth a marker; of a message that is to be shortened so much is shown.
+_LEAST_SAVED_CHARS, _SHOWN_RATIO = 80, 0.25
 _KEYS = frozenset({"drop", "shorten", "prunedConversation"})
-_NUMBER_KEYS = ("n", "number", "message")
 _RANGE = re.compile(r"\s*#?(\d{1,6})\s*(?:(?:-|–|to)\s*#?(\d{1,6}))?\s*")
 # Reasoning may hold drafts; more of them than this are noise.
 _MAX_OBJECTS = 64
@@ -47,26 +43,18 @@ _REQUEST = "THE REQUEST BEING WORKED ON (it stays):"
 _EARLIER = "WHAT WAS LEFT OUT BEFORE (it stays):"
 _MESSAGES = "MESSAGES:"
 _REMINDER = "END OF THE DATA. Now write the JSON object."
-_ARGUMENTS_CHARS = 200
-_BRIEF_ARGUMENTS_CHARS = 60
-# An edit plan's numbers and quotes, beside the summary. However many messages there are, most of a plan is ranges; its
-# room is taken from the question.
-_PLAN_TOKENS = 256
-_TOKENS_PER_MESSAGE = 12
-_MAX_PLAN_TOKENS = 768
-# Tool results give way first, as for a summary.
-_WEIGHT = 4
-_LEAST_TOKENS = 16
-# If there are many short messages, their sizes and first words say enough to choose by.
-_LEAST_BRIEF_TOKENS = 3
+_ARGUMENTS_CHARS, _BRIEF_ARGUMENTS_CHARS = 200, 60
+# However many messages there are, most of an edit plan is ranges.
+_PLAN_TOKENS, _TOKENS_PER_MESSAGE, _MAX_PLAN_TOKENS = 256, 12, 768
+# Tool results give way first; if there are many short messages, their sizes and first words say enough to choose by.
+_WEIGHT, _LEAST_TOKENS, _LEAST_BRIEF_TOKENS = 4, 16, 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """Positions after the prefix to be left out, the characters to be shown of others, and what of it still matters."""
+class Wishes(NamedTuple):
+    """Positions after the prefix to be left out and to be shortened, and what of it all still matters."""
 
     dropped: frozenset[int] = frozenset()
-    shortened: Mapping[int, int] = field(default_factory=dict)
+    shortened: frozenset[int] = frozenset()
     summary: str = ""
 
 
@@ -75,7 +63,7 @@ def offered(rest: Sequence[Message], compaction: Compaction) -> list[int]:
 
     `rest` are the messages after the leading system ones, here and below.
     """
-    stays = {*compaction.pinned, *compaction.dropped}
+    stays = {*compaction.pinned, *compaction.gone}
     return [at for at in _span(compaction) if at not in stays and not (rest[at].is_system or rest[at].is_synthetic)]
 
 
@@ -86,22 +74,25 @@ def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[
     text leaves a line in its place, and a call stays.
     """
     span = _span(compaction)
-    wanted = {*compaction.dropped, *wishes.dropped.intersection(choices)}
+    wanted = {*compaction.gone.intersection(span), *wishes.dropped.intersection(choices)}
     dropped = {at for unit in _units(rest, span, wanted) if wanted.issuperset(unit) for at in unit}
-    kept = wanted - dropped
     shrinking = {span.start + at for at in stubs(rest[span.start : span.stop])}
-    shown = dict(compaction.shown)
-    shown.update((at, "stub") for at in kept & shrinking if rest[at].role == "tool")
-    lines = {at: 0 for at in kept if rest[at].role in ("user", "assistant") and not rest[at].calls}
-    for at, chars in {**wishes.shortened, **lines}.items():
-        if at in choices and shown.get(at) != "stub" and _can_shrink(rest[at], chars):
-            shown[at] = chars
-    shown.update((at, "gone") for at in dropped)
-    return replace(compaction, shown=tuple(starmap(Shown, sorted(shown.items()))))
+    forms = {each.position: each for each in compaction.forms}
+    lines = {at for at, each in forms.items() if each.how == "line"}
+    new_lines = {at for at in (wanted - dropped) & shrinking - lines if rest[at].role == "tool"}
+    forms.update((at, Form(at, "line", size_of(rest[at]))) for at in new_lines)
+    for at in {*wanted, *wishes.shortened}.intersection(choices) - lines - new_lines:
+        is_line = at in wanted
+        chars = 0 if is_line else int(len(normal_text(rest[at])) * _SHOWN_RATIO)
+        is_text = rest[at].role in ("user", "assistant") and not rest[at].calls if is_line else not rest[at].other_parts
+        if is_text and len(normal_text(rest[at])) - chars >= _LEAST_SAVED_CHARS:
+            forms[at] = Form(at, chars)
+    forms.update((at, Form(at, "gone")) for at in dropped)
+    return replace(compaction, forms=tuple(sorted(forms.values())))
 
 
 def _span(compaction: Compaction) -> range:
-    return range(compaction.replaced_messages, compaction.covered_messages)
+    return range(compaction.start, compaction.covered_messages)
 
 
 def _units(rest: Sequence[Message], span: range, wanted: Collection[int]) -> Iterator[range]:
@@ -123,12 +114,6 @@ def _units(rest: Sequence[Message], span: range, wanted: Collection[int]) -> Ite
         # The messages after the covered part may be edited by their client.
         if end < span.stop or (rest[end - 1].role == "assistant" and not rest[end - 1].calls):
             yield range(begin, end)
-
-
-def _can_shrink(message: Message, chars: int) -> bool:
-    """Returns True if cutting the message to its head and tail saves something, and there is nothing but text."""
-    saved = len(normal_text(message)) - chars
-    return saved >= _LEAST_SAVED_CHARS and not (chars and message.other_parts)
 
 
 def decide(
@@ -161,24 +146,20 @@ def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *,
     """
     found, is_cut = _object(answer, prompt)
     summary = found.get("summary") or ""
-    if not isinstance(summary, str):
-        raise ValueError("the summary is not a text")  # noqa: TRY004 - one error type for every bad shape
-    if "prunedConversation" in found:
-        wishes = _from_conversation(found["prunedConversation"], rest, choices, is_cut=is_cut)
-    else:
-        wishes = _from_plan(found, rest, choices)
-    summary = "\n".join(filter(None, (summary.strip(), wishes.summary)))
-    if not wishes.dropped and not wishes.shortened:
-        raise ValueError("nothing is to go")
-    if len(wishes.dropped) == len(choices) and not summary:
+    read = _from_conversation if "prunedConversation" in found else _from_plan
+    wishes = read(found, rest, choices, is_cut)
+    if not isinstance(summary, str) or not (wishes.dropped or wishes.shortened):
+        raise ValueError("the summary is not a text, or nothing is to go")
+    wishes = wishes._replace(summary="\n".join(filter(None, (summary.strip(), wishes.summary))))
+    if len(wishes.dropped) == len(choices) and not wishes.summary:
         raise ValueError("everything is to go, without a summary")
-    return replace(wishes, summary=summary)
+    return wishes
 
 
 def _object(answer: str, prompt: str) -> tuple[JsonObject, bool]:
     """The last JSON object that is an answer, drafts may stand before it; and if the answer was cut in it."""
-    found: JsonObject | None = None
-    unread: list[str] = []
+    whole: JsonObject = {}
+    begun: JsonObject = {}
     at = answer.find("{")
     for _ in range(_MAX_OBJECTS):
         if at < 0:
@@ -186,108 +167,83 @@ def _object(answer: str, prompt: str) -> tuple[JsonObject, bool]:
         try:
             value, end = json.JSONDecoder().raw_decode(answer, at)
         except (ValueError, RecursionError):
-            unread.append(answer[at:])
-            end = at + 1
-        else:
-            found = value if _KEYS.intersection(value) and answer[at:end] not in prompt else found
+            value, end = {}, at + 1
+            begun = begun or _begun(answer[at:])
+        if _KEYS.intersection(value) and answer[at:end] not in prompt:
+            whole = value
         at = answer.find("{", end)
-    if found is not None:
-        return found, False
-    for begun in unread:
-        value = _begun(begun) if begun not in prompt else {}
-        if _KEYS.intersection(value):
-            return value, True
-    raise ValueError("no JSON object with an edit plan")
+    if not whole and not begun:
+        raise ValueError("no JSON object with an edit plan")
+    return whole or begun, not whole
 
 
 def _begun(text: str) -> JsonObject:
-    """A cut JSON object as far as it goes. What may be another item than was meant goes."""
+    """A cut JSON object as far as it goes, without the last item, which may be another one than was meant."""
     try:
         value: JsonValue = from_json(text, allow_partial="trailing-strings")
     except ValueError:
         return {}
-    if not isinstance(value, dict) or not value:
+    if not isinstance(value, dict) or not _KEYS.intersection(value):
         return {}
     last = next(reversed(value))
     items = value[last]
-    if isinstance(items, list):
-        value[last] = items[:-1]
-    elif isinstance(items, dict):
-        value[last] = dict(list(items.items())[:-1])
-    return value
+    return {**value, last: items[:-1]} if isinstance(items, list) else value
 
 
-def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]) -> Wishes:
-    drop, shorten = plan.get("drop") or [], plan.get("shorten") or []
-    if not isinstance(drop, list):
-        raise ValueError("`drop` is not a list")  # noqa: TRY004 - one error type for every bad shape
-    if isinstance(shorten, Mapping):
-        shorten = [{"n": number, "text": text} for number, text in shorten.items()]
-    if not isinstance(shorten, list):
-        raise ValueError("`shorten` is not a list")  # noqa: TRY004
-    dropped = {at for each in drop for at in _positions(each, choices)}
-    shortened: dict[int, int] = {}
-    for each in shorten:
-        text = each.get("text") if isinstance(each, Mapping) else None
-        for at in _positions(each, choices):
-            if at not in dropped:
-                shortened[at] = _shown_chars(rest[at], text if isinstance(text, str) else None)
+def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int], is_cut: bool) -> Wishes:
+    """The messages that an edit plan names, by number, by range ("3-7"), or in an object with a number."""
+
+    def named(key: str) -> set[int]:
+        items = plan.get(key) or []
+        if not isinstance(items, list | dict):
+            raise ValueError(f"`{key}` is not a list")  # noqa: TRY004 - one error type for every bad shape
+        return {at for item in items for at in choices[_places(item)]}
+
+    dropped = named("drop")
+    shortened = named("shorten") - dropped
     # A model that drops a call means its results too, but for those that are to stay in part.
     results = {at for each in rounds(rest) for at, made in each.results.items() if made.at in dropped}
-    return Wishes(dropped=frozenset(dropped | (results & set(choices) - set(shortened))), shortened=shortened)
+    return Wishes(frozenset(dropped | (results & set(choices) - shortened)), frozenset(shortened))
 
 
-def _shown_chars(message: Message, text: str | None = None) -> int:
-    """The part of a message that is shown if a model gives it so much text; its words are its own and go nowhere."""
-    chars = len(normal_text(message))
-    return int(chars * _SHOWN_RATIO) if text is None else min(len(text), int(chars * _MOST_SHOWN_RATIO))
+def _places(item: JsonValue) -> slice:
+    if isinstance(item, Mapping):
+        item = next((item[key] for key in ("n", "number", "message") if key in item), None)
+    found = None if isinstance(item, bool) else _RANGE.fullmatch(str(item))
+    return slice(max(int(found[1]) - 1, 0), int(found[2] or found[1])) if found else slice(0)
 
 
-def _positions(value: JsonValue, choices: Sequence[int]) -> list[int]:
-    """The positions that a number, a range ("3-7") or an object with a number means; none for anything else."""
-    if isinstance(value, Mapping):
-        value = next((value[key] for key in _NUMBER_KEYS if key in value), None)
-    if isinstance(value, bool):
-        return []
-    if isinstance(value, int):
-        return [choices[value - 1]] if 0 < value <= len(choices) else []
-    found = _RANGE.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        return []
-    first, last = int(found[1]), int(found[2] or found[1])
-    return [choices[number - 1] for number in range(max(first, 1), min(last, len(choices)) + 1)]
-
-
-def _from_conversation(kept: JsonValue, rest: Sequence[Message], choices: Sequence[int], *, is_cut: bool) -> Wishes:
+def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Sequence[int], is_cut: bool) -> Wishes:
     """The messages that a conversation written anew leaves out, by a walk along the original.
 
     A message that stands in it stays. One in other words is a note about what goes: its words join the summary. Nothing
     is known of messages after a cut.
     """
-    if not isinstance(kept, list) or not kept:
+    entries = answer["prunedConversation"]
+    if not isinstance(entries, list) or not entries:
         raise ValueError("`prunedConversation` is not a list of messages")
-    left, found, notes = list(choices), set[int](), list[str]()
+    texts = [_identity(message) for message in rest]
     # A model that writes down all that stays may name those that it was not asked about.
-    stays = {_identity(rest[at]) for at in set(range(len(rest))).difference(choices)}
-    for entry in kept:
+    stays = {texts[at] for at in set(range(len(rest))).difference(choices)}
+    left, kept, notes = list(choices), set[int](), list[str]()
+    for entry in entries:
         if not isinstance(entry, Mapping) or entry.get("role") not in _ROLES:
             raise ValueError("`prunedConversation` holds something that is no message")
         message = parse_message(entry)
-        place = next((at for at in left if _identity(rest[at]) == _identity(message)), None)
+        found = _identity(message)
+        place = next((at for at in left if texts[at] == found), None)
         if place is not None:
-            found.add(place)
+            kept.add(place)
             left = left[left.index(place) + 1 :]
-        elif message.is_system or _identity(message) in stays:
-            continue
-        elif message.calls or message.call_id or any(_identity(rest[at]) == _identity(message) for at in choices):
-            raise ValueError("`prunedConversation` holds a message that the conversation does not have there")
-        else:
+        elif not (message.is_system or found in stays):
+            if message.calls or message.call_id or any(texts[at] == found for at in choices):
+                raise ValueError("`prunedConversation` holds a message that the conversation does not have there")
             notes.append(message.text.strip())
     known = set(choices).difference(left) if is_cut else set(choices)
-    return Wishes(dropped=frozenset(known - found), summary="\n".join(filter(None, notes)))
+    return Wishes(frozenset(known - kept), summary="\n".join(filter(None, notes)))
 
 
-def _identity(message: Message) -> tuple[str, str, str, tuple[tuple[str, str, str], ...]]:
+def _identity(message: Message) -> tuple[object, ...]:
     calls = tuple((call.id, call.name, canonical_arguments(call.arguments)) for call in message.calls)
     return (message.role, message.call_id, normal_text(message), calls)
 
@@ -332,33 +288,27 @@ def pruning_prompt(
         limit_tokens: bound on the whole.
         count: tokens of a text, for the pruning model.
     """
-    head = [filled(prompt, values), ""]
-    head += focus_lines(focus)
+    head = [filled(prompt, values), "", *focus_lines(focus)]
     head += [_REQUEST, defused(request), ""] if request else []
     head += [_EARLIER, defused(earlier), ""] if earlier else []
-    frame = "\n".join([*head, _MESSAGES, "", _REMINDER])
-    room_tokens = limit_tokens - count(frame)
+    room_tokens = limit_tokens - count("\n".join([*head, _MESSAGES, "", _REMINDER]))
     texts = [defused(without_notices(message.text).strip()) for message in messages]
-    text_tokens = [count(text) for text in texts]
+    tokens = [count(text) for text in texts]
     weights = [1 if message.role == "tool" else _WEIGHT for message in messages]
-    for brief, least_tokens in ((False, _LEAST_TOKENS), (True, _LEAST_BRIEF_TOKENS)):
-        level = max(common_level(text_tokens, weights, max(room_tokens, 0)), least_tokens)
-        while level >= least_tokens:
-            limits = [level * weight for weight in weights]
-            shown = (
-                _opening(text, size, limit) if brief else excerpt(text, limit, count)
-                for text, size, limit in zip(texts, text_tokens, limits, strict=True)
-            )
-            lines = "\n".join(
-                _line(number, *each, brief=brief)
-                for number, each in enumerate(
-                    zip(messages, sizes, shown, unanswered or [()] * len(messages), strict=True), start=1
-                )
-            )
-            # Quoting and the other fields come on top of the texts.
-            if count(lines) <= room_tokens:
-                return "\n".join([*head, _MESSAGES, lines, "", _REMINDER])
-            level -= max(level // 5, 1)
+    waiting = unanswered or [()] * len(messages)
+    level = max(common_level(tokens, weights, max(room_tokens, 0)), _LEAST_TOKENS)
+    while level >= _LEAST_BRIEF_TOKENS:
+        brief = level < _LEAST_TOKENS
+        shown = (
+            _opening(text, size, level * weight) if brief else excerpt(text, level * weight, count)
+            for text, size, weight in zip(texts, tokens, weights, strict=True)
+        )
+        rows = enumerate(zip(messages, sizes, shown, waiting, strict=True), start=1)
+        lines = "\n".join(_line(number, *row, brief=brief) for number, row in rows)
+        # Quoting and the other fields come on top of the texts.
+        if count(lines) <= room_tokens:
+            return "\n".join([*head, _MESSAGES, lines, "", _REMINDER])
+        level -= max(level // 5, 1)
     return ""
 
 
@@ -368,17 +318,14 @@ def _opening(text: str, tokens: int, limit_tokens: int) -> str:
 
 def _line(number: int, message: Message, size: int, text: str, waiting: Sequence[str], *, brief: bool) -> str:
     """One message as JSON; a brief one leaves the ids out, which only a conversation written anew would need."""
-    shown: dict[str, object] = {"n": number, "role": message.role, "tokens": size, "content": text}
-    if message.calls:
-        most = _BRIEF_ARGUMENTS_CHARS if brief else _ARGUMENTS_CHARS
-        shown["calls"] = [f"{call.name}({defused(render_arguments(call.arguments))[:most]})" for call in message.calls]
-    if waiting:
+    most = _BRIEF_ARGUMENTS_CHARS if brief else _ARGUMENTS_CHARS
+    fields = {
+        "calls": [f"{call.name}({defused(render_arguments(call.arguments))[:most]})" for call in message.calls],
         # As every other prompt shows it; a line of its own would be one that can be chosen.
-        shown["results"] = {defused(name): NO_RESPONSE for name in waiting}
-    if message.calls and not brief:
-        shown["ids"] = [defused(call.id) for call in message.calls]
-    if message.call_id and not brief:
-        shown["result_of"] = defused(message.call_id)
-    if message.other_parts:
-        shown["attached"] = list(message.other_parts)
-    return json.dumps(shown, ensure_ascii=False)
+        "results": {defused(name): NO_RESPONSE for name in waiting},
+        "ids": [] if brief else [defused(call.id) for call in message.calls],
+        "result_of": "" if brief else defused(message.call_id),
+        "attached": list(message.other_parts),
+    }
+    shown = {"n": number, "role": message.role, "tokens": size, "content": text}
+    return json.dumps({**shown, **{key: value for key, value in fields.items() if value}}, ensure_ascii=False)

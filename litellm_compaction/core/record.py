@@ -74,7 +74,7 @@ def _base(body: str, round_number: int) -> Compaction:
     record = Compaction(
         covered_messages=1,
         covered_hash="",
-        pinned=(),
+        start=1,
         round=round_number,
         segments=segments,
         ledger=ledger,

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
-from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemized, margin_tokens
-from litellm_compaction.core.clearing import REMOVED_TOKENS, with_shorter_data
-from litellm_compaction.core.conversation import Conversation
+from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, margin_tokens
 from litellm_compaction.core.excerpts import common_level, excerpt
+from litellm_compaction.core.forms import REMOVED_TOKENS, with_shorter_data
 from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.stretches import words_ratio
 from litellm_compaction.core.transcripts import rendered_in, with_fewer_turns
+from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit, Share
 
 _LEAST_EXCERPT_TOKENS = 64
 # With less doubt a margin is what it says; with more, a number as large as the count itself.
 _SURE_RATIO = 1.05
 _ADDED = "the client's own notes in the "
+_LESS = ", shorten the message, or set `oversized_user_message: excerpt`"
 # What to change, by the beginning of the share's name; any other is a template's.
 _REMEDIES = {
     "result of tool": ", let the tool return less, or set `oversized_tool_result: excerpt`",
-    "newest user message": ", shorten the message, or set `oversized_user_message: excerpt`",
-    "last request of the user": ", shorten the message, or set `oversized_user_message: excerpt`",
+    "newest user message": _LESS,
+    "last request of the user": _LESS,
     _ADDED: ", let the client add less to the user's words, or set `oversized_user_message: excerpt`",
     "newest assistant message": ", or let the model write less in one call",
     "tools": ", or offer fewer tools",
@@ -33,37 +33,28 @@ _REMEDIES = {
 }
 
 
-def protected_shares(conversation: Conversation, tools_tokens: int) -> tuple[Share, ...]:
+def protected_shares(view: View, tools_tokens: int) -> tuple[Share, ...]:
     """Shares of the floor: system, tools, the request in work, each result that no answer has used, and its call."""
-    messages, sizes = conversation.messages, conversation.floor_sizes()
+    messages, sizes, calls = view.messages, view.floor_sizes, calls_by_position(view.messages)
     found = [
         Share("tools", tools_tokens),
-        Share("template", conversation.fixed_tokens - tools_tokens),
-        Share("system messages", sum(sizes[: conversation.prefix])),
+        Share("template", view.fixed_tokens - tools_tokens),
+        Share("system messages", sum(sizes[: view.prefix])),
     ]
-    requests, calls = conversation.requests, calls_by_position(messages)
-    for index in sorted({*requests, *_tail(conversation)}):
-        message = messages[index]
+    for index in sorted({*view.requests, *_tail(view)}):
+        message, name = messages[index], f"newest {messages[index].role} message"
         if message.role == "tool":
             name = f"result of tool {calls[index].name if index in calls else '(unknown)'}"
-        elif index in requests[:-1]:
+        elif index in view.requests[:-1]:
             name = "last request of the user"
-        else:
-            name = f"newest {message.role} message"
         added_tokens = int(sizes[index] * (1 - words_ratio(message))) if message.role == "user" else 0
-        found += [
-            Share(name, sizes[index] - added_tokens),
-            *([Share(_ADDED + name, added_tokens)] if added_tokens else []),
-        ]
-    return tuple(found)
+        found += [Share(name, sizes[index] - added_tokens), Share(_ADDED + name, added_tokens)]
+    return tuple(share for share in found if share.tokens)
 
 
-def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens: int) -> DoesNotFit:
-    """The error for a request that cannot be made to fit: numbers, what takes them, and what to change.
-
-    The first sentence has the wording that agents recognize as "context length exceeded".
-    """
-    shares = protected_shares(conversation, tools_tokens)
+def refusal(model: str, view: View, budget: Budget, tools_tokens: int) -> DoesNotFit:
+    """The error for a request that cannot be made to fit: numbers, what takes them, and what to change."""
+    shares = protected_shares(view, tools_tokens)
     floor = budget.floor_tokens
     most, answer = floor + margin_tokens(floor, budget.likely_ratio), budget.rules.answer_min_tokens
     kept = f"Besides them a margin of {most - floor} tokens and {answer} tokens for the answer are kept free."
@@ -75,76 +66,74 @@ def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens
         )
         likely = replace(budget, likely_ratio=1.0).needed_window_tokens(floor)
         needed = likely if likely > budget.window_tokens else needed
-    remedy = f"Load {model} with a context length of at least {needed} tokens" + _remedy(shares)
-    return DoesNotFit(
-        f"This model's maximum context length is {budget.window_tokens} tokens. However, your messages resulted in "
-        f"{floor} tokens that cannot be compacted (context_length_exceeded). They are: {itemized(shares)}. "
-        f"{kept} {remedy}.",
-        shares=shares,
-        window_tokens=budget.window_tokens,
-        needed_tokens=needed,
-    )
-
-
-def _remedy(shares: Sequence[Share]) -> str:
-    """The words about the kind of share that is largest in sum."""
     sums: Counter[str] = Counter()
     for share in shares:
         sums[next((words for name, words in _REMEDIES.items() if share.name.startswith(name)), "")] += share.tokens
-    return max(sums, key=lambda words: sums[words], default="")
+    items = ", ".join(f"{each.name} {each.tokens} tokens" for each in sorted(shares, key=lambda each: -each.tokens))
+    return _does_not_fit(
+        budget.window_tokens,
+        floor,
+        f" that cannot be compacted (context_length_exceeded). They are: {items}. {kept} Load {model} with a context "
+        f"length of at least {needed} tokens{max(sums, key=lambda words: sums[words], default='')}.",
+        needed_tokens=needed,
+        shares=shares,
+    )
 
 
 def unchangeable(model: str, tokens: int, budget: Budget) -> DoesNotFit:
     """The error for a request that does not fit, and that its client wants sent as it is or not at all."""
     needed_tokens = budget.needed_window_tokens(tokens)
-    return DoesNotFit(
-        f"This model's maximum context length is {budget.window_tokens} tokens. However, your messages resulted in "
-        f"{tokens} tokens (context_length_exceeded), and nothing is compacted: `truncation` is `disabled`, or it is a "
-        f"text completion. Send less, or load {model} with a context length of {needed_tokens} tokens or more.",
-        shares=(Share("messages and tools", tokens),),
-        window_tokens=budget.window_tokens,
+    return _does_not_fit(
+        budget.window_tokens,
+        tokens,
+        " (context_length_exceeded), and nothing is compacted: `truncation` is `disabled`, or it is a text completion. "
+        f"Send less, or load {model} with a context length of {needed_tokens} tokens or more.",
         needed_tokens=needed_tokens,
     )
 
 
 def unprepared(model: str, tokens: int, window_tokens: int) -> DoesNotFit:
     """The error for a request that is known to be too long, if making it shorter failed by a fault of ours."""
-    return DoesNotFit(
-        f"This model's maximum context length is {window_tokens} tokens. However, your messages resulted in {tokens} "
-        "tokens (context_length_exceeded), and compacting them failed: the proxy's log has the error. Send the request "
+    return _does_not_fit(
+        window_tokens,
+        tokens,
+        " (context_length_exceeded), and compacting them failed: the proxy's log has the error. Send the request "
         f"again, send fewer messages, or load {model} with a larger context length.",
-        shares=(Share("messages and tools", tokens),),
-        window_tokens=window_tokens,
         needed_tokens=tokens,
     )
 
 
-def shortened(
-    conversation: Conversation,
-    budget: Budget,
-    *,
-    tool_results: bool,
-    user_message: bool,
-) -> tuple[Message, ...] | None:
+def _does_not_fit(
+    window_tokens: int, tokens: int, rest: str, *, needed_tokens: int, shares: tuple[Share, ...] = ()
+) -> DoesNotFit:
+    """An error whose first sentence has the wording that agents recognize as "context length exceeded"."""
+    return DoesNotFit(
+        f"This model's maximum context length is {window_tokens} tokens. However, your messages resulted in {tokens} "
+        f"tokens{rest}",
+        shares=shares or (Share("messages and tools", tokens),),
+        window_tokens=window_tokens,
+        needed_tokens=needed_tokens,
+    )
+
+
+def shortened(view: View, budget: Budget, *, tool_results: bool, user_message: bool) -> tuple[Message, ...] | None:
     """The messages with all protected texts above one common level cut to head and tail; None if even that is too much.
 
     Args:
-        conversation: does not fit.
+        view: a conversation that does not fit.
         budget: of its window.
         tool_results: results in the open tool round may be cut.
         user_message: unanswered user messages, and the requests, may be cut.
     """
-    messages, sizes, count = conversation.messages, conversation.sizes, conversation.count_text
-    open_tail = range(conversation.latest_cut, len(messages))
-    candidates = [index for index in open_tail if tool_results and messages[index].role == "tool"]
-    if user_message:
-        behind = (index for index in open_tail if messages[index].role == "user" and not messages[index].is_synthetic)
-        candidates += sorted({*conversation.requests, *behind})
+    messages, sizes, count = view.messages, view.sizes, view.count_text
+    tail = range(view.latest_cut, len(messages))
+    results = [index for index in tail if tool_results and messages[index].role == "tool"]
+    said = (index for index in tail if messages[index].role == "user" and not messages[index].is_synthetic)
+    candidates = [*results, *(sorted({*view.requests, *said}) if user_message else [])]
     if not candidates:
         return None
-    fixed = budget.floor_tokens - sum(sizes[index] for index in candidates)
-    room = budget.prompt_limit_tokens - fixed
-    if conversation.cuts:
+    room = budget.prompt_limit_tokens - budget.floor_tokens + sum(sizes[index] for index in candidates)
+    if view.cuts:
         # There is history to record: a summary and a ledger need room besides the excerpts.
         room -= min(room // 2, int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens))
     level = common_level([sizes[index] for index in candidates], [1] * len(candidates), room)
@@ -158,7 +147,7 @@ def shortened(
     return tuple(changed)
 
 
-def with_less_data(conversation: Conversation, budget: Budget, limit_tokens: int) -> tuple[Message, ...] | None:
+def with_less_data(view: View, budget: Budget, limit_tokens: int) -> tuple[Message, ...] | None:
     """The messages with less of the data that is attached to unanswered ones; None if all may stay.
 
     Of a conversation that is rendered into one of them, about which a client asks, the oldest turns are such data.
@@ -168,15 +157,15 @@ def with_less_data(conversation: Conversation, budget: Budget, limit_tokens: int
     tail may stay, if the protected messages take more than `limit_tokens`; before all of it the client's own words that
     come again and again do.
     """
-    messages, count = conversation.messages, conversation.count_text
+    messages, count = view.messages, view.count_text
     if budget.rules.keeps_what_fits and (at := rendered_in(messages)) is not None:
-        over_tokens = conversation.tokens - budget.trigger_tokens if budget.own.triggers(conversation.tokens) else 0
+        over_tokens = view.tokens - budget.trigger_tokens if budget.own.triggers(view.tokens) else 0
         fewer = with_fewer_turns(messages[at], over_tokens, count)
         return None if fewer is messages[at] else (*messages[:at], fewer, *messages[at + 1 :])
     if budget.floor_tokens <= limit_tokens:
         return None
     # Below the trigger, and with room for a record of the history.
-    room_tokens = int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens) if conversation.cuts else 0
+    room_tokens = int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens) if view.cuts else 0
     excess_tokens = budget.floor_tokens - min(limit_tokens, budget.trigger_tokens - room_tokens)
 
     def shorten(data: str) -> str | None:
@@ -189,11 +178,11 @@ def with_less_data(conversation: Conversation, budget: Budget, limit_tokens: int
         excess_tokens -= size - (count(shown) if shown else REMOVED_TOKENS)
         return shown
 
-    changed = {index: with_shorter_data(messages[index], shorten, {"recurring"}) for index in _tail(conversation)}
+    changed = {index: with_shorter_data(messages[index], shorten, {"recurring"}) for index in _tail(view)}
     changed = {index: with_shorter_data(message, shorten, {"data"}) for index, message in changed.items()}
     shown = tuple(changed.get(index, message) for index, message in enumerate(messages))
     return None if all(new is old for new, old in zip(shown, messages, strict=True)) else shown
 
 
-def _tail(conversation: Conversation) -> range:
-    return range(max(conversation.latest_cut, conversation.prefix), len(conversation.messages))
+def _tail(view: View) -> range:
+    return range(max(view.latest_cut, view.prefix), len(view.messages))

@@ -1,4 +1,4 @@
-"""Which results answer which calls, and where a tool round ends.
+"""Finds which results answer which calls, and where a tool round ends.
 
 A call's result is the message that answers its id, wherever it stands before the next assistant message: clients put
 images, reminders and the person's words between two results. Calls with one id are told apart by their places. A few
@@ -16,12 +16,8 @@ from litellm_compaction.core.messages import Message, ToolCall, last_assistant_i
 from litellm_compaction.core.stretches import is_text_result
 
 NO_RESPONSE = "Tool no response"
-_UNDERSTOOD = "Understood."
-# A shorter id stands in a text by chance.
-_LEAST_ID_CHARS = 4
-# So many calls are looked for in a message that may answer one in another form.
-_MOST_ODD_FORMS = 16
-_ID_KEYS = ("tool_use_id", "tool_call_id")
+# A shorter id stands in a text by chance; and so many calls are looked for in a text.
+_LEAST_ID_CHARS, _MOST_ODD_FORMS = 4, 16
 
 
 class Made(NamedTuple):
@@ -96,7 +92,7 @@ def _answers(message: Message, call: ToolCall) -> bool:
         return message.raw.get("name") == call.name
     content = message.raw.get("content")
     parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
-    if call.id and any(part.get(key) == call.id for part in parts for key in _ID_KEYS):
+    if call.id and any(call.id in (part.get("tool_use_id"), part.get("tool_call_id")) for part in parts):
         return True
     return len(call.id) >= _LEAST_ID_CHARS and call.id in message.text
 
@@ -125,15 +121,11 @@ def open_round(messages: Sequence[Message]) -> Round | None:
     start = last_assistant_index(messages)
     while start > 0 and messages[start - 1].role == "assistant":
         start -= 1
-    last = next(rounds(messages, max(start, 0)), None)
-    return last if last is not None and last.results else None
+    return next((each for each in rounds(messages, max(start, 0)) if each.results), None)
 
 
 def open_round_start(messages: Sequence[Message]) -> int | None:
-    """The start of the open round, else the first result that no assistant message follows, or None.
-
-    Other messages may follow the results: agents put reminders there, as `user` or as `system`.
-    """
+    """The start of the open round, else the first result that no assistant message follows, or None."""
     if (last := open_round(messages)) is not None:
         return last.start
     behind = range(last_assistant_index(messages) + 1, len(messages))
@@ -152,15 +144,14 @@ def cleaned_history(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages without open ends: every call has a result, and the last word is not a tool's."""
     shown = with_every_result(messages)
     if shown and shown[-1].role == "tool":
-        return (*shown, parse_message({"role": "assistant", "content": _UNDERSTOOD}))
+        return (*shown, parse_message({"role": "assistant", "content": "Understood."}))
     return shown
 
 
 def with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages with a filler for each result that is missing, after those that are there.
 
-    A model that sees a call without a result tends to make the call, and strict templates refuse it; the fillers are
-    the original hand-off's.
+    A model that sees a call without a result tends to make the call, and strict templates refuse it.
     """
     shown = list(messages)
     for each in reversed(list(rounds(messages))):

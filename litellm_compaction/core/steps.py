@@ -7,48 +7,34 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import starmap
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.clearing import ImagePlace, stubs, with_data
-from litellm_compaction.core.compaction import Compaction, Shown, as_stubs
-from litellm_compaction.core.conversation import (
-    RECORD_TOKENS,
-    Conversation,
-    applied_tokens,
-    image_tokens_of,
-    kept_tokens,
-    newest_images,
-)
+from litellm_compaction.core.compaction import Compaction, applied_tokens
+from litellm_compaction.core.forms import Form, ImagePlace, size_of, stubs
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
+from litellm_compaction.core.view import RECORD_TOKENS, View
 
 MIN_GAIN_RATIO = 0.10
-# A summary costs the most of what stays, and says the least of what the next step needs (benchmarks).
-_SUMMARY_WINDOW_RATIO = 0.08
-_SUMMARY_SHARE = 0.20
-# If those shares are too small for any summary: requests of a fifth of a window, restarts in small ones.
+# A summary costs the most of what stays, and says the least of what the next step needs (benchmarks). If these shares
+# are too small for any summary: requests of a fifth of a window, restarts in small ones.
+_SUMMARY_WINDOW_RATIO, _SUMMARY_SHARE = 0.08, 0.20
 _SUMMARY_MOST_WINDOW_RATIO, _SUMMARY_MOST_SHARE = 0.15, 0.40
-_LEDGER_SHARE = 0.55
-_EDIT_LEDGER_SHARE = 0.15
-_WORDS_TARGET_RATIO = 0.25
-# The person's first words, and the marks of their lines.
+# A summary shorter than this says too little for what it costs; the earlier record, shortened, says more. In a small
+# window three headings and some sixty words have to do: restarts at 2,048 had no room for more.
+_GOOD_SUMMARY_TOKENS, _LEAST_SUMMARY_TOKENS, _LEAST_SUMMARY_WINDOW_RATIO = 150, 96, 0.05
+_LEDGER_SHARE, _EDIT_LEDGER_SHARE = 0.55, 0.15
+# The user's own words: of the target, and of the room; the person's first words of the window, with their lines' marks.
+_WORDS_TARGET_RATIO, _WORDS_SHARE, _WORDS_HEAD_TOKENS = 0.25, 0.50, 12
 TASK_WINDOW_RATIO, _TASK_ROOM_RATIO = 0.1, 1.1
-_WORDS_SHARE = 0.50
-_WORDS_HEAD_TOKENS = 12
 _FROZEN_TARGET_RATIO = 0.25
 # Of the target, if all that stays is read again and every change costs that: a quarter of the window by default.
 _DEEP_RATIO = 0.65
 # Of images beside a record; the rest is for what was said.
 _IMAGES_SHARE = 0.50
-# A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
-_GOOD_SUMMARY_TOKENS = 150
-# In a small window a twentieth of it has to do, three headings and some sixty words: restarts at 2,048 had no room for
-# more.
-_LEAST_SUMMARY_WINDOW_RATIO, _LEAST_SUMMARY_TOKENS = 0.05, 96
 # Recent messages may stay up to this share of the trigger's line where the caller says when to compact.
 _STAYING_RATIO = 0.85
 # "Last request from user was: " in any vocabulary, however the words around it are counted.
@@ -64,11 +50,9 @@ class Step:
     Attributes:
         draft: what it will be, still without its ledger and without a model's words.
         question: what a model is asked for: a summary, which messages may go or become shorter, or nothing.
-        base: the compaction whose summaries it continues.
-        integrates: True if the base's segments are rewritten into one, because they outgrew their share.
+        base: the compaction whose summaries it continues; rewritten into one if it `integrates` them.
         summary_tokens: bound on the model's words; without a question on the base's summary, which goes on.
-        ledger_tokens: bound on the ledger.
-        ledger_min_tokens: the ledger's least if a summary is longer than planned.
+        ledger_tokens: bound on the ledger; at least `ledger_min_tokens` if a summary is longer than planned.
         now_tokens: the prompt without it; told where a model chooses.
         predicted_tokens: the prompt afterwards, at most; the one that is aimed at where a model chooses.
     """
@@ -85,8 +69,8 @@ class Step:
 
     @property
     def is_record(self) -> bool:
-        """The record stands for all that is covered: no other step leaves less."""
-        return self.draft.edited_from is None
+        """No other step leaves less."""
+        return self.draft.is_record
 
     @property
     def is_edit(self) -> bool:
@@ -122,53 +106,11 @@ def gains(tokens: int, now_tokens: int) -> bool:
     return tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
 
 
-class _Record(NamedTuple):
-    """A record before it is known how many messages it covers; tokens.
-
-    Attributes:
-        summary: of the new one, or of the base's that goes on shortened.
-        ledger: with the user's own words.
-        words: of these.
-        frozen: of the base's segments that go on as they are.
-        lead_in: of the words between the record and the request.
-        integrates: the base's segments do not go on as they are.
-        provisional: no model is asked.
-        beside: indices of messages that stay verbatim beside the requests.
-        images: that travel with it if their messages are covered.
-    """
-
-    summary: int
-    ledger: int
-    words: int
-    frozen: int = 0
-    lead_in: int = 0
-    integrates: bool = True
-    provisional: bool = True
-    beside: tuple[int, ...] = ()
-    images: tuple[ImagePlace, ...] = ()
-
-    def after_tokens(self, conversation: Conversation, covered_messages: int) -> int:
-        """The prompt if it stands for so many messages."""
-        images = (place for place in self.images if place[0] < covered_messages)
-        kept = kept_tokens(conversation, covered_messages, conversation.pinned(covered_messages, *self.beside))
-        text_tokens = self.lead_in + self.summary + self.ledger + self.frozen
-        return kept + RECORD_TOKENS + text_tokens + image_tokens_of(conversation, images)
-
-    def first_cut(self, conversation: Conversation, cuts: Sequence[int], target: int) -> int:
-        """The first cut with which the prompt is not above `target`, else the last."""
-
-        def does(cut: int) -> bool:
-            return self.after_tokens(conversation, cut) <= target
-
-        # The kept part never grows with the cut; one look at each of 40,000 messages' cuts would add them all up.
-        return cuts[min(bisect_left(cuts, True, key=does), len(cuts) - 1)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """The compactions that could be made of a conversation, going on from `base` if there is one."""
+    """Makes the steps for a conversation, going on from `base` if there is one."""
 
-    conversation: Conversation
+    view: View
     budget: Budget
     options: CompactionOptions
     base: Compaction | None
@@ -178,90 +120,97 @@ class Planner:
 
         Less if the server reads all of it again after every change, so that changes are fewer.
         """
-        budget = self.budget
+        rules = replace(self.budget.rules, keeps_what_fits=False)
         if self.options.rereads:
-            rules = budget.rules
-            budget = replace(budget, rules=replace(rules, target_ratio=_DEEP_RATIO * rules.target_ratio))
-        return budget.target_tokens(prompt_tokens)
+            rules = replace(rules, target_ratio=_DEEP_RATIO * rules.target_ratio)
+        return replace(self.budget, rules=rules).target_tokens(prompt_tokens)
+
+    # ------------------------------------------------------------------ records
 
     def records(self, *, asks: bool = True) -> tuple[Step, ...]:
-        """The record that reaches the target by a model's words, or, unless it `asks` one, by copied text alone.
+        """The record of the strategy; after one in place of all comes what to make if no model writes it.
 
-        After one in place of all comes what to make if no model writes it; without room for it, that alone. Empty if
-        nothing may be covered.
+        Empty if nothing may be covered.
         """
-        whole = self.summary(asks=asks)
-        strategy = self.options.strategy
+        whole, strategy = self.record(asks=asks), self.options.strategy
         if whole is None or strategy.keeps_recent:
             return () if whole is None else (whole,)
         options = replace(self.options, strategy=replace(strategy, keeps_recent=True, lead_in=""))
-        keeping = replace(self, options=options).summary(asks=asks)
+        keeping = replace(self, options=options).record(asks=asks)
         if keeping is None:
             return (whole,)
         return (keeping,) if whole.question == "none" else (whole, keeping)
 
-    def summary(self, *, growth_tokens: int | None = None, asks: bool = True) -> Step | None:
-        """The summary that reaches the target; one that covers all there is, if so much is still to come after it.
+    def record(self, *, growth_tokens: int | None = None, asks: bool = True) -> Step | None:
+        """The record that reaches the target by a model's words, or, unless it `asks` one, by copied text alone.
 
-        Unless it `asks` a model, it is provisional.
+        It covers all there is if `growth_tokens` are still to come after it. If only what does not fit has to go, it
+        covers no more than that.
         """
-        target = self.target_tokens(self.conversation.tokens)
+        view, options = self.view, self.options
+        target = self.target_tokens(view.tokens)
         if growth_tokens is not None:
             target = min(max(target - growth_tokens, self.budget.least_target_tokens), target)
-        images = self._kept_images(self._last_cut, target)
-        room = self._room_tokens(target)
+        room, images = max(target - self.budget.floor_tokens, 0), self._images(self._last_cut, target)
         # The user's own words come first: their room is shared out no more.
         words_tokens = self._words_tokens(self._last_cut, target, room)
-        rest = room - words_tokens - image_tokens_of(self.conversation, images)
+        rest = room - words_tokens - view.image_tokens(images)
         integrates = self._integrates(target, rest)
-        cuts = self._cuts_beyond_base(integrates=integrates)
+        start = self.base.start + (not integrates) if self.base else 0
+        cuts = tuple(cut for cut in view.cuts if cut >= start)
         if not cuts:
             return None
-        if growth_tokens is not None or not self.options.strategy.keeps_recent:
+        if growth_tokens is not None or not options.strategy.keeps_recent:
             cuts = cuts[-1:]
-        record = self._shared_out(rest, words_tokens, integrates=integrates, asks=asks)._replace(images=images)
-        record, cut = self._covering(cuts, target, record)
-        step = self._step(record, cut)
+        summary_tokens, least_tokens = self._summary_tokens(rest), _least_summary_tokens(self.budget.window_tokens)
+        is_provisional = not asks or summary_tokens < min(least_tokens, options.summary_max_tokens)
+        integrates = integrates or is_provisional
+        frozen_tokens = 0 if integrates else self._frozen_tokens
+        if is_provisional:
+            summary_tokens = int((1 - _LEDGER_SHARE) * rest)
+        # Frozen segments take from the other lines, not from the user's.
+        ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(rest - frozen_tokens, 0))
+        lead_in = options.strategy.lead_in
+        text_tokens = max(view.count_text(lead_in), _LEAD_IN_TOKENS) if lead_in else 0
+        text_tokens += summary_tokens + ledger_tokens + frozen_tokens + RECORD_TOKENS
+
+        def after_tokens(cut: int, beside: Sequence[int] = ()) -> int:
+            image_tokens = view.image_tokens(place for place in images if place[0] < cut)
+            return view.kept_tokens(cut, view.pinned(cut, *beside)) + text_tokens + image_tokens
+
+        # The message in doubt stays if there is room.
+        beside = [at for at in (view.doubted,) if at is not None and after_tokens(cuts[-1], [at]) <= target]
+        cut = self._cut(cuts, target, lambda each: after_tokens(each, beside))
+        predicted_tokens = after_tokens(cut, beside)
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
-        has_spare = not (record.provisional or self.options.writes_whole_records)
-        spare = min(max(target - step.predicted_tokens, 0), record.ledger) if has_spare else 0
-        least_ledger_tokens = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * record.ledger))
-        return replace(
-            step,
-            ledger_tokens=record.ledger + spare,
+        has_spare = not (is_provisional or options.writes_whole_records)
+        spare = min(max(target - predicted_tokens, 0), ledger_tokens) if has_spare else 0
+        least_ledger_tokens = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens))
+        pinned = view.pinned(cut, *beside)
+        draft = self._draft(cut, writer_of(options.strategy.name), images, pinned)
+        return Step(
+            draft=replace(draft, forms=view.as_words(pinned), provisional=is_provisional),
+            question="none" if is_provisional else "summary",
+            base=self.base,
+            integrates=integrates,
+            summary_tokens=summary_tokens,
+            ledger_tokens=ledger_tokens + spare,
             ledger_min_tokens=max(words_tokens, least_ledger_tokens),
-            predicted_tokens=step.predicted_tokens + spare,
+            predicted_tokens=predicted_tokens + spare,
         )
 
-    def copied(self) -> Step | None:
-        """A record without a new summary that covers as little as it can; None without a legal cut.
-
-        For a budget that keeps what fits. The base's summaries go on whole; it may cover more than has to go now.
-        """
-        conversation, budget, base = self.conversation, self.budget, self.base
-        if not conversation.cuts:
-            return None
-        most_tokens = budget.target_tokens(conversation.tokens)
-        # The record is as long as for any other request; room beyond it is for the newest messages.
-        usual = replace(budget, rules=replace(budget.rules, keeps_what_fits=False))
-        target = min(usual.target_tokens(conversation.tokens), most_tokens)
-        room = self._room_tokens(target)
-        summary_tokens = min(self._frozen_tokens, room)
-        words_tokens = self._words_tokens(self._last_cut, target, room - summary_tokens)
-        ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(room - summary_tokens - words_tokens, 0))
-        if base is not None:
-            # As long as it has been; the rest is the newest messages'.
-            ledger_tokens = min(ledger_tokens, conversation.count_text(base.ledger))
-        record = _Record(summary=summary_tokens, ledger=ledger_tokens, words=words_tokens)
-        return self._step(record, record.first_cut(conversation, conversation.cuts, most_tokens))
-
-    @cached_property
-    def _last_cut(self) -> int:
-        return self.conversation.cuts[-1] if self.conversation.cuts else 0
-
-    @cached_property
-    def _frozen_tokens(self) -> int:
-        return self.conversation.count_text(self.base.summary) if self.base else 0
+    def _cut(self, cuts: Sequence[int], target: int, after_tokens: Callable[[int], int]) -> int:
+        """The first cut with which the prompt is not above `target`, else the last."""
+        budget = self.budget
+        if budget.rules.keeps_what_fits:
+            target = budget.target_tokens(self.view.tokens)
+        if self.options.writes_whole_records and budget.is_wanted:
+            # The recent messages stay where nothing has to be compacted again at once.
+            recent = [each for each in cuts if each <= self._recent_start][-1:]
+            if recent and after_tokens(recent[0]) <= max(target, int(_STAYING_RATIO * budget.line_tokens)):
+                return recent[0]
+        # The kept part never grows with the cut; one look at each of 40,000 messages' cuts would add them all up.
+        return cuts[min(bisect_left(cuts, True, key=lambda each: after_tokens(each) <= target), len(cuts) - 1)]
 
     def _integrates(self, target: int, rest: int) -> bool:
         """Returns True if the base's summaries are to be written anew in a record with so much room for text."""
@@ -271,126 +220,54 @@ class Planner:
         if options.writes_whole_records or not options.strategy.keeps_recent:
             # Each such record is whole: of two only the newer one holds.
             return True
-        if self._frozen_tokens > min(_FROZEN_TARGET_RATIO * target, rest - self._summary_tokens(rest)):
-            return True
-        # Nothing new to cover, and yet too large: the window shrank, or the record itself has to.
-        return self._last_cut <= base.replaced_messages
+        # Or nothing new is to be covered: the window shrank, or the record itself has to.
+        has_outgrown = self._frozen_tokens > min(_FROZEN_TARGET_RATIO * target, rest - self._summary_tokens(rest))
+        return has_outgrown or self._last_cut <= base.start
 
-    def _cuts_beyond_base(self, *, integrates: bool) -> tuple[int, ...]:
-        """The legal cuts after what the base's record stands for, or at its end if that is written anew."""
-        start = self.base.replaced_messages + (0 if integrates else 1) if self.base else 0
-        return tuple(cut for cut in self.conversation.cuts if cut >= start)
-
-    def _shared_out(self, rest: int, words_tokens: int, *, integrates: bool, asks: bool) -> _Record:
-        """A record in the room for the user's own words, and in `rest`."""
-        summary_tokens, lead_in = self._summary_tokens(rest), self.options.strategy.lead_in
-        least_tokens = min(_least_summary_tokens(self.budget.window_tokens), self.options.summary_max_tokens)
-        provisional = not asks or summary_tokens < least_tokens
-        frozen_tokens = 0 if integrates or provisional else self._frozen_tokens
-        return _Record(
-            summary=int((1 - _LEDGER_SHARE) * rest) if provisional else summary_tokens,
-            # Frozen segments take from the other lines, not from the user's.
-            ledger=words_tokens + int(_LEDGER_SHARE * max(rest - frozen_tokens, 0)),
-            words=words_tokens,
-            frozen=frozen_tokens,
-            lead_in=max(self.conversation.count_text(lead_in), _LEAD_IN_TOKENS) if lead_in else 0,
-            integrates=integrates or provisional,
-            provisional=provisional,
-        )
-
-    def _covering(self, cuts: Sequence[int], target: int, record: _Record) -> tuple[_Record, int]:
-        """The record, with the message in doubt beside it if there is room; and the least that it has to cover."""
-        conversation, doubted = self.conversation, self.conversation.doubted
-        if doubted is not None:
-            tokens = record.after_tokens(conversation, cuts[-1]) + conversation.sizes[doubted]
-            record = record._replace(beside=(doubted,)) if tokens <= target else record
-        if self.options.writes_whole_records and self.budget.is_wanted:
-            # The recent messages stay where nothing has to be compacted again at once.
-            recent = [each for each in cuts if each <= self._recent_start][-1:]
-            most_tokens = max(target, int(_STAYING_RATIO * self.budget.line_tokens))
-            if recent and record.after_tokens(conversation, recent[0]) <= most_tokens:
-                return record, recent[0]
-        return record, record.first_cut(conversation, cuts, target)
-
-    def _step(self, record: _Record, cut: int) -> Step:
-        conversation = self.conversation
-        pinned = conversation.pinned(cut, *record.beside)
-        draft = replace(
-            self._draft(cut, pinned, record.images),
-            level=writer_of(self.options.strategy.name),
-            provisional=record.provisional,
-        )
-        return Step(
-            draft=draft,
-            question="none" if record.provisional else "summary",
-            base=self.base,
-            integrates=record.integrates,
-            summary_tokens=record.summary,
-            ledger_tokens=record.ledger,
-            ledger_min_tokens=record.words,
-            predicted_tokens=record.after_tokens(conversation, cut),
-        )
-
-    def _draft(self, cut: int, pinned: tuple[int, ...], images: Iterable[ImagePlace]) -> Compaction:
-        """What so many messages become after the base, without a model's words and a ledger."""
-        base = self.base
-        return replace(
-            covering(self.conversation, cut, pinned),
-            round=(base.round if base else 0) + 1,
-            segments=base.segments if base else (),
-            window_tokens=self.budget.window_tokens,
-            images=tuple(sorted(place for place in images if place[0] < cut and place[0] not in pinned)),
-        )
+    # ------------------------------------------------------------------ edits and choices
 
     def edit(self) -> Step | None:
-        """The edit that reaches the target with as few stubs as possible; less would be followed by another edit."""
+        """The edit that reaches the target with as few stubs as possible; deeper if one turn could fill the rest."""
         if not self.options.edits:
             return None
-        target = self.budget.target_tokens(self.conversation.tokens)
-        # If one turn could fill the rest, an edit goes deeper if it can: a stub costs nothing.
-        targets = (min(target, self.budget.narrow_target_tokens), target) if self.budget.is_narrow else (target,)
-        edits = (
-            self._edit_up_to(cut, each, images)
-            for each in dict.fromkeys(targets)
-            for cut in self._edit_cuts()
-            for images in dict.fromkeys((self._kept_images(cut, each), ()))
-        )
+        target, budget = self.budget.target_tokens(self.view.tokens), self.budget
+        targets = (min(target, budget.narrow_target_tokens), target) if budget.is_narrow else (target,)
+        edits = (self._edit_up_to(*each) for each in self._edit_cuts(*targets))
         return next(filter(None, edits), None)
 
     def _edit_up_to(self, cut: int, target: int, images: Collection[ImagePlace]) -> Step | None:
-        conversation, base = self.conversation, self.base
-        start, count = base.replaced_messages if base else 0, conversation.count_text
+        start, count = self.base.start if self.base else 0, self.view.count_text
         draft = self._editing(cut, "edit", images)
         ledger_tokens = self._edit_ledger_tokens(start, target)
-        tokens = applied_tokens(conversation, draft) + RECORD_TOKENS + ledger_tokens
-        covered = conversation.rest[start:cut]
-        shown = dict(draft.shown)
-        for position, line in stubs(covered).items():
+        tokens = applied_tokens(self.view, draft) + RECORD_TOKENS + ledger_tokens
+        covered = self.view.rest[start:cut]
+        forms = {each.position: each for each in draft.forms}
+        for at, line in stubs(covered).items():
             if tokens <= target and not self.options.rereads:
                 break
-            if start + position not in shown and start + position not in draft.pinned:
-                shown[start + position] = "stub"
-                tokens -= count(covered[position].text) - count(line)
+            if start + at not in forms:
+                size = size_of(covered[at]) if covered[at].role == "tool" else ""
+                forms[start + at] = Form(start + at, "line", size)
+                tokens -= count(covered[at].text) - count(line)
         if tokens > target:
             return None
         return Step(
-            draft=replace(draft, shown=tuple(starmap(Shown, sorted(shown.items())))),
+            draft=replace(draft, forms=tuple(sorted(forms.values()))),
             question="none",
             ledger_tokens=ledger_tokens + target - tokens,
             predicted_tokens=target,
         )
 
-    def prune(self, fresh: Step, now_tokens: int) -> Step | None:
+    def choice(self, fresh: Step, now_tokens: int) -> Step | None:
         """The question for a pruning model before `fresh` is made; None if even the best answer leaves too much.
 
         Not while an answer goes on: its client waits, and our messages are not to be judged.
         """
-        conversation, budget, name = self.conversation, self.budget, self.options.strategy.name
-        if fresh.question == "none" or conversation.messages[-1].is_synthetic:
+        view, strategy = self.view, self.options.strategy
+        if not strategy.chooses or fresh.question == "none" or view.messages[-1].is_synthetic:
             return None
-        target = self.target_tokens(conversation.tokens)
-        for cut in self._edit_cuts():
-            draft = self._editing(cut, name, self._kept_images(cut, target))
+        for cut, target, images in self._edit_cuts(self.target_tokens(view.tokens)):
+            draft = self._editing(cut, strategy.name, images)
             step = Step(
                 draft=draft,
                 question="choice",
@@ -401,51 +278,86 @@ class Planner:
                 predicted_tokens=target,
             )
             record_tokens = RECORD_TOKENS + step.summary_tokens + step.ledger_tokens + self._frozen_tokens
-            least_tokens = kept_tokens(conversation, cut, draft.pinned) + record_tokens
-            if gains(least_tokens, now_tokens) and not budget.triggers(least_tokens):
+            least_tokens = view.kept_tokens(cut, draft.pinned) + record_tokens
+            if gains(least_tokens, now_tokens) and not self.budget.triggers(least_tokens):
                 return step
         return None
 
-    @property
-    def _recent_start(self) -> int:
-        return len(self.conversation.rest) - self.options.keep_recent_messages
+    def _edit_cuts(self, *targets: int) -> Iterator[tuple[int, int, tuple[ImagePlace, ...]]]:
+        """The cuts of an edit, each with a target and the images that stay, those that change the least first.
 
-    def _edit_cuts(self) -> Collection[int]:
-        """The last cut before the recent messages, which are spared if that is enough; and the last one of all."""
-        cuts = [cut for cut in self.conversation.cuts if cut > (self.base.covered_messages if self.base else 0)]
+        The last cut before the recent messages, which are spared if that is enough; and the last one of all.
+        """
+        cuts = [cut for cut in self.view.cuts if cut > (self.base.covered_messages if self.base else 0)]
         recent = [cut for cut in cuts if cut <= self._recent_start]
-        return dict.fromkeys((*recent[-1:], *cuts[-1:]))
+        for target in dict.fromkeys(targets):
+            for cut in dict.fromkeys((*recent[-1:], *cuts[-1:])):
+                for images in dict.fromkeys((self._images(cut, target), ())):
+                    yield cut, target, images
 
-    def _editing(self, covered_messages: int, level: str, kept_images: Collection[ImagePlace]) -> Compaction:
-        """A compaction of the edits that the base had, and of the newly covered messages; still without a ledger.
+    def _editing(self, covered_messages: int, level: str, images: Collection[ImagePlace]) -> Compaction:
+        """A compaction of the forms that the base had, and of the newly covered messages; still without a ledger.
 
         Gone messages stay gone: the server's cache ends where something comes back.
         """
-        conversation, base = self.conversation, self.base
-        rest, prefix, start = conversation.rest, conversation.prefix, base.replaced_messages if base else 0
-        before = base.pinned if base else ()
-        stay = {prefix + at for at in before if at < start and rest[at].role != "user"}
-        doubted = conversation.doubted
-        if doubted is not None and (doubted - prefix >= start or doubted - prefix in before):
-            stay.add(doubted)
-        pinned = conversation.pinned(covered_messages, *stay)
-        images = [at for at in kept_images if base is None or at[0] >= base.covered_messages or at in base.images]
-        shown = set(base.shown if base else ())
+        view, base = self.view, self.base
+        start, before = (base.start, base.pinned) if base else (0, ())
+        stay = {view.prefix + at for at in before if at < start and view.rest[at].role != "user"}
+        if view.doubted is not None and (view.doubted - view.prefix >= start or view.doubted - view.prefix in before):
+            stay.add(view.doubted)
+        pinned = view.pinned(covered_messages, *stay)
+        forms = {at: Form(at, "whole") for at in pinned}
+        for each in base.forms if base else ():
+            if each.position not in forms and each.position >= start and each.how != "whole":
+                # Words that are no request any more are old ones.
+                forms[each.position] = each._replace(how="line") if each.how == "words" else each
+            elif each.position in forms and each.how == "words":
+                forms[each.position] = each
         if level != "edit":
             # A model chooses among messages, and none of it is the person's request.
-            shown.update(as_stubs(with_data(rest, pinned)))
+            forms.update((each.position, each) for each in view.as_words(pinned) if each.how == "words")
+        places = [at for at in images if base is None or at[0] >= base.covered_messages or at in base.images]
         return replace(
-            self._draft(covered_messages, pinned, images),
-            level=level,
-            edited_from=start,
-            shown=tuple(sorted(shown, key=lambda each: each.position)),
-            stub_sizes=base.stub_sizes if base else (),
+            self._draft(covered_messages, level, places, pinned),
+            start=start,
+            forms=tuple(sorted(forms.values())),
             omissions=base.omissions if base else "",
             covered_part=base.covered_part if base else None,
         )
 
-    def _room_tokens(self, target: int) -> int:
-        return max(target - self.budget.floor_tokens, 0)
+    def _draft(
+        self, covered_messages: int, level: str, images: Collection[ImagePlace], pinned: Collection[int]
+    ) -> Compaction:
+        """What so many messages become after the base, without a model's words and a ledger."""
+        base = self.base
+        return Compaction(
+            covered_messages=covered_messages,
+            covered_hash=self.view.hashes[covered_messages],
+            start=covered_messages,
+            round=(base.round if base else 0) + 1,
+            segments=base.segments if base else (),
+            level=level,
+            window_tokens=self.budget.window_tokens,
+            images=tuple(sorted(at for at in images if at[0] < covered_messages and at[0] not in pinned)),
+        )
+
+    # ------------------------------------------------------------------ shares of the room
+
+    @property
+    def _recent_start(self) -> int:
+        return len(self.view.rest) - self.options.keep_recent_messages
+
+    @property
+    def _last_cut(self) -> int:
+        return self.view.cuts[-1] if self.view.cuts else 0
+
+    @cached_property
+    def _frozen_tokens(self) -> int:
+        return self.view.count_text(self.base.summary) if self.base else 0
+
+    def _images(self, last_cut: int, target: int) -> tuple[ImagePlace, ...]:
+        most_tokens = int(_IMAGES_SHARE * max(target - self.budget.floor_tokens, 0))
+        return self.view.newest_images(last_cut, most=self.options.keep_images, most_tokens=most_tokens)
 
     def _summary_tokens(self, rest: int) -> int:
         """The bound of a summary; if its share is too small for one, it may have more of it."""
@@ -455,7 +367,7 @@ class Planner:
         return min(self.options.summary_max_tokens, math.floor(max(share, min(_GOOD_SUMMARY_TOKENS, most))))
 
     def _edit_ledger_tokens(self, covered_messages: int, target: int) -> int:
-        room = self._room_tokens(target)
+        room = max(target - self.budget.floor_tokens, 0)
         words_tokens = self._words_tokens(covered_messages, target, room)
         return words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
 
@@ -465,36 +377,27 @@ class Planner:
         For the task up to a tenth of the window. Never so much that no summary has room, which is given up only if
         there was none anyway.
         """
-        needed = self.conversation.own_words_tokens(covered_messages)
-        task_tokens = min(
-            int(_TASK_ROOM_RATIO * self.conversation.task_tokens(covered_messages)),
-            int(TASK_WINDOW_RATIO * self.budget.window_tokens),
-        )
+        view, window_tokens = self.view, self.budget.window_tokens
+        needed = view.own_words_tokens(range(covered_messages))
+        task = [at for at in (view.task,) if at is not None and at < covered_messages]
+        task_tokens = min(int(_TASK_ROOM_RATIO * view.own_words_tokens(task)), int(TASK_WINDOW_RATIO * window_tokens))
         most = max(min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room)), task_tokens + _WORDS_HEAD_TOKENS)
-        most = min(most, room)
-        for summary_tokens in (_GOOD_SUMMARY_TOKENS, _least_summary_tokens(self.budget.window_tokens)):
-            summary_room = int(summary_tokens / _SUMMARY_MOST_SHARE) + 1
-            if room >= summary_room:
-                most = min(most, room - summary_room)
-                break
+        summaries = (_GOOD_SUMMARY_TOKENS, _least_summary_tokens(window_tokens))
+        left = (room - int(tokens / _SUMMARY_MOST_SHARE) - 1 for tokens in summaries)
+        most = min(most, room, next((each for each in left if each >= 0), room))
         return max(min(needed + _WORDS_HEAD_TOKENS if needed else 0, most), 0)
 
-    def _kept_images(self, last_cut: int, target: int) -> tuple[ImagePlace, ...]:
-        most_tokens = int(_IMAGES_SHARE * self._room_tokens(target))
-        return newest_images(self.conversation, last_cut, most=self.options.keep_images, most_tokens=most_tokens)
 
-
-def covering(conversation: Conversation, covered_messages: int, pinned: tuple[int, ...]) -> Compaction:
-    """The hardest compaction: so many messages go but the pinned ones, and the record says no more than that."""
+def bare(view: View) -> Compaction | None:
+    """The hardest compaction: everything that may go goes, and the record says no more than that."""
+    if not view.cuts:
+        return None
+    covered = view.cuts[-1]
     return Compaction(
-        covered_messages=covered_messages,
-        covered_hash=conversation.hashes[covered_messages],
-        pinned=pinned,
-        shown=as_stubs(with_data(conversation.rest, pinned)),
-        round=1,
-        segments=(),
-        ledger="",
-        level="truncate",
+        covered_messages=covered,
+        covered_hash=view.hashes[covered],
+        start=covered,
+        forms=view.as_words(view.pinned(covered)),
     )
 
 

@@ -54,6 +54,8 @@ _SOURCED = re.compile(
 # Alone in its part, or in a message beside another one, an element with a name of several words is a program's. The
 # person's words are wrapped, too, and such a name tells of them.
 _WRAPPED = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>")
+# In a message beside another one: a line about a JSON object, which is all the rest.
+_FENCED = re.compile(r"[^\n`]{1,200}\n```(?:json)?\n[\[{].*[\]}]\n```\s*\Z", re.DOTALL)
 _LAST_CLOSED = re.compile(r"</([A-Za-z][\w.:-]{1,60})>\s*\Z")
 _SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 _OF_THE_PERSON = re.compile(
@@ -90,9 +92,7 @@ _DATES = re.compile(
 # Inside a line of the person's a short element is one that the person writes about.
 _LEAST_INLINE_CHARS = 120
 # More tags are a file's, or an attack's, and would take long to read.
-_MAX_TAGS = 20_000
-_MAX_STRETCHES = 1_000
-_MAX_NAMES = 50
+_MAX_TAGS, _MAX_STRETCHES, _MAX_NAMES = 20_000, 1_000, 50
 # No program adds more than this to a conversation; each look at 200 MB takes 0.3 s.
 _MAX_CHARS = 2_000_000
 _MOST_HEAD_CHARS = 200
@@ -111,10 +111,15 @@ class Stretch(NamedTuple):
     body_end: int = 0
     name: str = ""
 
+    @property
+    def speaks(self) -> bool:
+        """The person may have written it."""
+        return self.kind in ("words", "doubted")
+
 
 def has_words(message: Message) -> bool:
     """Returns True if a user message may hold something that the person wrote."""
-    return any(each.kind in ("words", "doubted") for _, each in stretches_of(message))
+    return any(each.speaks for _, each in stretches_of(message))
 
 
 def is_text_result(message: Message) -> bool:
@@ -132,22 +137,18 @@ def own_words(message: Message) -> str:
 
 def last_words(message: Message) -> str:
     """The last stretch that the person may have written; "" for none."""
-    return next(
-        (text[each.start : each.end].strip() for text, each in reversed([*stretches_of(message)]) if _speaks(each)), ""
-    )
+    found = [text[each.start : each.end].strip() for text, each in stretches_of(message) if each.speaks]
+    return found[-1] if found else ""
 
 
 def words_ratio(message: Message) -> float:
     """The share of a user message's characters that is not certainly a client's."""
-    added_chars = sum(each.end - each.start for _, each in stretches_of(message) if not _speaks(each))
+    added_chars = sum(each.end - each.start for _, each in stretches_of(message) if not each.speaks)
     return 1 - added_chars / max(sum(map(len, texts_of(message))), 1)
 
 
 def divided(message: Message) -> list[Message]:
-    """A message as the client's additions, with the role `tool`, and the person's words, as the user's.
-
-    The message itself if it is all the person's.
-    """
+    """A message as the client's additions, a tool's, and the person's words; itself if it is all the person's."""
     if message.role != "user" or message.is_synthetic:
         return [message]
     found = [(text[each.start : each.end], each.kind) for text, each in stretches_of(message)]
@@ -176,12 +177,7 @@ def paragraphs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def stretches(text: str, marks: Marks = NO_MARKS) -> list[Stretch]:
-    """Divides a text of a user's message, in order, without what is blank.
-
-    Args:
-        text: of one part.
-        marks: by which its conversation's client is known.
-    """
+    """Divides a part of a user's message, in order, without what is blank; `marks` tell of its client."""
     begin = _first_sign(text, 0)
     if begin == len(text):
         return []
@@ -191,18 +187,19 @@ def stretches(text: str, marks: Marks = NO_MARKS) -> list[Stretch]:
     if "</" not in text and text[begin] not in _BEGINNINGS:
         # So is most of what people write.
         return _without_recurring(text, [Stretch("words", 0, len(text))], marks)
+    elements = _elements(text, marks.names)
+    if elements is None:
+        return [Stretch("doubted", 0, len(text))]
     found: list[Stretch] = []
     cursor = 0
-    for element in _elements(text, marks.names):
-        if element.kind == "doubted":
-            return [element]
+    for element in elements:
         if element.start >= cursor:
             found += _between(text, cursor, element.start)
             cursor = max(cursor, found[-1].end if found else 0)
         if element.start >= cursor:
             found.append(element)
             cursor = element.end
-    return _without_recurring(text, _with_doubts([*found, *_between(text, cursor, len(text))]), marks)
+    return _with_doubts(_without_recurring(text, [*found, *_between(text, cursor, len(text))], marks))
 
 
 @lru_cache(maxsize=64)
@@ -211,8 +208,8 @@ def _tag(names: frozenset[str]) -> re.Pattern[str]:
     return re.compile(rf"<(?:/(?P<closes>{listed})|(?P<opens>{listed})(?:[ \t][^<>\n]{{0,1000}})?)>")
 
 
-def _elements(text: str, names: frozenset[str]) -> Iterator[Stretch]:
-    """Elements that clients write, in order; if there are too many, one that is doubted and all of the text.
+def _elements(text: str, names: frozenset[str]) -> list[Stretch] | None:
+    """Elements that clients write, in order; None if there are too many.
 
     A file may hold the very tag that ends it. So an element reaches over all closing tags up to the next opening one of
     its name, and over opening ones without a closing one between them.
@@ -220,39 +217,26 @@ def _elements(text: str, names: frozenset[str]) -> Iterator[Stretch]:
     sourced = dict.fromkeys(_SOURCED.findall(text) if "</" in text else ())
     listed = {each for each in itertools.islice(sourced, _MAX_NAMES) if each not in _ELEMENTS and f"</{each}>" in text}
     tags = list(itertools.islice(_tag(names | listed).finditer(text), _MAX_TAGS + 1))
-    if len(tags) > _MAX_TAGS:
-        yield Stretch("doubted", 0, len(text))
-        return
-    places: dict[str, list[re.Match[str]]] = {}
+    last: dict[str, re.Match[str]] = {}
+    behind: dict[str, re.Match[str]] = {}
+    closing: dict[int, re.Match[str]] = {}
+    for tag in reversed(tags):
+        name = tag["opens"] or tag["closes"]
+        if tag["closes"] and not (name in behind and behind[name]["closes"]):
+            last[name] = tag
+        elif tag["opens"] and name in last:
+            closing[tag.start()] = last[name]
+        behind[name] = tag
+    found: list[Stretch] = []
     for tag in tags:
-        places.setdefault(tag["opens"] or tag["closes"], []).append(tag)
-    ranks = {tag.start(): rank for same in places.values() for rank, tag in enumerate(same)}
-    cursor = number = 0
-    for tag in tags:
-        name = tag["opens"]
-        if name is None or tag.start() < cursor:
+        name, close = tag["opens"], closing.get(tag.start())
+        if close is None or (found and tag.start() < found[-1].end):
             continue
-        same, rank = places[name], ranks[tag.start()]
-        while rank < len(same) and same[rank]["opens"]:
-            rank += 1
-        if rank >= len(same):
-            # Never closed, and so is none that follows of this name.
-            places[name] = []
-            continue
-        while rank + 1 < len(same) and same[rank + 1]["closes"]:
-            rank += 1
-        end = same[rank].end()
-        if not _stands_alone(text, tag.start(), end):
-            continue
-        number += 1
-        if number > _MAX_STRETCHES:
-            yield Stretch("doubted", 0, len(text))
-            return
         kind: Kind = _ELEMENTS.get(name) or ("recurring" if name in names else "data")
-        if kind == "data" and name in listed and _SOURCED.match(text, tag.start()) is None:
-            continue
-        cursor = end
-        yield _element(text, name, kind, tag, same[rank])
+        is_sourced = kind != "data" or name not in listed or _SOURCED.match(text, tag.start()) is not None
+        if is_sourced and _stands_alone(text, tag.start(), close.end()):
+            found.append(_element(text, name, kind, tag, close))
+    return None if len(tags) > _MAX_TAGS or len(found) > _MAX_STRETCHES else found
 
 
 def _element(text: str, name: str, kind: Kind, opening: re.Match[str], closing: re.Match[str]) -> Stretch:
@@ -321,7 +305,7 @@ def _opening_end(text: str, begin: int, end: int, to: str) -> int:
 
 
 def _without_recurring(text: str, found: list[Stretch], marks: Marks) -> list[Stretch]:
-    """The same without the client's paragraphs among the words; those between elements of one name are doubted."""
+    """The same without the client's paragraphs among the words."""
     if not (marks.names or marks.paragraphs or marks.headings or marks.footers):
         return found
     divided: list[Stretch] = []
@@ -336,11 +320,6 @@ def _without_recurring(text: str, found: list[Stretch], marks: Marks) -> list[St
                     divided.append(Stretch(kind, start, end, _line_end(text, start, end), end))
         else:
             divided.append(each)
-    for name in {each.name for each in divided if each.name}:
-        same = [at for at, each in enumerate(divided) if each.name == name]
-        for at in range(same[0] + 1, same[-1]):
-            if divided[at].kind == "words":
-                divided[at] = divided[at]._replace(kind="doubted")
     return divided
 
 
@@ -361,11 +340,7 @@ def _apart(text: str, places: Iterable[tuple[int, int]], marks: Marks) -> Iterat
 
 
 def is_clients(lines: Sequence[str], marks: Marks) -> bool:
-    """Returns True for a paragraph that a client repeats, or for its heading and lines of which half come again.
-
-    Args:
-        lines: levelled.
-    """
+    """Returns True for levelled lines that a client repeats, or for its heading and lines of which half come again."""
     if "\n".join(lines) in marks.paragraphs:
         return True
     first, *others = lines or ("",)
@@ -383,11 +358,12 @@ def line_form(line: str) -> str:
 
 
 def _with_doubts(found: list[Stretch]) -> list[Stretch]:
-    """The same, but words between stretches of data are doubted: a file may hold the tag that seems to end it."""
-    data = [at for at, each in enumerate(found) if each.kind == "data"]
-    for at in range(data[0] + 1, data[-1]) if data else ():
-        if found[at].kind == "words":
-            found[at] = found[at]._replace(kind="doubted")
+    """The same, but words between data or elements of one name are doubted: a file may hold the tag that ends it."""
+    for name in {each.name or each.kind for each in found if each.name or each.kind == "data"}:
+        same = [at for at, each in enumerate(found) if name in (each.name, each.kind)]
+        for at in range(same[0] + 1, same[-1]):
+            if found[at].kind == "words":
+                found[at] = found[at]._replace(kind="doubted")
     return found
 
 
@@ -417,7 +393,7 @@ def texts_of(message: Message) -> list[str]:
 def parts_of(message: Message) -> list[list[Stretch]]:
     """The stretches of each text part of a message."""
     texts = texts_of(message)
-    if texts[:1] != [] and texts[0].startswith(LITELLMS_NOTE):
+    if texts and texts[0].startswith(LITELLMS_NOTE):
         return [_all_clients(stretches(text), "note") for text in texts]
     found = [part_stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
     asked = [_asks_in_element(text) for text in texts]
@@ -430,18 +406,13 @@ def parts_of(message: Message) -> list[list[Stretch]]:
     elif message.marks.is_behind:
         # Beside results a part that opens with what the client repeats is all the client's.
         found = [_all_clients(own, "recurring") if own and own[0].kind == "recurring" else own for own in found]
-    wrapped = [[_is_wrapped(text, each) for each in own] for text, own in zip(texts, found, strict=True)]
-    does_speak = any(
-        _speaks(each) and not is_one
-        for own, known in zip(found, wrapped, strict=True)
-        for each, is_one in zip(own, known, strict=True)
-    )
-    if not (message.marks.is_beside or does_speak):
-        return found
-    return [
-        [each._replace(kind="note") if is_one else each for each, is_one in zip(own, known, strict=True)]
-        for own, known in zip(found, wrapped, strict=True)
-    ]
+    is_beside = message.marks.is_beside
+    said = [(own, at, text) for text, own in zip(texts, found, strict=True) for at in range(len(own)) if own[at].speaks]
+    wrapped = [(own, at) for own, at, text in said if _is_wrapped(text, own[at], is_beside)]
+    if is_beside or len(wrapped) < len(said):
+        for own, at in wrapped:
+            own[at] = own[at]._replace(kind="note")
+    return found
 
 
 def part_stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool) -> list[Stretch]:
@@ -452,7 +423,7 @@ def part_stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool) -> lis
 
 
 def _all_clients(found: Iterable[Stretch], kind: Kind) -> list[Stretch]:
-    return [each._replace(kind=kind) if _speaks(each) else each for each in found]
+    return [each._replace(kind=kind) if each.speaks else each for each in found]
 
 
 def _whole_result(text: str) -> list[Stretch]:
@@ -463,16 +434,12 @@ def _whole_result(text: str) -> list[Stretch]:
     return [Stretch("data", 0, len(text), result.end(), len(text))]
 
 
-def _speaks(stretch: Stretch) -> bool:
-    return stretch.kind in ("words", "doubted")
-
-
-def _is_wrapped(text: str, stretch: Stretch) -> bool:
+def _is_wrapped(text: str, stretch: Stretch, is_beside: bool) -> bool:
     """Returns True for words that are one element, whose name tells of a program and of nothing that a person said."""
     start = _first_sign(text, stretch.start)
-    if not _speaks(stretch) or text[start : start + 1] != "<" or len(text) > _MAX_CHARS:
-        return False
-    found = _WRAPPED.match(text, start)
+    if len(text) <= _MAX_CHARS and is_beside and _FENCED.match(text, start):
+        return True
+    found = _WRAPPED.match(text, start) if len(text) <= _MAX_CHARS else None
     if found is None or _SEVERAL_WORDS.search(found[1]) is None or is_persons_name(found[1]):
         return False
     return text[start : stretch.end].rstrip().endswith(f"</{found[1]}>")

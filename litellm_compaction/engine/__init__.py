@@ -5,17 +5,17 @@ from litellm_compaction.engine.context import (
     Action,
     Attempts,
     CompactionNeeded,
-    ContinuationPlan,
     Foreseen,
     Measure,
     PreparedRequest,
     PruningModel,
     RequestContext,
 )
+from litellm_compaction.engine.continuing import ContinuationPlan
 from litellm_compaction.engine.recalling import MOST_LOOKUPS, RECALL
 from litellm_compaction.engine.sharing.admission import TOLD_AFTER_S, Held
 from litellm_compaction.engine.sharing.reservation import Reservation, shares_context
-from litellm_compaction.engine.ways import ALL_WAYS, KnownWays, Outcome, Standing
+from litellm_compaction.engine.ways import ALL_WAYS, KnownWays, Outcome
 
 __all__ = [
     "ALL_WAYS",
@@ -36,6 +36,5 @@ __all__ = [
     "PruningModel",
     "RequestContext",
     "Reservation",
-    "Standing",
     "shares_context",
 ]

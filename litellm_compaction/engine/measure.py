@@ -6,6 +6,7 @@ counted as they are sent.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,19 +17,14 @@ from typing import Any, Literal
 from litellm_compaction.concurrency import Flights, is_long, off_loop, off_loop_if
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
-from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, words_sizes
 from litellm_compaction.core.identity import words_chain
-from litellm_compaction.core.messages import (
-    Message,
-    Request,
-    chain,
-    user_message,
-)
+from litellm_compaction.core.messages import Message, Request, chain, user_message
 from litellm_compaction.core.recurring import marked
 from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.steps import Step
 from litellm_compaction.core.strategies import chooses
+from litellm_compaction.core.view import RECORD_TOKENS, View, words_sizes
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.sharing.leases import Leases, shared_name
@@ -82,7 +78,7 @@ class RequestMeasurer:
         count = await self._count(context.target, family, request, window.tokens)
         if _may_be_cut(count.tokens, window):
             before, window = window, await self.window(context, prompt_tokens=count.tokens)
-            if not window.is_like(before):
+            if window != before:
                 family = self._sources.family(context.target, window)
                 count = await self._count(context.target, family, request, window.tokens)
         make = partial(self._measured, request, context, window, family, count, started_s)
@@ -91,8 +87,7 @@ class RequestMeasurer:
     async def measure_ids(self, tokens: int, context: RequestContext) -> MeasuredRequest:
         """As `measure`, for a prompt of so many token ids: it has no text, and its count is exact."""
         measured = await self.measure(Request(messages=(user_message(""),)), context)
-        count = Estimate.exactly(tokens)
-        return self._measured(measured.request, context, measured.window, measured.family, count, measured.started_s)
+        return self.by(measured, Estimate.exactly(tokens))
 
     async def again(self, measured: MeasuredRequest) -> MeasuredRequest:
         """`measured` by what the counter has learned since."""
@@ -100,6 +95,8 @@ class RequestMeasurer:
 
     def by(self, measured: MeasuredRequest, count: Estimate) -> MeasuredRequest:
         """`measured` by another count of its request."""
+        if count is measured.count:
+            return measured
         return self._like(measured, measured.request, count, is_shortened=measured.is_shortened)
 
     async def shortened(self, measured: MeasuredRequest, messages: tuple[Message, ...]) -> MeasuredRequest:
@@ -118,7 +115,10 @@ class RequestMeasurer:
         """`measured` with sizes by which its floor takes `count`, which is of the floor as a request of its own."""
         conversation, budget = measured.conversation, measured.budget
         protected = conversation.protected
-        if len(protected) == len(conversation.messages) == len(count.sizes) and not conversation.has_data_to_cover:
+        if (
+            len(protected) == len(conversation.messages) == len(count.sizes)
+            and conversation.floor_sizes == conversation.sizes
+        ):
             # Nothing of it can be covered: the floor is the request.
             return self._like(measured, measured.request, count, floor_count=count, is_shortened=measured.is_shortened)
         record_tokens = RECORD_TOKENS if len(protected) < len(conversation.messages) else 0
@@ -133,20 +133,10 @@ class RequestMeasurer:
         )
         # In the result only the added part is still in doubt, as much as fits; it is counted again before it is sent.
         share = min(1.0, count.tokens / max(1, replace(budget, likely_ratio=1.0).prompt_limit_tokens))
-        rest_ratio = min(budget.likely_ratio, _PLANNED_RATIO)
-        floor_ratio = 1.0 if count.is_told else count.likely_ratio
-        likely_ratio = min(budget.likely_ratio, share * floor_ratio + (1 - share) * rest_ratio)
-        return replace(
-            measured,
-            conversation=conversation,
-            budget=replace(
-                budget,
-                floor_tokens=conversation.floor_tokens,
-                fixed_tokens=conversation.prefix_tokens,
-                likely_ratio=likely_ratio,
-            ),
-            floor_count=count,
-        )
+        likely_ratio = min(budget.likely_ratio, share * count.likely_ratio + (1 - share) * _PLANNED_RATIO)
+        floor_tokens, fixed_tokens = conversation.floor_tokens, conversation.prefix_tokens
+        budget = replace(budget, floor_tokens=floor_tokens, fixed_tokens=fixed_tokens, likely_ratio=likely_ratio)
+        return replace(measured, conversation=conversation, budget=budget, floor_count=count)
 
     def unchanged(self, measured: MeasuredRequest) -> PreparedRequest:
         """The request as it was measured, to be sent."""
@@ -162,37 +152,26 @@ class RequestMeasurer:
         self, measured: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
     ) -> PreparedRequest:
         """The request with a compaction in place of the messages that it covers; the caller asks if that fits."""
-        covered = measured.conversation.messages
+        covered, tools = measured.conversation.messages, None
         messages = await off_loop_if(measured.is_long, lambda: apply(covered, compaction))
-        prepared = await self._sent(measured, compaction, action, messages)
-        does_fit = prepared.budget.fits(prepared.count.tokens)
-        if not does_fit and self._recaller is not None and self._recaller.forget(measured):
-            # What was looked up for an earlier answer refuses no request.
-            prepared = await self._sent(measured, compaction, action, messages)
-        return prepared
-
-    async def _sent(
-        self,
-        measured: MeasuredRequest,
-        compaction: Compaction,
-        action: Literal["reused", "compacted"],
-        messages: tuple[Message, ...],
-    ) -> PreparedRequest:
-        tools = None
         if self._recaller is not None:
             messages, tools = self._recaller.added(measured, compaction, messages)
-        sent = await off_loop_if(measured.is_long, lambda: _with_every_result(messages))
+        sent = await off_loop_if(measured.is_long, partial(_with_every_result, messages))
         shown = measured.request.tools if tools is None else tools
         count = await self.count_request(measured, replace(measured.request, messages=sent, tools=shown))
         if measured.floor_count is not None:
             # Planned by a floor that the server has counted: only the rest is in doubt.
             count = count.with_part(measured.floor_count)
+        budget = replace(measured.budget, likely_ratio=count.likely_ratio, own_likely_ratio=None)
+        if not budget.fits(count.tokens) and self._recaller is not None and self._recaller.forget(measured):
+            # What was looked up for an earlier answer refuses no request.
+            return await self.applied(measured, compaction, action)
         return PreparedRequest(
             action=action,
             measured=measured,
             messages=sent,
             count=count,
-            budget=replace(measured.budget, likely_ratio=count.likely_ratio, own_likely_ratio=None),
+            budget=budget,
             tools=tools,
             applied=compaction,
         )
@@ -210,50 +189,45 @@ class RequestMeasurer:
     async def window(self, context: RequestContext, *, prompt_tokens: int = 0) -> Window:
         """Returns the window of a context's target, after a warm-up if that is needed and wanted.
 
-        Of `prompt_tokens` that a smaller window would cut LM Studio says at once if it still holds them.
+        Of `prompt_tokens` that a smaller window would cut LM Studio says at once if it still holds them. A model that
+        is not served, it seems, is looked for in a list that begins to be read now.
 
         Raises:
             WindowUnknown, ModelNotLoaded: as `measure`.
         """
+        target = context.target
         try:
-            window = await self._served(context.target)
-            is_doubtful = _may_be_cut(prompt_tokens, window)
-            return await self._windows.confirmed(context.target, window) if is_doubtful else window
-        except ModelNotLoaded:
-            if context.settings.when_not_loaded == "error":
-                raise
-        await self._warm_ups.join(context.target.key, lambda: self._warm_up(context))
-        return await self._windows.resolve(context.target, fresh=True)
-
-    async def _served(self, target: Target) -> Window:
-        """The window of a target; of one that is not served, it seems, as a list says that begins to be read now."""
-        try:
-            return await self._windows.resolve(target)
+            window = await self._windows.resolve(target)
+            return await self._windows.confirmed(target, window) if _may_be_cut(prompt_tokens, window) else window
         except WindowUnread:
             raise
         except (ModelNotLoaded, WindowUnknown):
+            pass
+        try:
             return await self._windows.resolve(target, fresh=True)
+        except ModelNotLoaded:
+            if context.settings.when_not_loaded == "error":
+                raise
+        await self._warm_ups.join(target.key, lambda: self._warm_up(context))
+        return await self._windows.resolve(target, fresh=True)
 
     async def _warm_up(self, context: RequestContext) -> None:
         """Has the model loaded, by one of the processes that need it: LM Studio loads it once for each that asks.
 
         (lmstudio-bug-tracker 1751.)
         """
-        if self._leases is None:
-            await context.warm_up()
-            return
 
         async def loaded() -> Window | None:
-            try:
+            with contextlib.suppress(ModelNotLoaded):
                 return await self._windows.resolve(context.target, fresh=True)
-            except ModelNotLoaded:
-                return None
+            return None
 
         topic = f"warm-up {shared_name(f'{context.target.api_base} {context.target.model}')}"
         limit_s = context.settings.constants.warm_up_timeout_s
-        async with self._leases.one_of_all(topic, loaded, limit_s=limit_s) as found:
+        leases, alone = self._leases, contextlib.nullcontext()
+        async with leases.one_of_all(topic, loaded, limit_s=limit_s) if leases is not None else alone as found:
             # Another may have done it a moment ago.
-            if found is None and await loaded() is None:
+            if found is None and (leases is None or await loaded() is None):
                 await context.warm_up()
 
     def _like(self, measured: MeasuredRequest, request: Request, count: Estimate, **changes: Any) -> MeasuredRequest:
@@ -280,7 +254,7 @@ class RequestMeasurer:
         count_text = self._counter.text_counter(context.target.key, family, asker=context.target.asker, text=count.text)
         # A request made of this one begins otherwise: the server's number for its beginning is no help for that.
         sizes = tuple(math.ceil(size * count.other_ratio) for size in count.sizes)
-        conversation = Conversation(
+        conversation = View(
             messages=request.messages,
             sizes=sizes,
             words_sizes=words_sizes(request.messages, sizes, count_text),

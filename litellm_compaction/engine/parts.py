@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS
-from litellm_compaction.core.clearing import without_data
 from litellm_compaction.core.excerpts import common_level
+from litellm_compaction.core.forms import without_data
 from litellm_compaction.core.messages import Request, system_prefix_length, user_message, with_only_text
 from litellm_compaction.engine.context import MeasuredRequest
 from litellm_compaction.tokens.estimate import Estimate
@@ -36,13 +36,15 @@ def beginning_of(request: Request, count: Estimate, limit_tokens: int) -> Reques
     The real request then finds it in the server's cache.
     """
     messages = request.messages
+    # Before another end than the person's word some templates leave the system message out.
+    ends = ("user",) if messages[-1].role == "user" else ("user", "tool")
     tokens, end, end_tokens = count.overhead_tokens + count.tools_tokens, 0, 0
     for index, size in enumerate(count.sizes):
         tokens += size
         if tokens > limit_tokens:
             break
         following = messages[index + 1].role if index + 1 < len(messages) else ""
-        if messages[index].role in ("user", "tool") and following != "tool":
+        if messages[index].role in ends and following != "tool":
             end, end_tokens = index + 1, tokens
     if end in (0, len(messages)) or end_tokens < max(_LEAST_TOKENS, limit_tokens // _LEAST_SHARE):
         return None

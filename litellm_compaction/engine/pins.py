@@ -12,8 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from litellm_compaction.core.conversation import Conversation
-from litellm_compaction.core.cut_points import is_persons
+from litellm_compaction.core.view import View, is_persons
 from litellm_compaction.engine.context import MeasuredRequest
 from litellm_compaction.errors import BadWish
 from litellm_compaction.stores import Facts
@@ -79,11 +78,11 @@ class Pins:
                 await asyncio.wait_for(written, _STORE_TIMEOUT_S)
 
 
-def _entry(conversation: Conversation, index: int) -> str:
+def _entry(conversation: View, index: int) -> str:
     return conversation.hashes[index - conversation.prefix + 1]
 
 
-def _fitting(conversation: Conversation, entries: Sequence[str], limit_tokens: int) -> tuple[int, ...]:
+def _fitting(conversation: View, entries: Sequence[str], limit_tokens: int) -> tuple[int, ...]:
     """The indices of pinned messages that are still there, as many as there is room for: a window may have shrunk."""
     places = {entry: conversation.prefix + at for at, entry in enumerate(conversation.hashes[1:])}
     indices: list[int] = []
@@ -94,7 +93,7 @@ def _fitting(conversation: Conversation, entries: Sequence[str], limit_tokens: i
     return tuple(indices)
 
 
-def _wanted(conversation: Conversation, pins: Sequence[str], limit_tokens: int) -> tuple[int, ...]:
+def _wanted(conversation: View, pins: Sequence[str], limit_tokens: int) -> tuple[int, ...]:
     """The indices of the person's messages that pins name: each by its handle, or the newest with these words."""
     messages, found = conversation.messages, dict[int, None]()
     persons = [at for at in range(len(messages) - 1, conversation.prefix - 1, -1) if is_persons(messages[at])]

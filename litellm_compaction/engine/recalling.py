@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, ToolCall, parse_message
 from litellm_compaction.core.prompts import defused
 from litellm_compaction.core.secrets import plain, redactor
+from litellm_compaction.core.view import View
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.recall import Found, Lookup, QueryTooLong, of_request, search, told
 from litellm_compaction.stores import Originals
@@ -190,7 +190,7 @@ def defuser(measured: MeasuredRequest) -> Callable[[str], str]:
     return lambda text: defused(own(text))
 
 
-def _newest_entry(conversation: Conversation) -> str:
+def _newest_entry(conversation: View) -> str:
     """The entry of the hash chain of the newest message that is the client's."""
     rest = conversation.rest
     return conversation.hashes[next((at for at in range(len(rest), 0, -1) if not rest[at - 1].is_synthetic), 0)]

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.clearing import without_data
-from litellm_compaction.core.compaction import Compaction, compaction_id, edited_part, mark_of, shown_rest
+from litellm_compaction.core.compaction import Compaction, compaction_id, covered_as_sent, mark_of
 from litellm_compaction.core.messages import Message, user_message, visible_text
 from litellm_compaction.engine.pins import kept_pins
 from litellm_compaction.events import CompactionEvent, event_from_json
@@ -120,21 +119,13 @@ def pairs_of(compaction: Compaction, kept: Sequence[Message]) -> list[Pair]:
     kept = kept[max(len(kept) - covered, 0) :]
     missing = covered - len(kept)
     rest = [*[user_message("")] * missing, *kept]
-    stubbed = set(compaction.stubbed)
-    edited = edited_part(shown_rest(rest, compaction), compaction)
-
-    def after(position: int) -> Message | None:
-        if position >= compaction.replaced_messages:
-            return edited[position - compaction.replaced_messages]
-        if position not in compaction.pinned:
-            return None
-        return without_data(rest[position]) if position in stubbed else rest[position]
+    after = covered_as_sent(rest, compaction)
 
     def pair(position: int) -> Pair:
-        before, sent = rest[position], after(position)
+        before, sent = rest[position], after[position]
         text = visible_text(before)
         if sent is None:
-            fate: Fate = "in the record" if position < compaction.replaced_messages else "gone"
+            fate: Fate = "in the record" if position < compaction.start else "gone"
             return Pair(position + 1, before.role, text, fate, "")
         return Pair(position + 1, before.role, text, "verbatim" if sent is before else "shorter", visible_text(sent))
 

@@ -12,10 +12,12 @@ from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
-from litellm_compaction.windows.windows import Windows
+from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
 
+# For events.
+_FAR_BELOW = "prompt_far_below_count"
 _FULL_WINDOW_RATIO = 0.98
 # A prompt that fills more of the window than this may have been cut to it.
 _INSIDE_RATIO = 0.9
@@ -42,28 +44,24 @@ class ReplyReader:
 
         The tokens are those that the server reported for exactly what was sent; 0 of an empty answer.
         """
-        if completion_tokens > 0:
-            self._windows.served(context.target, prompt_tokens)
-        reason = truncation(prepared, prompt_tokens, completion_tokens, self._counter)
+        reason = _is_full(prepared.window.tokens, prompt_tokens, completion_tokens)
+        if not reason and self._counter.is_suspicious(prepared.count, prompt_tokens):
+            reason = _FAR_BELOW
         if not reason and not is_whole(prepared.count, prepared.window.tokens, prompt_tokens):
             # A prompt that may have been cut teaches nothing.
             return
-        if not reason:
-            if context.target.is_listed and self._counter.may_be_cut(prepared.count, prompt_tokens):
-                self._asking.begin(self._learn_if_whole(context, prepared, prompt_tokens, completion_tokens))
-            else:
-                self._learned(context, prepared.count, prompt_tokens)
-            return
-        is_inside = prompt_tokens < _INSIDE_RATIO * prepared.window.tokens
-        is_low = reason == "prompt_far_below_count" and is_inside
+        is_low = reason == _FAR_BELOW and prompt_tokens < _INSIDE_RATIO * prepared.window.tokens
         if is_low and self._counter.learn(context.target.key, prepared.count, prompt_tokens):
             # That is how it counts: another of its numbers says so, too.
             return
-        self._windows.invalidate(context.target)
-        if context.target.is_listed:
+        if reason:
+            self._windows.invalidate(context.target)
+        if context.target.is_listed and (reason or self._counter.may_be_cut(prepared.count, prompt_tokens)):
             self._asking.begin(self._learn_if_whole(context, prepared, prompt_tokens, completion_tokens, reason))
-            return
-        self._reporter.alarmed(context, prepared, prompt_tokens, reason)
+        elif reason:
+            self._reporter.alarmed(context, prepared, prompt_tokens, reason)
+        else:
+            self._learned(context, prepared.count, prompt_tokens)
 
     async def aclose(self) -> None:
         """Gives questions for windows a moment, so that an alarm is raised; then ends them."""
@@ -105,7 +103,7 @@ class ReplyReader:
         prepared: PreparedRequest,
         prompt_tokens: int,
         completion_tokens: int,
-        reason: str = "",
+        reason: str,
     ) -> None:
         """Learns a number far below ours if the window, read again, still holds what was sent; else raises the alarm.
 
@@ -113,18 +111,19 @@ class ReplyReader:
         one does whose template leaves tools out. A model that was loaded anew with a smaller window cuts the prompt,
         and answers as if nothing had happened; with a larger one it may fit though it is above the window we knew.
         """
-        try:
-            window = await self._windows.resolve(context.target, fresh=True)
-        except CompactionError:
-            window = None
-        if (
-            window is None
-            or prepared.count.tokens > window.tokens
-            or _is_full(window.tokens, prompt_tokens, completion_tokens)
-        ):
-            self._reporter.alarmed(context, prepared, prompt_tokens, reason or "prompt_far_below_count")
-        elif is_whole(prepared.count, window.tokens, prompt_tokens):
+        window_tokens = await window_tokens_now(self._windows, context.target)
+        if prepared.count.tokens > window_tokens or _is_full(window_tokens, prompt_tokens, completion_tokens):
+            self._reporter.alarmed(context, prepared, prompt_tokens, reason or _FAR_BELOW)
+        elif is_whole(prepared.count, window_tokens, prompt_tokens):
             self._counter.take_over(context.target.key, prepared.count, prompt_tokens)
+
+
+async def window_tokens_now(windows: Windows, target: Target, *, fresh: bool = True) -> int:
+    """Of a target's window, read again if `fresh`; 0 if nobody knows it any more."""
+    try:
+        return (await windows.resolve(target, fresh=fresh)).tokens
+    except CompactionError:
+        return 0
 
 
 def surely_fits(count: Estimate, window_tokens: int) -> bool:
@@ -135,13 +134,6 @@ def surely_fits(count: Estimate, window_tokens: int) -> bool:
 def is_whole(count: Estimate, window_tokens: int, prompt_tokens: int) -> bool:
     """Returns True if a server's number is certainly of all the prompt: one that may have been cut teaches nothing."""
     return surely_fits(count, window_tokens) and prompt_tokens < _FULL_WINDOW_RATIO * window_tokens
-
-
-def truncation(prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int, counter: TokenCounter) -> str:
-    """Returns one word for what a reply's usage says of a prompt that the server did not see whole, else ""."""
-    if full := _is_full(prepared.window.tokens, prompt_tokens, completion_tokens):
-        return full
-    return "prompt_far_below_count" if counter.is_suspicious(prepared.count, prompt_tokens) else ""
 
 
 def _is_full(window_tokens: int, prompt_tokens: int, completion_tokens: int) -> str:

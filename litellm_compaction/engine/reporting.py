@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from litellm_compaction.core.compaction import Compaction, compaction_id
-from litellm_compaction.core.conversation import applied_tokens
+from litellm_compaction.core.compaction import Compaction, applied_tokens, compaction_id
 from litellm_compaction.core.rounds import open_round_start
 from litellm_compaction.engine.context import Effort, MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.events import (

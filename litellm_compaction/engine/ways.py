@@ -7,6 +7,7 @@ memory: after a restart one refused try shows it again.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
@@ -36,48 +37,19 @@ WAYS_IN_WORDS: Mapping[Way, str] = {
 # (`continue_final_message`).
 _LMSTUDIO: frozenset[Source] = frozenset(("api/v1", "api/v0"))
 # A server that was updated may do what it did not do before.
-_FORGET_S = 24 * 3600.0
+_REST_S = 24 * 3600.0
 # Wildcard deployments get their model names from clients, so the number of servers and models needs an end.
 _MAX_KNOWN = 4096
 
 
 class Record(NamedTuple):
-    """The outcomes of one way at one server.
+    """One way at one server: if it has gone on since it failed; what had not, and failed, rests from `failed_s` on.
 
-    Attributes:
-        has_gone_on: at least once, and since it was last refused: no server takes such a request only now and then.
-        failures: in a row; failed_s: the last one.
+    A single repeat that the model meant does not outweigh what went well.
     """
 
     has_gone_on: bool = False
-    failures: int = 0
-    failed_s: float = 0.0
-
-    def is_good(self, now_s: float) -> bool:
-        """It is worth a try: a single repeat that the model meant does not outweigh what went well."""
-        return self.failures <= self.has_gone_on or now_s - self.failed_s > _FORGET_S
-
-    def after(self, outcome: Outcome, now_s: float) -> Record:
-        if outcome == "went_on":
-            return Record(has_gone_on=True)
-        return Record(self.has_gone_on and outcome != "refused", self.failures + 1, now_s)
-
-
-class Standing(NamedTuple):
-    """The ways of a server to go on: those that are worth a try, best first, and of these those that it has shown."""
-
-    ways: tuple[Way, ...] = ()
-    gone_on: tuple[Way, ...] = ()
-
-    def among(self, continued: Collection[Way]) -> Standing:
-        return Standing(*(tuple(way for way in each if way in continued) for each in self))
-
-    def in_words(self) -> str:
-        """The best way for people; "" for none."""
-        if not self.ways:
-            return ""
-        best = self.ways[0]
-        return f"{best}: {WAYS_IN_WORDS[best]}{', as it has done' if best in self.gone_on else ''}"
+    failed_s: float = -math.inf
 
 
 class KnownWays:
@@ -90,28 +62,33 @@ class KnownWays:
 
         `source` tells the window's size.
         """
-        now_s = self._wall_clock()
         possible = ALL_WAYS if can_go_on_itself(target, source) else ("turn",)
-        return tuple(way for way in possible if way == "turn" or self._record(target, way).is_good(now_s))
+        return tuple(way for way in possible if way == "turn" or not self._rests(self._record(target, way)))
 
     def has_gone_on(self, target: Target, way: Way) -> bool:
-        record = self._record(target, way)
-        return record.has_gone_on and not record.failures
+        return self._record(target, way).has_gone_on
 
-    def standing(self, target: Target, source: Source, *, can_render: bool) -> Standing:
-        """As `ways`; without `can_render` prompts cannot be rendered here to the letter."""
-        ways = tuple(way for way in self.ways(target, source) if can_render or way != "raw")
-        return Standing(ways, tuple(way for way in ways if self.has_gone_on(target, way)))
+    def in_words(self, target: Target, source: Source, possible: Collection[Way]) -> str:
+        """The best way of those that are `possible`, for people; "" for none."""
+        best = next((way for way in self.ways(target, source) if way in possible), None)
+        if best is None:
+            return ""
+        return f"{best}: {WAYS_IN_WORDS[best]}{', as it has done' if self.has_gone_on(target, best) else ''}"
 
     def learn(self, target: Target, label: str, way: Way, outcome: Outcome) -> None:
         """Takes note of a continuation's outcome; `label` is for logs."""
-        now_s, before = self._wall_clock(), self._record(target, way)
-        after = self._known[_key(target, way)] = before.after(outcome, now_s)
-        if before.is_good(now_s) and not after.is_good(now_s):
+        before, has_gone_on = self._record(target, way), outcome == "went_on"
+        fails_at_once = outcome == "refused" or not (has_gone_on or before.has_gone_on)
+        after = Record(has_gone_on, self._wall_clock() if fails_at_once else -math.inf)
+        self._known[_key(target, way)] = after
+        if self._rests(after) and not self._rests(before):
             logger.warning("going_on model=%s way=%s outcome=%s; the next way is used", label, way, outcome)
 
     def _record(self, target: Target, way: Way) -> Record:
         return self._known.get(_key(target, way), Record())
+
+    def _rests(self, record: Record) -> bool:
+        return self._wall_clock() - record.failed_s <= _REST_S
 
 
 def can_go_on_itself(target: Target, source: Source) -> bool:

@@ -4,111 +4,155 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Sequence
-from dataclasses import replace
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 from litellm_compaction import engine
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.compaction import apply
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, system_prefix_length
+from litellm_compaction.core.messages import JsonObject, Message, Request, parse_message, system_prefix_length
 from litellm_compaction.core.record import headed, read_record
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.engine.ask import REQUEST_TOKENS
-from litellm_compaction.engine.context import PreparedRequest
-from litellm_compaction.library.model import Model
-from litellm_compaction.library.tokens import parsed, select_messages_to_compact
-from litellm_compaction.library.types import CompactionConfig, CompactionEvent, CompactionResult
+from litellm_compaction.engine.context import Attempts, PreparedRequest, PruningModel, RequestContext, nothing
+from litellm_compaction.errors import SummaryFailed
+from litellm_compaction.library.estimate import CompactionConfig, parsed, select_messages_to_compact
 from litellm_compaction.stores import memory_store
-from litellm_compaction.summarizer import SummaryJob, summarize
+from litellm_compaction.summarizer import SummaryAnswer, SummaryJob, summarize, within_s
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Windows
+from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
 
 Messages: TypeAlias = Sequence[JsonObject]
-Tools: TypeAlias = Sequence[JsonValue]
+_STORE_S = 86_400.0
+# An unknown family's tokens are counted so much too high; by the middle they may be as much too low.
+_ERRS_HIGH = 1.2
 
-# How much too high the tokens of such a family are counted; by the middle they may be as much too low.
-_UNKNOWN, _ERRS_HIGH = "unknown", 1.2
-_STORE_S, _STORE_BYTES = 86_400.0, 1 << 24
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model by its name, which says how tokens are counted, and the function that asks it for summaries.
+
+    That takes `model=, messages=, max_tokens=, temperature=`, and answers as OpenAI's chat completions, object or dict.
+    """
+
+    name: str
+    complete: Callable[..., Awaitable[Any]] = field(repr=False)
+
+    async def ask(self, messages: Sequence[Message], *, max_tokens: int, **_: object) -> SummaryAnswer:
+        """One call of the function, as the engine asks a pruning model; any failure is a `SummaryFailed`."""
+        raw = [dict(message.raw) for message in messages]
+        try:
+            said = await self.complete(model=self.name, messages=raw, max_tokens=max_tokens, temperature=0.3)
+            choice = (said if isinstance(said, Mapping) else said.model_dump())["choices"][0]
+            message = choice["message"]
+            return SummaryAnswer(
+                text=parse_message({"role": "assistant", "content": message.get("content")}).text,
+                reasoning=str(message.get("reasoning_content") or ""),
+                finish_reason=choice.get("finish_reason") or "stop",
+                calls_tool=bool(message.get("tool_calls")),
+            )
+        except Exception as error:
+            raise SummaryFailed("error", f"the summariser raised {type(error).__name__}") from error
+
+
+class CompactionEvent(NamedTuple):
+    """A compaction: whole prompts by the engine's count, and the models' text of all rounds, "" if none was usable."""
+
+    round: int
+    tokens_before: int
+    tokens_after: int
+    summary_content: str
+    compacted_message_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionResult:
+    """A conversation to go on with, and the positions in the given messages that are not sent any more, ascending.
+
+    Without an event nothing changed; `error` says why, if that failed: after a `DoesNotFit` they are too long.
+    """
+
+    compacted_messages: list[JsonObject] = field(repr=False)
+    compaction_event: CompactionEvent | None = field(default=None, repr=False)
+    replaced: tuple[int, ...] = ()
+    error: Exception | None = None
 
 
 class Compactor:
-    """Keeps a session's conversation inside the window: below the threshold it stays as it is.
-
-    The caller goes on with what comes back, or sends the whole history again: that gets the same compaction again.
-    """
+    """Keeps a session's conversation inside the window; its caller goes on with the result, or with all of it."""
 
     def __init__(self, model: Model, config: CompactionConfig, *, session_id: str = "") -> None:
-        self._model, self._config, self._session_id = model, config, session_id
-        # The second counter never learns.
-        self._family, self._estimates = family_of("", model.name), TokenCounter()
-        store = memory_store(ttl_s=_STORE_S, max_bytes=_STORE_BYTES)
+        self._keep_last, self._family = config.recent_messages_to_keep, family_of("", model.name)
+        is_known = self._family.name != "unknown"
+        name, window_tokens = model.name, config.model_context_limit
+        # Without an address no server is asked.
+        target = Target(
+            key=name, model=name, api_base=None, api_key=None, context_length=window_tokens, is_lmstudio=False
+        )
+        self._context = RequestContext(
+            label=name,
+            target=target,
+            settings=_settings(config, is_known=is_known),
+            scope=session_id,
+            # Asked about the conversation as text: its server's cache is not known.
+            pruning_models=(PruningModel(label=name, target=target, ask=model.ask, is_same=False),),
+            warm_up=nothing,
+            attempts=Attempts(summary_calls_left=0),
+            measure=None if is_known else self._middle,
+            writes_whole_records=True,
+        )
+        store = memory_store(ttl_s=_STORE_S, max_bytes=1 << 24)
         self._engine = engine.Compactor(windows=Windows(cache_s=_STORE_S), counter=TokenCounter(), store=store)
 
-    async def __call__(self, messages: Messages, *, tools: Tools = ()) -> CompactionResult:
+    async def __call__(self, messages: Messages, *, tools: Messages = ()) -> CompactionResult:
         """As `safe_compact`, if the conversation is above the threshold by the engine's own count."""
         return await _safely(messages, self.compact(messages, tools=tools, is_wanted=False))
 
-    async def compact(self, messages: Messages, *, tools: Tools = (), is_wanted: bool = True) -> CompactionResult:
+    async def compact(self, messages: Messages, *, tools: Messages = (), is_wanted: bool = True) -> CompactionResult:
         """As the function `compact`; what is not `is_wanted` happens only above the threshold."""
         if len(conversation := parsed(messages)) < 2:
             return CompactionResult(compacted_messages=[*messages])
-        found, config = read_record(conversation), self._config
+        found = read_record(conversation)
         own, places = found.unfolded(conversation) if found else ([*conversation], [*range(len(conversation))])
-        division = select_messages_to_compact(messages, config.recent_messages_to_keep)
         context = replace(
-            self._model.context(config.model_context_limit, _settings(config, self._family.name)),
-            scope=self._session_id,
-            now=is_wanted and bool(division.messages_to_compact),
+            self._context,
+            now=is_wanted and bool(select_messages_to_compact(messages, self._keep_last).messages_to_compact),
             portable=(found.base,) if found else (),
-            measure=self._measured if self._family.name == _UNKNOWN else None,
-            writes_whole_records=True,
+            # A pruning, and the summary that is made if it does not do.
+            attempts=Attempts(summary_calls_left=2),
         )
         prepared = await self._engine.guard(Request(messages=tuple(own), tools=tuple(tools)), context)
-        record = prepared.compaction
+        record, texts = prepared.compaction, [message.text for message in prepared.messages or ()]
         # The record that came with the messages may stand for what it has stood for, and nothing else has changed.
         is_known = found and record and record.record == found.base.record
-        if prepared.messages is None or (
-            is_known and record and _texts(prepared.messages) == _texts(apply(own, record))
-        ):
+        if not texts or (is_known and record and texts == [message.text for message in apply(own, record)]):
             return CompactionResult(compacted_messages=[*messages])
         return _result(messages, prepared, own, places)
 
-    async def _measured(self, request: Request, *, answer_tokens: int = 1) -> int:
-        """What a server would be asked for: of a model that is not known the middle of our estimate."""
-        return math.ceil((await self._estimates.count("", self._family, request)).tokens / _ERRS_HIGH)
-
-    async def aclose(self) -> None:
-        """Forgets the session."""
-        await self._engine.aclose()
+    async def _middle(self, request: Request, *, answer_tokens: int = 1) -> int:
+        """What a server would be asked for; a counter that has learned nothing."""
+        return math.ceil((await TokenCounter().count("", self._family, request)).tokens / _ERRS_HIGH)
 
 
 async def compact(
-    messages: Messages, session_id: str, model: Model, config: CompactionConfig, *, tools: Tools = ()
+    messages: Messages, session_id: str, model: Model, config: CompactionConfig, *, tools: Messages = ()
 ) -> CompactionResult:
     """Condenses everything but system messages and the recent ones; `should_compact` says when that is worth it.
 
-    The summary stands in the first user message, with what is copied without a model. One that the messages carry is
-    integrated. Above the threshold a summary that fails is done without; below it nothing changes then, or if little
-    would be gained. `tools` are only counted; the caller's list and dicts are never changed.
-
-    Raises:
-        DoesNotFit: what no compaction changes is longer than the window; says what takes how many tokens.
-        ValueError: an entry is not a message.
+    The summary stands in the first user message; one that the messages carry is integrated. Above the threshold one
+    that fails is done without. `tools` are only counted; the caller's list and dicts are never changed. A DoesNotFit
+    says what takes how many tokens if that is longer than the window, and a ValueError which entry is not a message.
     """
-    compactor = Compactor(model, config, session_id=session_id)
-    try:
-        return await compactor.compact(messages, tools=tools)
-    finally:
-        await compactor.aclose()
+    return await Compactor(model, config, session_id=session_id).compact(messages, tools=tools)
 
 
 async def safe_compact(
-    messages: Messages, session_id: str, model: Model, config: CompactionConfig, *, tools: Tools = ()
+    messages: Messages, session_id: str, model: Model, config: CompactionConfig, *, tools: Messages = ()
 ) -> CompactionResult:
     """As `compact`, but any failure is logged, and the messages come back unchanged; cancellation passes through."""
     return await _safely(messages, compact(messages, session_id, model, config, tools=tools))
@@ -123,18 +167,13 @@ async def generate_summary(
     *,
     window_tokens: int = 128_000,
 ) -> str:
-    """A summary of the messages; one call, or several if they do not fit the window at once.
+    """A summary of the messages, with `previous_summary` ("" for none) integrated; several calls if one has no room.
 
-    `previous_summary` ("" for none) is integrated, not repeated; `original_task` is the request being worked on.
-
-    Raises:
-        SummaryFailed: no usable summary; `reason` says why in one word, `__cause__` what the model's function raised.
+    A SummaryFailed says in its `reason` why there is none, its `__cause__` what the model's function raised.
     """
     strategy, settings = STRATEGIES["summary"], settings_from(None)
-    count, tokens = (
-        TokenCounter().text_counter(model.name, family_of("", model.name)),
-        settings.constants.summary_max_tokens,
-    )
+    tokens = settings.constants.summary_max_tokens
+    count = TokenCounter().text_counter(model.name, family_of("", model.name))
     job = SummaryJob(
         messages=strategy.history(parsed(messages)),
         earlier=previous_summary,
@@ -144,13 +183,13 @@ async def generate_summary(
         round_number=round,
         strategy=strategy,
     )
-    text = await summarize(job, model.ask, count, timeout_s=settings.summary_timeout_s)
+    text = await within_s(summarize(job, model.ask, count), settings.summary_timeout_s)
     return f"### Session Summary (Compaction Round {round})\n\n{text}"
 
 
-def _settings(config: CompactionConfig, family: str) -> Settings:
+def _settings(config: CompactionConfig, *, is_known: bool) -> Settings:
     defaults = settings_from(None)
-    doubt_tokens = math.ceil(config.model_context_limit * (1 - 1 / _ERRS_HIGH)) if family == _UNKNOWN else 0
+    doubt_tokens = 0 if is_known else math.ceil(config.model_context_limit * (1 - 1 / _ERRS_HIGH))
     answer_tokens = max(defaults.constants.answer_min_tokens, doubt_tokens)
     update: dict[str, object] = {
         "pre_request_ratio": config.threshold_percent,
@@ -159,29 +198,24 @@ def _settings(config: CompactionConfig, family: str) -> Settings:
         "keep_recent_messages": config.recent_messages_to_keep,
         "strategy": config.strategy,
     }
-    return defaults.model_copy(update=update).with_constants(
-        replace(
-            defaults.constants,
-            # Room for the answer is what the caller reserves.
-            output_buffer_ratio=0.0,
-            output_buffer_min_tokens=0,
-            answer_min_tokens=answer_tokens,
-            reasoning_answer_min_tokens=answer_tokens,
-            # The messages are all there is: of a stub no later summary could read the result.
-            clear_tool_results=False,
-        )
+    constants = replace(
+        defaults.constants,
+        # Room for the answer is what the caller reserves.
+        output_buffer_ratio=0.0,
+        output_buffer_min_tokens=0,
+        answer_min_tokens=answer_tokens,
+        reasoning_answer_min_tokens=answer_tokens,
+        # The messages are all there is: of a stub no later summary could read the result.
+        clear_tool_results=False,
     )
-
-
-def _texts(messages: Sequence[Message]) -> list[str]:
-    return [message.text for message in messages]
+    return defaults.model_copy(update=update).with_constants(constants)
 
 
 def _result(
     messages: Messages, prepared: PreparedRequest, own: Sequence[Message], places: Sequence[int]
 ) -> CompactionResult:
     sent, record, prefix = prepared.messages or (), prepared.compaction, system_prefix_length(own)
-    raw: list[JsonObject] = [each.raw for each in sent]
+    raw = [each.raw for each in sent]
     raw[prefix : prefix + 1] = [headed(each, prepared.round).raw for each in sent[prefix : prefix + 1]]
     for behind, (theirs, ours) in enumerate(zip(reversed(own), reversed(sent), strict=False), 1):
         if (theirs.role, theirs.text, theirs.calls) != (ours.role, ours.text, ours.calls):
@@ -189,19 +223,15 @@ def _result(
         # Also with `null` content, as it came.
         raw[-behind] = theirs.raw
     if record is not None:
-        gone = {prefix + at for at in ({*range(record.replaced_messages)} - {*record.pinned}).union(record.dropped)}
+        gone = {prefix + at for at in record.gone}
     else:
         # The hardest compaction, which no store keeps, covers all but the user's words and the conversation's end.
         covered = range(prefix, prefix + len(own) - len(sent) + 1 if prepared.round else prefix)
         gone = {at for at in covered if own[at].role != "user" or own[at].text not in sent[prefix].text}
     replaced = tuple(sorted({places[at] for at in gone} - {place for at, place in enumerate(places) if at not in gone}))
-    event = CompactionEvent(
-        round=prepared.round,
-        tokens_before=prepared.tokens_before,
-        tokens_after=prepared.count.tokens,
-        summary_content=record.model_text if record else "",
-        compacted_message_ids=tuple(str(messages[at].get("id", at)) for at in replaced),
-    )
+    names = tuple(str(messages[at].get("id", at)) for at in replaced)
+    text, tokens = record.model_text if record else "", (prepared.tokens_before, prepared.count.tokens)
+    event = CompactionEvent(prepared.round, *tokens, summary_content=text, compacted_message_ids=names)
     return CompactionResult(compacted_messages=raw, compaction_event=event, replaced=replaced)
 
 
@@ -209,6 +239,6 @@ async def _safely(messages: Messages, compacting: Awaitable[CompactionResult]) -
     try:
         return await compacting
     except Exception as error:  # noqa: BLE001 - an agent goes on without a compaction rather than not at all
-        cause = type(error.__cause__ or error).__name__
-        logger.warning("library_compaction_failed error=%s cause=%s", type(error).__name__, cause)
+        kinds = type(error).__name__, type(error.__cause__ or error).__name__
+        logger.warning("library_compaction_failed error=%s cause=%s", *kinds)
         return CompactionResult(compacted_messages=[*messages], error=error)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.errors import LiteLLMChanged
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.answer.endings import unread_overflow
-from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked
+from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for
+from litellm_compaction.proxy.answer.endings import judged, taught
+from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked, with_heartbeat
 from litellm_compaction.proxy.answer.loop import Answer
-from litellm_compaction.proxy.answer.protocol import SILENT, Asked, notices_for
-from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.client import sent_body
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
-from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused, mark_told, reworded, server_gone
 from litellm_compaction.proxy.standards.standards import Standards
 
@@ -48,11 +47,7 @@ class Answers:
         self._router = router
 
     async def streamed(self, response: Any, data: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """LiteLLM's stream for the client: carried over the limit if the hooks do that, with its details, never silent.
-
-        Args:
-            data: the client's request as the hooks see it.
-        """
+        """LiteLLM's stream for a client: carried over the limit where the hooks do that, never silent."""
         exchange = self._exchanges.get(data)
         if exchange is None:
             async for chunk in response:
@@ -81,10 +76,8 @@ class Answers:
         context, prepared = exchange.attempt.context, exchange.attempt.prepared
         assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `is_hooked`
         exchange.is_read = True
-        router = self._router()
-        pin = exchange.pins.get(exchange.attempt.deployment, exchange.client.group)
-        upstream = HookedUpstream(first, router, pin, data)
-        asked = asked_of(router, exchange, context, data, wants_usage=exchange.client.asks_for_usage)
+        upstream = HookedUpstream(first, self._router(), exchange.pin, data)
+        asked = asked_of(exchange, context, data, wants_usage=wire.asks_for_usage(data))
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(prepared, action=exchange.attempt.action)
         # None if the deployment hook has failed open.
@@ -96,23 +89,17 @@ class Answers:
         exchange = self._exchanges.get(data)
         if exchange is None:
             return None
-        if exchange.is_hooked and wire.can_be_continued(data):
-            self._read_whole(exchange, response)
+        context, prepared, usage = exchange.attempt.context, exchange.attempt.prepared, wire.usage_of(response)
+        is_ours = exchange.is_hooked and wire.can_be_continued(data)
+        if is_ours and usage is not None and context is not None and prepared is not None:
+            # The transport learns from the answers that it carries.
+            exchange.is_read = True
+            with _failing_open("learn"):
+                self._compactor.replies.learn(context, prepared, **usage._asdict())
         told = wire.with_details(response, exchange.attempt.details)
         if exchange.client.orders.shows:
             return await self._standards.shown(told, exchange, is_messages=_is_messages(data))
         return told if exchange.attempt.details is not None else None
-
-    def _read_whole(self, exchange: Exchange, response: Any) -> None:
-        """Learns from the usage of a whole answer that LiteLLM's hooks have; a stream's is learned as it is read."""
-        context, prepared, usage = exchange.attempt.context, exchange.attempt.prepared, wire.usage_of(response)
-        if context is None or prepared is None or usage is None:
-            return
-        exchange.is_read = True
-        try:
-            self._compactor.replies.learn(context, prepared, **usage._asdict())
-        except Exception as error:  # noqa: BLE001 - fails open (P8)
-            log_failure("learn", error)
 
     def failed(self, data: Mapping[str, Any], error: Exception) -> Refusal | None:
         """Learns from an overflow that came in spite of us, forgets the request, and words its error for clients.
@@ -122,7 +109,7 @@ class Answers:
         exchange = self._exchanges.close(data)
         if exchange is None:
             return reworded(self._fault(), error, is_guarded=False)
-        self._learn(exchange, str(error), getattr(data.get("litellm_logging_obj"), "model_call_details", {}))
+        self._learn(exchange, str(error))
         is_guarded, client_text = exchange.attempt.prepared is not None, exchange.client.client_text
         told = reworded(exchange.refusal, error, is_guarded=is_guarded, client_text=client_text)
         if told is not None and exchange.refusal is not None:
@@ -138,23 +125,30 @@ class Answers:
         if exchange is None:
             return
         error = details.get("exception")
-        self._learn(exchange, str(error or ""), details)
+        self._learn(exchange, str(error or ""))
         if exchange.refusal is None and (gone := server_gone(error, exchange.attempt.context)) is not None:
             # Before LiteLLM writes its own lines.
             exchange.refused(gone)
             mark_told(error)
 
-    def _learn(self, exchange: Exchange, message: str, details: Mapping[str, object]) -> None:
-        try:
-            overflow = unread_overflow(exchange, message, details)
-            context = exchange.attempt.context
-            if context is not None and overflow is None:
+    def _learn(self, exchange: Exchange, message: str) -> None:
+        """Learns from an overflow that no loop has read; the loop learns from its own streams itself."""
+        context, prepared, room = exchange.attempt.context, exchange.attempt.prepared, exchange.room
+        with _failing_open("learn_overflow"):
+            if context is None:
+                return
+            found = None
+            if prepared is not None:
+                used_tokens, window_tokens = prepared.count.high, prepared.window.tokens
+                client_text = exchange.client.client_text
+                found = judged(message, client_text, used_tokens=used_tokens, window_tokens=window_tokens)
+            if prepared is None or found is None:
                 self._compactor.windows.invalidate(context.target)
-            elif context is not None and overflow is not None:
-                self._compactor.replies.learn_overflow(context, exchange.attempt.prepared, overflow)
-        except Exception as error:  # noqa: BLE001 - fails open (P8)
-            # The client gets the server's own error, not one of ours.
-            log_failure("learn_overflow", error)
+                return
+            overflow = found.overflow
+            if found.teaches and exchange.is_hooked and not exchange.is_read:
+                overflow = taught(overflow, prepared, is_shared=room is not None and room.is_shared(prepared.window))
+            self._compactor.replies.learn_overflow(context, prepared, overflow)
 
     def headers(self, data: Mapping[str, Any]) -> dict[str, str] | None:
         """The headers that tell clients of guarded deployments about the changes to their request.
@@ -162,29 +156,20 @@ class Answers:
         LiteLLM asks for them after the success hook and before a stream's first chunk: the last word on an answer that
         is not streamed.
         """
-        exchange = self._exchanges.begun(data) if data.get("stream") else self._exchanges.close(data)
+        exchange = self._exchanges.get(data) if data.get("stream") else self._exchanges.close(data)
         return exchange.headers if exchange is not None else None
 
 
-def asked_of(
-    router: Any, exchange: Exchange, context: RequestContext, body: Mapping[str, Any], *, wants_usage: bool
-) -> Asked:
+def asked_of(exchange: Exchange, context: RequestContext, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
     """The client's wishes, as far as the loop that carries its answer has to know; `body` is its request."""
     client = exchange.client
-    notices = notices_for(
-        context.settings.notices, body, is_document=client.is_structured, is_whole=not body.get("stream")
-    )
-    if litellm_router.goes_on_elsewhere(router):
-        notices = notices.out_of_thoughts
-    if client.is_client_summary or client.orders.wants_item:
-        # It keeps the answer in place of its history.
-        notices = SILENT
-    elif exchange.is_told:
-        notices = notices._replace(before="off")
+    # A client that summarizes keeps the answer in place of its history.
+    is_kept = client.is_client_summary or client.orders.wants_item
+    notices = SILENT if is_kept else notices_for(context.settings.notices, body)
     return Asked(
         request=client.original,
         output_tokens=wire.asked_output_tokens(body),
-        is_json=client.is_structured,
+        is_json=wire.is_structured(body),
         notices=notices,
         wants_usage=wants_usage,
         stops=wire.stops(body),
@@ -196,3 +181,12 @@ def asked_of(
 def _is_messages(data: Mapping[str, Any]) -> bool:
     """Returns True for a request on Anthropic's route; the only other one with orders is OpenAI's Responses."""
     return "input" not in data
+
+
+@contextmanager
+def _failing_open(place: str) -> Iterator[None]:
+    """The client gets the server's own answer or error, not one of ours (P8)."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - fails open (P8)
+        log_failure(place, error)

@@ -19,7 +19,6 @@ from litellm_compaction.events import HarmlessRecords
 from litellm_compaction.proxy.client import note_credential, raw_headers
 from litellm_compaction.proxy.litellm_inside.application import before_end
 from litellm_compaction.proxy.litellm_inside.router import current_router
-from litellm_compaction.proxy.metrics import note_request_span
 from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused, refusal_of
 from litellm_compaction.proxy.seams import check_classes
 from litellm_compaction.proxy.service import Service
@@ -71,7 +70,6 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if service.live.is_asleep:
             return None
         service.exchanges.serve(data)
-        note_request_span(user_api_key_dict)
         note_credential(raw_headers(data))
         try:
             await service.guard.before_routing(current_router(), data, call_type)

@@ -1,15 +1,34 @@
-"""Says who asks, and how: LiteLLM's metadata of a request, and the body and headers that its client sent."""
+"""Says who asks, and how, by LiteLLM's metadata of a request and the body and headers that its client sent.
+
+And the wish that a client has about its compaction: in its metadata or, for clients that cannot send any, in headers.
+Its words never reach a log or an error.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
+
+from litellm_compaction.core.prompts import one_line_topic
+from litellm_compaction.errors import BadWish
 
 # Where LiteLLM looks for a key, in its order (proxy/auth/user_api_key_auth.py).
 _KEY_HEADERS = ("x-litellm-api-key", "authorization", "api-key", "x-api-key", "x-goog-api-key")
 _JSON = (dict, list, str, int, float, type(None))
+_HEADER = "x-litellm-compaction-"
+_PLACE = "metadata.compaction"
+_ALLOWED = '"off", or an object such as {"now": true, "focus": "the database schema", "pin": ["Never touch prod."]}'
+_TYPES: Mapping[str, tuple[type, str]] = {
+    "now": (bool, "true or false"),
+    "focus": (str, "a text"),
+    "pin": (list, "a list of texts"),
+}
+# Bounds of a list; a sentence is shorter.
+_MAX_PINS, _MAX_PIN_CHARS = 32, 1000
+_BOOLS = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off", ""), False)}
 _credential: ContextVar[str] = ContextVar("litellm_compaction_credential", default="")
 
 
@@ -36,11 +55,8 @@ def sections_of_owners(metadata: Mapping[str, Any]) -> Iterator[object]:
 
 def is_off_for_owner(metadata: Mapping[str, Any]) -> bool:
     """Returns True if the operator has switched the guard off for the key, else for its team: `{"mode": "off"}`."""
-    for section in sections_of_owners(metadata):
-        mode = section.get("mode") if isinstance(section, Mapping) else section
-        if mode is not None:
-            return mode in ("off", False)
-    return False
+    modes = (each.get("mode") if isinstance(each, Mapping) else each for each in sections_of_owners(metadata))
+    return next((mode in ("off", False) for mode in modes if mode is not None), False)
 
 
 def identity_of(metadata: Mapping[str, Any]) -> str:
@@ -48,10 +64,8 @@ def identity_of(metadata: Mapping[str, Any]) -> str:
 
     Custom authentication may name none of them. If no key is asked for, all are one.
     """
-    for name in ("team_id", "user_id", "hash"):
-        if value := metadata.get(f"user_api_key_{name}"):
-            return f"{name}:{value}"
-    return _credential.get() or "nobody"
+    owners = ((name, metadata.get(f"user_api_key_{name}")) for name in ("team_id", "user_id", "hash"))
+    return next((f"{name}:{value}" for name, value in owners if value), _credential.get() or "nobody")
 
 
 def tenant_of(metadata: Mapping[str, Any]) -> str:
@@ -74,18 +88,20 @@ def raw_headers(data: Mapping[str, Any]) -> Mapping[str, str]:
     return found if isinstance(found, Mapping) else {}
 
 
-def headers_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+def headers_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """A request's headers by their names in lower case, as LiteLLM shows them to everybody; keys are left out."""
-    request = body.get("proxy_server_request")
-    headers = request.get("headers") if isinstance(request, Mapping) else None
-    return {str(name).lower(): value for name, value in headers.items()} if isinstance(headers, Mapping) else {}
+    return {str(name).lower(): value for name, value in _of_request(body, "headers").items()}
 
 
 def sent_body(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """A request's body as the client sent it, as far as LiteLLM keeps it."""
+    return _of_request(body, "body")
+
+
+def _of_request(body: Mapping[str, Any], part: str) -> Mapping[str, Any]:
     request = body.get("proxy_server_request")
-    original = request.get("body") if isinstance(request, Mapping) else None
-    return original if isinstance(original, Mapping) else {}
+    found = request.get(part) if isinstance(request, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def told_headers(body: Mapping[str, Any]) -> dict[str, str]:
@@ -93,3 +109,95 @@ def told_headers(body: Mapping[str, Any]) -> dict[str, str]:
     metadata = sent_body(body).get("client_metadata")
     found = {**(metadata if isinstance(metadata, Mapping) else {}), **headers_of(body)}
     return {str(name).lower(): value for name, value in found.items() if isinstance(value, str)}
+
+
+class Wish(NamedTuple):
+    """`off` to be left alone, `now` to be compacted whatever the fill, with `focus` as a topic, or "".
+
+    `pins` name messages that are to stay verbatim, by handle or words; None for no word about that.
+    """
+
+    off: bool = False
+    now: bool = False
+    focus: str = ""
+    pins: tuple[str, ...] | None = None
+
+
+NONE = Wish()
+
+
+def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
+    """The wish of a request; `metadata` is LiteLLM's own, which holds the client's too. Metadata goes before headers.
+
+    Raises:
+        BadWish: its shape is unknown.
+    """
+    value = _parsed(next((found for found in _places(body, metadata) if found is not None), None))
+    if not isinstance(value, Mapping) and value is not None and value not in ("on", "off", True, False):
+        raise BadWish(f"{_PLACE} is of type {type(value).__name__}; allowed: {_ALLOWED}.")
+    written = value if isinstance(value, Mapping) else {}
+    if unknown := [repr(str(key)[:40]) for key in written if key not in _TYPES]:
+        raise BadWish(f"{_PLACE} has unknown keys: {', '.join(unknown[:5])}; allowed: {_ALLOWED}.")
+    said, places = _in_headers(headers_of(body)), {key: f"{_HEADER}{key}" for key in _TYPES}
+    for key, found in written.items():
+        if found is not None:
+            said[key], places[key] = found, f"{_PLACE}.{key}"
+    for key, found in said.items():
+        kind, allowed = _TYPES[key]
+        if not isinstance(found, kind):
+            raise BadWish(f"{places[key]} is of type {type(found).__name__}; allowed: {allowed}.")
+    try:
+        focus = one_line_topic(said.get("focus", ""))
+    except ValueError as error:
+        raise BadWish(f"{places['focus']} has {error}.") from None
+    if focus and not said.get("now"):
+        raise BadWish(
+            f'A focus is only used where the conversation is compacted now: add "now": true, or {_HEADER}now.'
+        )
+    pins = _pins(said["pin"], places["pin"]) if "pin" in said else None
+    return Wish(value in ("off", False), said.get("now", False), focus, pins)
+
+
+def _places(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[object]:
+    """The values of `compaction` in the client's metadata, at LiteLLM's places for it on the request's route."""
+    for holder in (metadata, body.get("metadata"), sent_body(body).get("metadata")):
+        if isinstance(holder, Mapping):
+            yield holder.get("compaction")
+            sent = holder.get("requester_metadata")
+            yield sent.get("compaction") if isinstance(sent, Mapping) else None
+
+
+def _parsed(value: object) -> object:
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return value
+    # OpenAI's own metadata holds strings only.
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise BadWish(f"{_PLACE} is not valid JSON; allowed: {_ALLOWED}.") from None
+
+
+def _in_headers(headers: Mapping[str, object]) -> dict[str, Any]:
+    """The same, as headers say it: servers read their bytes as Latin-1, clients write UTF-8."""
+    said: dict[str, Any] = {}
+    for key in _TYPES:
+        text = str(headers.get(f"{_HEADER}{key}", ""))
+        try:
+            said[key] = text.encode("latin-1").decode("utf-8")
+        except UnicodeError:
+            said[key] = text
+    said["now"] = _BOOLS.get(said["now"].strip().lower())
+    if said["now"] is None:
+        raise BadWish(f"{_HEADER}now is neither true nor false; allowed: true, false.")
+    said["pin"] = [said["pin"]]
+    return {key: found for key, found in said.items() if f"{_HEADER}{key}" in headers}
+
+
+def _pins(values: list[object], place: str) -> tuple[str, ...]:
+    pins = [value.strip() for value in values if isinstance(value, str) and 0 < len(value.strip()) <= _MAX_PIN_CHARS]
+    if len(pins) < len(values) or len(pins) > _MAX_PINS:
+        raise BadWish(
+            f"{place} has a list that is not allowed; allowed: at most {_MAX_PINS} texts of 1 to {_MAX_PIN_CHARS} "
+            "characters, each with words of a message of the user's, or its handle."
+        )
+    return tuple(pins)

@@ -17,9 +17,7 @@ from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import KEY_VARIABLE
 from litellm_compaction.places import ENVIRONMENT_PREFIX
 from litellm_compaction.proxy.routing import (
-    BYPASS_VARIABLE,
     as_entry,
-    is_bypassed,
     serves,
     unknown_model,
 )
@@ -90,12 +88,6 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
         yield from _deployment(data, entry, entry_name(entry, index), settings)
         yield from _auto_router(data, as_entry(entry.get("litellm_params")), entry_name(entry, index))
     yield from _variables(data, environ)
-    if is_bypassed(environ):
-        yield problem(
-            BYPASS_VARIABLE,
-            "with it LiteLLM ignores the client below which answers are carried over the limit, so LiteLLM's hooks "
-            "do it: unset it to get notices before the summary, and restarts on every route.",
-        )
 
 
 def entries_of(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

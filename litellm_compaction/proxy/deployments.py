@@ -16,15 +16,16 @@ from typing import Any
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import PruningModel, RequestContext
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.proxy.client import identity_of, metadata_of, tenant_of
+from litellm_compaction.proxy.client import identity_of, metadata_of
 from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.internal import Caller, may_write_ahead
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
-from litellm_compaction.proxy.litellm_inside.callers import may_use
+from litellm_compaction.proxy.litellm_inside.application import may_use
 from litellm_compaction.proxy.litellm_inside.connections import with_credentials
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.report import why_unasked
 from litellm_compaction.proxy.routing import (
+    Carrier,
     Deployment,
     as_entry,
     asked_deployment_of,
@@ -35,7 +36,7 @@ from litellm_compaction.proxy.routing import (
     is_listed_here,
     router_entries,
 )
-from litellm_compaction.proxy.wire import asked_output_tokens, can_be_continued, is_text
+from litellm_compaction.proxy.wire import asked_output_tokens, can_be_continued
 from litellm_compaction.windows.windows import Target, Window, Windows
 
 logger = logging.getLogger("litellm_compaction")
@@ -61,6 +62,10 @@ class GuardedDeployment:
 
     deployment: Deployment
     settings: Settings
+
+    @property
+    def carrier(self) -> Carrier:
+        return carrier_of(self.deployment, self.settings)
 
 
 class DeploymentSelector:
@@ -107,19 +112,17 @@ class DeploymentSelector:
 
     async def _target(self, deployment: Deployment) -> Target | None:
         """The deployment's target, after it is known which server it is; None for one that was not opted in."""
-        if deployment.kind != "maybe_lm_studio":
-            return deployment.target
         target, other = deployment.target, deployment.other_target
-        answer: bool | None = False
-        if target.api_base is not None:
-            answer = await self._windows.is_lmstudio(target.api_base, target.api_key)
+        if deployment.kind != "maybe_lm_studio":
+            return target
+        answer = target.api_base is not None and await self._windows.is_lmstudio(target.api_base, target.api_key)
+        if answer is None and other is None:
+            message = (
+                "model=%s is not guarded while its server does not answer: if it is LM Studio, write "
+                "`model: lm_studio/…`, or `model_info: {compaction: {enabled: true}}`"
+            )
+            self._warn_once(f"{deployment.id}?", message, deployment.group)
         if answer or other is None:
-            if answer is None:
-                message = (
-                    "model=%s is not guarded while its server does not answer: if it is LM Studio, write "
-                    "`model: lm_studio/…`, or `model_info: {compaction: {enabled: true}}`"
-                )
-                self._warn_once(f"{deployment.id}?", message, deployment.group)
             return target if answer else None
         # LM Studio, which it may be while it is silent, has no window by default.
         return other if answer is False else replace(other, context_length=deployment.settings.context_length)
@@ -129,17 +132,14 @@ class DeploymentSelector:
 
         Of several deployments the one with the smallest window: any of them may be asked.
         """
-        known: list[tuple[int, Target]] = []
-        first: Target | None = None
-        entries = group_entries(router, name)
-        for entry in entries:
-            target = await self._target(self.deployment(entry, asked_deployment_of))
-            first = first or target
-            if target is None or len(entries) == 1:
-                continue
+        deployments = [self.deployment(entry, asked_deployment_of) for entry in group_entries(router, name)]
+        targets = [await self._target(deployment) for deployment in deployments]
+        sized: list[tuple[int, Target]] = []
+        for target in targets if len(targets) > 1 else ():
             with contextlib.suppress(CompactionError):
-                known.append(((await self._windows.resolve(target)).tokens, target))
-        return min(known, key=lambda each: each[0])[1] if known else first
+                sized += [((await self._windows.resolve(target)).tokens, target)] if target is not None else []
+        first = next(filter(None, targets), None)
+        return min(sized, key=lambda each: each[0])[1] if sized else first
 
     async def why_unusable(self, router: Any, name: str) -> str:
         """Says why summaries do not go to a pruning model now; "" if they do."""
@@ -155,33 +155,27 @@ class DeploymentSelector:
     async def context(
         self, router: Any, guard: GuardedDeployment, exchange: Exchange, body: Mapping[str, Any]
     ) -> RequestContext:
-        """A request's surroundings for the engine; notes in `exchange` the name under which the deployment is reached.
-
-        Args:
-            guard: the deployment that would serve it.
-            body: of the request, with LiteLLM's metadata.
-        """
+        """A request's surroundings for the engine; notes in `exchange` how the deployment is reached."""
         deployment, settings, client = guard.deployment, guard.settings, exchange.client
         metadata = metadata_of(body)
-        tenant = tenant_of(metadata)
-        if (pin := exchange.pins.get(deployment.id)) is None:
-            pin = exchange.pins[deployment.id] = _pin(router, deployment) or client.group
-        caller = Caller(router, pin, metadata, settings.summary_timeout_s, client.group, is_same=True)
+        exchange.pin = _pin(router, deployment) or client.group
+        caller = Caller(router, exchange.pin, metadata, settings.summary_timeout_s, client.group, is_same=True)
         same = PruningModel(label=client.group, target=deployment.target, ask=caller.ask, is_same=True)
         others = await self._other_pruning_model(router, settings, metadata)
         names = [client.group, *(other.label for other in others)]
-        carrier = carrier_of(deployment, settings)
+        carrier = guard.carrier
         # A text completion is never compacted, unless LiteLLM makes a chat of it, which is carried like any other.
-        is_chat = not is_text(body) or (carrier == "transport" and is_bridged(deployment.provider))
+        is_text = "prompt" in body and not body.get("messages")
+        is_chat = not is_text or (carrier == "transport" and is_bridged(deployment.provider))
         # One of several processes of a proxy: uvicorn starts those as children of multiprocessing's.
         is_worker, is_in_memory = multiprocessing.parent_process() is not None, settings.store.startswith("memory:")
         may_be_ahead = deployment.target.is_listed and not client.is_client_summary and not (is_worker and is_in_memory)
         return RequestContext(
             label=client.group,
-            target=replace(deployment.target, asker=tenant),
+            target=replace(deployment.target, asker=client.tenant),
             settings=settings,
             scope=_scope(metadata, client.group, settings),
-            tenant=tenant,
+            tenant=client.tenant,
             pruning_models=(*others, same),
             warm_up=replace(caller, timeout_s=settings.constants.warm_up_timeout_s).load,
             attempts=exchange.attempts,
@@ -210,12 +204,11 @@ class DeploymentSelector:
         target = await self.pruning_target(router, name)
         if target is None:
             self._warn_once(name, "pruning_model=%s is not a model of this proxy; the same model is used", name)
-            return ()
-        if not may_use(router, name, metadata):
+        elif not may_use(router, name, metadata):
             self._warn_once(f"{name}!", "pruning_model=%s is not allowed for some keys; they use the same model", name)
-            return ()
+            target = None
         caller = Caller(router, name, metadata, settings.summary_timeout_s, name)
-        return (PruningModel(label=name, target=target, ask=caller.ask, is_same=False),)
+        return () if target is None else (PruningModel(label=name, target=target, ask=caller.ask, is_same=False),)
 
     def _warn_once(self, key: str, message: str, *values: object) -> None:
         if key not in self._warned:

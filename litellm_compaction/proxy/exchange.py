@@ -26,10 +26,10 @@ from litellm_compaction.engine import (
 )
 from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import CompactionError
+from litellm_compaction.proxy.client import NONE, Wish
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
-from litellm_compaction.proxy.wish import NONE, Wish
 
-# Of the request that a task serves: LiteLLM takes its logging object away before it tells of a failure.
+# LiteLLM's logging object of the request that a task serves: it is taken away before a failure is told.
 _served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction_served", default=None)
 # Far more than a proxy in front of one machine has under way; a bound for requests whose end is never told.
 _MOST = 1024
@@ -43,20 +43,15 @@ class ClientRequest:
     """A request as the client sent it: read once, by every phase; so it has as many fields as clients have words.
 
     Attributes:
-        received: as it came, for deployments that are left alone.
-        original: the same without the notices that it carried back; the same object if there were none.
+        original: as it was received, without the notices that it carried back; the same object if there were none.
         group: the model name that it is filed under in the store.
-        tenant: fingerprint of the client.
         client_text: gives every text that the client sent, in whatever field.
         is_chat: the client speaks chat completions, and so reads the stream that we see.
-        opted_out: the client asked to be left alone, and may.
         bad_wish: why its wish could not be read, or another field is not served; None for neither.
         is_client_summary: the client summarizes its conversation itself, or asks for something beside it.
         is_beside: its conversation goes on as if it had not asked.
-        asks_for_usage: a usage chunk belongs in the stream.
-        is_structured: the answer is a document, in which no notice may stand.
-        orders: about its conversation's context, in its protocol's words.
         cleared_calls, cleared_tokens: of old tool results, by its order; `original` is without them.
+        token_ids: the number of them in a text completion that consists of them; None for any other request.
         bases: the record that `original` begins with, as `core.portable.Unfolded` has it.
     """
 
@@ -71,12 +66,16 @@ class ClientRequest:
     bad_wish: CompactionError | None = None
     is_client_summary: bool = False
     is_beside: bool = False
-    asks_for_usage: bool = True
-    is_structured: bool = False
     orders: Orders = NO_ORDERS
     cleared_calls: int = 0
     cleared_tokens: int = 0
+    token_ids: int | None = None
     bases: tuple[Compaction, ...] = ()
+
+    @property
+    def is_unread(self) -> bool:
+        """Its prompt is none that can be counted."""
+        return not self.original.messages and self.token_ids is None
 
 
 @dataclass(slots=True)
@@ -84,10 +83,8 @@ class Attempt:
     """The state of a request at one deployment; a fallback to another deployment begins a new one.
 
     Attributes:
-        deployment: its id, "" before one is chosen.
         context, prepared: as it was sent last.
         action: the strongest thing done for it: compacted, then reused, then none.
-        headers: for the client, sent before the answer; {} before anything is decided.
         is_open: its compaction is made after the headers have gone.
         details: of its usage: its end, and the cost of restarts.
         is_carried: the transport does all that happens while its answer is open.
@@ -111,24 +108,17 @@ class Exchange:
 
     Attributes:
         attempts: the number that it may still spend.
-        in_hand: the request that LiteLLM has; another one is another conversation.
-        pins: the name or id under which the router finds each deployment, by the deployment's id.
-        is_told: the request before it told of a compaction, so that this one does not again.
+        pin: the name or id under which the router finds the deployment that it was measured for last.
         is_read: its answer has reached the loop that carries it.
         may_pause: its answer nears the limit, so that a compaction may silence it for a while.
         alone: the whole answer, if no model is asked; None otherwise.
-        refusal: our last one; None without any.
         foreseen: the outcome before its deployment was chosen, until it is.
         room: its hold on a shared context if the hooks carry it, until it ends.
-        attempt: at the deployment that it went to last.
-        on_restarts: is told the group and the number of restarts of its answer if it had any.
     """
 
     client: ClientRequest
     attempts: Attempts
-    in_hand: Request | None = None
-    pins: dict[str, str] = field(default_factory=dict)
-    is_told: bool = False
+    pin: str = ""
     is_read: bool = False
     may_pause: bool = False
     alone: Told | None = None
@@ -147,17 +137,16 @@ class Exchange:
     @property
     def headers(self) -> dict[str, str] | None:
         """Response headers for clients of guarded deployments; None for others."""
-        attempt = self.attempt
-        if not attempt.headers:
+        if not self.attempt.headers:
             return None
         receipt = {f"{_HEADER}-{name}": value for name, value in self._receipt().items()}
-        return {_HEADER: attempt.action, **attempt.headers, **receipt}
+        return {_HEADER: self.attempt.action, **self.attempt.headers, **receipt}
 
     @property
     def late_receipt(self) -> dict[str, str]:
         """The receipt of a record that was applied after the headers had gone; {} for none."""
-        attempt = self.attempt
-        is_late = attempt.is_open or (attempt.prepared is not None and attempt.prepared.way is not None)
+        prepared = self.attempt.prepared
+        is_late = self.attempt.is_open or (prepared is not None and prepared.way is not None)
         return self._receipt() if is_late else {}
 
     def _receipt(self) -> dict[str, str]:
@@ -175,6 +164,11 @@ class Exchange:
             self.attempt, self.may_pause = Attempt(), False
         self.attempt.deployment = deployment
 
+    def take_foreseen(self) -> Foreseen | None:
+        """For the first attempt only: a later one may come minutes after."""
+        foreseen, self.foreseen = self.foreseen, None
+        return foreseen
+
     def refused(self, error: CompactionError) -> None:
         self.refusal = error
 
@@ -183,32 +177,32 @@ class Exchange:
         if self.room is not None:
             self.room.release()
 
-    def __del__(self) -> None:
-        # LiteLLM may never tell of its end.
-        self.release_room()
+    # LiteLLM may never tell of its end.
+    __del__ = release_room
 
     def will_be_compacted(self, needed: CompactionNeeded) -> None:
         """Notes that a compaction is made while the answer is already open."""
         measured, step = needed.measured, needed.steps[0]
-        attempt = self.attempt
         # An upper bound stands for the tokens after it.
-        after = step.predicted_tokens
-        attempt.headers = _in_headers(measured.tokens_before, after, measured.window.tokens, step.draft.round)
-        attempt.action = "compacted"
-        attempt.is_open = self.may_pause = True
+        self._tells(measured.tokens_before, step.predicted_tokens, measured.window.tokens, step.draft.round)
+        self.attempt.action = "compacted"
+        self.attempt.is_open = self.may_pause = True
 
     def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
         """Notes the prepared request."""
         attempt = self.attempt
         # What was foreseen may have been of another list: LiteLLM leaves out what a server does not read.
         is_first, attempt.context, attempt.prepared = attempt.prepared is None, context, prepared
-        before, after, window = prepared.tokens_before, prepared.count.tokens, prepared.window
-        attempt.headers = _in_headers(before, after, window.tokens, prepared.round)
+        self._tells(prepared.tokens_before, prepared.count.tokens, prepared.window.tokens, prepared.round)
         if prepared.excerpts:
-            quoted = _numbered({"excerpts": prepared.excerpts, "excerpt-tokens": prepared.excerpt_tokens})
-            attempt.headers = {**attempt.headers, **quoted}
+            quoted = {"excerpts": prepared.excerpts, "excerpt-tokens": prepared.excerpt_tokens}
+            attempt.headers = {**attempt.headers, **_in_headers(quoted)}
         if is_first or prepared.action == "compacted" or attempt.action == "none":
             attempt.action = prepared.action
+
+    def _tells(self, before_tokens: int, after_tokens: int, window_tokens: int, round_: int) -> None:
+        told = {"tokens-before": before_tokens, "tokens-after": after_tokens, "window": window_tokens, "round": round_}
+        self.attempt.headers = _in_headers(told)
 
     def ended(self, details: Mapping[str, Any]) -> None:
         """Notes how the answer ended, and the cost of restarts."""
@@ -217,13 +211,7 @@ class Exchange:
             self.on_restarts(self.client.group, details["restarts"])
 
 
-def _in_headers(before_tokens: int, after_tokens: int, window_tokens: int, round_: int) -> dict[str, str]:
-    return _numbered(
-        {"tokens-before": before_tokens, "tokens-after": after_tokens, "window": window_tokens, "round": round_}
-    )
-
-
-def _numbered(numbers: Mapping[str, int]) -> dict[str, str]:
+def _in_headers(numbers: Mapping[str, int]) -> dict[str, str]:
     return {f"{_HEADER}-{name}": str(number) for name, number in numbers.items()}
 
 
@@ -233,8 +221,6 @@ class Exchanges:
     def __init__(self, on_restarts: OnRestarts | None = None) -> None:
         self._on_restarts = on_restarts
         self._own: weakref.WeakKeyDictionary[object, Exchange] = weakref.WeakKeyDictionary()
-        # By the object of the client's request, if LiteLLM calls the deployment with one of its own (generateContent).
-        self._made: weakref.WeakKeyDictionary[object, Exchange] = weakref.WeakKeyDictionary()
         # Known before the request is: of the body that the client sent.
         self._orders: weakref.WeakKeyDictionary[object, Orders] = weakref.WeakKeyDictionary()
 
@@ -257,42 +243,34 @@ class Exchanges:
     def open(self, body: Mapping[str, Any], exchange: Exchange) -> Exchange:
         """Remembers `exchange` as the request of a hook's `body`."""
         exchange.on_restarts = self._on_restarts
-        owner = _owner(body)
-        if owner is None:
+        if (owner := _owner(body)) is None:
             return exchange
         self._own[owner] = exchange
         while len(self._own) > _MOST:
             # An exchange can hold its owner: LiteLLM's metadata has the calls that failed.
             self._own.pop(next(self._own.keys()), None)
-        if (served := _served_owner()) is not None and served is not owner:
-            self._made[served] = exchange
+        if (served := _asker({})) is not None:
+            # LiteLLM may call the deployment with an object of its own (generateContent).
+            self._own.setdefault(served, exchange)
         return exchange
 
     def get(self, body: Mapping[str, Any]) -> Exchange | None:
         """The request of a hook's `body`, if it is guarded."""
         return self._own.get(_asker(body) or self)
 
-    def begun(self, body: Mapping[str, Any]) -> Exchange | None:
-        """The request of a hook's `body`, or the one that LiteLLM has made of it, which no other hook may touch."""
-        return self.get(body) or self._made.get(_asker(body) or self)
-
     def refusal(self) -> CompactionError | None:
         """The last refusal of the request that the running task serves; None without any."""
-        exchange = self.begun({})
+        exchange = self.get({})
         return exchange.refusal if exchange is not None else None
 
     def logged(self, details: Mapping[str, Any]) -> Exchange | None:
         """The request that LiteLLM logs, by the details that its logging object holds."""
-        for owner, exchange in list(self._own.items()):
-            if getattr(owner, _DETAILS, None) is details:
-                return exchange
-        return None
+        owned = list(self._own.items())
+        return next((exchange for owner, exchange in owned if getattr(owner, _DETAILS, None) is details), None)
 
     def close(self, body: Mapping[str, Any]) -> Exchange | None:
         """Forgets a request that has ended, and its holds."""
-        owner = _asker(body) or self
-        made = self._made.pop(owner, None)
-        exchange = self._own.pop(owner, made)
+        exchange = self._own.pop(_asker(body) or self, None)
         if exchange is not None:
             exchange.release_room()
         return exchange
@@ -304,10 +282,6 @@ def _owner(body: Mapping[str, Any]) -> object | None:
     return found if hasattr(found, _DETAILS) else None
 
 
-def _served_owner() -> object | None:
-    reference = _served.get()
-    return reference() if reference is not None else None
-
-
 def _asker(body: Mapping[str, Any]) -> object | None:
-    return _owner(body) or _served_owner()
+    reference = _served.get()
+    return _owner(body) or (reference() if reference is not None else None)

@@ -9,33 +9,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import httpx
 
-from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
+from litellm_compaction.concurrency import is_long, off_loop_if
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import CompactionNeeded, Compactor, Foreseen, PreparedRequest, RequestContext
+from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext
 from litellm_compaction.errors import (
     NO_CHAT,
     TOO_DEEP,
     BadItem,
     CompactionError,
-    DoesNotFit,
     LiteLLMChanged,
     NotServed,
 )
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.answer.hooks import prepared_in_room
-from litellm_compaction.proxy.answer.protocol import Announced
 from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
-from litellm_compaction.proxy.answer.upstream import Unsupported
 from litellm_compaction.proxy.answers import asked_of
 from litellm_compaction.proxy.client import metadata_of, tenant_of
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
-from litellm_compaction.proxy.exchange import Exchange, Exchanges
+from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.proxy.litellm_inside.connections import connect
@@ -46,9 +41,7 @@ from litellm_compaction.proxy.routing import (
     Deployment,
     as_entry,
     carrier_of,
-    has_window_fallback,
     is_bridged,
-    is_bypassed,
     reachable_entries,
     refuses_by,
 )
@@ -56,7 +49,6 @@ from litellm_compaction.proxy.seams import Seams
 from litellm_compaction.proxy.standards import responses
 from litellm_compaction.proxy.standards.standards import Standards
 from litellm_compaction.stores import Store
-from litellm_compaction.windows.windows import Target
 
 # The calls that every bridged route (chat, messages, responses) becomes at the deployment, and text completions.
 _GUARDED_CALLS = frozenset({"acompletion", "atext_completion"})
@@ -73,7 +65,6 @@ _ASIDE = (
 _UNREAD = "is a compaction item, which is not followed over a WebSocket, nor by a model that is guarded only in part"
 # LiteLLM answers nothing then; it would make as many such answers as a client has asked for.
 _NO_ANSWER: Mapping[str, Any] = MappingProxyType({"mock_response": " ", "n": 1})
-_MAX_SERVERS = 1024
 _STORE_LIMIT_S = 2.0
 
 
@@ -90,22 +81,27 @@ class Guard:
         self._exchanges = exchanges
         self._reader = Reader(guards.configured, exchanges)
         self._store = store
-        self._announced = Announced()
         self._clients = Clients()
         self._inner: httpx.AsyncBaseTransport | None = None
-        self._unsupported: Unsupported = Bounded(_MAX_SERVERS)
 
-    # ------------------------------------------------------------------ before routing
+    async def look_at_seams(self, router: Any) -> None:
+        """Looks at all that requests are guarded by as soon as there is a router, and notes in the store what lacks."""
+        fault = self.seams.of_router(router)
+        if fault is None and self.guards.configured.carrier == "auto":
+            fault = await self.seams.of_client()
+        said = "\n".join([str(fault or ""), *missing()]).rstrip()
+        # The note is for `doctor`; the store tells its own troubles.
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._store.put_fact(*LACKS, said), _STORE_LIMIT_S)
 
     async def before_routing(self, router: Any, data: dict[str, Any], call_type: str) -> None:
-        """Reads, measures and decides what it can before the deployment is chosen; may change `data`.
+        """Reads, measures and decides what it can before the deployment is chosen.
 
-        Of a chat or a text completion, if every deployment that it can reach has the same window and settings:
-        otherwise only the chosen deployment can say what fits. Of other routes, what a client says of its context.
+        Of a chat or a text completion, if it can only reach one model of one server: otherwise only the chosen
+        deployment can say what fits. Of other routes, what a client says of its context, which is taken out of `data`.
 
         Raises:
-            DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
-            BadWish, BadItem, NotServed: the client asks for something that cannot be followed.
+            CompactionError: it cannot be served, or asks for something that cannot be followed.
         """
         if call_type in _BRIDGED_CALLS:
             # LiteLLM, and deployments that are left alone, have their own way with it.
@@ -119,102 +115,53 @@ class Guard:
         guards = await self._reachable(router, {"model": model} if data is None else data)
         return bool(guards) and all(guard is not None and guard.settings.mode == "guard" for guard in guards)
 
-    async def _decide(self, router: Any, data: dict[str, Any], *, is_chat: bool) -> None:
-        guards = await self._reachable(router, data)
-        known = [guard for guard in guards if guard is not None]
-        if not known:
-            return
-        request, ids = await _decoded(data), None
-        if not is_chat:
-            request, ids = await _text(data, is_bridged=all(is_bridged(each.deployment.provider) for each in known))
-        if request is None:
-            return
-        model = str(data.get("model"))
-        exchange = await self._reader.exchange(request, model, data, is_chat=is_chat)
-        if is_chat:
-            # What is known of a text completion is known by its length.
-            self._exchanges.open(data, exchange)
-        context = await self._certain(router, guards, exchange, data)
-        if context is None:
-            return
-        if exchange.client.bad_wish is not None:
-            raise exchange.client.bad_wish
-        try:
-            if ids is not None:
-                await self._compactor.bound(ids, context)
-                return
-            decided = await self._compactor.prepare(exchange.client.original, context)
-            exchange.foreseen = decided
-            # The transport does the slow part itself, in the open response.
-            if is_chat and all(carrier_of(each.deployment, each.settings) == "hooks" for each in known):
-                await self._compacted_here(exchange, context, decided, data)
-        except DoesNotFit:
-            if not has_window_fallback(router, model):
-                raise
-
-    async def _compacted_here(
-        self,
-        exchange: Exchange,
-        context: RequestContext,
-        decided: PreparedRequest | CompactionNeeded,
-        data: dict[str, Any],
-    ) -> None:
-        """Makes the compaction that a request needs whose answer LiteLLM's hooks carry, and puts it into `data`."""
-        if isinstance(decided, CompactionNeeded):
-            exchange.is_told = self._announced.is_next_in_a_row(decided)
-        room = self._compactor.room(context)
-        try:
-            prepared = await self._compactor.finish(decided, room)
-        finally:
-            room.release()
-        exchange.foreseen = prepared
-        exchange.sent(context, prepared)
-        if prepared.messages is not None:
-            data["messages"] = wire.encode(prepared.messages)
-            exchange.in_hand = replace(exchange.client.original, messages=tuple(prepared.messages))
-
     async def _reachable(self, router: Any, data: Mapping[str, Any]) -> list[GuardedDeployment | None]:
         """Every deployment that a request can reach, None for those that are left alone; [] if that cannot be said."""
         model = data.get("model")
         if router is None or not isinstance(model, str) or self.seams.of_router(router) is not None:
             return []
-        deployments = [self.guards.deployment(entry) for entry in reachable_entries(router, model, data)]
-        return [await self.guards.guard(deployment) for deployment in deployments]
+        entries = reachable_entries(router, model, data)
+        return [await self.guards.guard(self.guards.deployment(entry)) for entry in entries]
 
-    async def _certain(
-        self, router: Any, guards: Sequence[GuardedDeployment | None], exchange: Exchange, data: Mapping[str, Any]
-    ) -> RequestContext | None:
-        """The request for any of its deployments if all have one window and the same settings; None otherwise."""
-        known = [guard for guard in guards if guard is not None]
-        settings = known[0].settings
-        if len(known) < len(guards) or any(guard.settings != settings for guard in known):
-            return None
-        if exchange.client.opted_out or settings.mode != "guard":
-            return None
-        targets = [replace(guard.deployment.target, asker=exchange.client.tenant) for guard in known]
-        if len(targets) > 1 and len({await self._window_tokens(target) for target in targets}) > 1:
-            return None
-        return await self.guards.context(router, known[0], exchange, data)
+    async def _decide(self, router: Any, data: dict[str, Any], *, is_chat: bool) -> None:
+        guards = await self._reachable(router, data)
+        becomes_chat = all(is_bridged(guard.deployment.provider) for guard in guards if guard is not None)
+        exchange = None
+        if any(guards):
+            group = str(data.get("model"))
+            exchange = await self._reader.exchange(data, group, is_bridged=becomes_chat, is_chat=is_chat)
+        if exchange is None or exchange.client.is_unread:
+            return
+        if is_chat:
+            # What is known of a text completion is known by its length.
+            self._exchanges.open(data, exchange)
+        client, guard = exchange.client, _one_for_all(guards)
+        if guard is None or guard.settings.mode != "guard" or client.opted_out:
+            return
+        context = await self.guards.context(router, guard, exchange, data)
+        if client.bad_wish is not None:
+            raise client.bad_wish
+        if client.token_ids is not None:
+            await self._compactor.bound(client.token_ids, context)
+            return
+        exchange.foreseen = await self._compactor.prepare(client.original, context)
+        # The transport does the slow part itself, in the open response.
+        if is_chat and guard.carrier == "hooks":
+            await self._compact_here(exchange, context, exchange.foreseen)
 
-    async def _window_tokens(self, target: Target) -> int:
-        """The window as far as known without loading anything; 0 when unknown."""
+    async def _compact_here(
+        self, exchange: Exchange, context: RequestContext, decided: PreparedRequest | CompactionNeeded
+    ) -> None:
+        """Makes the compaction that a request needs whose answer LiteLLM's hooks carry."""
+        room = self._compactor.room(context)
         try:
-            return (await self._compactor.windows.resolve(target)).tokens
-        except CompactionError:
-            return 0
-
-    # ------------------------------------------------------------------ at the deployment
+            exchange.foreseen = prepared = await self._compactor.finish(decided, room)
+        finally:
+            room.release()
+        exchange.sent(context, prepared)
 
     async def before_deployment(self, router: Any, kwargs: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
-        """The arguments of a call with the changes for the chosen deployment; None if there are none.
-
-        Args:
-            kind: LiteLLM's name of the call, "" for none.
-
-        Raises:
-            Exception: a refusal, as LiteLLM tells it. Whatever else fails, a request that is not known to be too long
-                goes on as it came (P8).
-        """
+        """The arguments of a call, whose `kind` LiteLLM names so, as they go out; None if nothing changes."""
         if any(word in kind for word in _ASIDE):
             return None
         own = wire.from_chats_alone(kwargs)
@@ -225,10 +172,7 @@ class Guard:
                 return unchanged
             if is_internal_call():
                 return self._of_ours(router, own) if kind in _GUARDED_CALLS else unchanged
-            await self._check_seams(router, own)
-            if kind in _GUARDED_CALLS:
-                return await self._before_chat(router, own) or unchanged
-            return await self._before_bridging(router, own, becomes_chat=kind in _BECOME_CHATS) or unchanged
+            changed = await self._changed(router, own, kind)
         except CompactionError as error:
             raise self._refused(kwargs, error) from error
         except Exception as error:
@@ -238,6 +182,8 @@ class Guard:
             if too_long is None:
                 return unchanged
             raise self._refused(kwargs, too_long) from error
+        else:
+            return unchanged if changed is own else {**changed}
 
     def _refused(self, kwargs: Mapping[str, Any], error: CompactionError) -> Exception:
         if (exchange := self._exchanges.get(kwargs)) is not None:
@@ -259,257 +205,189 @@ class Guard:
             extra |= wire.as_chat(kwargs)
         return {**kwargs, **extra} if extra else None
 
-    async def _before_chat(self, router: Any, received: Mapping[str, Any]) -> dict[str, Any] | None:
+    async def _changed(self, router: Any, received: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+        """The arguments of a call of a client's; the same object if nothing changes."""
         kwargs = self._as_deployed(router, received)
         group = str(metadata_of(kwargs).get("model_group") or "") or group_of(router, kwargs)
         deployment = self._deployment_of(kwargs, group)
-        exchange = await self._exchange_of(kwargs, deployment)
         guard = await self.guards.guard(deployment)
+        if guard is not None and guard.settings.mode == "guard":
+            fault = self.seams.of_router(router)
+            if fault is None and guard.carrier == "transport":
+                fault = await self.seams.of_client()
+            if fault is not None:
+                raise fault
+        if kind not in _GUARDED_CALLS:
+            return self._bridged(guard, deployment, kwargs, becomes_chat=kind in _BECOME_CHATS)
+        known = self._exchanges.get(kwargs)
+        if known is not None:
+            known.begins_attempt(deployment.id)
         if guard is None:
-            if exchange is not None:
-                exchange.attempts.too_long = None
-            return _as_received(exchange, received)
+            if known is not None:
+                known.attempts.too_long = None
+            return kwargs
         try:
-            return await self._guarded(guard, exchange, router, kwargs) or (None if kwargs is received else {**kwargs})
+            return await self._guarded(guard, router, kwargs)
         except RecursionError as error:
             if guard.settings.mode == "observe":
                 raise
             # How deep a request is nested is the client's choice, and must not switch the guard off.
             raise NotServed(TOO_DEEP) from error
 
-    async def _guarded(
-        self, guard: GuardedDeployment, exchange: Exchange | None, router: Any, kwargs: Mapping[str, Any]
-    ) -> dict[str, Any] | None:
-        """The arguments of a call to a guarded deployment, None for the same."""
-        carrier, becomes_chat = carrier_of(guard.deployment, guard.settings), is_bridged(guard.deployment.provider)
+    def _bridged(
+        self, guard: GuardedDeployment | None, deployment: Deployment, kwargs: Mapping[str, Any], *, becomes_chat: bool
+    ) -> Mapping[str, Any]:
+        """The arguments of another call than a chat, for LiteLLM to make a chat of it, if that is guarded."""
+        # Otherwise LiteLLM may reach the same server by another route of it, without a guard.
+        exchange = self._exchanges.get(kwargs)
+        # LiteLLM itself makes it of a chat that has been prepared.
+        is_prepared = exchange is not None and exchange.is_hooked and exchange.attempt.deployment == deployment.id
+        if guard is None or guard.settings.mode != "guard" or is_prepared:
+            return kwargs
+        if not becomes_chat:
+            raise NotServed(NO_CHAT)
+        field = responses.field_of_item(kwargs.get("input"))
+        if field and self._exchanges.orders(kwargs) is None:
+            raise BadItem(field, _UNREAD)
+        return wire.to_chats_alone(kwargs, deployment.provider)
+
+    async def _guarded(self, guard: GuardedDeployment, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments of a chat or text completion for a guarded deployment."""
+        exchange = await self._exchange_of(guard, kwargs)
         if exchange is None:
-            request = await _decoded(kwargs)
-            if request is None and "prompt" in kwargs and (becomes_chat or carrier == "hooks"):
-                request, _ = await _text(kwargs, is_bridged=becomes_chat)
-            if request is None and "prompt" in kwargs and carrier == "transport":
-                # Only the transport sees the body that leaves.
-                request = Request(messages=())
-            if request is None:
-                return None
-            exchange = await self._reader.exchange(request, guard.deployment.group, kwargs)
-            self._exchanges.open(kwargs, exchange).begins_attempt(guard.deployment.id)
+            return kwargs
         client = exchange.client
         if client.opted_out:
-            return _as_sent(exchange, kwargs) if client.orders.portable is not None else _as_received(exchange, kwargs)
-        # For the first attempt only: a later one may come minutes after.
-        foreseen, exchange.foreseen = exchange.foreseen, None
+            return {**kwargs, **_cleaned(client, kwargs)} if client.orders.portable is not None else kwargs
         context = await self.guards.context(router, guard, exchange, kwargs)
         if guard.settings.mode == "observe":
             await self._compactor.observe(client.original, context)
-            return _as_received(exchange, kwargs)
+            return kwargs
         if client.bad_wish is not None:
             raise client.bad_wish
         if await self.standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
-        if carrier == "transport":
-            return await self._carried(router, guard, exchange, context, kwargs, foreseen)
-        return await self._bounded(guard.deployment, exchange, context, kwargs, foreseen)
+        if guard.carrier == "transport":
+            return await self._carried(router, exchange, context, kwargs)
+        if client.is_unread:
+            return kwargs
+        return await self._bounded(guard.deployment.provider, exchange, context, kwargs)
+
+    async def _exchange_of(self, guard: GuardedDeployment, kwargs: Mapping[str, Any]) -> Exchange | None:
+        """The request that a deployment is asked for, a new one if its messages are others by now; None for none."""
+        # LiteLLM also makes calls of its own on a request's behalf, and other callbacks change messages.
+        deployment, exchange = guard.deployment, self._exchanges.get(kwargs)
+        if exchange is not None and exchange.client.tenant != tenant_of(metadata_of(kwargs)):
+            exchange = None
+        long, is_chat = is_long(kwargs.get("messages")), False
+        if exchange is not None:
+            received, is_chat = exchange.client.received, exchange.client.is_chat
+            if await off_loop_if(long, lambda: _is_in_hand(received, kwargs)):
+                return exchange
+        becomes_chat = is_bridged(deployment.provider)
+        fresh = await self._reader.exchange(kwargs, deployment.group, is_bridged=becomes_chat, is_chat=is_chat)
+        if fresh is None:
+            self._exchanges.close(kwargs)
+            return None
+        fresh.attempts = exchange.attempts if exchange is not None else fresh.attempts
+        fresh.begins_attempt(deployment.id)
+        return self._exchanges.open(kwargs, fresh)
 
     async def _bounded(
-        self,
-        deployment: Deployment,
-        exchange: Exchange,
-        context: RequestContext,
-        kwargs: Mapping[str, Any],
-        foreseen: Foreseen | None,
+        self, provider: str, exchange: Exchange, context: RequestContext, kwargs: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The arguments of a call whose answer LiteLLM's hooks carry: compacted, and with a bound on the answer."""
-        client, ids = exchange.client, None
-        is_stream, becomes_chat = bool(kwargs.get("stream")), is_bridged(deployment.provider)
-        if not client.original.messages:
-            # Of token ids only their number is known.
-            _, ids = await _text(kwargs, is_bridged=becomes_chat)
-        prepared, limit, exchange.room = await prepared_in_room(
-            self._compactor,
-            client.original if ids is None else ids,
-            context,
-            wire.asked_output_tokens(kwargs),
-            foreseen=foreseen,
+        client, is_stream = exchange.client, bool(kwargs.get("stream"))
+        foreseen = exchange.take_foreseen()
+        # Given back by whoever carries the stream, at the answer's end, or with the exchange.
+        room = exchange.room = self._compactor.room(context)
+        if client.token_ids is not None:
+            prepared = await self._compactor.bound(client.token_ids, context)
+        else:
+            ready = await self._compactor.prepared_for(client.original, context, foreseen)
+            prepared = await self._compactor.finish(ready, room)
+        limit = await room.acquire(
+            prepared,
+            prepared.max_output_tokens(wire.asked_output_tokens(kwargs)),
             is_watched=is_stream and client.is_chat and wire.can_be_continued(kwargs),
-            is_stream=is_stream,
             answers=wire.asked_answers(kwargs),
-            prompts=1 if becomes_chat else wire.asked_prompts(kwargs),
+            prompts=1 if is_bridged(provider) else wire.asked_prompts(kwargs),
         )
         exchange.sent(context, prepared)
-        changed = wire.with_output_limit(kwargs, limit) | wire.with_extra(kwargs, refuses_by(deployment.provider))
+        changed = wire.with_output_limit(kwargs, limit) | wire.with_extra(kwargs, refuses_by(provider))
         if is_stream and client.is_chat:
             changed |= wire.with_usage(kwargs)
         if prepared.messages is not None:
             changed["messages"] = wire.encode(prepared.messages)
         if prepared.tools is not None:
             changed["tools"] = list(prepared.tools)
-        return {**_as_sent(exchange, kwargs), **changed}
+        return {**kwargs, **_cleaned(client, kwargs), **changed}
 
     async def _carried(
-        self,
-        router: Any,
-        guard: GuardedDeployment,
-        exchange: Exchange,
-        context: RequestContext,
-        kwargs: Mapping[str, Any],
-        foreseen: Foreseen | None,
+        self, router: Any, exchange: Exchange, context: RequestContext, kwargs: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The arguments of a call with a client whose transport compacts it, and carries its answer over the limit."""
         client, attempt = exchange.client, exchange.attempt
-        # Text completions show their messages only to the transport, which then prepares them itself.
-        has_messages = bool(client.original.messages)
-        prepared = await self._compactor.prepared_for(client.original, context, foreseen) if has_messages else None
+        prepared, foreseen = None, exchange.take_foreseen()
+        if client.original.messages:
+            # The transport does so itself with all that it sees in another form.
+            prepared = await self._compactor.prepared_for(client.original, context, foreseen)
         attempt.is_carried = True
         if isinstance(prepared, PreparedRequest):
             exchange.sent(context, prepared)
         elif prepared is not None:
             exchange.will_be_compacted(prepared)
-            exchange.is_told = self._announced.is_next_in_a_row(prepared)
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
-        asked = asked_of(router, exchange, context, kwargs, wants_usage=True)
+        asked = asked_of(exchange, context, kwargs, wants_usage=True)
         attempt.begins_silently = not client.is_chat and (asked.is_json or asked.notices.before == "off")
         if self._inner is None:
             # The connection pool that all guarded deployments share, made in the running loop.
             self._inner = connect()
-        transport = GuardedTransport(
-            self._inner, self._compactor, context, asked, prepared, exchange, self._unsupported
-        )
-        target = guard.deployment.target
+        transport = GuardedTransport(self._inner, self._compactor, context, asked, prepared, exchange)
+        target = context.target
         return {
-            **_as_sent(exchange, kwargs),
+            **kwargs,
+            **_cleaned(client, kwargs),
             **wire.as_chat(kwargs),
             "client": self._clients.over(transport, api_base=str(target.api_base), api_key=target.api_key),
         }
-
-    async def _before_bridging(
-        self, router: Any, kwargs: Mapping[str, Any], *, becomes_chat: bool
-    ) -> dict[str, Any] | None:
-        """The arguments of a call to a guarded deployment that is no chat, for LiteLLM to make one of it.
-
-        Otherwise LiteLLM may reach the same server by another route of it, without a guard. None if nothing has to
-        change: for other deployments, and for what LiteLLM itself makes of a chat that has been prepared.
-
-        Args:
-            becomes_chat: LiteLLM can make one.
-
-        Raises:
-            NotServed: it cannot.
-            BadItem: it holds a compaction item that nobody has read, which LiteLLM would leave out.
-        """
-        changed = self._as_deployed(router, kwargs)
-        deployment = self._deployment_of(changed)
-        guard = await self.guards.guard(deployment)
-        exchange = self._exchanges.get(kwargs)
-        is_prepared = exchange is not None and exchange.is_hooked and exchange.attempt.deployment == deployment.id
-        if guard is None or guard.settings.mode != "guard" or is_prepared:
-            return None if changed is kwargs else {**changed}
-        if not becomes_chat:
-            raise NotServed(NO_CHAT)
-        field = responses.field_of_item(kwargs.get("input"))
-        if field and self._exchanges.orders(kwargs) is None:
-            raise BadItem(field, _UNREAD)
-        return wire.to_chats_alone(changed, deployment.provider)
 
     def _deployment_of(self, kwargs: Mapping[str, Any], group: str = "") -> Deployment:
         entry = {"model_name": group, "litellm_params": kwargs, "model_info": kwargs.get("model_info")}
         return self.guards.deployment(entry)
 
     def _as_deployed(self, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments of a call as the deployment's own entry has them; of one that is left alone as they came."""
+        """The arguments of a call as its deployment's own entry has them; of one that is left alone as they came."""
         info = kwargs.get("model_info")
         if not isinstance(info, Mapping) or not wire.may_override(kwargs):
             return kwargs
+        if (fault := self.seams.of_router(router)) is not None:
+            # The body may name another kind of server than the entry, which cannot be read.
+            raise fault
         found = litellm_router.deployment(router, str(info.get("id")))
         if found is None:
             return kwargs
         own = self.guards.deployment(as_entry(found))
         return kwargs if own.kind == "foreign" else wire.without_overrides(kwargs, own.provider)
 
-    async def _exchange_of(self, kwargs: Mapping[str, Any], deployment: Deployment) -> Exchange | None:
-        """The request that a deployment is asked for, None for none; a new one if its messages are others by now.
 
-        LiteLLM also makes calls of its own on a request's behalf, and other callbacks change messages: what leaves is
-        guarded.
-        """
-        exchange = self._exchanges.get(kwargs)
-        if exchange is None:
-            return None
-        exchange.begins_attempt(deployment.id)
-        if exchange.client.tenant == tenant_of(metadata_of(kwargs)):
-            if await off_loop_if(is_long(kwargs.get("messages")), lambda: _is_in_hand(exchange, kwargs)):
-                return exchange
-            if (request := await _decoded(kwargs)) is not None:
-                is_chat = exchange.client.is_chat
-                fresh = await self._reader.exchange(request, deployment.group, kwargs, is_chat=is_chat)
-                fresh.attempts = exchange.attempts
-                fresh.begins_attempt(deployment.id)
-                return self._exchanges.open(kwargs, fresh)
-        self._exchanges.close(kwargs)
-        return None
-
-    # ------------------------------------------------------------------ what of LiteLLM requests are guarded by
-
-    async def look_at_seams(self, router: Any) -> None:
-        """Looks at all that requests are guarded by as soon as there is a router, and notes in the store what lacks."""
-        fault = self.seams.of_router(router)
-        if fault is None and self.guards.configured.carrier == "auto" and not is_bypassed():
-            fault = await self.seams.of_client()
-        said = "\n".join([str(fault or ""), *missing()]).rstrip()
-        # The note is for `doctor`; the store tells its own troubles.
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._store.put_fact(*LACKS, said), _STORE_LIMIT_S)
-
-    async def _check_seams(self, router: Any, kwargs: Mapping[str, Any]) -> None:
-        """Lets a call to a deployment pass if nothing lacks by which it is guarded, or if it is left alone.
-
-        Raises:
-            LiteLLMChanged: it cannot be guarded.
-        """
-        fault = self.seams.of_router(router)
-        if self.seams.is_sound:
-            return
-        if fault is not None and wire.may_override(kwargs):
-            # The body may name another kind of server than the deployment's entry, which cannot be read.
-            raise fault
-        guard = await self.guards.guard(self._deployment_of(kwargs))
-        if guard is None or guard.settings.mode != "guard":
-            return
-        if fault is None and carrier_of(guard.deployment, guard.settings) == "transport":
-            fault = await self.seams.of_client()
-        if fault is not None:
-            raise fault
+def _one_for_all(guards: Sequence[GuardedDeployment | None]) -> GuardedDeployment | None:
+    """Returns one if all deployments are the same model of the same server, with the same settings; None otherwise."""
+    seen = [
+        (guard.settings, guard.deployment.target.api_base, guard.deployment.target.model) for guard in guards if guard
+    ]
+    return guards[0] if len(seen) == len(guards) and all(each == seen[0] for each in seen) else None
 
 
-async def _decoded(body: Mapping[str, Any]) -> Request | None:
-    """Reads a long body in a thread."""
-    return await off_loop_if(is_long(body.get("messages")), lambda: wire.decode(body))
-
-
-async def _text(body: Mapping[str, Any], *, is_bridged: bool) -> tuple[Request | None, int | None]:
-    prompt = body.get("prompt")
-    return await off_loop_if(is_long(prompt, [prompt]), lambda: wire.decode_text(body, is_bridged=is_bridged))
-
-
-def _is_in_hand(exchange: Exchange, kwargs: Mapping[str, Any]) -> bool:
-    if exchange.in_hand is None:
-        # A text completion.
-        return not kwargs.get("messages")
+def _is_in_hand(received: Request, kwargs: Mapping[str, Any]) -> bool:
     try:
-        return wire.is_same_request(kwargs, exchange.in_hand)
+        return not kwargs.get("messages") or wire.is_same_request(kwargs, received)
     except RecursionError:
         # JSON may be nested too deep to compare, and was copied since: looked at anew.
         return False
 
 
-def _as_received(exchange: Exchange | None, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments with the client's own messages; None if they have them."""
-    if exchange is None or exchange.in_hand is None or exchange.in_hand is exchange.client.received:
-        return None
-    return {**kwargs, "messages": wire.encode(exchange.client.received.messages)}
-
-
-def _as_sent(exchange: Exchange, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with the messages that are guarded: the client's, without notices that came back with them."""
-    if exchange.in_hand is None or exchange.in_hand is exchange.client.original:
-        return {**kwargs}
-    return {**kwargs, "messages": wire.encode(exchange.client.original.messages)}
+def _cleaned(client: ClientRequest, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The client's messages without notices that came back with them; {} if there were none."""
+    is_changed = client.original is not client.received and kwargs.get("messages")
+    return {"messages": wire.encode(client.original.messages)} if is_changed else {}

@@ -22,7 +22,7 @@ from litellm_compaction.core.messages import JsonValue, Message, Request, roughl
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
-from litellm_compaction.proxy.litellm_inside.callers import has_limits, is_allowed
+from litellm_compaction.proxy.litellm_inside.application import has_limits, is_allowed
 from litellm_compaction.proxy.litellm_inside.seam import Seam
 from litellm_compaction.summarizer import SummaryAnswer
 
@@ -57,18 +57,12 @@ def is_internal_call() -> bool:
 
 
 def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
-    """Names one of our own calls in LiteLLM's books: its deployment's `model_name`, and a tag that only ours have.
-
-    LiteLLM calls the id that pins a call to a deployment its group: 64 hex digits in metrics and callbacks.
-    The tag is written after the deployment is chosen: LiteLLM can choose by tags. The metadata in `kwargs` of the
-    deployment hook, which LiteLLM's logging shares, is changed in place.
-    """
+    """Names one of our own calls in LiteLLM's books, in place: its deployment's `model_name`, and a tag of ours."""
     metadata, info = kwargs.get("metadata"), kwargs.get("model_info")
-    if not isinstance(metadata, dict) or not isinstance(info, Mapping):
-        return
-    metadata["tags"] = [*(metadata.get("tags") or ()), OWN_TAG]
-    if metadata.get("model_group") == info.get("id"):
-        metadata["model_group"] = group_of(router, kwargs) or metadata["model_group"]
+    if isinstance(metadata, dict) and isinstance(info, Mapping):
+        metadata["tags"] = [*(metadata.get("tags") or ()), OWN_TAG]
+        if metadata.get("model_group") == info.get("id"):
+            metadata["model_group"] = group_of(router, kwargs) or metadata["model_group"]
 
 
 def group_of(router: Any, kwargs: Mapping[str, Any]) -> str:
@@ -105,24 +99,20 @@ class Caller:
         tools: Sequence[JsonValue] = (),
         tool_choice: JsonValue = None,
     ) -> SummaryAnswer:
-        """Makes the model write a summary; of `summarizer.py`.
-
-        Raises:
-            SummaryFailed: the key may not call it, or the call failed.
-        """
-        await self._check_access()
-        options = _with_tools(tools, tool_choice)
+        """Makes the model write a summary; of `summarizer.py`, which a SummaryFailed tells that there is none."""
+        try:
+            may_ask = self.is_same or await is_allowed(self.router, self.group, self.parent)
+        except Exception as error:
+            # Fails closed, as LiteLLM's own checks do: a summary can be made without a model.
+            raise SummaryFailed("not_checked", type(error).__name__) from error
+        if not may_ask:
+            raise SummaryFailed("not_allowed", "the key may not use the pruning model, or has no budget left for it")
+        asked = Request(messages=tuple(messages), tools=tuple(tools), tool_choice=tool_choice)
         try:
             # A plain answer that is given up is generated to its end all the same, beside the client's own in the same
             # context. A stream ends when it is closed.
-            stream = await self._call(
-                messages,
-                max_tokens,
-                temperature=_SUMMARY_TEMPERATURE,
-                stream=True,
-                stream_options={"include_usage": True},
-                **options,
-            )
+            options = {"stream": True, "stream_options": {"include_usage": True}}
+            stream = await self._call(asked, max_tokens, temperature=_SUMMARY_TEMPERATURE, **options)
             return await _joined(stream, messages, _MOST_TOKEN_CHARS * max_tokens)
         except litellm.Timeout as error:
             # LiteLLM's own limit is the same, and may come before the summarizer's.
@@ -138,27 +128,27 @@ class Caller:
         """Makes LM Studio load the model, by the smallest request there is."""
         # A failure shows in the next look at the window, with a clearer error than the provider's.
         with contextlib.suppress(Exception):
-            await self._call([user_message(".")], 1)
+            await self._call(Request(messages=(user_message("."),)), 1)
 
     async def measure(self, request: Request, *, answer_tokens: int = 1) -> int | None:
         """The server's own count of a request, by a very short answer that no client sees; None if it gives none."""
-        options = _with_tools(request.tools, request.tool_choice)
-        if request.extras:
-            options["extra_body"] = dict(request.extras)
+        extras = {"extra_body": dict(request.extras)} if request.extras else {}
         try:
-            response = await self._call(request.messages, answer_tokens, **options)
+            usage = wire.usage_of(await self._call(request, answer_tokens, **extras))
         except Exception as error:  # noqa: BLE001 - without a count the request is judged by ours
             logger.debug("probe error=%s", type(error).__name__)
             return None
-        usage = wire.usage_of(response)
         return usage.prompt_tokens if usage is not None else None
 
-    async def _call(self, messages: Sequence[Message], max_tokens: int, **options: Any) -> Any:
+    async def _call(self, request: Request, max_tokens: int, **options: Any) -> Any:
+        if request.tools:
+            options["tools"] = list(request.tools)
+            options |= {} if request.tool_choice is None else {"tool_choice": request.tool_choice}
         return await call_router(
             self.router,
             self.model,
             self.parent,
-            messages=wire.encode(messages),
+            messages=wire.encode(request.messages),
             max_tokens=max_tokens,
             timeout=self.timeout_s,
             # An answer from LiteLLM's response cache could belong to another tenant's conversation.
@@ -166,28 +156,29 @@ class Caller:
             **options,
         )
 
-    async def _check_access(self) -> None:
-        """Lets a foreign model be asked only if the caller could have asked it."""
-        try:
-            may_ask = self.is_same or await is_allowed(self.router, self.group, self.parent)
-        except Exception as error:
-            # Fails closed, as LiteLLM's own checks do: a summary can be made without a model.
-            raise SummaryFailed("not_checked", type(error).__name__) from error
-        if not may_ask:
-            raise SummaryFailed("not_allowed", "the key may not use the pruning model, or has no budget left for it")
+
+async def call_router(router: Any, model: str, parent: Mapping[str, Any], **arguments: Any) -> Any:
+    """Makes a completion through the router for the key, team and user of `parent`; `model` is a group or an id."""
+    end_user = parent.get("user_api_key_end_user_id")
+    if isinstance(end_user, str) and end_user:
+        arguments["user"] = end_user
+    metadata = Seam.OWN_CALLS.needed()(parent, _ORIGIN)
+    with as_ours():
+        return await router.acompletion(
+            model=model, metadata=metadata, num_retries=0, disable_fallbacks=True, **arguments
+        )
 
 
-def _with_tools(tools: Sequence[JsonValue], tool_choice: JsonValue) -> dict[str, Any]:
-    if not tools:
-        return {}
-    return {"tools": list(tools)} if tool_choice is None else {"tools": list(tools), "tool_choice": tool_choice}
+async def may_write_ahead(router: Any, models: Sequence[str], parent: Mapping[str, Any]) -> bool:
+    """True if a key may have summaries by these models before they are needed: never one with any limit."""
+    return not has_limits(parent) and all([await is_allowed(router, model, parent) for model in models])
+
+
+# ------------------------------------------------------------------ an answer, and what it costs
 
 
 async def _joined(stream: Any, asked: Sequence[Message], most_chars: int) -> SummaryAnswer:
-    """The whole of a stream, which ends early if its server ignores its bound.
-
-    An early end is paid for by an estimate: a server tells its usage at a stream's end only.
-    """
+    """The whole of a stream, or of its part that is stopped, as it is longer than its bound or given up."""
     deltas: list[Any] = []
     finish_reason, is_stopped = None, True
     try:
@@ -196,9 +187,11 @@ async def _joined(stream: Any, asked: Sequence[Message], most_chars: int) -> Sum
                 deltas.append(choice.delta)
                 finish_reason = choice.finish_reason or finish_reason
                 most_chars -= len(choice.delta.content or "")
-                if most_chars < 0:
-                    return _summary_answer(deltas, "length")
-        is_stopped = False
+            if most_chars < 0:
+                finish_reason = "length"
+                break
+        else:
+            is_stopped = False
     except Exception:
         # LiteLLM logs failures itself.
         is_stopped = False
@@ -214,6 +207,15 @@ async def _joined(stream: Any, asked: Sequence[Message], most_chars: int) -> Sum
     return _summary_answer(deltas, finish_reason)
 
 
+def _summary_answer(parts: Sequence[Any], finish_reason: str | None) -> SummaryAnswer:
+    return SummaryAnswer(
+        text="".join(part.content or "" for part in parts),
+        reasoning="".join(getattr(part, "reasoning_content", None) or "" for part in parts),
+        finish_reason=finish_reason or "stop",
+        calls_tool=any(getattr(part, "tool_calls", None) for part in parts),
+    )
+
+
 async def _log_stopped(stream: Any, asked: Sequence[Message], answer: SummaryAnswer) -> None:
     usage = {
         "prompt_tokens": sum(roughly_tokens(visible_text(message)) for message in asked),
@@ -226,13 +228,7 @@ async def _log_stopped(stream: Any, asked: Sequence[Message], answer: SummaryAns
 
 
 async def log_stopped(log: Any, text: str, usage: Mapping[str, int]) -> None:
-    """Makes LiteLLM log, and charge, a stream that was stopped: itself it does so only with streams that end.
-
-    Args:
-        log: the stream's logging object; anything else is passed over, and so is one that has ended by itself.
-        text: the text that came.
-        usage: `prompt_tokens` and `completion_tokens`.
-    """
+    """Makes LiteLLM log, and charge, a stream that was stopped, by its logging object and the text and usage so far."""
     details = getattr(log, "model_call_details", None)
     dispatch = Seam.STOPPED_STREAMS.of(log)
     if dispatch is None or not isinstance(details, dict) or details.get("has_dispatched_final_stream_success"):
@@ -243,44 +239,3 @@ async def log_stopped(log: Any, text: str, usage: Mapping[str, int]) -> None:
         usage=Usage(**usage, total_tokens=sum(usage.values())),
     )
     await dispatch(response, cache_hit=None, start_time=None, end_time=None, prefer_async_handlers=True)
-
-
-def _summary_answer(parts: Sequence[Any], finish_reason: str | None) -> SummaryAnswer:
-    return SummaryAnswer(
-        text="".join(part.content or "" for part in parts),
-        reasoning="".join(getattr(part, "reasoning_content", None) or "" for part in parts),
-        finish_reason=finish_reason or "stop",
-        calls_tool=any(getattr(part, "tool_calls", None) for part in parts),
-    )
-
-
-async def may_write_ahead(router: Any, models: Sequence[str], parent: Mapping[str, Any]) -> bool:
-    """True if a key may have summaries written before they are needed, by models of these names.
-
-    Nothing is written for a key with any limit: none of its own requests is to be refused for what it never asked.
-
-    Args:
-        parent: metadata of the client's request.
-    """
-    return not has_limits(parent) and all([await is_allowed(router, model, parent) for model in models])
-
-
-async def call_router(router: Any, model: str, parent: Mapping[str, Any], **arguments: Any) -> Any:
-    """Makes a call of ours: on behalf of the client's key, team and user, and never guarded itself.
-
-    Args:
-        model: a deployment id or a model name.
-        parent: metadata of the client's request.
-        arguments: of the completion.
-    """
-    metadata = Seam.OWN_CALLS.needed()(parent, _ORIGIN)
-    end_user = parent.get("user_api_key_end_user_id")
-    with as_ours():
-        return await router.acompletion(
-            model=model,
-            metadata=metadata,
-            num_retries=0,
-            disable_fallbacks=True,
-            **({"user": end_user} if isinstance(end_user, str) and end_user else {}),
-            **arguments,
-        )

@@ -1,14 +1,13 @@
-"""Counts the engine's events for Prometheus, and adds them to LiteLLM's traces; numbers and names only.
+"""Counts the engine's events for Prometheus; numbers and names only.
 
-LiteLLM serves the library's default registry at `/metrics` when its `prometheus` callback is on, and begins a span for
-each request when its `otel` callback is. A missing library, or a name that is taken, is never an error.
+LiteLLM serves the library's default registry at `/metrics` when its `prometheus` callback is on. A missing library, or
+a name that is taken, is never an error.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -22,14 +21,6 @@ OTHER = "other"
 _TOKENS = tuple(float(1024 * 2**power) for power in range(11))
 _RATIOS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25, 1.5, 2.0, 4.0)
 _SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
-# The fields of an event that describe its request; the rest is for the history.
-_ATTRIBUTES = (
-    *("outcome", "phase", "model", "strategy", "rung", "reason", "pruning_model", "compaction_id"),
-    *("window_tokens", "window_source", "tokens_before", "tokens_after", "covered_messages", "round"),
-    *("summary_calls", "summary_ms", "duration_ms"),
-)
-# Of the request whose task this is. Tasks that it begins inherit it: restarts inside its stream, too.
-_request_span: ContextVar[Any] = ContextVar("litellm_compaction_request_span", default=None)
 
 
 class _Metric(NamedTuple):
@@ -154,21 +145,3 @@ def _instrument(library: Any, name: str) -> Any:
         return library.Counter(full_name, text, ("model", *labels))
     except ValueError:
         return library.REGISTRY._names_to_collectors[full_name]
-
-
-def note_request_span(user_api_key_dict: object) -> None:
-    """Notes LiteLLM's span of the request that this task serves; none if LiteLLM traces nothing."""
-    _request_span.set(getattr(user_api_key_dict, "parent_otel_span", None))
-
-
-def add_to_trace(event: Event) -> None:
-    """Adds a decision to LiteLLM's span of its request; never raises."""
-    span = _request_span.get()
-    # A restart is told by its compaction. A record that is written ahead belongs to no request.
-    if span is None or isinstance(event, (ContinuationEvent, TruncationAlarm)) or event.outcome in AHEAD:
-        return
-    attributes = {f"litellm_compaction.{name}": found for name in _ATTRIBUTES if (found := getattr(event, name)) != ""}
-    try:
-        span.add_event(f"litellm_compaction {event.outcome}", attributes, round(event.when_s * 1e9))
-    except Exception as error:  # noqa: BLE001 - a request is worth more than its trace (P8)
-        logger.debug("trace error=%s", type(error).__name__)

@@ -38,23 +38,139 @@ _LOGGED_FRAMES = 4
 _ProxyException: Any = Seam.REFUSAL.needed()
 # Marks an error of LiteLLM's as a refusal of ours that is logged.
 _TOLD = "is_told_by_litellm_compaction"
-# OpenAI's code for a prompt that is too long; clients compact their side by it.
-TOO_LONG = "context_length_exceeded"
 # LiteLLM reads this wording as ContextWindowExceededError, so that the fallbacks for it fire.
 RECOGNIZED = "(exceeds the available context size)"
 # LiteLLM's words around a server's.
 _FRAME_BEFORE = re.compile(r"\A(?:litellm\.\w+: |\w+Exception - |Error code: \d+ - )+")
 _NOTES = "Set 'context_window_fallback'|LiteLLM: model group |Received Model Group="
 _FRAME_BEHIND = re.compile(rf"(?: ?{re.escape(RECOGNIZED)}|(?<!\s)\s*(?:{_NOTES}).*)+\Z", re.DOTALL)
+# LM Studio says of the same overflow the first on its route for chats, the second on others.
+_OVERFLOW_STATUSES = (400, 500)
+_INVALID = "invalid_request_error"
+
+
+class _Kind(NamedTuple):
+    """What a client reads of an error; `code` is OpenAI's, by which clients compact their side."""
+
+    status: int = 400
+    kind: str = _INVALID
+    param: str | None = "model"
+    code: str = ""
+
+
+_OVERFLOW = _Kind(param="messages", code="context_length_exceeded")
+_DOWN = _Kind(503, "service_unavailable", None)
+_KINDS: Mapping[type[CompactionError], _Kind] = {
+    DoesNotFit: _OVERFLOW,
+    BadWish: _Kind(param="metadata"),
+    Overloaded: _DOWN._replace(kind="overloaded_error"),
+    **dict.fromkeys((WindowUnread, LiteLLMChanged, ServerUnavailable), _DOWN),
+}
+
+
+def _kind(error: CompactionError) -> _Kind:
+    if isinstance(error, NotServed):
+        return _Kind(param=error.field)
+    return next((kind for each, kind in _KINDS.items() if isinstance(error, each)), _Kind())
+
+
+class _Told(HTTPException):
+    """LiteLLM takes an HTTPException only from a failure hook."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(status_code=400, detail=message)
+
+
+class Refusal(_ProxyException, _Told):  # type: ignore[misc] # LiteLLM is not typed strictly enough to check
+    """LiteLLM's own error for clients with a `code` that LiteLLM would replace by the status."""
+
+    def __init__(self, message: str, kind: _Kind) -> None:
+        super().__init__(  # type: ignore[call-arg] # as above
+            message=message, type=kind.kind, param=kind.param, code=kind.status, openai_code=kind.code or None
+        )
+        self.status_code = kind.status
+        self._code = kind.code
+
+    def to_dict(self) -> dict[str, Any]:
+        told: dict[str, Any] = super().to_dict()
+        return {**told, "code": self._code} if self._code else told
+
+
+def refusal_of(error: CompactionError) -> Refusal:
+    """The refusal for a client, in the cleanest shape that the proxy knows."""
+    return Refusal(error.for_clients, _kind(error))
+
+
+def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Exception:
+    """The error after routing, as LiteLLM's own class, from which its router picks the next attempt.
+
+    Too large: `context_window_fallbacks` fire. Window unknown: a 400, or an error after which the router tries another
+    deployment of the group. A server that does not answer is not asked again for this request.
+    """
+    others = int((kwargs.get("metadata") or {}).get("model_group_size") or 1) > 1
+    is_down = _kind(error).status == 503
+    # No other deployment could serve such a request either.
+    is_the_requests = isinstance(error, NotServed)
+    kind = litellm.ServiceUnavailableError if (others or is_down) and not is_the_requests else litellm.BadRequestError
+    if isinstance(error, DoesNotFit):
+        kind = litellm.ContextWindowExceededError
+    provider = str(kwargs.get("custom_llm_provider") or "lm_studio")
+    mapped: Exception = kind(message=error.for_clients, model=str(kwargs.get("model") or ""), llm_provider=provider)
+    if is_down and not others:
+        mapped.num_retries = 0  # type: ignore[attr-defined] # the router reads it
+    return mapped
+
+
+def response_of(error: CompactionError) -> httpx.Response:
+    """The refusal as the answer of a server, which LiteLLM maps: 400 to its BadRequestError, 503 to a fallback."""
+    kind = _kind(error)
+    return bad_request(error.for_clients, kind.status, kind.kind)
+
+
+def bad_request(message: str, status: int = 400, kind: str = _INVALID) -> httpx.Response:
+    """A server's refusal in OpenAI's shape."""
+    return httpx.Response(status, json={"error": {"message": message, "type": kind}})
+
+
+def reworded(
+    refused: CompactionError | None, original: Exception, *, is_guarded: bool, client_text: Callable[[], str] = str
+) -> Refusal | None:
+    """A client's error in place of LiteLLM's framed one, whose code is the status; None if it may stay as it is."""
+    if isinstance(original, Refusal):
+        return None
+    if refused is not None and (getattr(original, _TOLD, False) or refused.for_clients in str(original)):
+        # LiteLLM logs it before the failure hook on most routes, after it on /v1/messages and /v1/completions.
+        mark_told(original)
+        return refusal_of(refused)
+    # LiteLLM does not know all servers' words for it.
+    text = str(original) if getattr(original, "status_code", None) in _OVERFLOW_STATUSES else ""
+    is_overflow = isinstance(original, litellm.ContextWindowExceededError) or (
+        overflow_from_text(text) is not None and overflow_from_text(text, client_text()) is not None
+    )
+    if not (is_guarded and is_overflow):
+        return None
+    message = str(getattr(original, "message", original))
+    return Refusal(_FRAME_BEHIND.sub("", _FRAME_BEFORE.sub("", message)) or message, _OVERFLOW)
+
+
+def server_gone(error: object, context: RequestContext | None) -> ServerGone | None:
+    """The refusal for an LM Studio that has taken no connection for a request; None for any other error."""
+    address = context.target.lmstudio_address if context is not None else ""
+    causes: list[BaseException] = []
+    while isinstance(error, BaseException) and error not in causes:
+        causes.append(error)
+        error = error.__cause__ or error.__context__
+    # A certificate that is refused is no reason to start a server.
+    has_failed_to_connect = any(isinstance(each, httpx.ConnectError) for each in causes)
+    is_of_certificate = any(isinstance(each, ssl.SSLError) for each in causes)
+    return ServerGone(address) if address and has_failed_to_connect and not is_of_certificate else None
+
+
+# ------------------------------------------------------------------ the log
 
 
 def log_failure(place: str, error: Exception, *, too_long: DoesNotFit | None = None) -> None:
-    """Logs an error of ours with the lines that it came from, and without its message: that may quote a conversation.
-
-    Args:
-        place: the hook.
-        too_long: with which the request is refused, as it is known to be too long; None if it goes on (promise P8).
-    """
+    """Logs an error in a hook by the lines that it came from, without its message: that may quote a conversation."""
     kind = "failed_open" if too_long is None else "failed_closed"
     frames = traceback.extract_tb(error.__traceback__)[: -_LOGGED_FRAMES - 1 : -1]
     lines = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
@@ -64,7 +180,12 @@ def log_failure(place: str, error: Exception, *, too_long: DoesNotFit | None = N
 def log_refused(model: str, error: CompactionError) -> None:
     """Logs in one line why a request was refused; the engine logs `DoesNotFit`, with its numbers."""
     if not isinstance(error, DoesNotFit):
-        logger.warning("refused model=%s: %s", model, error.for_operators)
+        logger.warning("refused model=%s: %s", model, error)
+
+
+def mark_told(error: object) -> None:
+    """Marks an error of LiteLLM's as one that we tell clients and the log in our words."""
+    setattr(error, _TOLD, True)
 
 
 class ToldOnce(logging.Filter):
@@ -89,150 +210,3 @@ class ToldOnce(logging.Filter):
             return False
         refusal = self._refusal() if errors else None
         return refusal is None or not any(refusal.for_clients in str(error) for error in errors)
-
-
-class _Told(HTTPException):
-    """LiteLLM takes an HTTPException only from a failure hook."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(status_code=400, detail=message)
-
-
-class Refusal(_ProxyException, _Told):  # type: ignore[misc] # LiteLLM is not typed strictly enough to check
-    """LiteLLM's own error for clients with a `code` that LiteLLM would replace by the status."""
-
-    def __init__(self, message: str, *, status: int, kind: str, param: str | None = None, code: str = "") -> None:
-        super().__init__(message=message, type=kind, param=param, code=status, openai_code=code or None)  # type: ignore[call-arg] # as above
-        self.status_code = status
-        self._code = code
-
-    def to_dict(self) -> dict[str, Any]:
-        told: dict[str, Any] = super().to_dict()
-        return {**told, "code": self._code} if self._code else told
-
-
-class _Kind(NamedTuple):
-    status: int
-    kind: str
-    param: str | None = None
-    code: str = ""
-
-
-# LM Studio says of the same overflow the first on its route for chats, the second on others.
-_OVERFLOW_STATUSES = (400, 500)
-_INVALID = "invalid_request_error"
-_KINDS: Mapping[type[CompactionError], _Kind] = {
-    DoesNotFit: _Kind(400, _INVALID, "messages", TOO_LONG),
-    BadWish: _Kind(400, _INVALID, "metadata"),
-    Overloaded: _Kind(503, "overloaded_error"),
-    WindowUnread: _Kind(503, "service_unavailable"),
-    LiteLLMChanged: _Kind(503, "service_unavailable"),
-    ServerUnavailable: _Kind(503, "service_unavailable"),
-}
-
-
-def _kind(error: CompactionError) -> _Kind:
-    if isinstance(error, NotServed):
-        return _Kind(400, _INVALID, error.field)
-    return next((kind for each, kind in _KINDS.items() if isinstance(error, each)), _Kind(400, _INVALID, "model"))
-
-
-def refusal_of(error: CompactionError) -> Refusal:
-    """The refusal for a client, in the cleanest shape that the proxy knows."""
-    kind = _kind(error)
-    return Refusal(error.for_clients, status=kind.status, kind=kind.kind, param=kind.param, code=kind.code)
-
-
-def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Exception:
-    """The error after routing, as LiteLLM's own class, from which its router picks the next attempt.
-
-    Too large: `context_window_fallbacks` fire. Window unknown: a 400, or an error after which the router tries another
-    deployment of the group. A server that does not answer is not asked again for this request.
-    """
-    others = int((kwargs.get("metadata") or {}).get("model_group_size") or 1) > 1
-    is_down = _kind(error).status == 503
-    # No other deployment could serve such a request either.
-    is_the_requests = isinstance(error, NotServed)
-    kind = litellm.ServiceUnavailableError if (others or is_down) and not is_the_requests else litellm.BadRequestError
-    if isinstance(error, DoesNotFit):
-        kind = litellm.ContextWindowExceededError
-    mapped: Exception = kind(
-        message=error.for_clients,
-        model=str(kwargs.get("model") or ""),
-        llm_provider=str(kwargs.get("custom_llm_provider") or "lm_studio"),
-    )
-    if is_down and not others:
-        mapped.num_retries = 0  # type: ignore[attr-defined] # the router reads it
-    return mapped
-
-
-def response_of(error: CompactionError) -> httpx.Response:
-    """The refusal as the answer of a server, which LiteLLM maps: 400 to its BadRequestError, 503 to a fallback."""
-    kind = _kind(error)
-    return bad_request(error.for_clients, kind.status, kind.kind)
-
-
-def bad_request(message: str, status: int = 400, kind: str = _INVALID) -> httpx.Response:
-    """A server's refusal in OpenAI's shape."""
-    return httpx.Response(status, json={"error": {"message": message, "type": kind}})
-
-
-def reworded(
-    refused: CompactionError | None, original: Exception, *, is_guarded: bool, client_text: Callable[[], str] = str
-) -> Refusal | None:
-    """A client's error in place of LiteLLM's; None if that is not ours to say.
-
-    LiteLLM frames errors ("litellm.ContextWindowExceededError: litellm.BadRequestError: …"); its code is the status.
-
-    Args:
-        refused: our last refusal of the request, if any.
-        original: as LiteLLM is about to tell it.
-        is_guarded: the newest attempt went to a guarded deployment.
-        client_text: gives the client's texts: a server that quotes them says nothing.
-    """
-    if isinstance(original, Refusal):
-        return None
-    if refused is not None and (getattr(original, _TOLD, False) or refused.for_clients in str(original)):
-        # LiteLLM logs it before the failure hook on most routes, after it on /v1/messages and /v1/completions.
-        mark_told(original)
-        return refusal_of(refused)
-    if is_guarded and _is_overflow(original, client_text):
-        message = unframed(str(getattr(original, "message", original)))
-        return Refusal(message, status=400, kind=_INVALID, param="messages", code=TOO_LONG)
-    return None
-
-
-def _is_overflow(original: Exception, client_text: Callable[[], str]) -> bool:
-    """Returns True if a server has refused a request as too long; LiteLLM does not know Ollama's words."""
-    if isinstance(original, litellm.ContextWindowExceededError):
-        return True
-    text = str(original) if getattr(original, "status_code", None) in _OVERFLOW_STATUSES else ""
-    return overflow_from_text(text) is not None and overflow_from_text(text, client_text()) is not None
-
-
-def mark_told(error: object) -> None:
-    """Marks an error of LiteLLM's as one that we tell clients and the log in our words."""
-    setattr(error, _TOLD, True)
-
-
-def server_gone(error: object, context: RequestContext | None) -> ServerGone | None:
-    """The refusal for an LM Studio that has taken no connection for a request; None for any other error.
-
-    Args:
-        error: with its causes; LiteLLM may give a text alone, which tells nothing.
-        context: of the request; None if it was not sent.
-    """
-    address = context.target.lmstudio_address if context is not None else ""
-    causes: list[BaseException] = []
-    while isinstance(error, BaseException) and error not in causes:
-        causes.append(error)
-        error = error.__cause__ or error.__context__
-    # A certificate that is refused is no reason to start a server.
-    has_failed_to_connect = any(isinstance(each, httpx.ConnectError) for each in causes)
-    is_of_certificate = any(isinstance(each, ssl.SSLError) for each in causes)
-    return ServerGone(address) if address and has_failed_to_connect and not is_of_certificate else None
-
-
-def unframed(message: str) -> str:
-    """`message` without LiteLLM's words around a server's."""
-    return _FRAME_BEHIND.sub("", _FRAME_BEFORE.sub("", message)) or message

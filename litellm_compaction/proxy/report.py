@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from litellm_compaction.config import Settings
-from litellm_compaction.engine import KnownWays, Standing
+from litellm_compaction.engine import KnownWays
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
 from litellm_compaction.tokenizers.registry import usable_soon, why_broken
@@ -36,7 +36,7 @@ class DeploymentReport:
         absence: why there is no window; None also without an answer in time.
         source: counts its prompts; None without a window.
         failures: the faults of the vocabulary and the template that should count, and their remedies.
-        standing: the ways in which its server goes on with an answer.
+        goes_on: the best way in which its server goes on with an answer, in words.
         model_settings: how LM Studio's own settings make the model answer, in words; "" if it was not asked.
         warnings: those of them that work against this package, and the better choices.
     """
@@ -47,7 +47,7 @@ class DeploymentReport:
     absence: CompactionError | None = None
     source: TokenizerSource | None = None
     failures: tuple[str, ...] = ()
-    standing: Standing = field(default_factory=Standing)
+    goes_on: str = ""
     model_settings: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -73,7 +73,7 @@ class Reporter:
 
     Attributes:
         limit_s: for each question to a server.
-        is_patient: waits until the counter has been loaded, and asks LM Studio about its settings.
+        is_patient: waits until the counter has been loaded, and asks LM Studio what is loaded now.
     """
 
     windows: Windows
@@ -85,7 +85,7 @@ class Reporter:
 
     async def reports(self, deployment: Deployment, settings: Settings) -> list[DeploymentReport]:
         """One report, or one for each loaded model of a wildcard; the wildcard's own if there is none."""
-        carrier = carrier_of(deployment, settings, self.environ)
+        carrier = carrier_of(deployment, settings)
         try:
             targets = await asyncio.wait_for(targets_of(self.windows, deployment), self.limit_s)
         except (CompactionError, asyncio.TimeoutError):
@@ -101,8 +101,8 @@ class Reporter:
             return report
         except CompactionError as error:
             return replace(report, absence=error)
-        if (said := self.windows.model_settings(target)) is not None:
-            report = replace(report, model_settings=said.in_words(), warnings=tuple(said.works_against()))
+        if (said := await self.windows.model_settings(target)) is not None:
+            report = replace(report, model_settings=said.words, warnings=said.warnings)
         source = self.sources.source(target, window.architecture)
         if self.is_patient:
             # Loaded as the proxy would: only then is known whether it can be.
@@ -110,8 +110,9 @@ class Reporter:
             report = replace(report, failures=tuple(filter(None, [why_broken(source.family.vocabulary)])))
         # Every source that is no server's leads to the last way, but for LM Studio's models.
         can_render = self.windows.instance(target) is not None or renders_exactly(source.family)
-        standing = self.known_ways.standing(target, window.source, can_render=can_render)
-        return replace(report, window=window, source=source, standing=standing.among(WAYS_OF[report.carrier]))
+        possible = [way for way in WAYS_OF[report.carrier] if can_render or way != "raw"]
+        goes_on = self.known_ways.in_words(target, window.source, possible)
+        return replace(report, window=window, source=source, goes_on=goes_on)
 
     async def _window(self, target: Target) -> Window:
         window = await self.windows.resolve(target)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,10 +28,16 @@ from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.windows.other_servers import SERVERS, LocalServer
 from litellm_compaction.windows.windows import Target
 
+Kind: TypeAlias = Literal["lm_studio", "maybe_lm_studio", "opted_in", "foreign"]
+Carrier: TypeAlias = Literal["transport", "hooks"]
+# The ways of each to go on with an answer: LiteLLM's hooks know chats only.
+WAYS_OF: Mapping[Carrier, frozenset[Way]] = {
+    "transport": frozenset(ALL_WAYS),
+    "hooks": frozenset(("prefill", "turn")),
+}
 # Of a hosted pruning model without any other number; never of a model that is guarded.
 DEFAULT_WINDOW_TOKENS = 128_000
-OPENAI_PROVIDERS = ("openai", "custom_openai")
-
+_OPENAI_PROVIDERS = ("openai", "custom_openai")
 _LOCAL_SUFFIXES = (".local", ".lan", ".home", ".internal", ".localdomain", ".home.arpa", ".ts.net", ".test")
 # LiteLLM takes a model of such a name, without a provider, for OpenAI's.
 _OPENAIS = re.compile(r"(gpt-|chatgpt-|o\d)")
@@ -43,84 +48,6 @@ _ROUTE = re.compile(r"\A([^/]+/)?(?:responses|chat_completions)/")
 _MAX_GROUPS = 64
 _LISTED = "litellm-compaction-"
 _SHOWN_NAMES = 20
-# The ways of each to go on with an answer: LiteLLM's hooks know chats only.
-WAYS_OF: Mapping[Carrier, frozenset[Way]] = {
-    "transport": frozenset(ALL_WAYS),
-    "hooks": frozenset(("prefill", "turn")),
-}
-# Replaces LiteLLM's OpenAI client by a handler that ignores the client it is given.
-BYPASS_VARIABLE = "EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER"
-
-
-def opted_in_target(
-    target: Target,
-    provider: str,
-    litellm_params: Mapping[str, Any],
-    model_info: Mapping[str, Any],
-    environ: Mapping[str, str],
-) -> Target:
-    """`target` as an operator opted it in: the server to ask for its window, and the number without an answer.
-
-    Args:
-        target: its `context_length` is that of `model_info.compaction`.
-        provider: LiteLLM's name for its kind.
-        litellm_params: may say how many tokens each request makes the server allocate (Ollama: `num_ctx`).
-        environ: for the addresses that LiteLLM takes from variables.
-    """
-    server = _server_of(provider)
-    variable, address = ("", None) if server is None else server.providers[provider]
-    api_base = target.api_base or environ.get(variable) or address
-    apis: tuple[str, ...] = () if server is None else (server.name,)
-    if provider in OPENAI_PROVIDERS and api_base and is_local_address(api_base):
-        apis = tuple(SERVERS)
-    # A hosted service may go by the name of a server of one's own.
-    if api_base is None or _host(api_base).endswith(
-        tuple(host for each in SERVERS.values() for host in each.cloud_hosts)
-    ):
-        apis = ()
-    asked = _positive(litellm_params.get(server.window_parameter)) if server and server.window_parameter else None
-    shown = _positive(model_info.get("max_input_tokens"))
-    written = target.context_length or asked
-    return replace(
-        target,
-        api_base=api_base,
-        context_length=written or shown,
-        context_source="max_input_tokens" if shown and not written else "operator",
-        is_lmstudio=False,
-        apis=apis,
-        asked_tokens=asked,
-    )
-
-
-def _server_of(provider: str) -> LocalServer | None:
-    return next((server for server in SERVERS.values() if provider in server.providers), None)
-
-
-def is_local_address(api_base: str) -> bool:
-    """True if an address is certainly no hosted service: loopback, private, or a name of a local network.
-
-    Only such addresses are ever asked if they are LM Studio; a public one has to be opted in, as `lm_studio/…` or with
-    `model_info.compaction.enabled`.
-    """
-    host = _host(api_base)
-    try:
-        return not ipaddress.ip_address(host).is_global
-    except ValueError:
-        return bool(host) and ("." not in host or host.endswith(_LOCAL_SUFFIXES))
-
-
-def _host(api_base: str) -> str:
-    return urlsplit(api_base if "//" in api_base else f"//{api_base}").hostname or ""
-
-
-def _positive(value: object) -> int | None:
-    """A number of tokens as YAML, the model map or a pydantic float hold it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= 1e9:
-        return None
-    return int(value)
-
-
-Kind: TypeAlias = Literal["lm_studio", "maybe_lm_studio", "opted_in", "foreign"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +100,17 @@ def deployment_of(
     api_base = _resolved(litellm_params.get("api_base") or litellm_params.get("base_url"), environ)
     api_key = _resolved(litellm_params.get("api_key"), environ)
     if provider == "lm_studio":
-        api_base = api_base or environ.get("LM_STUDIO_API_BASE")
-        api_key = api_key or environ.get("LM_STUDIO_API_KEY")
-    elif provider == "openai" and api_base is None and is_local_address(base := _openai_base(environ)):
-        api_base, api_key = base, api_key or environ.get("OPENAI_API_KEY")
-    kind = _kind(provider, api_base, own)
+        api_base, api_key = api_base or environ.get("LM_STUDIO_API_BASE"), api_key or environ.get("LM_STUDIO_API_KEY")
+    elif provider == "openai" and api_base is None:
+        # The address that LiteLLM takes for OpenAI's models without one (main.py, `_resolve_openai_api_base`).
+        base = environ.get("OPENAI_BASE_URL") or environ.get("OPENAI_API_BASE") or ""
+        if is_local_address(base):
+            api_base, api_key = base, api_key or environ.get("OPENAI_API_KEY")
+    kind: Kind = "opted_in" if own.enabled else "foreign"
+    if own.enabled is not False and provider == "lm_studio":
+        kind = "lm_studio"
+    elif own.enabled is not False and provider in _OPENAI_PROVIDERS and is_local_address(api_base or ""):
+        kind = "maybe_lm_studio"
     identity = _text(model_info.get("id")) or full_name
     target = Target(
         key=f"{identity}|{model}",
@@ -188,7 +121,7 @@ def deployment_of(
         is_lmstudio=kind in ("lm_studio", "maybe_lm_studio"),
         tokenizer=str(own.changes.get("tokenizer", "")),
     )
-    other = opted_in_target(target, provider, litellm_params, model_info, environ) if own.enabled else None
+    other = _opted_in(target, provider, litellm_params, model_info, environ) if own.enabled else None
     return Deployment(
         id=identity,
         group=group,
@@ -200,17 +133,43 @@ def deployment_of(
     )
 
 
-def without_route(model: str) -> str:
-    """A model's name, with or without a provider's, without the route that LiteLLM would ask for it by."""
-    return _ROUTE.sub(lambda found: found[1] or "", model)
+def _opted_in(
+    target: Target,
+    provider: str,
+    litellm_params: Mapping[str, Any],
+    model_info: Mapping[str, Any],
+    environ: Mapping[str, str],
+) -> Target:
+    """`target` as an operator opted it in: the server to ask for its window, and the number without an answer."""
+    server = _server_of(provider)
+    variable, address = ("", None) if server is None else server.providers[provider]
+    api_base = target.api_base or environ.get(variable) or address
+    apis: tuple[str, ...] = () if server is None else (server.name,)
+    if provider in _OPENAI_PROVIDERS and is_local_address(api_base or ""):
+        apis = tuple(SERVERS)
+    # A hosted service may go by the name of a server of one's own.
+    hosted = tuple(host for each in SERVERS.values() for host in each.cloud_hosts)
+    if api_base is None or _host(api_base).endswith(hosted):
+        apis = ()
+    # The tokens that each request makes the server allocate (Ollama: `num_ctx`).
+    asked = _positive(litellm_params.get(server.window_parameter)) if server and server.window_parameter else None
+    shown, written = _positive(model_info.get("max_input_tokens")), target.context_length or asked
+    return replace(
+        target,
+        api_base=api_base,
+        context_length=written or shown,
+        context_source="max_input_tokens" if shown and not written else "operator",
+        is_lmstudio=False,
+        apis=apis,
+        asked_tokens=asked,
+    )
 
 
 def asked_deployment_of(
     litellm_params: Mapping[str, Any], model_info: Mapping[str, Any], *, group: str, environ: Mapping[str, str]
 ) -> Deployment:
     """The deployment as a pruning model: as if it had been opted in, and with a supposed window if it is hosted."""
-    written = model_info.get("compaction")
-    own = {**(written if isinstance(written, Mapping) else {}), "enabled": True}
+    own = {**as_entry(model_info.get("compaction")), "enabled": True}
     found = deployment_of(litellm_params, {**model_info, "compaction": own}, group=group, environ=environ)
     target = found.target
     is_hosted = not target.is_lmstudio and not target.apis and not is_local_address(target.api_base or "hosted.invalid")
@@ -220,10 +179,20 @@ def asked_deployment_of(
     return replace(found, target=supposed)
 
 
+def _server_of(provider: str) -> LocalServer | None:
+    return next((server for server in SERVERS.values() if provider in server.providers), None)
+
+
 def refuses_by(provider: str) -> Mapping[str, Any]:
     """The fields by which a provider's server refuses a prompt that it would cut in silence; {} if it knows none."""
     server = _server_of(provider)
     return server.refuses_by if server is not None else {}
+
+
+def carrier_of(deployment: Deployment, settings: Settings) -> Carrier:
+    """The transport where LiteLLM reaches the server by a client that can be given."""
+    is_reachable = deployment.provider in ("lm_studio", *_OPENAI_PROVIDERS) and deployment.target.api_base is not None
+    return "transport" if is_reachable and settings.carrier != "hooks" else "hooks"
 
 
 def is_bridged(provider: str) -> bool:
@@ -231,38 +200,95 @@ def is_bridged(provider: str) -> bool:
     return provider not in _TEXT_PROVIDERS
 
 
+def without_route(model: str) -> str:
+    """A model's name, with or without a provider's, without the route that LiteLLM would ask for it by."""
+    return _ROUTE.sub(lambda found: found[1] or "", model)
+
+
+def is_local_address(api_base: str) -> bool:
+    """True if an address is certainly no hosted service: loopback, private, or a name of a local network."""
+    host = _host(api_base)
+    try:
+        return not ipaddress.ip_address(host).is_global
+    except ValueError:
+        return bool(host) and ("." not in host or host.endswith(_LOCAL_SUFFIXES))
+
+
+def _host(api_base: str) -> str:
+    return urlsplit(api_base if "//" in api_base else f"//{api_base}").hostname or ""
+
+
+def _positive(value: object) -> int | None:
+    """A number of tokens as YAML, the model map or a pydantic float hold it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= 1e9:
+        return None
+    return int(value)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _resolved(value: object, environ: Mapping[str, str]) -> str | None:
+    text = _text(value)
+    return environ.get(text.removeprefix("os.environ/")) if text.startswith("os.environ/") else text or None
+
+
+# ------------------------------------------------------------------ the router's list
+
+
+def as_entry(value: Any) -> Mapping[str, Any]:
+    """A value of LiteLLM's router as a mapping; {} for anything else."""
+    dumped = value.model_dump() if hasattr(value, "model_dump") else value
+    return dumped if isinstance(dumped, Mapping) else {}
+
+
+def id_of(entry: Mapping[str, Any]) -> str:
+    return str(as_entry(entry.get("model_info")).get("id"))
+
+
+def router_entries(router: Any) -> list[Mapping[str, Any]]:
+    """Every deployment of the router that its operator has put there."""
+    entries = map(as_entry, litellm_router.deployments(router)) if router is not None else ()
+    return [entry for entry in entries if not is_listed_here(id_of(entry))]
+
+
 def group_entries(router: Any, name: str, team_id: str | None = None) -> list[Mapping[str, Any]]:
     """The router's entries of one group, alias, wildcard match or deployment id, without its fallbacks."""
-    found = litellm_router.deployments(router, name, team_id)
-    if not found:
-        pinned = litellm_router.deployment(router, name)
-        found = [pinned] if pinned is not None else []
-    return [as_entry(entry) for entry in found]
+    pinned = filter(None, [litellm_router.deployment(router, name)])
+    return [as_entry(entry) for entry in litellm_router.deployments(router, name, team_id) or pinned]
 
 
 def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The router's entries that a request for `model` can reach: its group and all configured fallbacks.
-
-    Args:
-        model: as the client wrote it: a group, an alias, a wildcard match or a deployment id.
-        request: the request's body; a client may bring its own `fallbacks`.
-    """
+    """The router's entries that a request for `model` can reach: its group, and all fallbacks of both."""
     entries: list[Mapping[str, Any]] = []
-    waiting, seen = [model], {model}
+    names = [model]
     team_id = as_entry(request.get("metadata")).get("user_api_key_team_id")
-    while waiting and len(seen) <= _MAX_GROUPS:
-        name = waiting.pop(0)
+    # It grows meanwhile.
+    for name in names:
         entries.extend(group_entries(router, name, team_id if isinstance(team_id, str) else None))
-        for fallback in _fallbacks(router, name, request):
-            if fallback not in seen:
-                seen.add(fallback)
-                waiting.append(fallback)
+        settings = (
+            settings
+            for key in litellm_router.FALLBACKS
+            for settings in (request.get(key), litellm_router.setting(router, key))
+        )
+        fallbacks = dict.fromkeys(fallback for setting in settings for fallback in _named(setting, name))
+        names += [fallback for fallback in fallbacks if fallback not in names][: _MAX_GROUPS - len(names)]
     return entries
 
 
-def has_window_fallback(router: Any, group: str) -> bool:
-    """The operator configured `context_window_fallbacks` for a group."""
-    return any(_named(litellm_router.setting(router, "context_window_fallbacks"), group))
+def _named(fallbacks: object, name: str) -> Iterable[str]:
+    """The groups that a fallback setting names for `name`: `[{"a": ["b"]}]`, `{"*": …}`, or a client's `["b"]`."""
+    for entry in fallbacks if isinstance(fallbacks, list) else ():
+        if isinstance(entry, str):
+            yield entry
+        elif isinstance(entry, Mapping):
+            listed = [entry.get("model"), *(each for key in (name, "*") for each in _listed(entry.get(key)))]
+            yield from (each for each in listed if isinstance(each, str))
+
+
+def _listed(value: object) -> Iterable[object]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
 def listed_id(wildcard_id: str, model: str) -> str:
@@ -275,108 +301,19 @@ def is_listed_here(deployment_id: str) -> bool:
     return deployment_id.startswith(_LISTED)
 
 
-def router_entries(router: Any) -> list[Mapping[str, Any]]:
-    """Every deployment of the router that its operator has put there."""
-    entries = [as_entry(entry) for entry in litellm_router.deployments(router)] if router is not None else []
-    return [entry for entry in entries if not is_listed_here(id_of(entry))]
-
-
-def id_of(entry: Mapping[str, Any]) -> str:
-    return str(as_entry(entry.get("model_info")).get("id"))
-
-
-def unknown_model(config: Mapping[str, Any], name: str) -> str:
-    """Says why `name` is no model of a config file, and which are; "" if it is one, or may become one.
-
-    Args:
-        config: as written: `model_list`, aliases of `router_settings`, and whether models can come from a database.
-        name: of a pruning model.
-    """
-    if name == SAME_MODEL or as_entry(config.get("general_settings")).get("store_model_in_db"):
-        return ""
-    names: list[str] = []
-    ids: list[str] = []
-    for entry in config.get("model_list") or ():
-        names.append(_text(as_entry(entry).get("model_name")))
-        ids.append(_text(as_entry(as_entry(entry).get("model_info")).get("id")))
-    aliases = as_entry(as_entry(config.get("router_settings")).get("model_group_alias"))
-    names = list(dict.fromkeys([*filter(None, names), *map(str, aliases)]))
-    if any(serves(known, name) for known in names) or name in filter(None, ids):
-        return ""
-    shown = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
-    return f"no model of this proxy is called {name!r}; known: {shown or 'none'}, and {SAME_MODEL}"
-
-
 def serves(pattern: str, name: str) -> bool:
     """True if a `model_name` serves `name`: itself, or a wildcard as LiteLLM reads it, with `*` alone special."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
 
 
-def _fallbacks(router: Any, name: str, request: Mapping[str, Any]) -> Iterable[str]:
-    for setting in litellm_router.FALLBACKS:
-        yield from _named(request.get(setting), name)
-        yield from _named(litellm_router.setting(router, setting), name)
-
-
-def _named(fallbacks: object, name: str) -> Iterable[str]:
-    """The groups that a fallback setting names for `name`: `[{"a": ["b"]}]`, `{"*": …}`, or a client's `["b"]`."""
-    if not isinstance(fallbacks, Sequence) or isinstance(fallbacks, str):
-        return
-    for entry in fallbacks:
-        if isinstance(entry, str):
-            yield entry
-        elif isinstance(entry, Mapping):
-            if isinstance(entry.get("model"), str):
-                yield entry["model"]
-            for group, targets in entry.items():
-                if group in (name, "*") and isinstance(targets, Sequence) and not isinstance(targets, str):
-                    yield from (target for target in targets if isinstance(target, str))
-
-
-def _kind(provider: str, api_base: str | None, own: DeploymentSettings) -> Kind:
-    if own.enabled is False:
-        return "foreign"
-    if provider == "lm_studio":
-        return "lm_studio"
-    if provider in OPENAI_PROVIDERS and api_base and is_local_address(api_base):
-        return "maybe_lm_studio"
-    return "opted_in" if own.enabled else "foreign"
-
-
-def as_entry(value: Any) -> Mapping[str, Any]:
-    """A value of LiteLLM's router as a mapping; {} for anything else."""
-    if isinstance(value, Mapping):
-        return value
-    dumped = value.model_dump() if hasattr(value, "model_dump") else {}
-    return dumped if isinstance(dumped, Mapping) else {}
-
-
-def _openai_base(environ: Mapping[str, str]) -> str:
-    """The address that LiteLLM takes for OpenAI's models without one (main.py, `_resolve_openai_api_base`)."""
-    return environ.get("OPENAI_BASE_URL") or environ.get("OPENAI_API_BASE") or ""
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _resolved(value: object, environ: Mapping[str, str]) -> str | None:
-    text = _text(value)
-    if text.startswith("os.environ/"):
-        return environ.get(text.removeprefix("os.environ/"))
-    return text or None
-
-
-Carrier: TypeAlias = Literal["transport", "hooks"]
-
-
-def carrier_of(deployment: Deployment, settings: Settings, environ: Mapping[str, str] = os.environ) -> Carrier:
-    if settings.carrier == "hooks" or is_bypassed(environ):
-        return "hooks"
-    reachable = deployment.provider in ("lm_studio", *OPENAI_PROVIDERS) and deployment.target.api_base is not None
-    return "transport" if reachable else "hooks"
-
-
-def is_bypassed(environ: Mapping[str, str] = os.environ) -> bool:
-    """LiteLLM is configured to ignore the client that carries our transport."""
-    return environ.get(BYPASS_VARIABLE, "").strip().lower() in ("true", "1", "yes")
+def unknown_model(config: Mapping[str, Any], name: str) -> str:
+    """Says why `name` is no model of a config file, and which are; "" if it is one, or may become one."""
+    if name == SAME_MODEL or as_entry(config.get("general_settings")).get("store_model_in_db"):
+        return ""
+    entries = [as_entry(entry) for entry in config.get("model_list") or ()]
+    aliases = as_entry(as_entry(config.get("router_settings")).get("model_group_alias"))
+    names = [*dict.fromkeys([*filter(None, (_text(entry.get("model_name")) for entry in entries)), *map(str, aliases)])]
+    if any(serves(known, name) for known in names) or name in map(id_of, entries):
+        return ""
+    shown = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
+    return f"no model of this proxy is called {name!r}; known: {shown or 'none'}, and {SAME_MODEL}"

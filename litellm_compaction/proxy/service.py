@@ -21,7 +21,7 @@ from litellm_compaction.proxy.litellm_inside.application import key_owner, proxy
 from litellm_compaction.proxy.litellm_inside.connections import proxy_redis
 from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.live_settings import LiveSettings
-from litellm_compaction.proxy.metrics import Metrics, add_to_trace
+from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.refusals import ToldOnce, log_failure
 from litellm_compaction.proxy.standards.items import Items
 from litellm_compaction.proxy.standards.routes import serving
@@ -59,7 +59,7 @@ class Service:
             store=store,
             board=board_of(store),
             originals=self.originals,
-            observers=(log_observer(logger), self._metrics.observe, add_to_trace, self._history),
+            observers=(log_observer(logger), self._metrics.observe, self._history),
         )
         self.live = LiveSettings(settings, store if settings.page == "on" else None)
         self.exchanges = Exchanges(self._metrics.restarted)

@@ -24,7 +24,7 @@ from litellm_compaction.proxy.litellm_inside.application import configuration
 from litellm_compaction.proxy.litellm_inside.seam import Seam
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import targets_of
-from litellm_compaction.proxy.routing import BYPASS_VARIABLE, as_entry, is_bypassed
+from litellm_compaction.proxy.routing import as_entry
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.windows import Target
 
@@ -45,10 +45,7 @@ def load_settings() -> Settings:
     for finding in check_config(config, os.environ):
         if finding.error is not None:
             raise finding.error
-    settings = settings_from(as_entry(config["callback_settings"]).get(SECTION)).with_store(os.environ)
-    if settings.carrier == "auto" and is_bypassed():
-        logger.warning("carrier=hooks because %s is set: LiteLLM ignores the client that it is given", BYPASS_VARIABLE)
-    return settings
+    return settings_from(as_entry(config["callback_settings"]).get(SECTION)).with_store(os.environ)
 
 
 def spare_collections() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
@@ -15,31 +14,61 @@ from litellm_compaction.proxy.routing import without_route
 
 # LiteLLM's additions to a request.
 _LITELLM_KEYS = frozenset({"metadata", "litellm_metadata", "proxy_server_request", "secret_fields", "model_info"})
+# The OpenAI client puts this into the body last, over the values of LiteLLM and its deployment.
+_EXTRA = "extra_body"
+_PROVIDER = "custom_llm_provider"
 # Fields that a chat and a text completion share, with those of llama.cpp, LM Studio and vLLM.
 _COMPLETION_KEYS = frozenset(
-    (
-        *("model", "stream", "stream_options", "max_tokens", "stop", "user", "ttl", "seed", "logit_bias"),
-        *("temperature", "top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty"),
-        *("repeat_penalty", "repetition_penalty"),
-    )
-)
+    {
+        "model", "stream", "stream_options", "max_tokens", "stop", "user", "ttl", "seed", "logit_bias", "temperature",
+        "top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "repeat_penalty",
+        "repetition_penalty",
+    }
+)  # fmt: skip
 # Fields of a chat that change nothing in the text of an answer without tools.
 _CHAT_KEYS = frozenset(
-    (
-        *("messages", "max_completion_tokens", "n", "logprobs", "tools", "functions", "response_format", "store"),
-        *("parallel_tool_calls", "metadata", "service_tier", "prompt_cache_key", "safety_identifier"),
-    )
-)
+    {
+        "messages", "max_completion_tokens", "n", "logprobs", "tools", "functions", "response_format", "store",
+        "parallel_tool_calls", "metadata", "service_tier", "prompt_cache_key", "safety_identifier",
+    }
+)  # fmt: skip
+# Of `extra_body`: its keys that shape the prompt or bound the answer, and so are guarded like the same keys outside of
+# it, and those that only the deployment decides, with how LiteLLM reads the answer.
+_LIFTED = frozenset(
+    {
+        "messages", "prompt", "tools", "functions", "tool_choice", "function_call", "max_tokens",
+        "max_completion_tokens", "n_predict", "stop", "n", "n_cmpl", "best_of", "logprobs", "top_logprobs",
+        "response_format", "stream_options",
+    }
+)  # fmt: skip
+_NOT_THE_CLIENTS = frozenset({"model", "stream", _PROVIDER})
+# Servers hand these to the chat template besides messages and tools: vLLM all of them ("Chat API", extra parameters;
+# `suffix` is for text completions), llama.cpp the arguments (tools/server, "merge the template args"), LM Studio the
+# effort. Grammars and schemas of the answer, predictions and biases are in no prompt.
+_EXTRAS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "suffix")
+# Less than the least margin in tokens, so that no ordinary `{"enable_thinking": false}` makes a count an estimate.
+_LEAST_EXTRAS_CHARS = 64
+_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
+# llama.cpp's own, which goes before `max_tokens` there (tools/server: "if n_predict is present, we overwrite").
+_LLAMA_LIMIT = "n_predict"
+# Answers to each prompt: a server writes them at once (llama.cpp, tools/server, `n` and `n_cmpl`; vLLM `best_of`).
+_ANSWERS = ("n", "n_cmpl", "best_of")
+_MOST_DIGITS = 18
+# OpenAI's limit, which some servers check.
 _MOST_STOPS = 4
+# Bounds on thinking: Anthropic's, OpenRouter's, llama.cpp's own two, and Gemini's; below 0 there is none.
+_THOUGHT_BUDGETS = (
+    *(("thinking", "budget_tokens"), ("reasoning", "max_tokens")),
+    *(("thinking_budget_tokens",), ("reasoning_budget_tokens",)),
+    ("generationConfig", "thinkingConfig", "thinkingBudget"),
+)
+# OpenAI's chats; LiteLLM's own form of that; OpenAI's responses and OpenRouter; Anthropic.
+_EFFORTS = (("reasoning_effort",), *((each, "effort") for each in ("reasoning_effort", "reasoning", "output_config")))
+_HIGH_EFFORTS = frozenset({"high", "xhigh", "max"})
 # vLLM's words for a last message that goes on (its OpenAI-compatible server, "Chat API").
 GOES_ON: Mapping[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
-# Lets a thought of the answer be ended while it is written: llama.cpp's `POST /v1/chat/completions/control` (older
-# builds know neither, and leave the field unread).
-THOUGHTS_CAN_END: Mapping[str, Any] = {"reasoning_control": True}
-THOUGHTS_END = "reasoning_end"
 # Anthropic's stop reasons.
 _CLIENTS_LIMIT, _WINDOWS_END = "max_tokens", "model_context_window_exceeded"
-_PROVIDER = "custom_llm_provider"
 # LiteLLM's name for a server of which it knows OpenAI's chat alone, an address where there is none, and the key of a
 # deployment's `model_info` for its own arguments meanwhile.
 _CHATS_ALONE = "custom_openai"
@@ -50,40 +79,6 @@ _OF_DEPLOYMENTS = ("model", _PROVIDER, "api_base", "base_url", "api_key", "litel
 _ENDPOINTS = "supported_endpoints"
 # LiteLLM's own word to itself, as it makes a chat of a response (main.py).
 _SKIPS_RESPONSES = "_skip_responses_api_bridge"
-_NO_ROLE = "unknown"
-# The OpenAI client puts this into the body last, over the values of LiteLLM and its deployment.
-_EXTRA = "extra_body"
-# Its keys that shape the prompt or bound the answer, and so are guarded like the same keys outside of it.
-_LIFTED = frozenset(
-    {
-        "messages", "prompt", "tools", "functions", "tool_choice", "function_call", "max_tokens",
-        "max_completion_tokens", "n_predict", "stop", "n", "n_cmpl", "best_of", "logprobs", "top_logprobs",
-        "response_format", "stream_options",
-    }
-)  # fmt: skip
-# Only the deployment decides these, and how LiteLLM reads the answer.
-_NOT_THE_CLIENTS = frozenset({"model", "stream", _PROVIDER})
-# Servers hand these to the chat template besides messages and tools: vLLM all of them ("Chat API", extra parameters;
-# `suffix` is for text completions), llama.cpp the arguments (tools/server, "merge the template args"), LM Studio the
-# effort. Grammars and schemas of the answer, predictions and biases are in no prompt.
-_EXTRAS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "suffix")
-# Less than the least margin in tokens, so that no ordinary `{"enable_thinking": false}` makes a count an estimate.
-_LEAST_EXTRAS_CHARS = 64
-_SCALARS = frozenset({str, int, float, bool, type(None)})
-_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
-# llama.cpp's own, which goes before `max_tokens` there (tools/server: "if n_predict is present, we overwrite").
-_LLAMA_LIMIT = "n_predict"
-_ANSWERS = ("n", "n_cmpl", "best_of")
-# Bounds on thinking: Anthropic's, OpenRouter's, llama.cpp's own two, and Gemini's; below 0 there is none.
-_THOUGHT_BUDGETS = (
-    *(("thinking", "budget_tokens"), ("reasoning", "max_tokens")),
-    *(("thinking_budget_tokens",), ("reasoning_budget_tokens",)),
-    ("generationConfig", "thinkingConfig", "thinkingBudget"),
-)
-# OpenAI's chats; LiteLLM's own form of that; OpenAI's responses and OpenRouter; Anthropic.
-_EFFORTS = (("reasoning_effort",), *((each, "effort") for each in ("reasoning_effort", "reasoning", "output_config")))
-_HIGH_EFFORTS = frozenset({"high", "xhigh", "max"})
-_MOST_DIGITS = 18
 # What serves a field of OpenAI's /v1/responses after all.
 _KEEPS = {
     "conversation": "",
@@ -94,8 +89,6 @@ _COMPACTION_ITEMS = ("compaction_trigger", "compaction", "compaction_summary")
 
 
 class Usage(NamedTuple):
-    """A reply's usage, in tokens."""
-
     prompt_tokens: int
     completion_tokens: int
 
@@ -105,86 +98,66 @@ def decode(body: Mapping[str, Any]) -> Request | None:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         return None
-    parsed: list[Message] = []
-    for message in messages:
-        plain = message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else message
-        # A copy: what other callbacks change in place shows.
-        parsed.append(_parsed({**plain} if isinstance(plain, Mapping) else _as_said(plain)))
     tools = body.get("tools") or body.get("functions") or ()
     return Request(
-        messages=tuple(parsed),
+        messages=tuple(map(_message, messages)),
         tools=tuple(tools) if isinstance(tools, Sequence) else (),
         tool_choice=body.get("tool_choice"),
         extras=extras_of(body),
     )
 
 
-def _as_said(odd: object) -> dict[str, Any]:
-    """Anything among messages that is none, as a user's: it must not switch the guard off for the others."""
-    return {"role": "user", "content": odd if isinstance(odd, str) else json.dumps(odd, default=str)}
+def _message(value: object) -> Message:
+    """Anything that is no message takes room like one, and its server has the last word on it."""
+    if hasattr(value, "model_dump"):
+        value = value.model_dump(exclude_none=True)
+    if not isinstance(value, Mapping):
+        return user_message(value if isinstance(value, str) else json.dumps(value, default=str))
+    # A copy: what other callbacks change in place shows.
+    plain = {**value}
+    if plain.get("role") == "tool" and isinstance(parts := plain.get("content"), list):
+        # LiteLLM leaves references to tools out on the way to the server.
+        left = [part for part in parts if _at(part, ["type"]) != "tool_reference"]
+        plain["content"] = left or "" if len(left) < len(parts) else parts
+    if isinstance(plain.get("role"), str):
+        return parse_message(plain)
+    return replace(parse_message({**plain, "role": "unknown"}), raw=plain)
 
 
 def extras_of(body: Mapping[str, Any]) -> Mapping[str, JsonValue]:
-    """The fields of a body that a server may write into the prompt besides messages and tools; none if they are tiny.
-
-    Tools are among them if `decode` does not read them: not a list, or functions beside tools.
-    """
-    inner = body.get(_EXTRA)
-    given = {**body, **inner} if isinstance(inner, Mapping) else body
+    """The fields that a server may write into the prompt besides what `decode` reads; none if they are tiny."""
+    given = _with_inner(body)
     found = {key: given[key] for key in _EXTRAS if given.get(key) is not None}
     tools, functions = body.get("tools"), body.get("functions")
     if tools and not isinstance(tools, Sequence):
         found["tools"] = tools
     if functions and (tools or not isinstance(functions, Sequence)):
         found["functions"] = functions
-    if not found or (_is_tiny(found.values()) and not Request(messages=(), extras=found).has_own_template):
-        return {}
-    return found
+    is_tiny = not found or len(json.dumps([*found.values()], default=str)) <= _LEAST_EXTRAS_CHARS
+    return {} if is_tiny and not Request(messages=(), extras=found).has_own_template else found
 
 
-def _is_tiny(values: Iterable[object]) -> bool:
-    """True if values take so little room that no margin is touched; looks no further than it has to."""
-    waiting, chars = list(values), 0
-    while waiting:
-        value = waiting.pop()
-        chars += 1
-        if isinstance(value, str):
-            chars += len(value)
-        elif isinstance(value, Mapping):
-            chars += sum(map(len, map(str, list(value)[:_LEAST_EXTRAS_CHARS])))
-            waiting += list(value.values())[:_LEAST_EXTRAS_CHARS]
-        elif isinstance(value, Sequence):
-            waiting += value[:_LEAST_EXTRAS_CHARS]
-        if chars > _LEAST_EXTRAS_CHARS:
-            return False
-    return True
-
-
-def is_text(body: Mapping[str, Any]) -> bool:
-    """True for a text completion."""
-    return "prompt" in body and not body.get("messages")
+def _with_inner(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = body.get(_EXTRA)
+    return {**body, **inner} if isinstance(inner, Mapping) else body
 
 
 def decode_text(body: Mapping[str, Any], *, is_bridged: bool) -> tuple[Request | None, int | None]:
-    """A text completion as a request, and its tokens if it consists of token ids; None for what is not ours to judge.
-
-    An id is a token; a text between ids, which llama.cpp takes, has at most one for each of its bytes.
-
-    Args:
-        is_bridged: LiteLLM makes one chat of its texts. Otherwise each is answered, and the longest has to fit.
-    """
+    """A text completion as a request, or by its number of token ids; (None, None) for what is not ours to judge."""
     prompts = _prompts(body)
     pieces = [piece for prompt in prompts for piece in prompt]
     if pieces and all(isinstance(piece, str) and piece for piece in pieces):
+        # LiteLLM makes one chat of them; otherwise each is answered, and the longest has to fit.
         shown = pieces if is_bridged else [max(("".join(prompt) for prompt in prompts), key=len)]
         return Request(messages=tuple(map(user_message, shown)), extras=extras_of(body)), None
     if not any(type(piece) is int for piece in pieces) or not all(isinstance(piece, (int, str)) for piece in pieces):
         return None, None
-    return Request(messages=()), max(sum(map(_most_tokens, prompt)) for prompt in prompts)
-
-
-def _most_tokens(piece: int | str) -> int:
-    return len(piece.encode("utf-8", "surrogatepass")) if isinstance(piece, str) else 1
+    # A text between ids has at most a token for each of its bytes.
+    sizes = (
+        [len(str(each).encode("utf-8", "replace")) if isinstance(each, str) else 1 for each in prompt]
+        for prompt in prompts
+    )
+    return Request(messages=()), max(map(sum, sizes))
 
 
 def _prompts(body: Mapping[str, Any]) -> list[list[Any]]:
@@ -197,117 +170,6 @@ def _prompts(body: Mapping[str, Any]) -> list[list[Any]]:
     if any(isinstance(each, list) for each in prompt) or all(isinstance(each, str) for each in prompt):
         return [each if isinstance(each, list) else [each] for each in prompt]
     return [prompt]
-
-
-def _parsed(plain: Mapping[str, Any]) -> Message:
-    """A message whose role is no string takes room like any other, and its server has the last word on it."""
-    if isinstance(plain.get("role"), str):
-        return parse_message(_without_references(plain))
-    return replace(parse_message({**plain, "role": _NO_ROLE}), raw=plain)
-
-
-def _without_references(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tool's result without the references to tools in it: LiteLLM leaves them out on the way to the server.
-
-    (`drop_tool_reference_parts_from_tool_messages`.) Planned with them, a turn would be planned once more.
-    """
-    parts = message.get("content")
-    if message["role"] != "tool" or not isinstance(parts, list):
-        return message
-    left = [part for part in parts if not (isinstance(part, Mapping) and part.get("type") == "tool_reference")]
-    return message if len(left) == len(parts) else {**message, "content": left or ""}
-
-
-def encode(messages: Sequence[Message], *, like: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-    """The list for LiteLLM; untouched messages have exactly the client's own keys.
-
-    Args:
-        messages: ours.
-        like: a list that LiteLLM has written. It makes `developer` a `system` message for servers that do not know that
-            role; without one of these in its list, this has none either.
-    """
-    encoded = [dict(message.raw) for message in messages]
-    if like and all(message.get("role") != "developer" for message in like):
-        return [{**each, "role": "system"} if each.get("role") == "developer" else each for each in encoded]
-    return encoded
-
-
-def with_fields(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`body` with `fields`; of a key that is an object in both, the client's other members stay."""
-    both = {
-        key: {**body[key], **value}
-        for key, value in fields.items()
-        if isinstance(value, Mapping) and isinstance(body.get(key), Mapping)
-    }
-    return {**body, **fields, **both}
-
-
-def with_extra(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The key of a body whose members LiteLLM writes into the request that leaves, with `fields`; {} without any."""
-    given = body.get(_EXTRA)
-    return {_EXTRA: {**(given if isinstance(given, Mapping) else {}), **fields}} if fields else {}
-
-
-def may_override(body: Mapping[str, Any]) -> bool:
-    """Returns False for arguments that `without_overrides` never changes, whatever their deployment is."""
-    return body.get(_PROVIDER) is not None or bool(body.get(_EXTRA))
-
-
-def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, Any]:
-    """The arguments of a call to a guarded deployment, without those that would send another body than the one we see.
-
-    The same object if there is nothing of that kind. `provider` is the deployment's; a client's `custom_llm_provider`
-    would reach it by another way.
-    """
-    extra = body.get(_EXTRA)
-    theirs = _LIFTED | _NOT_THE_CLIENTS
-    is_other_way = bool(provider) and body.get(_PROVIDER) not in (None, provider)
-    overrides = isinstance(extra, Mapping) and not theirs.isdisjoint(extra)
-    if not is_other_way and not overrides:
-        return body
-    changed = {**body, _PROVIDER: provider} if is_other_way else dict(body)
-    if isinstance(extra, Mapping) and overrides:
-        changed |= {key: value for key, value in extra.items() if key in _LIFTED}
-        changed[_EXTRA] = {key: value for key, value in extra.items() if key not in theirs}
-    return changed
-
-
-def to_chats_alone(body: Mapping[str, Any], provider: str) -> dict[str, Any]:
-    """The arguments of a call of any kind, as to a server that has chats alone: LiteLLM makes a chat of it, or fails.
-
-    It does not know where the deployment of this `provider` is: only the call to that chat does (`from_chats_alone`).
-    """
-    own = {key: body[key] for key in _OF_DEPLOYMENTS if key in body}
-    info = body.get("model_info")
-    kept = {key: value for key, value in info.items() if key != _ENDPOINTS} if isinstance(info, Mapping) else {}
-    name = without_route(str(body.get("model")).removeprefix(f"{provider}/"))
-    return {
-        **{key: value for key, value in body.items() if key not in own},
-        _PROVIDER: _CHATS_ALONE,
-        "model": f"{_CHATS_ALONE}/{name}",
-        "api_base": _NOWHERE,
-        "model_info": {**kept, _OWN: (name, own)},
-    }
-
-
-def from_chats_alone(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of a call that LiteLLM has made of such a one, with its deployment's own; others as they are.
-
-    A client that names another model meanwhile, as it can over a WebSocket, does not get this one's server.
-    """
-    info = body.get("model_info")
-    found = info.get(_OWN) if isinstance(info, Mapping) else None
-    if not isinstance(found, tuple) or str(body.get("model")).removeprefix(f"{_CHATS_ALONE}/") != found[0]:
-        return body
-    return {**{key: value for key, value in body.items() if key not in _OF_DEPLOYMENTS}, **found[1]}
-
-
-def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a call to a chat that keep LiteLLM from asking for a response in its place.
-
-    It would by the model's name or mode, or by the client's fields, and past the client that carries our transport.
-    """
-    return {"model": without_route(str(body.get("model"))), _SKIPS_RESPONSES: True}
 
 
 def is_same_request(body: Mapping[str, Any], request: Request) -> bool:
@@ -332,16 +194,12 @@ def _change_key(request: Request) -> list[tuple[object, ...]]:
 
 def asked_output_tokens(body: Mapping[str, Any]) -> int | None:
     """The client's limit for the answer: the smallest of all spellings; None without a limit."""
-    keys = (*_OUTPUT_LIMITS, _LLAMA_LIMIT)
-    limits = [value for key in keys if _is_count(value := body.get(key)) and value >= 0]
-    return min(limits) if limits else None
+    limits = [value for key in (*_OUTPUT_LIMITS, _LLAMA_LIMIT) if _is_count(value := body.get(key)) and value >= 0]
+    return min(limits, default=None)
 
 
 def asked_thoughts_tokens(original: Mapping[str, Any]) -> float | None:
-    """A client's own bound on the model's thinking, infinite for high effort; None if it names none.
-
-    `original` is the body as it came: LiteLLM makes an effort of Anthropic's number.
-    """
+    """A client's own bound on thinking in its body as it came: infinite for high effort, None for none."""
     budgets = [value for path in _THOUGHT_BUDGETS if _is_count(value := _at(original, path))]
     if budgets:
         return math.inf if min(budgets) < 0 else min(budgets)
@@ -355,123 +213,80 @@ def _at(value: object, path: Sequence[str]) -> object:
     return value
 
 
-def with_output_limit(body: Mapping[str, Any], limit_tokens: int) -> dict[str, Any]:
-    """The keys that bound the answer; `max_tokens` because LM Studio knows no other spelling.
-
-    A value that is not a number stays as it is: refusing it is the server's business.
-    """
-    if any(key in body and body[key] is not None and not _is_count(body[key]) for key in _OUTPUT_LIMITS):
-        return {}
-    changed = {"max_tokens": limit_tokens}
-    given = body.get("max_completion_tokens")
-    if _is_count(given):
-        changed["max_completion_tokens"] = min(given, limit_tokens) if given >= 0 else limit_tokens
-    if body.get(_LLAMA_LIMIT) is not None:
-        changed[_LLAMA_LIMIT] = limit_tokens
-    return changed
-
-
-def with_usage(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that make a stream report its usage."""
-    options = body.get("stream_options")
-    return {"stream_options": {**(options if isinstance(options, Mapping) else {}), "include_usage": True}}
-
-
 def asks_for_usage(body: Mapping[str, Any]) -> bool:
-    options = body.get("stream_options")
-    return isinstance(options, Mapping) and bool(options.get("include_usage"))
-
-
-def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
-    """LiteLLM's answer, or a chunk or event of one, with `details` of its end, which LiteLLM leaves out.
-
-    `details` stand in the usage, which chunks of chat and text completions have, events of responses in a response, and
-    messages as dictionaries and bytes. On Anthropic's route an answer that ends when the window does has Anthropic's
-    own word for that: LiteLLM has no `finish_reason` for `model_context_window_exceeded` and writes `max_tokens`, the
-    client's own limit (Anthropic, "Handling stop reasons").
-    """
-    if details is None:
-        return answer
-    if isinstance(answer, (bytes, bytearray)):
-        return _event_with_details(bytes(answer), details)
-    if isinstance(answer, dict):
-        return _message_with_details(answer, details) if answer.get("type") == "message" else answer
-    usage = getattr(answer, "usage", None) or getattr(getattr(answer, "response", None), "usage", None)
-    if usage is not None:
-        usage.compaction = dict(details)
-    return answer
-
-
-def _message_with_details(said: dict[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
-    """A message of Anthropic's, or the event that ends it."""
-    changed: dict[str, Any] = {}
-    if isinstance(usage := said.get("usage"), Mapping):
-        changed["usage"] = {**usage, "compaction": dict(details)}
-    if details["outcome"] != "completed":
-        delta = said.get("delta")
-        if said.get("stop_reason") == _CLIENTS_LIMIT:
-            changed["stop_reason"] = _WINDOWS_END
-        if isinstance(delta, dict) and delta.get("stop_reason") == _CLIENTS_LIMIT:
-            changed["delta"] = {**delta, "stop_reason": _WINDOWS_END}
-    if not changed:
-        return said
-    # LiteLLM logs the object that it has made.
-    told = copy(said)
-    told.update(changed)
-    return told
-
-
-def _event_with_details(event: bytes, details: Mapping[str, Any]) -> bytes:
-    head, data, rest = event.partition(b"data:")
-    if not head.startswith(b"event: message_delta"):
-        return event
-    line, newline, behind = rest.partition(b"\n")
-    try:
-        said = json.loads(line)
-    except ValueError:
-        return event
-    if not isinstance(said, dict) or (told := _message_with_details(said, details)) is said:
-        return event
-    return b"".join((head, data, b" ", json.dumps(told).encode(), newline, behind))
+    return bool(_at(body, ("stream_options", "include_usage")))
 
 
 def is_structured(body: Mapping[str, Any]) -> bool:
     """The answer is a document: JSON mode or structured output, in which no notice may stand."""
-    shape = body.get("response_format")
-    return shape is not None and not (isinstance(shape, Mapping) and shape.get("type") == "text")
+    return body.get("response_format") is not None and _at(body, ("response_format", "type")) != "text"
 
 
-def can_be_begun(body: Mapping[str, Any]) -> bool:
-    """True if a text completion can be asked for with all that the client wants of its answer.
-
-    An unknown key may change the prompt or the shape of the answer.
-    """
-    wanted = {key for key, value in body.items() if value is not None}
-    return wanted <= _COMPLETION_KEYS | _CHAT_KEYS and not is_structured(body) and not body.get("tools")
+def stops(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """The strings at which the client wants the answer to end."""
+    found = body.get("stop")
+    listed = found if isinstance(found, list) else [found]
+    return tuple(stop for stop in listed if isinstance(stop, str) and stop)
 
 
-def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, Any]:
-    """A chat's body as that of a text completion; `can_be_begun` holds.
+def can_be_continued(body: Mapping[str, Any]) -> bool:
+    """True if an answer can be joined from two: not with several choices or log probabilities."""
+    return body.get("n") in (None, 1) and asked_answers(body) == 1 and not body.get("logprobs")
 
-    `end_of_turn` is the template's token that ends an answer, "" for none: servers that do not know it stop there.
-    """
-    kept = {key: value for key, value in body.items() if key in _COMPLETION_KEYS and value is not None}
-    ends = [*stops(body), *([end_of_turn] if end_of_turn else [])]
-    # OpenAI's limit, which some servers check.
-    return {**kept, "prompt": prompt, **({"stop": ends} if ends and len(ends) <= _MOST_STOPS else {})}
+
+def asked_answers(body: Mapping[str, Any]) -> int:
+    """Returns the number of answers to each prompt that a client wants, by the field that asks for most."""
+    given = _with_inner(body)
+    return max(1, *(_lenient(given.get(key)) for key in _ANSWERS))
+
+
+def asked_prompts(body: Mapping[str, Any]) -> int:
+    """The number of prompts of a text completion that its server answers one by one."""
+    return max(len(_prompts(body)), 1)
+
+
+def _lenient(value: object) -> int:
+    """A number as lenient servers read it; 1 for anything else."""
+    try:
+        return int(value) if isinstance(value, (int, float, str)) and len(str(value)) <= _MOST_DIGITS else 1
+    except (ValueError, OverflowError):
+        return 1
+
+
+def client_texts(body: Mapping[str, Any]) -> Callable[[], str]:
+    """Gives every text in a request, for telling a server's words from the client's; holds no LiteLLM object."""
+    sent = [value for key, value in body.items() if key not in _LITELLM_KEYS and isinstance(value, (str, list, dict))]
+    return lambda: "\n".join(each for each in _parts(sent) if isinstance(each, str))
+
+
+def is_plain(value: object) -> bool:
+    """True for a list that is JSON all through: no object of a library is in it."""
+    plain = (dict, list, str, int, float, bool, type(None))
+    return isinstance(value, list) and all(type(each) in plain for each in _parts(value))
+
+
+def _parts(value: object) -> Iterator[object]:
+    """All values and keys in JSON, which may be nested deeper than Python calls may be."""
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        yield found
+        if isinstance(found, Mapping):
+            waiting.extend(found)
+            waiting.extend(found.values())
+        elif isinstance(found, list):
+            waiting.extend(found)
+
+
+def is_conversation(messages: object) -> bool:
+    """True for a value that `decode` reads as a list of messages."""
+    return isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
 
 
 def not_served(
     original: Mapping[str, Any], route: str, *, keeps_responses: bool, is_read: bool = False
 ) -> NotServed | None:
-    """Finds parts of a client's request that LiteLLM drops on its way to a chat completion.
-
-    Args:
-        original: the body as the client sent it.
-        route: its path.
-        keeps_responses: LiteLLM finds the messages of an earlier response.
-        is_read: what the client says of its context is followed.
-    """
+    """The first part of a client's body, as it was sent, that LiteLLM would drop on its way to a chat completion."""
     if route.endswith("/messages") and not is_read and original.get("compaction") is not None:
         return _left_out("compaction", "Send the conversation without it; the proxy compacts it.")
     if not route.endswith("/responses"):
@@ -487,89 +302,109 @@ def not_served(
 
 
 def _left_out(field: str, remedy: str) -> NotServed:
-    told = f"`{field}` is not served for this model: it would be left out in silence. {remedy}"
-    return NotServed(told, field)
+    return NotServed(f"`{field}` is not served for this model: it would be left out in silence. {remedy}", field)
 
 
-def stops(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """The strings at which the client wants the answer to end."""
-    found = body.get("stop")
-    listed = found if isinstance(found, list) else [found]
-    return tuple(stop for stop in listed if isinstance(stop, str) and stop)
+def encode(messages: Sequence[Message], *, like: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """The list for LiteLLM, untouched messages with the client's own keys; roles as in `like`, which LiteLLM wrote."""
+    encoded = [dict(message.raw) for message in messages]
+    # It makes `developer` a `system` message for servers that do not know that role.
+    if like and all(message.get("role") != "developer" for message in like):
+        return [{**each, "role": "system"} if each.get("role") == "developer" else each for each in encoded]
+    return encoded
 
 
-def client_texts(body: Mapping[str, Any]) -> Callable[[], str]:
-    """Gives every text in a request, whatever field it stands in, for telling a server's words from the client's.
-
-    Keeps only JSON: LiteLLM's own objects would keep the request alive.
-    """
-    sent = [value for key, value in body.items() if key not in _LITELLM_KEYS and isinstance(value, (str, list, dict))]
-    return lambda: "\n".join(_texts(sent))
-
-
-def is_plain(value: object) -> bool:
-    """True for a list that is JSON all through: no object of a library is in it."""
-    if not isinstance(value, list):
-        return False
-    waiting: list[object] = [value]
-    while waiting:
-        found = waiting.pop()
-        if type(found) is dict:
-            waiting.extend(found.values())
-        elif type(found) is list:
-            waiting.extend(found)
-        elif type(found) not in _SCALARS:
-            return False
-    return True
+def with_fields(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`body` with `fields`; of a key that is an object in both, the client's other members stay."""
+    both = {
+        key: {**body[key], **value}
+        for key, value in fields.items()
+        if isinstance(value, Mapping) and isinstance(body.get(key), Mapping)
+    }
+    return {**body, **fields, **both}
 
 
-def is_conversation(messages: object) -> bool:
-    """True for a value that `decode` reads as a list of messages."""
-    return isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
+def with_extra(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The key of a body whose members LiteLLM writes into the request that leaves, with `fields`; {} without any."""
+    return {_EXTRA: with_fields(body, {_EXTRA: fields})[_EXTRA]} if fields else {}
 
 
-def _texts(value: object) -> Iterator[str]:
-    # Not by recursion: JSON may be nested deeper than Python calls may be.
-    waiting = [value]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, str):
-            yield found
-        elif isinstance(found, Mapping):
-            waiting.extend(found)
-            waiting.extend(found.values())
-        elif isinstance(found, list):
-            waiting.extend(found)
+def with_usage(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that make a stream report its usage."""
+    options = with_fields(body, {"stream_options": {"include_usage": True}})
+    return {"stream_options": options["stream_options"]}
 
 
-def can_be_continued(body: Mapping[str, Any]) -> bool:
-    """True if an answer can be joined from two: not with several choices or log probabilities."""
-    return body.get("n") in (None, 1) and asked_answers(body) == 1 and not body.get("logprobs")
+def with_output_limit(body: Mapping[str, Any], limit_tokens: int) -> dict[str, Any]:
+    """The keys that bound the answer; a value that is not a number stays, for the server to refuse."""
+    if any(body.get(key) is not None and not _is_count(body[key]) for key in _OUTPUT_LIMITS):
+        return {}
+    changed = {"max_tokens": limit_tokens}
+    given = body.get("max_completion_tokens")
+    if _is_count(given):
+        changed["max_completion_tokens"] = min(given, limit_tokens) if given >= 0 else limit_tokens
+    if body.get(_LLAMA_LIMIT) is not None:
+        changed[_LLAMA_LIMIT] = limit_tokens
+    return changed
 
 
-def asked_answers(body: Mapping[str, Any]) -> int:
-    """Returns the number of answers to each prompt that a client wants, by the field that asks for most.
-
-    A server that reads the field writes them at once: llama.cpp (tools/server, `n` and `n_cmpl`, prompt shared), vLLM
-    too, with `best_of` before it chooses. Any value that a server may read as a number is one.
-    """
-    inner = body.get(_EXTRA)
-    given = {**body, **inner} if isinstance(inner, Mapping) else body
-    return max(1, *(_as_count(given.get(key)) for key in _ANSWERS))
+def can_be_begun(body: Mapping[str, Any]) -> bool:
+    """True if a text completion can be asked for with all that the client wants of its answer."""
+    wanted = {key for key, value in body.items() if value is not None}
+    return wanted <= _COMPLETION_KEYS | _CHAT_KEYS and not is_structured(body) and not body.get("tools")
 
 
-def asked_prompts(body: Mapping[str, Any]) -> int:
-    """The number of prompts of a text completion that its server answers one by one."""
-    return max(len(_prompts(body)), 1)
+def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, Any]:
+    """A chat's body as that of a text completion, which ends at the template's `end_of_turn`, too ("" for none)."""
+    kept = {key: value for key, value in body.items() if key in _COMPLETION_KEYS and value is not None}
+    ends = [*stops(body), *filter(None, [end_of_turn])]
+    return {**kept, "prompt": prompt, **({"stop": ends} if 0 < len(ends) <= _MOST_STOPS else {})}
 
 
-def _as_count(value: object) -> int:
-    """A number as lenient servers read it; 1 for anything else."""
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) <= _MOST_DIGITS:
-        return int(value)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if _is_count(value) else 1
+def may_override(body: Mapping[str, Any]) -> bool:
+    """Returns False for arguments that `without_overrides` never changes, whatever their deployment is."""
+    return body.get(_PROVIDER) is not None or bool(body.get(_EXTRA))
+
+
+def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, Any]:
+    """The arguments of a call to a guarded deployment of `provider`, without those that would send it another way."""
+    extra = body.get(_EXTRA)
+    theirs = _LIFTED | _NOT_THE_CLIENTS
+    is_other_way = bool(provider) and body.get(_PROVIDER) not in (None, provider)
+    changed = {**body, _PROVIDER: provider} if is_other_way else body
+    if isinstance(extra, Mapping) and not theirs.isdisjoint(extra):
+        lifted = {key: value for key, value in extra.items() if key in _LIFTED}
+        changed = {**changed, **lifted, _EXTRA: {key: value for key, value in extra.items() if key not in theirs}}
+    return changed
+
+
+def to_chats_alone(body: Mapping[str, Any], provider: str) -> dict[str, Any]:
+    """The arguments of a call as to a server that has chats alone, so that LiteLLM makes one; without its address."""
+    own = {key: body[key] for key in _OF_DEPLOYMENTS if key in body}
+    info = body.get("model_info")
+    kept = {key: value for key, value in info.items() if key != _ENDPOINTS} if isinstance(info, Mapping) else {}
+    name = without_route(str(body.get("model")).removeprefix(f"{provider}/"))
+    return {
+        **{key: value for key, value in body.items() if key not in own},
+        _PROVIDER: _CHATS_ALONE,
+        "model": f"{_CHATS_ALONE}/{name}",
+        "api_base": _NOWHERE,
+        "model_info": {**kept, _OWN: (name, own)},
+    }
+
+
+def from_chats_alone(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a call that LiteLLM has made of such a one, with its deployment's own; others as they are."""
+    found = _at(body, ("model_info", _OWN))
+    # A client that names another model meanwhile, as it can over a WebSocket, does not get this one's server.
+    if not isinstance(found, tuple) or str(body.get("model")).removeprefix(f"{_CHATS_ALONE}/") != found[0]:
+        return body
+    return {**{key: value for key, value in body.items() if key not in _OF_DEPLOYMENTS}, **found[1]}
+
+
+def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a call to a chat that keep LiteLLM from asking for a response, past the client that we give."""
+    return {"model": without_route(str(body.get("model"))), _SKIPS_RESPONSES: True}
 
 
 def usage_of(response: object) -> Usage | None:
@@ -589,3 +424,43 @@ def _field(value: object, name: str) -> object:
 
 def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
+    """LiteLLM's answer, or a chunk or event of one, with `details` of its end in the usage."""
+    if details is None:
+        return answer
+    if isinstance(answer, (bytes, bytearray)):
+        return _event_with_details(bytes(answer), details)
+    if isinstance(answer, dict):
+        return _message_with_details(answer, details) if answer.get("type") == "message" else answer
+    usage = getattr(answer, "usage", None) or getattr(getattr(answer, "response", None), "usage", None)
+    if usage is not None:
+        usage.compaction = dict(details)
+    return answer
+
+
+def _message_with_details(said: dict[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a message of Anthropic's, or of the event that ends it: LiteLLM logs the object that it has made."""
+    told = dict(said)
+    if isinstance(usage := said.get("usage"), Mapping):
+        told["usage"] = {**usage, "compaction": dict(details)}
+    if details["outcome"] != "completed":
+        # LiteLLM has no `finish_reason` for Anthropic's own word, and writes the client's limit.
+        for holder in (told, delta := {**said["delta"]} if isinstance(said.get("delta"), dict) else {}):
+            if holder.get("stop_reason") == _CLIENTS_LIMIT:
+                holder["stop_reason"] = _WINDOWS_END
+        told |= {"delta": delta} if delta else {}
+    return said if told == said else told
+
+
+def _event_with_details(event: bytes, details: Mapping[str, Any]) -> bytes:
+    head, data, rest = event.partition(b"data:")
+    line, newline, behind = rest.partition(b"\n")
+    try:
+        said = json.loads(line) if head.startswith(b"event: message_delta") else None
+    except ValueError:
+        return event
+    if not isinstance(said, dict) or (told := _message_with_details(said, details)) is said:
+        return event
+    return b"".join((head, data, b" ", json.dumps(told).encode(), newline, behind))

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from litellm_compaction.core.clearing import called
+from litellm_compaction.core.forms import called
 from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.secrets import Redact, redactor

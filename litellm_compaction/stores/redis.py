@@ -14,7 +14,7 @@ import math
 import random
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
@@ -42,10 +42,8 @@ _Item = TypeVar("_Item")
 VALUE_MAX_BYTES = 4 * 1024 * 1024
 # All settings together have some hundred bytes.
 _SETTING_MAX_BYTES = 65_536
-# The most that one search brings: later compactions of a conversation hold the earlier ones' facts.
-_FOUND_BYTES = 1024 * 1024
-# Of a command and of a pipeline, so that others wait for no more than a millisecond or two.
-_KEYS_AT_ONCE, _NAMES_AT_ONCE, _LINES_AT_ONCE = 64, 2000, 1000
+# Of a command and of a step of a cursor, so that others wait for a few milliseconds; no log has more lines.
+_KEYS_AT_ONCE, _NAMES_AT_ONCE, _LINES_AT_ONCE = 64, 2000, 100_000
 # Each attempt fails only because another process has changed the same row meanwhile.
 _MOST_ATTEMPTS, _MOST_PAUSE_S = 40, 0.02
 # To join lists of this length takes about 2 ms.
@@ -102,22 +100,7 @@ class RedisRows:
         return RedisRows(self.server, prefix=prefix, ttl_s=ttl_s, ends_server=False, clock=self._clock)
 
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
-        """Of very much text the first rows come, as many as fit a megabyte."""
-        names = {self._name(scope, key): key for key in keys}
-        # Hardly any key is there.
-        asked = list(_chunks(names, _KEYS_AT_ONCE))
-        counts = await self._all([("EXISTS", *some) for some in asked])
-        there = [name for some, count in zip(asked, counts, strict=True) if count for name in some]
-        sizes = await self._all([("STRLEN", name) for name in there])
-        chosen: dict[str, str] = {}
-        left_bytes = _FOUND_BYTES
-        for name, size in zip(there, sizes, strict=True):
-            left_bytes -= size or 0
-            if chosen and left_bytes < 0:
-                break
-            if size:
-                chosen[name] = names[name]
-        return await self._rows(scope, chosen, is_use=scope != SETTINGS)
+        return await self._rows(scope, keys, is_use=scope != SETTINGS)
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
         value, lives_ms = _value(self._bounded(body), self._now_s()), self._lives_ms(scope)
@@ -145,12 +128,8 @@ class RedisRows:
         raise StoreError(f"store {self.server.place} is written by too many at the same time")
 
     async def scan(self) -> list[Row]:
-        found: list[Row] = []
-        for scope, keys in (await self._names(None)).items():
-            for some in _chunks(keys, _KEYS_AT_ONCE):
-                names = {self._name(scope, key): key for key in some}
-                found += await self._rows(scope, names, is_use=False)
-        return sorted(found, key=lambda row: -row.used_s)
+        found = [await self._rows(scope, keys, is_use=False) for scope, keys in (await self._names(None)).items()]
+        return sorted((row for rows in found for row in rows), key=lambda row: -row.used_s)
 
     async def delete(
         self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
@@ -177,35 +156,24 @@ class RedisRows:
 
     async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
         since_s = self._now_s() - LINES_TTL_S
-        found: list[Line] = []
-        async for line, _ in self._lines(self._stream(log), _LINES_AT_ONCE if containing else most):
-            if line.number <= after or len(found) == most:
-                break
-            if line.when_s >= since_s and containing in line.body:
-                found.append(line)
-        return found[::-1]
+        lines = await self._lines(self._stream(log), after, _LINES_AT_ONCE if containing else most)
+        return [line for line, _ in lines if line.when_s >= since_s and containing in line.body][-most:]
 
     async def aclose(self) -> None:
         if self._ends_server:
             await self.server.aclose()
 
-    async def _rows(self, scope: str, names: Mapping[str, str], *, is_use: bool) -> list[Row]:
-        """The rows that are alive; one that is larger than any that is written here is deleted unread."""
+    async def _rows(self, scope: str, keys: Sequence[str], *, is_use: bool) -> list[Row]:
+        """The rows that are alive; one that is larger than any that is written here is deleted."""
         now_s, most = self._now_s(), _SETTING_MAX_BYTES if scope == SETTINGS else VALUE_MAX_BYTES
-        values = await self._all([("GETRANGE", name, 0, _HEAD.size + most) for name in names], is_patient=not is_use)
-        found: list[Row] = []
-        after: list[tuple[Any, ...]] = []
-        for (name, key), value in zip(names.items(), values, strict=True):
-            row = _row(scope, key, value)
-            if row is None:
-                continue
-            if len(row.body) > most or not self._is_alive(row, now_s):
-                after.append(("DEL", name))
-                continue
-            found.append(row)
-            if is_use:
-                used = _USED.pack(max(now_s, row.used_s))
-                after += [("SETRANGE", name, _USED.size, used), ("PEXPIRE", name, self._lives_ms(scope))]
+        asked = [("MGET", *(self._name(scope, key) for key in some)) for some in _chunks(keys, _KEYS_AT_ONCE)]
+        values = [value for some in await self._all(asked, is_patient=not is_use) for value in some]
+        rows = [row for key, value in zip(keys, values, strict=True) if (row := _row(scope, key, value)) is not None]
+        found = [row for row in rows if len(row.body) <= most and self._is_alive(row, now_s)]
+        after: list[tuple[Any, ...]] = [("DEL", self._name(scope, row.key)) for row in rows if row not in found]
+        for row in found if is_use else ():
+            name, used = self._name(scope, row.key), _USED.pack(max(now_s, row.used_s))
+            after += [("SETRANGE", name, _USED.size, used), ("PEXPIRE", name, self._lives_ms(scope))]
         # A server that is full or read-only refuses to note the use, and still finds.
         await self._all(after, may_refuse=True)
         return found
@@ -239,31 +207,25 @@ class RedisRows:
         key = commands[0][3 if commands[0][0] == "EVAL" else 1]
         return await self.server.call(send, key=key, is_patient=is_patient)
 
-    async def _lines(self, stream: str, at_once: int) -> AsyncIterator[tuple[Line, str]]:
-        """Lines, the newest first, with their ids."""
-        highest = "+"
-        while True:
-            [lines] = await self._all([("XREVRANGE", stream, highest, "-", "COUNT", min(at_once, _LINES_AT_ONCE))])
-            for line_id, fields in lines or ():
-                ms, number = map(int, line_id.split(b"-"))
-                try:
-                    line = Line(ms * 1000 + number, float(fields[b"when_s"]), fields[b"body"])
-                except (KeyError, ValueError):
-                    # Another program's.
-                    continue
-                yield line, f"{ms}-{number}"
-            if not lines:
-                return
-            highest = f"{ms}-{number - 1}" if number else f"{ms - 1}"
+    async def _lines(self, stream: str, after: int, most: int) -> list[tuple[Line, bytes]]:
+        """The newest lines above a number, oldest first, with their ids; another program's are left out."""
+        least = "-" if after <= 0 else f"({after // 1000}-{after % 1000}"
+        [entries] = await self._all([("XREVRANGE", stream, "+", least, "COUNT", most)])
+        lines: list[tuple[Line, bytes]] = []
+        for line_id, fields in reversed(entries or ()):
+            ms, number = map(int, line_id.split(b"-"))
+            with contextlib.suppress(KeyError, ValueError):
+                lines.append((Line(ms * 1000 + number, float(fields[b"when_s"]), fields[b"body"]), line_id))
+        return lines
 
     async def _delete_lines(self, before_s: float | None) -> None:
         for stream in await self._keys(f"{self.prefix}:log:*:lines"):
             if before_s is None:
                 await self._all([("DEL", stream)], is_patient=True)
-                continue
-            doomed = [line_id async for line, line_id in self._lines(stream, _LINES_AT_ONCE) if line.when_s < before_s]
-            for some in _chunks(doomed, _LINES_AT_ONCE):
-                await self._all([("XDEL", stream, *some)], is_patient=True)
+            else:
+                lines = await self._lines(stream, 0, _LINES_AT_ONCE)
+                doomed = [line_id for line, line_id in lines if line.when_s < before_s]
+                await self._all([("XDEL", stream, *doomed)] if doomed else [], is_patient=True)
 
     async def _names(self, scope: str | None) -> dict[str, list[str]]:
         """The keys of all possible rows but settings, by scope."""

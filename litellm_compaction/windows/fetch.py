@@ -1,4 +1,4 @@
-"""Reads one JSON document from a server, and names the fault if it cannot.
+"""Reads one JSON document from a server, and names the fault if it cannot; then what stands in it, if it does.
 
 Foreign errors end here: callers see `ServerUnavailable` and nothing of httpx. The limit on unfolding a body holds for
 answers too (`proxy/answer/transport.py`).
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import httpx
 
@@ -89,15 +90,7 @@ async def fetch_json(
     asked: object = None,
     api: str = "LM Studio's API",
 ) -> object:
-    """The parsed body of a 2xx answer.
-
-    Args:
-        http: the client to use.
-        url: of the question.
-        api_key: sent as bearer token unless it is a placeholder.
-        timeout_s: limit for the whole exchange, body included.
-        asked: sent as JSON by a POST; None asks by a GET.
-        api: the expected one, for errors.
+    """The parsed body of a 2xx answer within `timeout_s`; `asked` is sent as JSON by a POST, None asks by a GET.
 
     Raises:
         KeyRefused: HTTP 401 or 403.
@@ -107,13 +100,14 @@ async def fetch_json(
         ValueError, RecursionError: `asked` cannot be written as JSON.
     """
     method, content = ("GET", None) if asked is None else ("POST", json.dumps(asked).encode())
-    headers = [(b"Accept", b"application/json"), (b"Accept-Encoding", ACCEPTED_ENCODINGS.encode())]
+    given = {"Accept": "application/json", "Accept-Encoding": ACCEPTED_ENCODINGS, **bearer(api_key)}
     if content is not None:
-        headers.append((b"Content-Type", b"application/json"))
-    headers += [(name.encode(), value.encode("utf-8", "replace")) for name, value in bearer(api_key).items()]
+        given["Content-Type"] = "application/json"
+    headers = {name.encode(): value.encode("utf-8", "replace") for name, value in given.items()}
     where = f"{method} {without_userinfo(url)}"
     try:
-        status, body = await asyncio.wait_for(_read_again(http, method, url, headers, content), timeout_s)
+        request = http.build_request(method, url, headers=headers, content=content)
+        status, body = await asyncio.wait_for(_read_again(http, request), timeout_s)
     except httpx.ConnectTimeout as exc:
         raise Unreached(f"{where}: timeout, no connection") from exc
     except (httpx.TimeoutException, asyncio.TimeoutError) as exc:
@@ -122,18 +116,13 @@ async def fetch_json(
         raise Unreached(f"{where}: no connection ({exc})") from exc
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise ServerUnavailable(f"{where}: no usable answer ({type(exc).__name__}: {exc})") from exc
-    return _parsed(status, body, where, api)
-
-
-def _parsed(status: int, body: bytes | None, where: str, api: str) -> object:
     if status in (401, 403):
         raise KeyRefused(f"{where}: HTTP {status}, the API key was refused")
     if status == 429 or status >= 500:
         raise ServerUnavailable(f"{where}: HTTP {status}")
-    if body is None:
-        raise NotThisApi(f"{where}: not {api}, more than {MAX_BODY_BYTES} bytes, or compressed as nobody has asked for")
-    if not is_quickly_read(body):
-        raise NotThisApi(f"{where}: not {api}, more than {_MOST_MARKS} values")
+    if body is None or not is_quickly_read(body):
+        fault = f"more than {MAX_BODY_BYTES} bytes or {_MOST_MARKS} values, or compressed as nobody has asked for"
+        raise NotThisApi(f"{where}: not {api}, {fault}")
     if status >= 300:
         raise NotThisApi(f"{where}: not {api}, HTTP {status}")
     try:
@@ -143,26 +132,22 @@ def _parsed(status: int, body: bytes | None, where: str, api: str) -> object:
     return parsed
 
 
-async def _read_again(
-    http: httpx.AsyncClient, method: str, url: str, headers: list[tuple[bytes, bytes]], content: bytes | None
-) -> tuple[int, bytes | None]:
-    """As `_read`, tried twice if a failure says nothing about the server.
+async def _read_again(http: httpx.AsyncClient, request: httpx.Request) -> tuple[int, bytes | None]:
+    """The status and the body, None for one that is not read; tried twice if a failure says nothing about the server.
 
     A server that ends an idle connection, as Node.js does after 5 s (its docs, `server.keepAliveTimeout`), may do so in
     the moment of its next use. A connection that took too long may have waited for this process alone.
     """
     try:
-        return await _read(http, method, url, headers, content)
+        return await _read(http, request)
     except httpx.ConnectError:
         raise
     except (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout):
-        return await _read(http, method, url, headers, content)
+        return await _read(http, request)
 
 
-async def _read(
-    http: httpx.AsyncClient, method: str, url: str, headers: list[tuple[bytes, bytes]], content: bytes | None
-) -> tuple[int, bytes | None]:
-    async with http.stream(method, url, headers=headers, content=content) as response:
+async def _read(http: httpx.AsyncClient, request: httpx.Request) -> tuple[int, bytes | None]:
+    async with aclosing(await http.send(request, stream=True)) as response:
         if not unfolds_slowly(response):
             return response.status_code, None
         body = bytearray()
@@ -178,3 +163,21 @@ def without_userinfo(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+
+
+def at(answer: object, *path: str) -> object:
+    """The value at a path through an answer's objects; None if there is none."""
+    for name in path:
+        answer = answer.get(name) if isinstance(answer, dict) else None
+    return answer
+
+
+def text_at(answer: object, *path: str) -> str:
+    """As `at`; "" for what is no text."""
+    value = at(answer, *path)
+    return value if isinstance(value, str) else ""
+
+
+def positive(value: object) -> int | None:
+    """A number of tokens or requests; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -8,131 +8,80 @@ docs, "ttl-and-auto-evict").
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import httpx
-from pydantic import (
-    AliasChoices,
-    AliasPath,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
 
-from litellm_compaction.windows.fetch import KeyRefused, NotThisApi, fetch_json
+from litellm_compaction.windows.fetch import KeyRefused, NotThisApi, at, fetch_json, positive, text_at
+from litellm_compaction.windows.window import Found, Window
 
 # The address of LM Studio's server by default (LM Studio docs, "Running LM Studio as a server").
 DEFAULT_ADDRESS = "http://127.0.0.1:1234"
-# So many take about 5 ms.
-_MANY_ROWS = 200
+DEFAULT_API_BASE = f"{DEFAULT_ADDRESS}/v1"
 # The versions of the API, and where each lists its models.
 Api: TypeAlias = Literal["v1", "v0"]
 _ROWS: Mapping[Api, str] = {"v1": "models", "v0": "data"}
-DEFAULT_API_BASE = f"{DEFAULT_ADDRESS}/v1"
 
 
-def _either(name: str) -> AliasChoices:
-    return AliasChoices(name, AliasPath("config", name))
+class Instance(NamedTuple):
+    """One loaded copy of a model; its `id` is a valid `model` value of a request.
 
-
-def _positive_or_none(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def text_or_empty(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _known_format(value: object) -> str:
-    return value if value in ("gguf", "mlx") else ""
-
-
-def _only_texts(value: object) -> object:
-    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else list_or_empty(value)
-
-
-def list_or_empty(value: object) -> object:
-    return [] if value is None else value
-
-
-Tokens = Annotated["int | None", BeforeValidator(_positive_or_none)]
-_Text = Annotated[str, BeforeValidator(text_or_empty)]
-_Parallel = Annotated[int, BeforeValidator(lambda value: _positive_or_none(value) or 1)]
-_Format = Annotated[Literal["gguf", "mlx", ""], BeforeValidator(_known_format)]
-
-
-class Instance(BaseModel):
-    """One loaded copy of a model.
-
-    Attributes:
-        id: a valid `model` value of a request.
-        context_length: tokens with which it is loaded; None when the server does not say, as for embedding models.
-        parallel: requests that share this context length at the same time; engines that let them queue list none.
+    `context_length` is None when the server does not say, as for embedding models; `parallel` requests share it at the
+    same time, one where engines let them queue.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     id: str
-    context_length: Tokens = Field(None, validation_alias=_either("context_length"))
-    parallel: _Parallel = Field(1, validation_alias=_either("parallel"))
+    context_length: int | None
+    parallel: int = 1
 
 
-class ListedModel(BaseModel):
-    """One downloaded model: an entry of `models` (LM Studio docs, rest/list).
-
-    Attributes:
-        variants: `key@quant` names of the same model.
-        instances: empty when the model is not loaded.
-        file_format: "" when the server does not say, or names another.
-    """
-
-    model_config = ConfigDict(frozen=True)
+class ListedModel(NamedTuple):
+    """One downloaded model (LM Studio docs, rest/list): `variants` are `key@quant` names of it."""
 
     key: str
-    type: _Text = "llm"
-    architecture: _Text = ""
-    variants: Annotated[tuple[str, ...], BeforeValidator(_only_texts)] = ()
-    instances: Annotated[tuple[Instance, ...], BeforeValidator(list_or_empty)] = Field(
-        validation_alias="loaded_instances"
-    )
-    file_format: _Format = Field("", validation_alias="format")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_newer(cls, row: object) -> object:
-        """A row as it was before 0.4, in the newer shape; its requests queue, one at a time.
-
-        `loaded_context_length` is undocumented, so optional (zed pull request 25606).
-        """
-        if not isinstance(row, dict) or row.get("state") not in ("loaded", "not-loaded"):
-            return row
-        copy = {"id": row.get("id"), "context_length": row.get("loaded_context_length")}
-        newer = {"key": row.get("id"), "architecture": row.get("arch"), "format": row.get("compatibility_type")}
-        return {**row, **newer, "loaded_instances": [copy] if row["state"] == "loaded" else []}
-
-    @property
-    def kind(self) -> Literal["llm", "embedding"]:
-        """`llm` if it answers chats."""
-        return "embedding" if self.type.startswith("embedding") else "llm"
-
-    @property
-    def loaded(self) -> bool:
-        return bool(self.instances)
+    architecture: str
+    variants: tuple[str, ...]
+    instances: tuple[Instance, ...]
+    answers_chats: bool
+    is_mlx: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class LMStudioListing:
     """All models that a server has, and the version of the API that listed them."""
 
     api: Api
     models: tuple[ListedModel, ...]
+
+    @property
+    def chats(self) -> Mapping[str, bool]:
+        """By their keys, and those that are loaded also by the names that they were loaded with."""
+        chats = [model for model in self.models if model.answers_chats]
+        copies = {instance.id: True for model in chats for instance in model.instances}
+        return {**{model.key: bool(model.instances) for model in chats}, **copies}
+
+    def find(self, model: str) -> Found:
+        """As `Listing`; `max_context_length` is never used."""
+        path, found = f"/api/{self.api}/models", match(self, model)
+        if found is None:
+            return Found(None, f"{path} lists {len(self.models)} models, none of them {model}")
+        listed, instance = found
+        if instance is None:
+            return Found(None, f"{path}: not loaded", is_unloaded=True)
+        if instance.context_length is None:
+            return Found(None, f"{path} lists {instance.id} as loaded, without a context length")
+        return Found(
+            Window(
+                tokens=instance.context_length,
+                source=f"api/{self.api}",
+                instance_id=instance.id,
+                architecture=listed.architecture,
+                parallel=instance.parallel,
+                adds_bos=not listed.is_mlx,
+            )
+        )
 
 
 def server_root(api_base: str) -> str:
@@ -142,46 +91,70 @@ def server_root(api_base: str) -> str:
 
 async def list_models(
     http: httpx.AsyncClient, api_base: str, api_key: str | None, *, timeout_s: float = 3.0
-) -> Listing:
-    """The server's list: `/api/v1/models` (LM Studio 0.4+), else `/api/v0/models` (0.3.6+).
-
-    Args:
-        timeout_s: limit for each of the two requests, body included.
+) -> LMStudioListing:
+    """The server's list: `/api/v1/models` (LM Studio 0.4+), else `/api/v0/models` (0.3.6+), each within `timeout_s`.
 
     Raises:
         KeyRefused: the server answered, and refused the key.
         NotThisApi: the server answered, but both paths have another shape.
         ServerUnavailable: nothing answered (no connection, timeout, a gateway's 5xx).
     """
-    root = server_root(api_base)
     refusals: list[NotThisApi] = []
     for api in _ROWS:
         try:
-            answer = await fetch_json(http, f"{root}/api/{api}/models", api_key, timeout_s)
-            # One of thousands of models takes a second to read, so others go on meanwhile.
-            lists = [value for value in answer.values() if isinstance(value, list)] if isinstance(answer, dict) else []
-            is_long = sum(map(len, lists)) > _MANY_ROWS
-            return await asyncio.to_thread(parse_list, api, answer) if is_long else parse_list(api, answer)
+            answer = await fetch_json(http, f"{server_root(api_base)}/api/{api}/models", api_key, timeout_s)
+            return parse_list(api, answer)
         except NotThisApi as refusal:  # noqa: PERF203 - two
             refusals.append(refusal)
     is_refused = any(isinstance(each, KeyRefused) for each in refusals)
     raise (KeyRefused if is_refused else NotThisApi)("; ".join(map(str, refusals)))
 
 
-def parse_list(api: Api, answer: object) -> Listing:
+def parse_list(api: Api, answer: object) -> LMStudioListing:
     """The listing in an answer. One odd row must not hide the others, only odd rows are another API.
 
     Raises:
         NotThisApi: it has another shape.
     """
-    rows = answer.get(_ROWS[api]) if isinstance(answer, dict) else None
-    models: list[ListedModel] = []
-    for row in rows if isinstance(rows, list) else ():
-        with contextlib.suppress(ValidationError):
-            models.append(ListedModel.model_validate(row))
+    rows = at(answer, _ROWS[api])
+    models = tuple(model for row in rows if (model := _listed(row))) if isinstance(rows, list) else ()
     if not isinstance(rows, list) or (rows and not models):
         raise NotThisApi(f"/api/{api}/models: not LM Studio's API, the answer has another shape")
-    return Listing(api=api, models=tuple(models))
+    return LMStudioListing(api=api, models=models)
+
+
+def _listed(row: object) -> ListedModel | None:
+    """A row in the shape of 0.4, or as it was before; requests queued then, one at a time. None for any other.
+
+    `loaded_context_length` is undocumented, so optional (zed pull request 25606).
+    """
+    key, architecture, form, copies = (at(row, name) for name in ("key", "architecture", "format", "loaded_instances"))
+    if (state := at(row, "state")) in ("loaded", "not-loaded"):
+        key, architecture, form = (at(row, name) for name in ("id", "arch", "compatibility_type"))
+        copies = [{"id": key, "context_length": at(row, "loaded_context_length")}] if state == "loaded" else []
+    elif not isinstance(row, dict) or "loaded_instances" not in row:
+        return None
+    instances = [_instance(copy) for copy in copies] if isinstance(copies, list) else []
+    if not isinstance(key, str) or not isinstance(copies, (list, type(None))) or None in instances:
+        return None
+    variants = at(row, "variants")
+    return ListedModel(
+        key=key,
+        architecture=architecture if isinstance(architecture, str) else "",
+        variants=tuple(name for name in variants if isinstance(name, str)) if isinstance(variants, list) else (),
+        instances=tuple(filter(None, instances)),
+        answers_chats=not text_at(row, "type").startswith("embedding"),
+        is_mlx=form == "mlx",
+    )
+
+
+def _instance(copy: object) -> Instance | None:
+    if not (name := text_at(copy, "id")):
+        return None
+    tokens, parallel = (
+        positive(at(copy, key)) or positive(at(copy, "config", key)) for key in ("context_length", "parallel")
+    )
+    return Instance(name, tokens, parallel or 1)
 
 
 async def answers_as_lmstudio(
@@ -196,7 +169,7 @@ async def answers_as_lmstudio(
         greeting = await fetch_json(http, f"{server_root(api_base)}/lmstudio-greeting", api_key, timeout_s)
     except NotThisApi:
         greeting = None
-    if isinstance(greeting, dict) and greeting.get("lmstudio") is True:
+    if at(greeting, "lmstudio") is True:
         return True
     try:
         # An empty list is no proof: other servers answer `{"models": []}` too.
@@ -205,46 +178,37 @@ async def answers_as_lmstudio(
         return False
 
 
-def match(listing: Listing, model: str) -> tuple[ListedModel, Instance | None] | None:
+def match(listing: LMStudioListing, model: str) -> tuple[ListedModel, Instance | None] | None:
     """The listed model, and its loaded instance, that a request for `model` reaches; None if unknown.
 
     Order: instance id, key, variant, without `@quant`, without `publisher/`, then the same ignoring case. An exact
     instance id wins; otherwise the smallest instance, since LM Studio sends a key to its canonical instance even if
     a larger one is loaded (openclaw issue 141357). The instance is None when the model is not loaded.
     """
-    return _match(listing, model, str) or _match(listing, model, str.casefold)
+    return _match(listing.models, model, str) or _match(listing.models, model, str.casefold)
 
 
-def _match(listing: Listing, model: str, fold: Callable[[str], str]) -> tuple[ListedModel, Instance | None] | None:
+def _match(
+    models: Sequence[ListedModel], model: str, fold: Callable[[str], str]
+) -> tuple[ListedModel, Instance | None] | None:
     wanted = fold(model)
-    for listed in listing.models:
+    for listed in models:
         for instance in listed.instances:
             if fold(instance.id) == wanted:
                 return listed, instance
-    bare = _without_quant(wanted)
-    steps: tuple[Callable[[ListedModel], bool], ...] = (
-        lambda listed: fold(listed.key) == wanted,
-        lambda listed: any(fold(variant) == wanted for variant in listed.variants),
-        lambda listed: _without_quant(fold(listed.key)) == bare,
-        lambda listed: _without_publisher(_without_quant(fold(listed.key))) == _without_publisher(bare),
+    bare = wanted.partition("@")[0]
+    # A step is what is looked for, and by what each model goes then.
+    steps: tuple[tuple[str, Callable[[ListedModel], Sequence[str]]], ...] = (
+        (wanted, lambda listed: [listed.key]),
+        (wanted, lambda listed: listed.variants),
+        (bare, lambda listed: [listed.key.partition("@")[0]]),
+        (bare.rpartition("/")[2], lambda listed: [listed.key.partition("@")[0].rpartition("/")[2]]),
     )
-    for step in steps:
-        if found := [listed for listed in listing.models if step(listed)]:
-            return _smallest(found)
+    for name, names in steps:
+        found = [listed for listed in models if name in map(fold, names(listed))]
+        if not found:
+            continue
+        # A copy without a number says nothing about the smallest.
+        copies = [(listed, instance) for listed in found for instance in listed.instances]
+        return min(copies, key=lambda pair: pair[1].context_length or float("inf")) if copies else (found[0], None)
     return None
-
-
-def _smallest(found: list[ListedModel]) -> tuple[ListedModel, Instance | None]:
-    loaded = [(listed, instance) for listed in found for instance in listed.instances]
-    if not loaded:
-        return found[0], None
-    # A copy without a number says nothing about the smallest.
-    return min(loaded, key=lambda pair: pair[1].context_length or float("inf"))
-
-
-def _without_quant(name: str) -> str:
-    return name.partition("@")[0]
-
-
-def _without_publisher(name: str) -> str:
-    return name.rpartition("/")[2]

@@ -8,15 +8,14 @@ Called by `windows.py`. An unanswered question is None here: the caller goes on 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Annotated, NamedTuple
-
-from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
+from collections.abc import Mapping
+from math import inf
+from typing import NamedTuple
 
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, ToolCall
 from litellm_compaction.errors import ServerUnavailable
-from litellm_compaction.windows.lmstudio import Tokens, text_or_empty
-from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
+from litellm_compaction.windows.fetch import at, positive, text_at
+from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 
 # A longer question would hold others up while it is written, for more than 5 ms (CPython 3.11).
 _MOST_CHARS = 1_000_000
@@ -26,167 +25,116 @@ _ROLES = {"developer": "system", "system": "system", "assistant": "assistant", "
 _PARAMETERS = ("type", "properties", "required", "additionalProperties", "$defs")
 
 
+class LoadedModel(NamedTuple):
+    """A loaded copy as the protocol lists it; its `reference` is another one after each load."""
+
+    identifier: str
+    context_length: int | None
+    reference: str
+    ttl_ms: int | None
+
+
+class ModelSettings(NamedTuple):
+    """LM Studio's settings for a model's answers, for people; `warnings` say the better choices for this package."""
+
+    words: str
+    warnings: tuple[str, ...]
+
+
 class Instance(NamedTuple):
     """A loaded copy of a model: its server, the key to ask with, its identifier."""
 
+    rpc: LMStudioRpc
     api_base: str
     api_key: str | None
     identifier: str
 
+    async def count_tokens(self, request: Request) -> int | None:
+        """The tokens of a request's rendered prompt, without images and reasoning."""
+        text = await self.render(request)
+        if text is None or len(text) > 4 * _MOST_CHARS:
+            return None
+        return positive(at(await self._ask("countTokens", inputString=text), "tokenCount"))
 
-class LoadedModel(BaseModel, frozen=True):
-    """A loaded copy as the protocol lists it; its `reference` is another one after each load."""
+    async def render(self, request: Request, *, without_bos: bool = False) -> str | None:
+        """A request as the model's template writes it, followed by the parts that the protocol cannot say.
 
-    identifier: str
-    context_length: Tokens = Field(None, alias="contextLength")
-    reference: Annotated[str, BeforeValidator(text_or_empty)] = Field("", alias="instanceReference")
-    ttl_ms: Tokens = Field(None, alias="ttlMs")
-
-
-class ModelSettings(NamedTuple):
-    """LM Studio's settings for a model's answers; "" and None if it tells none.
-
-    Attributes:
-        overflow_policy: `stopAtLimit`, `truncateMiddle`, `rollingWindow`.
-        thinks: whether thinking is switched on.
-        ttl_s: without a request for so long it is unloaded; None for never.
-    """
-
-    overflow_policy: str
-    thinks: bool | None
-    ttl_s: float | None
-
-    def in_words(self) -> str:
-        """For people; "" if there is nothing to say."""
-        words = (
-            f"a prompt that is too long: {self.overflow_policy}" if self.overflow_policy else "",
-            f"unloaded after {self.ttl_s / 60:,.0f} min without a request" if self.ttl_s is not None else "",
-            f"thinking {'on' if self.thinks else 'off'}" if self.thinks is not None else "",
+        None for more than 1 MB. With `without_bos` the token that begins every prompt is left out.
+        """
+        arguments = (call.arguments for message in request.messages for call in message.calls)
+        if sum(map(len, (*arguments, *(message.text for message in request.messages)))) > _MOST_CHARS:
+            return None
+        history = history_of(request)
+        options: JsonObject = {"toolDefinitions": history.tools} if history.tools else {}
+        answer = await self._ask(
+            "applyPromptTemplate",
+            history={"messages": history.messages},
+            predictionConfigStack={"layers": []},
+            opts={**options, "omitBosToken": True} if without_bos else options,
         )
-        return ", ".join(filter(None, words))
+        formatted = at(answer, "formatted")
+        return formatted + history.unsaid if isinstance(formatted, str) else None
 
-    def works_against(self) -> list[str]:
-        """The settings that work against this package, and the better choice for each."""
-        found: list[str] = []
-        if self.overflow_policy == "rollingWindow":
+    async def list_loaded(self) -> frozenset[LoadedModel] | None:
+        """Every language model that its server has loaded."""
+        try:
+            rows = await self.rpc.call(self.api_base, self.api_key, "listLoaded", None)
+        except ServerUnavailable:
+            return None
+        if not isinstance(rows, list) or not all(text_at(row, "identifier") for row in rows):
+            return None
+        return frozenset(
+            LoadedModel(
+                text_at(row, "identifier"),
+                positive(at(row, "contextLength")),
+                text_at(row, "instanceReference"),
+                positive(at(row, "ttlMs")),
+            )
+            for row in rows
+        )
+
+    async def settings(self) -> ModelSettings | None:
+        """The settings with which it would answer a request."""
+        fields = at(await self._ask("getBasePredictionConfig"), "fields")
+        if not isinstance(fields, list):
+            return None
+        loaded = await self.list_loaded() or ()
+        ttl_s = next((row.ttl_ms / 1000 for row in loaded if row.ttl_ms and row.identifier == self.identifier), inf)
+        values = {text_at(each, "key").removeprefix("llm.prediction."): at(each, "value") for each in fields}
+        policy, thinks = text_at(values, "contextOverflowPolicy"), values.get("reasoning.enableThinking")
+        words, warnings = [f"a prompt that is too long: {policy}"] if policy else [], []
+        if policy == "rollingWindow":
             what = "drops the oldest messages, the system message first, of a prompt that is too long after all"
-            found.append(f"LM Studio {what}: choose `stopAtLimit` as its context overflow policy.")
-        if self.ttl_s is not None and self.ttl_s < _SHORT_TTL_S:
-            what = f"LM Studio unloads the model after {self.ttl_s:,.0f} s without a request"
+            warnings.append(f"LM Studio {what}: choose `stopAtLimit` as its context overflow policy.")
+        if ttl_s < inf:
+            words.append(f"unloaded after {ttl_s / 60:,.0f} min without a request")
+        if ttl_s < _SHORT_TTL_S:
+            what = f"LM Studio unloads the model after {ttl_s:,.0f} s without a request"
             why = "a load takes long, and may choose another context length"
-            found.append(f"{what}; {why}: give it a longer idle time to live.")
-        return found
+            warnings.append(f"{what}; {why}: give it a longer idle time to live.")
+        if isinstance(thinks, bool):
+            words.append(f"thinking {'on' if thinks else 'off'}")
+        return ModelSettings(", ".join(words), tuple(warnings))
 
-
-class _Answer(BaseModel):
-    """All fields that are read of answers; each endpoint has its own."""
-
-    formatted: str | None = None
-    token_count: Tokens = Field(None, alias="tokenCount")
-    fields: list[dict[str, object]] = []
-    status: str = "idle"
-    queued: Tokens = None
-
-
-_LOADED = TypeAdapter(frozenset[LoadedModel])
-
-
-async def count_tokens(rpc: LMStudioRpc, instance: Instance, request: Request) -> int | None:
-    """The tokens of a request's rendered prompt, without images and reasoning.
-
-    Raises:
-        CallRefused: the model is gone, or its template raises.
-    """
-    text = await render(rpc, instance, request)
-    if text is None or len(text) > 4 * _MOST_CHARS:
-        return None
-    answer = await _ask(rpc, instance, "countTokens", inputString=text)
-    return answer.token_count or None if answer is not None else None
-
-
-async def render(rpc: LMStudioRpc, instance: Instance, request: Request, *, without_bos: bool = False) -> str | None:
-    """A request as the model's template writes it, followed by the parts that the protocol cannot say.
-
-    Args:
-        rpc: carries the question.
-        instance: the loaded copy.
-        request: at most 1 MB of it; a longer one gives None.
-        without_bos: leave out the token that begins every prompt.
-
-    Raises:
-        CallRefused: as `count_tokens`.
-    """
-    arguments = (call.arguments for message in request.messages for call in message.calls)
-    if sum(map(len, (*arguments, *(message.text for message in request.messages)))) > _MOST_CHARS:
-        return None
-    history = history_of(request)
-    options: JsonObject = {"toolDefinitions": history.tools} if history.tools else {}
-    answer = await _ask(
-        rpc,
-        instance,
-        "applyPromptTemplate",
-        history={"messages": history.messages},
-        predictionConfigStack={"layers": []},
-        opts={**options, "omitBosToken": True} if without_bos else options,
-    )
-    return answer.formatted + history.unsaid if answer is not None and answer.formatted is not None else None
-
-
-async def list_loaded(rpc: LMStudioRpc, instance: Instance) -> frozenset[LoadedModel] | None:
-    """Every language model that the instance's server has loaded."""
-    try:
-        return _LOADED.validate_python(await rpc.call(instance.api_base, instance.api_key, "listLoaded", None))
-    except (ServerUnavailable, ValidationError):
-        return None
-
-
-async def read_settings(rpc: LMStudioRpc, instance: Instance, loaded: Iterable[LoadedModel]) -> ModelSettings | None:
-    """The settings with which it would answer a request; `loaded` comes from `list_loaded`."""
-    try:
-        answer = await _ask(rpc, instance, "getBasePredictionConfig")
-    except CallRefused:
-        return None
-    if answer is None:
-        return None
-    values = {str(each.get("key")).removeprefix("llm.prediction."): each.get("value") for each in answer.fields}
-    thinks = values.get("reasoning.enableThinking")
-    ttl_ms = next((row.ttl_ms for row in loaded if row.identifier == instance.identifier), None)
-    return ModelSettings(
-        overflow_policy=text_or_empty(values.get("contextOverflowPolicy")),
-        thinks=thinks if isinstance(thinks, bool) else None,
-        ttl_s=ttl_ms / 1000 if ttl_ms else None,
-    )
-
-
-async def is_busy(rpc: LMStudioRpc, instance: Instance) -> bool:
-    """Returns True if it works on a prompt or an answer, or has some waiting; False if it does not say."""
-    try:
-        answer = await _ask(rpc, instance, "getInstanceProcessingState", throwIfNotFound=False)
-    except CallRefused:
+    async def is_busy(self) -> bool:
+        """Returns True if it works on a prompt or an answer, or has some waiting; False if it does not say."""
         # The call is experimental (lmstudio-js 6ec11db).
-        return False
-    return answer is not None and (answer.status != "idle" or bool(answer.queued))
+        answer = await self._ask("getInstanceProcessingState", throwIfNotFound=False)
+        return text_at(answer, "status") not in ("", "idle") or positive(at(answer, "queued")) is not None
 
-
-async def _ask(rpc: LMStudioRpc, instance: Instance, endpoint: str, **parameter: JsonValue) -> _Answer | None:
-    # A query for a loaded model: it loads none.
-    asked: JsonObject = {"specifier": {"type": "query", "query": {"identifier": instance.identifier}}, **parameter}
-    try:
-        return _Answer.model_validate(await rpc.call(instance.api_base, instance.api_key, endpoint, asked))
-    except CallRefused:
-        raise
-    except (ServerUnavailable, ValidationError):
-        return None
+    async def _ask(self, endpoint: str, **parameter: JsonValue) -> object:
+        # A query for a loaded model: it loads none.
+        asked: JsonObject = {"specifier": {"type": "query", "query": {"identifier": self.identifier}}, **parameter}
+        try:
+            return await self.rpc.call(self.api_base, self.api_key, endpoint, asked)
+        except ServerUnavailable:
+            return None
 
 
 class History(NamedTuple):
-    """A request in the protocol's shape.
+    """A request in the protocol's shape, a message for each of its messages.
 
-    Attributes:
-        messages: one for each of the request's, in order.
-        tools: the request's functions.
-        unsaid: what neither of them holds, as JSON, to be counted besides. Images and reasoning are not in it: the
-            protocol has no place for reasoning, and counts no image.
+    `unsaid` is the JSON of what it has no place for, to be counted besides; reasoning and images are not in it.
     """
 
     messages: list[JsonObject]

@@ -118,7 +118,6 @@ class LMStudioRpc:
     Args:
         is_on: whether any server is asked.
         timeout_s: limit for a call, with the opening of its socket.
-        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -141,13 +140,7 @@ class LMStudioRpc:
         return self._is_on and self._rests.is_over((server_root(api_base), api_key))
 
     async def call(self, api_base: str, api_key: str | None, endpoint: str, parameter: JsonObject | None) -> object:
-        """The result of a remote call, as parsed JSON.
-
-        Args:
-            api_base: of the server.
-            api_key: as for its other questions.
-            endpoint: of `/llm`; never one that loads a model.
-            parameter: None for a call without one.
+        """The result of a remote call to `/llm`, as parsed JSON; never of one that loads a model.
 
         Raises:
             CallRefused: the server refused the call.

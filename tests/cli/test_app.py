@@ -27,6 +27,8 @@ from litellm_compaction.cli.app import _COMMANDS, _REMOVED
         ["count", "conversation.json"],
         ["events", "--last", "0"],
         ["purge", "--older-than", "a while"],
+        ["purge", "--older-than", "-1"],
+        ["purge", "--older-than", "nan"],
     ],
 )
 def test_wrong_arguments_end_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

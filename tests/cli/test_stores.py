@@ -17,7 +17,7 @@ import pytest
 from litellm_compaction.cli import main
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
-from litellm_compaction.stores import digest, open_store, originals_of
+from litellm_compaction.stores import open_store, originals_of
 from tests.cli.conftest import config
 from tests.recall.test_lookup import BIRD
 from tests.stores.compactions import compaction
@@ -94,7 +94,7 @@ def test_a_record_tells_numbers_and_text_only_if_it_is_asked_for(run: Run) -> No
     """By the beginning of an id; nothing commands the terminal."""
     assert scopes(run) == {"scope-a", "scope-b"}
     shown = run("records", RECORD[:6])
-    assert (RECORD in shown, digest(KNOWN) in shown, "5 messages" in shown) == (True, True, True)
+    assert (RECORD in shown, "5 messages" in shown) == (True, True)
     assert (shown.count("walrus"), shown.count("summary.")) == (0, 0)
     shown = run("records", "--text", RECORD)
     assert ("summary." in shown, "\x1b" in shown) == (True, False)
@@ -114,7 +114,9 @@ def test_undo_forgets_one(run: Run) -> None:
     [
         (["--scope", "scope-a"], {"scope-b"}, 3),
         (["--older-than", "0.05"], {"scope-a", "scope-b"}, 3),
-        (["--older-than", "0"], set(), 2),
+        (["--older-than", "30d"], {"scope-a", "scope-b"}, 3),
+        (["--older-than", "1 h"], {"scope-a", "scope-b"}, 3),
+        (["--older-than", "0m"], set(), 2),
         (["--scope", "scope-b", "--older-than", "1"], {"scope-a", "scope-b"}, 3),
         (["--all"], set(), 0),
     ],

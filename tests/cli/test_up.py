@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,26 +12,23 @@ import pytest
 from litellm_compaction.cli import main
 from litellm_compaction.cli import up as up_module
 from litellm_compaction.cli.config_file import read_config
-from litellm_compaction.cli.running import Running, running_ups, told
+from litellm_compaction.cli.proxy_process import Running, noted, running_up
 from litellm_compaction.cli.up import SIMULATED_MODEL, _upstream
 from litellm_compaction.errors import CompactionError
 from tests.cli.conftest import NOWHERE, QWEN, config, deployment
 from tests.lmstudio_double import Address
 
 
-def test_each_up_that_runs_is_known_and_no_other(environ: dict[str, str]) -> None:
-    """The newest first; a note of one that has ended, or that is damaged, is none."""
-    folder = Path(environ["LITELLM_COMPACTION_HOME"]) / "up"
-    assert running_ups(environ) == []
-    own, other = (Running(f"http://127.0.0.1:{port}", "config.yaml", None, False) for port in (1, 2))
-    with told(own, environ):
-        # Its parent lives as long as it does.
-        notes = {f"{os.getppid()}.json": json.dumps(other._asdict()), "1.5.json": "{}", f"{2**60}.json": "{}"}
-        for name, text in {**notes, "0.json": "", "00.json": "[]", "000.json": '{"base_url": 1}'}.items():
-            (folder / name).write_text(text, encoding="utf-8")
-        os.utime(folder / f"{os.getppid()}.json", (1, 1))
-        assert running_ups(environ) == [own, other]
-    assert running_ups(environ) == [other]
+def test_the_up_that_runs_is_known(environ: dict[str, str]) -> None:
+    """A note of one that has ended, or that is damaged, is none."""
+    running = Running("http://127.0.0.1:1", "config.yaml", None, False)
+    with noted(running, environ):
+        assert running_up(environ) == running
+    assert running_up(environ) is None
+    path = Path(environ["LITELLM_COMPACTION_HOME"]) / "up.json"
+    for text in ("", "[]", '{"base_url": 1}', f'[{2**60}, "u", "c", null, false]', '["1", "u", "c", null, false]'):
+        path.write_text(text, encoding="utf-8")
+        assert running_up(environ) is None, text
 
 
 _REAL, _ITS_OWN = "lm_studio/qwen/qwen3-8b", f"lm_studio/{SIMULATED_MODEL}"

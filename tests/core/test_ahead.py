@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.ahead import expected_growth_tokens, plan_ahead, plan_reading, turn_ended
-from litellm_compaction.core.compaction import Compaction, apply
-from litellm_compaction.core.conversation import applied_tokens
-from litellm_compaction.core.plan import Keep, Reuse
+from litellm_compaction.core.compaction import Compaction, applied_tokens, apply
+from litellm_compaction.core.plan import Keep, Reuse, expected_growth_tokens, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.core.steps import MIN_GAIN_RATIO, CompactionOptions, Step
 from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (

@@ -8,19 +8,11 @@ from collections.abc import Sequence
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import (
-    Compaction,
-    Segment,
-    apply,
-    as_stubs,
-    begins,
-    behind,
-    part_covered_by,
-)
+from litellm_compaction.core.compaction import Compaction, Segment, apply, begins, behind, part_covered_by, usable
 from litellm_compaction.core.continuation.text import open_think
-from litellm_compaction.core.conversation import usable
-from litellm_compaction.core.cut_points import legal_cuts
+from litellm_compaction.core.forms import Form
 from litellm_compaction.core.messages import Message, chain, normal_text, parse_message, system_prefix_length
+from litellm_compaction.core.view import legal_cuts
 from tests.builders import (
     JsonDict,
     as_bytes,
@@ -43,7 +35,8 @@ def covering(messages: Sequence[Message], cut: int, *, summary: str = "What happ
     return Compaction(
         covered_messages=covered,
         covered_hash=covered_hash,
-        pinned=conversation(messages).pinned(covered),
+        start=covered,
+        forms=tuple(Form(at, "whole") for at in conversation(messages).pinned(covered)),
         round=1,
         segments=(segment,) if summary else (),
         ledger=ledger,
@@ -93,8 +86,8 @@ def test_the_next_turn_begins_with_the_same_bytes(
 
 def test_hidden_is_what_the_model_does_not_see_as_it_was() -> None:
     """What the record stands for, but for what is pinned, and what is sent in another form."""
-    known = {"covered_messages": 6, "covered_hash": "h", "round": 1, "segments": (), "ledger": ""}
-    made = Compaction(**known, pinned=(1, 4), level="edit", edited_from=3, shown=as_stubs([5]))  # type: ignore[arg-type]
+    forms = (Form(1, "whole"), Form(4, "whole"), Form(5, "line"))
+    made = Compaction(covered_messages=6, covered_hash="h", level="edit", start=3, forms=forms)
     assert made.hidden == {0, 2, 5}
 
 

@@ -9,12 +9,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.compaction import Compaction, Segment, apply
-from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, usable
-from litellm_compaction.core.cut_points import legal_cuts, protected_indices
+from litellm_compaction.core.compaction import Compaction, Segment, applied_tokens, apply, usable
 from litellm_compaction.core.messages import system_prefix_length
 from litellm_compaction.core.plan import Keep, Refuse, Reuse, plan
 from litellm_compaction.core.steps import MIN_GAIN_RATIO, CompactionOptions, Step
+from litellm_compaction.core.view import RECORD_TOKENS, View, legal_cuts, protected_indices
 from tests.builders import (
     DEPTH,
     RULES,
@@ -41,7 +40,7 @@ WINDOWS = st.sampled_from([1024, 2048, 4096, 8192])
 
 def decide(
     raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction] = (), *, options: CompactionOptions = DEPTH
-) -> tuple[Planned, Conversation, Budget]:
+) -> tuple[Planned, View, Budget]:
     weighed = conversation(parsed(raw))
     limits = budget(window, weighed)
     return first_step(weighed, limits, options, stored), weighed, limits
@@ -107,7 +106,7 @@ def test_a_model_call_has_to_gain_something(raw: list[JsonDict], window: int) ->
         assert gains or (is_late and decision.draft.provisional)
 
 
-def sent_tokens(decision: Planned, weighed: Conversation) -> int:
+def sent_tokens(decision: Planned, weighed: View) -> int:
     """The prompt that a decision leads to; 0 where it is refused."""
     match decision:
         case Keep():

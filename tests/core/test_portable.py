@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from litellm_compaction.core.compaction import Compaction, Segment, apply
+from litellm_compaction.core.forms import Form
 from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD, ledger
 from litellm_compaction.core.messages import chain, user_message
 from litellm_compaction.core.portable import Portable, bases_of, ledger_messages, portable, unfolded
@@ -11,7 +12,8 @@ from tests.builders import assistant, calls, chat, count, parsed, result, system
 COMPACTION = Compaction(
     covered_messages=4,
     covered_hash="",
-    pinned=(2,),
+    start=4,
+    forms=(Form(2, "whole"),),
     round=3,
     segments=(Segment(text="Half of it is done.", round=3, covered_messages=4),),
     ledger="- port 9143",

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import REMOVED, Compaction, Shown, apply
-from litellm_compaction.core.cut_points import legal_cuts
+from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.excerpts import GAP
+from litellm_compaction.core.forms import REMOVED, Form
 from litellm_compaction.core.messages import Message, chain, system_prefix_length
 from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.core.pruning import Wishes, offered, pruned, pruning_prompt, read_answer
+from litellm_compaction.core.view import legal_cuts
 from litellm_compaction.stores.store import decode, encode
 from tests.builders import (
     JsonDict,
@@ -59,13 +60,10 @@ def covering(covered: int, *, pinned: tuple[int, ...] = (), dropped: tuple[int, 
     return Compaction(
         covered_messages=covered,
         covered_hash="",
-        pinned=pinned,
-        shown=tuple(Shown(at, "gone") for at in dropped),
+        start=0,
+        forms=(*(Form(at, "whole") for at in pinned), *(Form(at, "gone") for at in dropped)),
         round=0,
-        segments=(),
-        ledger="",
         level="prune",
-        edited_from=0,
     )
 
 
@@ -73,9 +71,12 @@ def made(raw: Sequence[JsonDict], wishes: Wishes, *, covered: int = 7, before: C
     """The compaction that comes of wishes for the first `covered` messages."""
     messages = parsed(raw)
     prefix = system_prefix_length(messages)
-    pinned = conversation(messages).pinned(covered)
+    staying = {at: Form(at, "whole") for at in conversation(messages).pinned(covered)}
     old = before or covering(0)
-    base = replace(old, covered_messages=covered, covered_hash=chain(messages)[covered], pinned=pinned)
+    forms = {**{each.position: each for each in old.forms if each.how != "whole"}, **staying}
+    base = replace(
+        old, covered_messages=covered, covered_hash=chain(messages)[covered], forms=tuple(sorted(forms.values()))
+    )
     done = pruned(messages[prefix:], base, offered(messages[prefix:], base), wishes)
     return replace(done, round=base.round + 1, omissions=wishes.summary)
 
@@ -95,13 +96,13 @@ def test_what_holds_more_than_text_is_not_shortened() -> None:
     """Nor is what would hardly shrink."""
     raw = talk()
     raw[6] = {"role": "user", "content": [{"type": "text", "text": LONG}, image()]}
-    assert made(raw, Wishes(shortened={5: 6, 6: 4})) == made(raw, Wishes())
+    assert made(raw, Wishes(shortened=frozenset({5, 6}))) == made(raw, Wishes())
 
 
 # ------------------------------------------------------------------ how an answer is read
 
 PLAN = {"drop": [2, "3-4"], "shorten": [{"n": 6, "text": "And now the tests"}], "summary": "S"}
-WISHES = Wishes(dropped=frozenset({1, 2, 3}), shortened={5: 17}, summary="S")
+WISHES = Wishes(dropped=frozenset({1, 2, 3}), shortened=frozenset({5}), summary="S")
 CHOICES = list(range(7))
 
 
@@ -118,7 +119,7 @@ def read(answer: object, **given_prompt: str) -> Wishes:
         f"Sure! Let me think about {{this}}. {json.dumps({'drop': [1]})} is too little.\n\n{json.dumps(PLAN)}\nDone.",
         json.dumps({**PLAN, "drop": ["2", {"n": 3}, "#4", 99, -1, 0, True, None, 2.5, "all"]}),
         json.dumps({**PLAN, "shorten": {"6": "And now the tests"}, "originalTokens": 3, "prunedTokens": "?"}),
-        json.dumps({**PLAN, "shorten": [{"n": 6, "text": "Words of the mode"}, 99]}),
+        json.dumps({**PLAN, "shorten": [6, 99]}),
     ],
 )
 def test_an_edit_plan_is_found_in_any_wrapping(answer: str) -> None:

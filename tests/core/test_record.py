@@ -14,7 +14,7 @@ from litellm_compaction.core.prompts import defused
 from litellm_compaction.core.record import headed, read_record
 from tests.builders import calls, image, parsed, result, system, texts, user
 
-RECORD = Compaction(covered_messages=1, covered_hash="", pinned=(), round=1, segments=(), ledger="", level="summary")
+RECORD = Compaction(covered_messages=1, covered_hash="", start=1, level="summary")
 
 
 @given(texts(max_repeat=3) | st.just(""), texts(max_repeat=3) | st.just(""), st.integers(1, 999), texts(max_repeat=3))

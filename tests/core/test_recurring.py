@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.clearing import stubs, without_data
-from litellm_compaction.core.cut_points import is_injected, request_indices
+from litellm_compaction.core.forms import stubs, without_data
 from litellm_compaction.core.recurring import marked
 from litellm_compaction.core.refusal import with_less_data
 from litellm_compaction.core.stretches import own_words
+from litellm_compaction.core.view import is_injected, request_indices
 from tests.builders import JsonDict, assistant, budget, calls, conversation, parsed, result, user
 
 # Two of them whole messages that a person repeats.
@@ -101,10 +101,14 @@ def test_a_message_with_words_is_never_empty(texts: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["<environment_context>\nx\n</environment_context>", "<permissions instructions>read</permissions instructions>"],
+    [
+        "<environment_context>\nx\n</environment_context>",
+        "<permissions instructions>read</permissions instructions>",
+        'Here is what is open in the editor.\n```json\n{\n "file": "a.py"\n}\n```',
+    ],
 )
 @pytest.mark.parametrize("beside", [[user("Go on.")], []])
-def test_an_element_of_a_program_beside_another_message(text: str, beside: list[JsonDict]) -> None:
+def test_an_element_or_json_of_a_program_beside_another_message(text: str, beside: list[JsonDict]) -> None:
     """Alone between a request and its answer it is the person's."""
     first = marked(parsed([user(text), *beside]))[0]
     assert is_injected(first) is bool(beside)

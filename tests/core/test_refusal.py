@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.refusal import protected_shares, refusal, shortened
+from litellm_compaction.core.view import RECORD_TOKENS
 from tests.builders import (
     JsonDict,
     agent_run,

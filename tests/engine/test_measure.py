@@ -41,10 +41,8 @@ async def test_a_compaction_does_if_it_fits_shrinks_and_its_level_reaches_what_i
     measurer = RequestMeasurer(windows=bench.windows, counter=bench.counter, sources=Sources())
     measured = await measurer.measure(Request(messages=parsed(chat(4))), bench.context(WINDOW_TOKENS))
     prepared = measurer.unchanged(measured)
-    compaction = Compaction(
-        covered_messages=2, covered_hash="h", pinned=(), round=1, segments=(), ledger="", level=level
-    )
-    draft = replace(compaction, edited_from=None if predicted_tokens is None else 0)
+    compaction = Compaction(covered_messages=2, covered_hash="h", start=2, level=level)
+    draft = replace(compaction, start=2 if predicted_tokens is None else 0)
     question: Question = "summary" if predicted_tokens is None else "none"
     step = Step(draft=draft, question=question, ledger_tokens=100, predicted_tokens=predicted_tokens or 1000)
     measured = replace(measured, count=replace(measured.count, tokens=before_tokens))

@@ -78,7 +78,6 @@ class Group:
 
     Attributes:
         window: as loaded; None leaves the model unloaded.
-        goes_back: whether its cache holds the beginning of a prompt that was changed.
         slots: answers that fill that window at a time; None for as many as LM Studio gives.
         compaction: `model_info.compaction`.
         guarded: whether promise P1 holds for it.
@@ -90,7 +89,6 @@ class Group:
     window: int | None = 8192
     _: KW_ONLY
     slots: int | None = None
-    goes_back: bool = True
     factor: float = 1.0
     key: str = KEY
     provider: str = "lm_studio"
@@ -102,13 +100,7 @@ class Group:
     speaks: bool = True
 
     def make(self) -> Simulator:
-        model = Model(
-            self.key,
-            publisher="zai-org",
-            architecture=self.architecture,
-            tokens_factor=self.factor,
-            goes_back=self.goes_back,
-        )
+        model = Model(self.key, publisher="zai-org", architecture=self.architecture, tokens_factor=self.factor)
         made = Simulator([model], **self.simulator)
         if not self.speaks:
             made.sdk.mode = "no_upgrade"

@@ -18,9 +18,6 @@ _GROUPS = [
     Group("local"),
     Group("one-slot", slots=1),
     Group("twin"),
-    Group("clock"),
-    Group("hybrid", slots=1, goes_back=False, simulator={"reports_cached": True}),
-    Group("prefixes", slots=1, simulator={"reports_cached": True}),
     Group("shrinking", 16384),
     Group("growing", 8192),
     # One for each kind: after two rejected summaries in a row a model is not asked for a while.
@@ -29,7 +26,6 @@ _GROUPS = [
     *(Group(f"floor-{share}") for share in (40, 80)),
     Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
     Group("doubted", 4096, factor=0.8, speaks=False),
-    Group("doubted-floor", 4096, factor=0.8, speaks=False),
 ]
 _SABOTAGED = [Group(key, key=key, guarded=False) for key in ("sabotaged-count", "sabotaged-learn")]
 
@@ -131,7 +127,6 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         folder,
         [
             Group("local"),
-            Group("grown"),
             Group("asked", 16384, simulator={"truncated_usage": "kept"}),
             *(
                 Group(f"{kind}-{how}", 16384, simulator=simulator)

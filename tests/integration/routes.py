@@ -53,14 +53,10 @@ _OLLAMA = {"models": [{"name": "qwen3:latest", "model": "qwen3:latest", "context
 
 @dataclass(frozen=True)
 class Servers:
-    """Those that are not LM Studio: one of no kind, llama.cpp's, two of it that nobody opted in, Ollama's.
-
-    The scribe is named as a pruning model, and asked as such; the bystander is not named anywhere.
-    """
+    """Those that are not LM Studio: one of no kind, llama.cpp's, one of it that is a pruning model only, Ollama's."""
 
     plain: PlainServer
     llama: PlainServer
-    bystander: PlainServer
     scribe: PlainServer
     ollama: PlainServer
 
@@ -69,10 +65,10 @@ class Servers:
 def serve_others() -> Iterator[Servers]:
     """The servers while the block lasts."""
     with ExitStack() as stack:
-        plain, llama, bystander, scribe, ollama = (stack.enter_context(serve_plain()) for _ in range(5))
-        llama.gets["/props"] = bystander.gets["/props"] = scribe.gets["/props"] = _PROPS
+        plain, llama, scribe, ollama = (stack.enter_context(serve_plain()) for _ in range(4))
+        llama.gets["/props"] = scribe.gets["/props"] = _PROPS
         ollama.gets["/api/ps"] = _OLLAMA
-        yield Servers(plain, llama, bystander, scribe, ollama)
+        yield Servers(plain, llama, scribe, ollama)
 
 
 @contextmanager
@@ -85,15 +81,13 @@ def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
         return {"model_name": group, "litellm_params": params, **({"model_info": info} if info else {})}
 
     on = {"enabled": True}
-    llama, ollama, bystander = (f"{each.base_url}/v1" for each in (servers.llama, servers.ollama, servers.bystander))
+    llama, ollama = (f"{each.base_url}/v1" for each in (servers.llama, servers.ollama))
     opted_in = [
         entry("llama", "openai/qwen", llama, compaction=on),
         entry("llamafile", "llamafile/qwen", llama, compaction=on),
         entry("metered", "openai/qwen", llama, compaction=on),
         entry("early", "openai/qwen", llama, compaction={**on, "threshold_tokens": 1500}),
         entry("ollama", "openai/qwen3", ollama, compaction=on),
-        entry("bystander", "openai/qwen", bystander),
-        entry("bystander-vllm", "hosted_vllm/qwen", bystander),
         entry("scribe", "openai/qwen", f"{servers.scribe.base_url}/v1"),
     ]
 
@@ -126,7 +120,6 @@ def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
         router_settings={
             "num_retries": 0,
             "disable_cooldowns": True,
-            "model_group_alias": {"nickname": "lms"},
             "fallbacks": [{"to-guarded": ["pair-4k"]}, {"failing-lms": ["plain"]}],
             "context_window_fallbacks": [{"tight": ["plain"]}],
         },

@@ -65,18 +65,6 @@ def test_empty_answer_at_a_full_window_raises_the_alarm(patient: Bench, stream: 
     assert patient.proxy.expect_logged(f"truncation_alarm model={group} reason=empty_at_full_window")
 
 
-def test_usage_above_a_window_that_has_grown_is_no_alarm(patient: Bench) -> None:
-    """A reported prompt larger than the window that we knew makes it be read again; nothing of it was cut."""
-    watch = patient.watch("grown")
-    patient.window_of("grown")
-    watch.simulator.models = [Model(KEY, tokens_factor=2.4)]
-    _reload(patient, "grown", 16384)
-    assert patient.proxy.chat("grown", talk("above", 3600), max_tokens=16).status_code == 200
-    assert watch.chats[-1].prompt_tokens > 8192
-    assert patient.window_of("grown") == 16384
-    assert patient.proxy.logged("truncation_alarm model=grown") == []
-
-
 @pytest.mark.parametrize(("kind", "stream"), [("string", False), ("object", True), ("event", True)])
 def test_overflow_error_teaches_the_limit(patient: Bench, kind: str, stream: bool) -> None:
     """An overflow error, whatever its shape, never reaches the client: the request is compacted to the named limit."""

@@ -18,10 +18,7 @@ _WINDOW = 8192
 # Of 8,192: over 60 %, and under the trigger with a short turn more.
 _FILLED = 5200
 _MORE_WORDS = 1100
-# Still under it, and over it with so many words more.
-_BESIDE, _TITLE_WORDS = 5600, 500
-_STEPS, _STEP_WORDS = 12, 400
-_NAMES = ("used", "read", "arriving", "tenants", "beside")
+_NAMES = ("used", "arriving")
 _GROUPS = [Group(name, _WINDOW, slots=1) for name in _NAMES]
 
 
@@ -95,24 +92,6 @@ def test_the_turn_that_is_compacted_waits_for_nothing(idle: tuple[Bench, Rows]) 
     assert len({json.dumps(row["identity"]) for row in found}) == 1
 
 
-@pytest.mark.parametrize("words", [_STEP_WORDS, 5])
-def test_the_turn_that_is_expected_to_be_compacted_reads_what_is_new(idle: tuple[Bench, Rows], words: int) -> None:
-    """As long as those before it, it crosses the trigger; a shorter one is sent with what was read all the same."""
-    bench, _ = idle
-    watch, messages = bench.watch("read"), [{"role": "user", "content": prose(f"read {words}", 300)}]
-    for number in range(_STEPS):
-        messages = _next(messages, prose(f"read {words} {number}", _STEP_WORDS))
-    assert _ask(bench, "read", messages).headers["x-litellm-compaction"] == "none"
-    bench.simulators["read"].wait_until(
-        lambda: any(each.outcome == "ok" and "BEGIN RECORD" in str(each.body) for each in watch.questions)
-    )
-    answer = _ask(bench, "read", _next(messages, prose(f"then {words}", words)))
-    assert answer.headers["x-litellm-compaction"] == "reused"
-    asked = watch.chats[-1]
-    assert SUMMARY in str(watch.sent()[0]["content"])
-    assert asked.computed_tokens <= words + 30
-
-
 def test_who_comes_has_the_engine_at_once(idle: tuple[Bench, Rows]) -> None:
     """The call in the background is closed, and its only slot free, before the request of somebody else is answered."""
     bench, _ = idle
@@ -124,19 +103,3 @@ def test_who_comes_has_the_engine_at_once(idle: tuple[Bench, Rows]) -> None:
     assert answer.json()["choices"][0]["message"]["content"] == "Understood."
     assert _outcomes(watch) == ["disconnected"]
     gate.open()
-
-
-def test_a_title_of_the_conversation_costs_it_nothing(idle: tuple[Bench, Rows]) -> None:
-    """No summary is made for it, though it is over the trigger; the record ahead of the next turn is written after it.
-
-    With another bound it is a turn as any.
-    """
-    bench, _ = idle
-    watch, messages = bench.watch("beside"), talk("beside", _BESIDE)
-    title = _next(messages, f"Write a title. {prose('title', _TITLE_WORDS)}")
-    assert _ask(bench, "beside", messages).headers["x-litellm-compaction"] == "none"
-    assert _ask(bench, "beside", title, max_tokens=32).headers["x-litellm-compaction"] == "none"
-    assert watch.sent() == title
-    _prepared(bench, "beside")
-    assert _ask(bench, "beside", title).headers["x-litellm-compaction"] == "reused"
-    assert _outcomes(watch) == ["ok"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core.messages import ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
-from tests.builders import prose, talk
+from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
+from tests.builders import talk
 from tests.integration.bench import SUMMARY, is_summary_call
-from tests.integration.forms import END, PATHS, ask, form, read
-from tests.integration.restart_bench import TEXTS, Restarting, Teller, asked
+from tests.integration.forms import ask, form, read
+from tests.integration.restart_bench import Restarting, Teller
 from tests.lmstudio_double import Gate, Reply
 
 TOLD = f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
@@ -50,48 +50,6 @@ def test_people_read_the_notices(restarting: Restarting, name: str) -> None:
     restarting.watch("middle", Teller(Reply("Fine.")))
     answer = ask(restarting, name, "middle", _long(name), stream=True, headers=OPEN_WEBUI)
     assert (answer.text, answer.thoughts) == (f"{TOLD}Fine.", "")
-
-
-@pytest.mark.parametrize("name", list(PATHS))
-def test_restart_is_told_nowhere_inside_a_programs_answer(restarting: Restarting, name: str) -> None:
-    """The seam may lie in a code block or in JSON."""
-    watch = restarting.watch("local", Teller(Reply(TEXTS["prose"])))
-    answer = ask(restarting, name, "local", asked(f"inside {name}"), stream=True, limit=8000, headers=PROGRAM)
-    assert (answer.text, answer.thoughts) == (TEXTS["prose"], "")
-    assert len(watch.chats) > 1
-
-
-_ENDLESS = "\n".join(f"{n}: {prose(f'endless {n}', 12)}" for n in range(900))
-
-
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-@pytest.mark.parametrize("name", list(PATHS))
-def test_cut_answer_says_so_at_its_end(restarting: Restarting, name: str, stream: bool) -> None:
-    """A program reads it in the usage, and in a last thought where there is room for one; the text is the model's."""
-    restarting.watch("local", Teller(Reply(_ENDLESS)))
-    usage = {"stream_options": {"include_usage": True}} if stream and name in ("chat", "completions") else {}
-    messages = asked(f"endless {name} {stream}")
-    answer = ask(restarting, name, "local", messages, stream=stream, limit=20_000, headers=PROGRAM, **usage)
-    assert _ENDLESS.startswith(answer.text)
-    assert len(answer.text) > 8000
-    thinks = name == "chat" or (name == "messages" and stream)
-    assert answer.thoughts.strip() == (ATTEMPTS_NOTICE if thinks else "")
-    assert END[name] not in answer.ends
-    told = _compaction_of(name, answer.events)
-    assert (told["outcome"], told["restarts"], len(told["prompt_tokens"])) == ("attempts", 3, 4)
-
-
-def _compaction_of(name: str, events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the one usage of an answer says of compactions."""
-    usages = [
-        usage
-        for event in events
-        for usage in (event.get("usage"), (event.get("response") or {}).get("usage"))
-        if usage and (name != "messages" or event.get("type") in ("message", "message_delta"))
-    ]
-    found: dict[str, Any]
-    (found,) = [usage["compaction"] for usage in usages if "compaction" in usage]
-    return found
 
 
 @pytest.mark.parametrize(

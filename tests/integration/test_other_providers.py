@@ -38,26 +38,6 @@ def test_a_deployments_own_threshold_decides(routes: Bench) -> None:
     assert routes.proxy.chat("early", messages).headers["x-litellm-compaction"] == "compacted"
 
 
-def test_a_server_nobody_opted_in_is_neither_asked_nor_changed(routes: Bench, servers: Servers) -> None:
-    """P7: its requests go out as they came, and nobody asks for its window."""
-    messages = talk("bystander", 12_000)
-    since = len(servers.bystander.requests)
-    for group in ("bystander", "bystander-vllm"):
-        answer = routes.proxy.chat(group, messages)
-        assert answer.status_code == 200, answer.text
-        assert "x-litellm-compaction" not in answer.headers
-    sent = servers.bystander.posts(since)
-    assert [request.json["messages"] for request in sent] == [messages] * 2
-    assert all("max_tokens" not in request.json for request in sent)
-    # Whether it is LM Studio is asked of a local openai/ server, as ever. LiteLLM itself lists its models.
-    asked = {
-        request.path
-        for request in servers.bystander.probes()
-        if not request.headers["user-agent"].startswith("litellm")
-    }
-    assert asked == {"/api/v0/models", "/api/v1/models", "/lmstudio-greeting"}
-
-
 @pytest.mark.skipif(not HAS_PROMETHEUS, reason="prometheus_client is not installed")
 def test_metrics_stand_beside_litellms(routes: Bench) -> None:
     """`/metrics` of a proxy with LiteLLM's prometheus callback shows ours after a compaction, without any text."""

@@ -43,19 +43,6 @@ def test_doubt_asks_before_it_compacts(guarded: Bench) -> None:
     assert watch.summaries == []
 
 
-def test_doubt_asks_before_it_refuses(guarded: Bench) -> None:
-    """A system prompt and one question that nothing can shrink: refused by our count, and sent by the server's."""
-    watch = guarded.watch("doubted-floor")
-    messages = [
-        {"role": "system", "content": prose("floor rules", 1650)},
-        {"role": "user", "content": prose("floor question", 1650)},
-    ]
-    answer = guarded.proxy.chat("doubted-floor", messages)
-    assert answer.status_code == 200, answer.text
-    assert watch.sent() == messages
-    assert 1 <= len(watch.questions) <= 4
-
-
 def test_growing_conversation_never_overflows(guarded: Bench) -> None:
     """Forty turns of a growing conversation all stay inside the window, and are summarized less than every fifth."""
     watch = guarded.watch("small")
@@ -188,17 +175,6 @@ def test_identical_concurrent_requests_share_one_summary(guarded: Bench) -> None
     assert all(watch.sent(index) == watch.sent(0) for index in range(4))
 
 
-def test_clock_in_the_system_prompt_does_not_cost_a_summary(guarded: Bench) -> None:
-    """A system prompt that changes with every request is sent as it is, before the reused record."""
-    watch = guarded.watch("clock")
-    for minute in range(3):
-        messages = talk("clocks", ONE_ROUND, system=f"It is 12:0{minute}.")
-        assert guarded.proxy.chat("clock", messages).status_code == 200
-        assert watch.sent()[0] == messages[0]
-        assert watch.sent()[1:] == watch.sent(0)[1:]
-    assert len(watch.summaries) == 1
-
-
 def test_shrunk_window_is_noticed_and_integrated(guarded: Bench) -> None:
     """When the model is loaded anew with half the context, requests fit it, and the record so far is built on."""
 
@@ -272,12 +248,3 @@ def test_defect_after_the_answer_does_not_take_the_answer_away(permissive: Bench
     streamed = permissive.proxy.stream("sabotaged-learn", messages)
     assert (streamed.text, streamed.lines[-1]) == ("Understood.", "data: [DONE]")
     assert [chunk for chunk in streamed.chunks if "error" in chunk] == []
-
-
-def test_client_sees_its_own_error_from_upstream(guarded: Bench) -> None:
-    """An upstream failure that has nothing to do with the window reaches the client as it is."""
-    watch = guarded.watch("local", answers(reply=Reply(fault=Fault("500", message="the GPU fell off"))))
-    answer = guarded.proxy.chat("local", talk("failure", 500))
-    assert answer.status_code == 500
-    assert "the GPU fell off" in answer.text
-    assert len(watch.chats) == 1

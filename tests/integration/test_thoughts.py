@@ -1,4 +1,4 @@
-"""Thoughts that run away, through the real proxy: ended by llama.cpp in the same stream, by a stop elsewhere."""
+"""Thoughts that run away, through the real proxy: a stop ends them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from tests.integration.bench import Bench, Group, open_bench
 from tests.integration.forms import Said, ask
-from tests.lmstudio_double import ChatCall, Gate, Reply, RequestRecord, Simulator, numbered_words
+from tests.lmstudio_double import ChatCall, Gate, Reply, numbered_words
 
 _WINDOW = 4096
 _BUDGET = _WINDOW // 2
 # The proxy's count of a begun answer may be too low.
 _MOST = _BUDGET * 11 // 10
-_CONTROL = "/v1/chat/completions/control"
 # More than the window holds.
 _RUNAWAY = numbered_words(2500)
 # Each chunk costs processor time.
@@ -32,7 +31,6 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     groups = [
         Group("studio", _WINDOW, simulator=_PACE),
         Group("llama", _WINDOW, **_LLAMA, simulator={**_PACE, "api": "llama.cpp"}),
-        Group("older", _WINDOW, **_LLAMA, simulator={**_PACE, "api": "llama.cpp", "thought_control": "absent"}),
         # Its template, which is known here, shows how a thought is closed; the simulator's own shows no thoughts.
         Group("qwen", _WINDOW, key="qwen/qwen3-8b", architecture="qwen3", speaks=False, simulator=_PACE),
     ]
@@ -46,25 +44,12 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield bench
 
 
-class _Told(Gate):
-    """Holds a thought a little past its budget until the server has said that it ends it, or its reader has gone."""
-
-    def __init__(self, simulator: Simulator) -> None:
-        super().__init__()
-        self._simulator = simulator
-        self._since = len(simulator.requests)
-
-    def is_set(self) -> bool:
-        new = self._simulator.requests[self._since :]
-        return any(record.path == _CONTROL and record.status == 200 for record in new)
-
-
-def _thinks(simulator: Simulator, *, stream: bool, answers_when_told: bool = True) -> Any:
-    """A model that thinks without end until it is told to answer."""
-    gate = _Told(simulator) if stream else None
+def _thinks(*, stream: bool) -> Any:
+    """A model that thinks without end until it is told to answer: a stream a little past its budget."""
+    gate = Gate() if stream else None
 
     def script(call: ChatCall) -> Reply:
-        if answers_when_told and ("answer now" in call.prompt_text or call.prompt_text.endswith("</think>\n\n")):
+        if "answer now" in call.prompt_text or call.prompt_text.endswith("</think>\n\n"):
             return Reply("It is four.")
         return Reply("It is four.", reasoning=_RUNAWAY, gate=gate, gate_after_tokens=_MOST)
 
@@ -79,25 +64,14 @@ def _ask(bench: Bench, route: str, group: str, *, stream: bool = True, **extra: 
     return said
 
 
-def _controls(records: list[RequestRecord]) -> list[RequestRecord]:
-    return [record for record in records if record.path == _CONTROL]
-
-
-def test_llama_cpp_ends_it_in_the_same_stream(thinking: Bench) -> None:
-    """One request, half of the window of thoughts, the answer behind them."""
-    watch = thinking.watch("llama", _thinks(thinking.simulators["llama"], stream=True))
+def test_llama_cpp_answers_behind_a_stop(thinking: Bench) -> None:
+    """Half of the window of thoughts, then the answer, without a compaction."""
+    watch = thinking.watch("llama", _thinks(stream=True))
     said = _ask(thinking, "chat", "llama")
-    assert (said.text.strip(), said.ends) == ("It is four.", ["stop"])
-    (chat,) = watch.chats
-    assert chat.body is not None
-    assert chat.body["reasoning_control"] is True
-    (control,) = _controls(watch.records)
-    assert control.body is not None
-    assert control.body["action"] == "reasoning_end"
-    assert control.headers["authorization"] == "Bearer k"
-    assert 0.9 * _BUDGET <= chat.completion_tokens <= _MOST + 16
-    assert chat.finish_reason == "stop"
-    assert thinking.proxy.expect_logged("thought_ended model=llama tokens=")
+    assert (said.text.strip(), said.ends, watch.summaries) == ("It is four.", ["stop"], [])
+    first, second = watch.chats
+    assert 0.9 * _BUDGET <= first.completion_tokens <= _MOST + 16
+    assert (second.body or {})["thinking_budget_tokens"] == 0
 
 
 @pytest.mark.parametrize(
@@ -106,10 +80,9 @@ def test_llama_cpp_ends_it_in_the_same_stream(thinking: Bench) -> None:
 def test_lm_studio_goes_on_behind_the_closed_thought(thinking: Bench, route: str, stream: bool) -> None:
     """All that was thought stands before the answer, as the model itself would have closed it; nothing is told.
 
-    Of a thought that has filled the window up to the line, as it does in a whole answer, only the end.
+    Of a thought that has filled the window, as it does in a whole answer, only the end.
     """
-    simulator = thinking.simulators["qwen"]
-    watch = thinking.watch("qwen", _thinks(simulator, stream=stream))
+    watch = thinking.watch("qwen", _thinks(stream=stream))
     assert _ask(thinking, route, "qwen", stream=stream).text.strip() == "It is four."
     (first,), (second,) = watch.chats, watch.records_of("/v1/completions")
     assert watch.summaries == []

@@ -19,7 +19,7 @@ from litellm.types.utils import CallTypes
 
 from litellm_compaction.errors import LiteLLMChanged
 from litellm_compaction.proxy.litellm_inside.seam import Seam, missing
-from litellm_compaction.proxy.routing import BYPASS_VARIABLE, router_entries
+from litellm_compaction.proxy.routing import router_entries
 from litellm_compaction.proxy.seams import Seams, check_classes
 from tests.builders import talk
 from tests.integration.app import in_loop
@@ -244,8 +244,8 @@ def test_a_guard_that_cannot_stand_sends_nothing(bench: Bench, monkeypatch: pyte
     gate = importlib.import_module("litellm_compaction").handler.service.guard
     monkeypatch.setattr(gate, "seams", Seams())
     if lacks == "client=":
-        monkeypatch.setenv(BYPASS_VARIABLE, "true")
-        monkeypatch.setattr("litellm_compaction.proxy.routing.is_bypassed", lambda _: False)
+        # LiteLLM's own handler ignores the client that it is given.
+        monkeypatch.setenv("EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER", "true")
     else:
         router = _Lacking(importlib.import_module("litellm.proxy.proxy_server").llm_router, lacks)
         monkeypatch.setattr("litellm_compaction.proxy.callback.current_router", lambda: router)

@@ -26,7 +26,6 @@ def bench(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """A model for each strategy, and one that is compacted on demand."""
     groups = [
         Group("now"),
-        Group("watched", compaction={"mode": "observe"}, guarded=False),
         *(Group(f"open-{each}", compaction={"strategy": each}) for each in STRATEGIES),
     ]
     folder = tmp_path_factory.mktemp(f"wishes-{carrier}")
@@ -80,14 +79,6 @@ def test_a_conversation_is_compacted_on_demand(bench: Bench, path: str, wish: di
     assert len(watch.summaries) == 1
 
 
-def test_nothing_to_compact_is_answered(bench: Bench) -> None:
-    """The header says so."""
-    watch = bench.watch("now")
-    answer = asked(bench, CHAT, "now", [{"role": "user", "content": "Hello."}], metadata=WISH)
-    assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "none")
-    assert watch.summaries == []
-
-
 @pytest.mark.parametrize(
     ("path", "wish", "says"),
     [
@@ -104,16 +95,6 @@ def test_a_bad_wish_is_refused(bench: Bench, path: str, wish: dict[str, Any], sa
     assert answer.status_code == 400, answer.text
     assert says in answer.text
     assert watch.records_of(CHAT) == []
-
-
-def test_a_deployment_that_is_observed_answers_as_ever(bench: Bench) -> None:
-    """Neither compacted nor refused, whatever its client asks for."""
-    watch = bench.watch("watched")
-    messages = turns(CHAT, "observed", 1700)
-    for wish in ({"metadata": WISH}, {"headers": {"x-litellm-compaction-now": "perhaps"}}):
-        assert asked(bench, CHAT, "watched", messages, **wish).status_code == 200
-        assert watch.sent() == messages
-    assert watch.summaries == []
 
 
 # ------------------------------------------------------------------ the open round

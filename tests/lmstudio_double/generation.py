@@ -73,7 +73,6 @@ class Generation:
     content: str = ""
     calls: list[ToolCallSoFar] = field(default_factory=list)
     raw_tokens: int = 0
-    thought_is_over: bool = False
 
     @property
     def _factor(self) -> float:
@@ -83,10 +82,6 @@ class Generation:
         """The tokens generated so far, as the server counts them."""
         generated = math.ceil(self.raw_tokens * self._factor)
         return generated if self.max_tokens is None else min(generated, self.max_tokens)
-
-    def end_thought(self) -> None:
-        """Have the thought end here, as at llama.cpp's `reasoning_end`."""
-        self.thought_is_over = True
 
     async def run(self) -> AsyncGenerator[Piece | Ending, None]:
         """The deltas, then exactly one `Ending`."""
@@ -100,13 +95,7 @@ class Generation:
             started_s = asyncio.get_running_loop().time()
             chunk_tokens = self.reply.chunk_tokens or self.simulator.chunk_tokens
             coming = pieces(self.reply, chunk_tokens, limits.stop_at, self.simulator.new_id)
-            while (piece := next(coming, None)) is not None:
-                if self.thought_is_over and piece.kind == "reasoning":
-                    # The rest of the thought is never written; the answer follows.
-                    rest = replace(self.reply, reasoning="")
-                    limits = self._limits(self.raw_tokens + reply_tokens(rest))
-                    coming = pieces(rest, chunk_tokens, limits.stop_at - self.raw_tokens, self.simulator.new_id)
-                    continue
+            for piece in coming:
                 await self._pace(started_s, piece.tokens)
                 self._account(piece)
                 if piece.kind != "hidden":

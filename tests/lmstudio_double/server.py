@@ -11,7 +11,7 @@ from typing import Any
 
 from litellm_compaction.simulator import server as simulated
 from litellm_compaction.simulator.answer import Connection, Send
-from litellm_compaction.simulator.messages import JsonObject, Refusal, model_not_found
+from litellm_compaction.simulator.messages import JsonObject, model_not_found
 from litellm_compaction.simulator.server import Address, CloseConnection, Receive
 
 from .catalog import Instance, find_target, llama_models, llama_props, v0_model, v0_models
@@ -21,7 +21,6 @@ from .rpc import SdkConnection
 from .script import RequestRecord, SdkSocket
 from .simulator import Api, Simulator
 
-_CONTROL = "/v1/chat/completions/control"
 _OFFERED: dict[Api, tuple[str, ...]] = {
     "v1": ("/v1/", "/api/v0/", "/api/v1/", "/lmstudio-greeting"),
     "v0": ("/v1/", "/api/v0/", "/lmstudio-greeting"),
@@ -78,8 +77,6 @@ class Application(simulated.Application):
         loaded = simulator.loaded()
         if route == ("GET", "/props") and loaded:
             return llama_props(loaded[0])
-        if route == ("POST", _CONTROL) and simulator.api == "llama.cpp":
-            return self._control(body or {})
         if route == ("GET", "/v1/models") and simulator.api == "llama.cpp":
             return llama_models(loaded, tells_whole=simulator.tells_whole)
         if route == ("GET", "/api/v0/models"):
@@ -95,20 +92,6 @@ class Application(simulated.Application):
         if isinstance(target, Instance):
             return v0_model(target.model, target)
         return v0_model(target, None)
-
-    def _control(self, body: JsonObject) -> JsonObject:
-        """llama.cpp's answers to its control route (seen with its build of 2026-10-11)."""
-        mode, end = self.simulator.thought_control, self.simulator.thoughts.get(str(body.get("id")))
-        if mode == "absent":
-            raise Refusal(404, {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}})
-        if body.get("action") != "reasoning_end":
-            message = "unknown control action"
-            raise Refusal(400, {"error": {"code": 400, "message": message, "type": "invalid_request_error"}})
-        if end is None or mode == "refuses":
-            return {"success": False, "message": "no active completion for this id"}
-        if mode == "ends":
-            end()
-        return {"success": True}
 
 
 @contextmanager

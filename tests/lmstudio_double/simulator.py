@@ -5,9 +5,10 @@ Settings may change meanwhile; any thread may call.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
@@ -23,8 +24,6 @@ from .script import ReasoningField, Script, Sdk
 
 Api = Literal["v1", "v0", "openai", "llama.cpp"]
 
-ThoughtControl = Literal["ends", "refuses", "ignores", "absent"]
-
 _REMEMBERED_PROMPTS = 16
 
 
@@ -39,8 +38,7 @@ class Simulator(simulated.Simulator):
     `reports_cached` adds the tokens found in the cache, as llama.cpp and vLLM do; LM Studio does not (bt#778, bt#2390).
     Concurrent JIT requests load several copies (bt#1751, not fixed in 0.4.16). `unified_kv` makes parallel requests
     share the window. `runs_on` generates a plain answer to its end when its client has gone (measured with llama.cpp,
-    2026-11-22); a streamed one always ends. `thought_control` is what llama.cpp does when it is told to
-    end a thought: end it, refuse, say so and think on, or not know the path (builds before 2026).
+    2026-11-22); a streamed one always ends.
     """
 
     models: Sequence[Model]
@@ -57,15 +55,12 @@ class Simulator(simulated.Simulator):
     reports_cached: bool = False
     unified_kv: bool = True
     runs_on: bool = True
-    thought_control: ThoughtControl = "ends"
     script: Script | None = None
     sdk: Sdk = field(default_factory=Sdk, init=False)
     instances: list[Instance] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # By the ids of their answers: ends the thought of one that is being written.
-        self.thoughts: dict[str, Callable[[], None]] = {}
         self._formatted: OrderedDict[str, Prompt] = OrderedDict()
 
     def made(self, instance_id: str, model: simulated_catalog.Model, context_length: int, parallel: int) -> Instance:
@@ -159,8 +154,7 @@ class Simulator(simulated.Simulator):
         """Drop all that belonged to an event loop that has ended."""
         for instance in self.instances:
             instance.flights.clear()
-            instance.queue.reset()
-            instance.cache.free_all()
+            instance.queue = asyncio.Semaphore(instance.parallel)
 
     def _load_just_in_time(self, model: simulated_catalog.Model, ttl_s: float | None) -> Instance:
         for other in [one for one in self.instances if one.is_jit and one.model.key != model.key]:

@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from litellm_compaction.core.continuation.request import Way
@@ -27,18 +27,10 @@ from litellm_compaction.engine import (
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import Observer
 from litellm_compaction.proxy.answer.calls import Calls
+from litellm_compaction.proxy.answer.client import Asked, Notices
 from litellm_compaction.proxy.answer.loop import Answer
-from litellm_compaction.proxy.answer.protocol import (
-    Asked,
-    Batch,
-    Chunk,
-    Continuation,
-    LegRequest,
-    Notices,
-    Received,
-    UpstreamDropped,
-    UpstreamError,
-)
+from litellm_compaction.proxy.answer.sse import Batch, Chunk, Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.upstream import LegRequest
 from litellm_compaction.stores import open_store
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokens.counter import TokenCounter
@@ -84,16 +76,15 @@ class Opened:
 
     messages: Sequence[Message] | None
     max_tokens: int
-    continuation: Continuation | None
+    goes_on: PreparedRequest | None
     prompt_tokens: int
     completion_tokens: int = 0
     is_open: bool = True
     tools: Sequence[JsonValue] | None = None
-    can_end_thoughts: bool = False
 
     @property
     def is_continuation(self) -> bool:
-        return self.continuation is not None
+        return self.goes_on is not None
 
 
 @dataclass
@@ -121,10 +112,7 @@ class Context:
 
 @dataclass
 class Server:
-    """An `Upstream` that plays `turns` in order, the last one again and again; `together` chunks come at a time.
-
-    `thought_control` is its reaction when it is told to end a thought; `ended` are the answers that it was told of.
-    """
+    """An `Upstream` that plays `turns` in order, the last one again and again; `together` chunks come at a time."""
 
     request: Request
     turns: Sequence[Turn]
@@ -135,23 +123,24 @@ class Server:
     context: Context | None = None
     together: int = 1
     is_whole: bool = False
-    thought_control: Literal["ends", "refuses", "ignores"] = "refuses"
-    ended: list[str] = field(default_factory=list)
     opened: list[Opened] = field(default_factory=list)
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
-    async def open(self, leg: LegRequest, on_end: Callable[[], object] = bool) -> AsyncIterator[AsyncIterator[Batch]]:
+    async def open(self, leg: LegRequest) -> AsyncIterator[AsyncIterator[Batch]]:
         """One answer."""
-        messages, max_tokens = leg.messages, leg.max_tokens
+        messages, max_tokens = leg.prepared.messages, leg.max_tokens
         turn = self.turns[min(len(self.opened), len(self.turns) - 1)]
         read = self.request.messages if messages is None else messages
         # As the GPT family counts: four tokens a message, three for the reply.
         opened = Opened(
-            messages, max_tokens, leg.continuation, 3 + sum(4 + count(each.text) for each in read), tools=leg.tools
+            messages,
+            max_tokens,
+            leg.prepared if leg.goes_on else None,
+            3 + sum(4 + count(each.text) for each in read),
+            tools=leg.prepared.tools,
         )
-        opened.can_end_thoughts = leg.can_end_thoughts
         self.opened.append(opened)
         if self.context is not None:
             self.context.open(opened.prompt_tokens + max_tokens)
@@ -167,12 +156,6 @@ class Server:
             if self.context is not None:
                 self.context.close(opened.prompt_tokens + max_tokens)
 
-    async def end_thoughts(self, answer_id: str) -> bool:
-        """Its word for it, which it may not keep."""
-        assert self.opened[-1].can_end_thoughts
-        self.ended.append(answer_id)
-        return self.thought_control != "refuses"
-
     async def _generate(
         self, turn: Turn, opened: Opened, messages: Sequence[Message], number: int
     ) -> AsyncGenerator[Chunk, None]:
@@ -184,10 +167,6 @@ class Server:
         role: dict[str, str] = {"role": "assistant"}
         coming = pieces(reply, self.chunk_tokens, stop, lambda: f"call{number:05d}")
         while (piece := next(coming, None)) is not None:
-            if piece.kind == "reasoning" and self.ended and self.thought_control == "ends":
-                reply = replace(reply, reasoning="")
-                coming = pieces(reply, self.chunk_tokens, stop, lambda: f"call{number:05d}")
-                continue
             opened.completion_tokens += piece.tokens
             if piece.kind != "hidden":
                 yield envelope.chunk({**role, **envelope.delta(piece)})

@@ -120,5 +120,5 @@ def test_only_an_lm_studio_that_takes_no_connection_is_to_be_started(
     gone = server_gone(error, context)
     assert (gone is not None) is is_gone
     if gone is not None:
-        assert gone.for_operators.startswith("LM Studio at http://10.0.0.7:1234/v1 does not answer. Start its server")
+        assert str(gone).startswith("LM Studio at http://10.0.0.7:1234/v1 does not answer. Start its server")
     assert server_gone(error, None) is None

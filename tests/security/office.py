@@ -18,10 +18,7 @@ ROUTES = (CHAT, "/v1/messages", "/v1/responses")
 # Guarded by a window of 4,096 tokens: LM Studio, and another server by each carrier.
 GUARDED = ("small", "foreign", "foreign-hooked")
 # Groups of a `Liar` with their windows; what is learned of one is not known of another.
-LIED = {
-    **{f"{name}{way}": 4096 for name in ("quoting", "leaky", "limited") for way in ("", "-hooked")},
-    **dict.fromkeys(("honest", *(f"lied-{number}" for number in range(12))), 8192),
-}
+LIED = {**dict.fromkeys(("quoting", "quoting-hooked", "leaky", "leaky-hooked"), 4096), "honest": 8192}
 
 
 class Liar:

@@ -34,9 +34,7 @@ _METHODS = frozenset({"search", "match", "fullmatch", "finditer", "findall", "su
 _CHARS = (" ", "\n", "\t", "a", "A", "0", "_", "/", ".", "-", "`", "é", "中", "\\", '"', "=", ":", "<", ">")
 _MAX_SAMPLES = 24
 # They see the first line of a continuation (_LINE_CHARS in joiner).
-_FIRST_LINE = tuple(
-    f"core.continuation.joiner._{name}" for name in ("FIRST_WORD", "WORD", "COLON_INSIDE", "LABEL", "ELLIPSIS")
-)
+_FIRST_LINE = tuple(f"core.continuation.joiner._{name}" for name in ("FIRST_WORD", "WORD", "COLON_INSIDE", "ELLIPSIS"))
 # Patterns that only ever see short texts, with the longest of them; the source says where it is cut.
 SEEN_CHARS = {
     **dict.fromkeys(
@@ -44,21 +42,17 @@ SEEN_CHARS = {
         (
             f"core.ledger._{name}"
             for name in (
-                "ATOM",
+                "WORD",
                 "IDENTIFIER_SIGN",
                 "SPAN",
                 "UNSPACED",
-                "UNSPACED_NUMBER",
-                "SPACED_RUN",
-                "KATAKANA",
+                "IN_UNSPACED",
                 "ERROR_SIGN",
             )
         ),
         160,
     ),
-    **dict.fromkeys(
-        (f"core.inventions._{name}" for name in ("RULE", "RULE_WORDS", "NEGATION")), 600
-    ),  # _SENTENCE_CHARS
+    **dict.fromkeys((f"core.judging._{name}" for name in ("RULE", "RULE_WORDS", "NEGATION")), 600),  # _SENTENCE_CHARS
     **dict.fromkeys(_FIRST_LINE, 160),
     "core.continuation.text._CHARACTER": 192,  # the end of a text (_CONTEXT_CHARS)
     "core.continuation.text._NO_SPACE": 1,
@@ -66,7 +60,6 @@ SEEN_CHARS = {
         (*(f"core.secrets._SEARCHES[{number}]" for number in range(9)), "core.secrets._BROKEN", "core.secrets._HIDDEN"),
         32_768,
     ),  # _SLICE_CHARS
-    "core.continuation.joiner._DIALOGUE": 8_000,  # the end of an answer (_SCENE_CHARS)
     "tokenizers.families._TABLES": 256,  # a model's name (_MAX_NAME_CHARS)
     **dict.fromkeys((f"core.identity._{name}" for name in ("NOTE", "WORD", "AMOUNT", "DIGIT", "MARK")), 480),
     "core.identity._ENDING": 300,  # the end of a text (_MOST_ENDING_CHARS)

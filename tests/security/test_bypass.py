@@ -16,7 +16,7 @@ from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import internal
 from litellm_compaction.proxy.internal import Caller
-from litellm_compaction.proxy.litellm_inside import callers
+from litellm_compaction.proxy.litellm_inside.application import is_allowed
 
 # LiteLLM's own, some of them while its proxy is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -78,7 +78,7 @@ async def test_pruning_model_obeys_litellms_own_checks(monkeypatch: pytest.Monke
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **fields)}
     router, asked = LiteLLMRouter(model_list=entries), Router()
     router.acompletion = asked.acompletion
-    assert await callers.is_allowed(router, "pruner-large", metadata) is allowed
+    assert await is_allowed(router, "pruner-large", metadata) is allowed
     ask = Caller(router, "pruner-large", metadata, timeout_s=5, group="pruner-large").ask
     if allowed:
         await ask([user_message("text")], max_tokens=5)
@@ -107,7 +107,7 @@ async def test_lists_in_litellms_database_hold(
     names = ("chat-8k", "pruner-large")
     entries = [{"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_key": "k"}} for name in names]
     metadata = {"user_api_key_auth": UserAPIKeyAuth(**{"api_key": "sk-1", field: "u"})}
-    assert await callers.is_allowed(LiteLLMRouter(model_list=entries), "pruner-large", metadata) is allowed
+    assert await is_allowed(LiteLLMRouter(model_list=entries), "pruner-large", metadata) is allowed
     assert looked_up == ["u"]
 
 

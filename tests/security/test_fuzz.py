@@ -21,18 +21,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from litellm_compaction.config import deployment_settings_from, settings_from
-from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request as ChatRequest
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.secrets import redacted
 from litellm_compaction.errors import ConfigError, ServerUnavailable
-from litellm_compaction.stores.store import decode
 from litellm_compaction.windows.fetch import NotThisApi
-from litellm_compaction.windows.lmstudio import Listing, answers_as_lmstudio, list_models, match, parse_list
+from litellm_compaction.windows.lmstudio import LMStudioListing, answers_as_lmstudio, list_models, parse_list
 from litellm_compaction.windows.other_servers import (
     SERVERS,
     Served,
-    find_served,
     list_served,
     tokens_by_server,
 )
@@ -82,12 +79,6 @@ def _bounded(call: Callable[[], object], *allowed: type[Exception]) -> object:
             return call()
         except allowed:
             return None
-
-
-@given(st.binary(max_size=400) | st.builds(lambda text: text.encode("utf-8", "replace"), st.text()))
-def test_rows_of_a_store(data: bytes) -> None:
-    """A compaction, or none."""
-    assert isinstance(_bounded(lambda: decode(data)), Compaction | None)
 
 
 @given(_JSON)
@@ -151,13 +142,13 @@ def test_listings(answer: object, name: str) -> None:
     """Of LM Studio, llama.cpp, vLLM and Ollama: models, or another API; a name finds one, or none."""
     for api in ("v1", "v0"):
         listing = _bounded(lambda api=api: parse_list(api, answer), NotThisApi)  # type: ignore[misc]
-        if isinstance(listing, Listing):
-            _bounded(lambda listing=listing: match(listing, name))  # type: ignore[misc]
+        if isinstance(listing, LMStudioListing):
+            _bounded(lambda listing=listing: (listing.find(name), listing.chats))  # type: ignore[misc]
     for server in SERVERS.values():
         models = _bounded(lambda server=server: server.read(answer), NotThisApi)  # type: ignore[misc]
         if isinstance(models, tuple):
             served = Served(api=server.name, models=models)
-            _bounded(lambda served=served: find_served(served, name))  # type: ignore[misc]
+            _bounded(lambda served=served: (served.find(name), served.chats))  # type: ignore[misc]
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])

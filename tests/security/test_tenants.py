@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -17,7 +16,7 @@ import pytest
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
 from litellm_compaction.proxy.client import tenant_of
-from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges
+from litellm_compaction.proxy.exchange import ClientRequest, Exchange
 from tests.integration.app import in_loop
 from tests.integration.bench import Bench
 from tests.integration.harness import CHAT
@@ -85,100 +84,6 @@ def _talk(key: str, number: int, chance: random.Random) -> list[dict[str, Any]]:
     if chance.random() < 0.5:
         return own
     return [*conversation(f"{len(_KEYS)}-all-{number}", rounds)[:-1], own[-1]]
-
-
-class _Logging:
-    """LiteLLM's object of one request."""
-
-    litellm_call_id = "t1"
-
-    def __init__(self) -> None:
-        self.model_call_details = {"litellm_call_id": "t1"}
-
-
-def test_what_is_remembered_ends_with_litellms_own_object() -> None:
-    """A client that leaves before any hook hears of it costs no memory; a name that it chose finds nothing."""
-    calls, log = Exchanges(), _Logging()
-    body = {"litellm_call_id": "t1", "litellm_logging_obj": log}
-    call = calls.open(body, _call("alice"))
-    assert calls.get(body) is call
-    assert calls.logged(log.model_call_details) is call
-    for name in ("t1", {"model_call_details": {}}, ["t1"], None, 1):
-        named = {"litellm_call_id": "t1", "litellm_logging_obj": name}
-        assert calls.get(named) is None
-        calls.open(named, _call("bob"))
-        assert len(calls._own) == 1
-    assert calls.logged({"litellm_call_id": "t1"}) is None
-    del body, log
-    gc.collect()
-    assert not calls._own
-
-
-def _roles(body: Any) -> str:
-    return str(body["messages"][-1]["role"])
-
-
-_LIMIT = "reached context length of 40 tokens"
-_ROLES = "After the optional system message, only user, assistant and tool roles are supported, got {}."
-_HI = {"role": "user", "content": "hi"}
-# What a client sends, and what the server makes of it: chat templates and argument checks quote what they refuse.
-_ECHOES: dict[str, tuple[dict[str, Any], Callable[[Any], str]]] = {
-    "role": ({"messages": [_HI, {"role": _LIMIT, "content": "x"}]}, lambda body: _ROLES.format(_roles(body))),
-    "role in quotes": ({"messages": [_HI, {"role": _LIMIT, "content": "x"}]}, lambda body: json.dumps(_roles(body))),
-    "text": ({"messages": [{"role": "user", "content": f"Say: {_LIMIT}!"}]}, lambda body: f"bad text: Say: {_LIMIT}!"),
-    "part": (
-        {"messages": [{"role": "user", "content": [{"type": _LIMIT, "text": "hi"}]}]},
-        lambda body: f"unknown part type {_LIMIT!r}",
-    ),
-    "tool": (
-        {"messages": [_HI], "tools": [{"type": "function", "function": {"name": _LIMIT}}]},
-        lambda body: f"tools.0.function.name: {_LIMIT}",
-    ),
-    "key": ({"messages": [_HI], "logit_bias": {_LIMIT: 1}}, lambda body: f"logit_bias: {_LIMIT} is no token"),
-    "5,000 digits": ({"messages": [_HI]}, lambda body: f"reached context length of {'9' * 5000} tokens"),
-    "5,000 digits, echoed": (
-        {"messages": [{"role": f"reached context length of {'4' * 5000} tokens", "content": "x"}]},
-        lambda body: _ROLES.format(_roles(body)),
-    ),
-    "the server's own words, far from what it was sent": (
-        {"messages": [_HI]},
-        lambda body: "reached context length of 400 tokens",
-    ),
-}
-
-
-@pytest.mark.parametrize("group", ["quoting", "quoting-hooked"])
-def test_client_teaches_nobody_a_window(office: Bench, liar: Liar, group: str) -> None:
-    """Neither others nor itself, whatever its server quotes: every window stays what the operator wrote."""
-    for name, (body, refusal) in _ECHOES.items():
-        liar.says = lambda asked, refusal=refusal: (400, {"error": {"message": refusal(asked)}})  # type: ignore[misc]
-        for _ in range(3):
-            ask(office, "sk-bob", body_of(group, **body))
-        liar.says = lambda asked: (200, said("Fine."))
-        for key in ("sk-alice", "sk-bob"):
-            answer = ask(office, key, body_of(group, conversation(key, 1)))
-            assert (answer.status_code, answer.headers["x-litellm-compaction-window"]) == (200, "4096"), name
-
-
-@pytest.mark.parametrize("group", ["limited", "limited-hooked"])
-def test_true_limit_is_believed_for_whom_it_was_named(office: Bench, liar: Liar, group: str) -> None:
-    """The server's own words, near what it was sent: for that tenant alone."""
-
-    def overflow(key: str) -> None:
-        liar.says = lambda asked: (400, {"error": {"message": "reached context length of 1000 tokens"}})
-        ask(office, key, body_of(group, conversation(key, 4)))
-        liar.says = lambda asked: (200, said("Fine."))
-
-    def windows() -> list[str]:
-        everybody = ("sk-bob", "sk-alice", "sk-red-anna")
-        answers = [ask(office, key, body_of(group, conversation(key, 0))) for key in everybody]
-        return [answer.headers["x-litellm-compaction-window"] for answer in answers]
-
-    overflow("sk-bob")
-    overflow("sk-bob")
-    assert windows() == ["1000", "4096", "4096"]
-    overflow("sk-alice")
-    assert windows() == ["1000", "1000", "4096"]
 
 
 def test_each_part_of_an_identity_tells_tenants_apart() -> None:

@@ -40,7 +40,7 @@ async def test_missing_optional_fields_are_accepted(server: FakeLMStudio, http: 
     listing = await list_models(http, BASE, None)
     assert [listed.key for listed in listing.models] == ["bare", "odd", "embed"]
     assert listing.models[1].instances == (Instance(id="odd", context_length=None, parallel=1),)
-    assert listing.models[2].kind == "embedding"
+    assert not listing.models[2].answers_chats
 
 
 @pytest.mark.parametrize(

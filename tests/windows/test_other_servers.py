@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import ModelNotLoaded, ServerUnavailable
-from litellm_compaction.windows.other_servers import SERVERS, SILENT, Api, list_served, tokens_by_server
+from litellm_compaction.windows.other_servers import SERVERS, Api, list_served, tokens_by_server
 from litellm_compaction.windows.windows import Target, Windows
 from tests.windows.conftest import CACHE_S
 from tests.windows.fake_lmstudio import BASE, Clock, FakeLMStudio, v1_model
@@ -95,7 +94,7 @@ async def test_lm_studios_listing_is_none_of_them(server: FakeLMStudio, http: ht
     """LM Studio answers 200 everywhere; none of that is taken for a window."""
     server.list_v1(v1_model(_=8192))
     server.answers["/v1/models"] = {"object": "list", "data": [{"id": "qwen/qwen3-8b", "object": "model"}]}
-    assert await list_served(http, BASE, None, ALL) == SILENT
+    assert (await list_served(http, BASE, None, ALL)).api is None
 
 
 async def test_a_server_that_is_down_says_why(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
@@ -181,43 +180,44 @@ async def tokens(server: Server, api: Api, request: Request = ASKED) -> int | No
         return await tokens_by_server(http, api, BASE, "sk-secret", "m", request)
 
 
-async def test_llama_cpp_counts_a_chat_at_once() -> None:
-    """In one call, with messages, tools and the choice."""
-    server = Server({"/v1/chat/completions/input_tokens": {"object": "response.input_tokens", "input_tokens": 77}})
-    assert await tokens(server, "llama.cpp") == 77
-    ((_, body),) = server.asked
-    assert (body["messages"], body["tools"]) == ([{"role": "user", "content": "Größe?"}], list(TOOLS))
+AT_ONCE = "/v1/chat/completions/input_tokens"
+BY_TEMPLATE: dict[str, Any] = {"/apply-template": {"prompt": "a b"}, "/tokenize": words}
+ARGUMENTS = replace(ASKED, extras={"chat_template_kwargs": {"note": "x"}})
+DOCUMENTS = replace(ASKED, extras={"documents": ["x"], **ARGUMENTS.extras})
+PART = {"type": "image_url", "image_url": {"url": "https://host/x.png"}}
+PICTURE = Request(messages=(parse_message({"role": "user", "content": [PART]}),))
 
 
-@pytest.mark.parametrize("answer", [{"input_tokens": 0}, {"input_tokens": None}, {"choices": []}, [], "77"])
-async def test_what_is_no_count_is_asked_for_in_two_calls(answer: Any) -> None:
-    """A server that answers every address with something else."""
-    counting: dict[str, Any] = {"/apply-template": {"prompt": "a b"}, "/tokenize": words}
-    server = Server({"/v1/chat/completions/input_tokens": httpx.Response(200, json=answer), **counting})
-    assert await tokens(server, "llama.cpp") == 2
-
-
-async def test_vllm_counts_at_once() -> None:
-    """Messages and tools, with the beginning of the answer."""
-    server = Server({"/tokenize": {"count": 77, "max_model_len": 4096, "tokens": [1]}})
-    assert await tokens(server, "vllm") == 77
-    ((_, body),) = server.asked
-    assert (body["model"], body["add_generation_prompt"], body["tools"]) == ("m", True, list(TOOLS))
-
-
-async def test_extras_are_counted_where_the_tokenizer_takes_them() -> None:
-    """llama.cpp renders what its chat does; vLLM takes the template's arguments, and would leave out the rest."""
-    with_arguments = replace(ASKED, extras={"chat_template_kwargs": {"note": "x"}})
-    with_documents = replace(ASKED, extras={"documents": ["x"], **with_arguments.extras})
-    for request in (with_arguments, with_documents):
-        server = Server({"/apply-template": {"prompt": "one two"}, "/tokenize": words})
-        assert await tokens(server, "llama.cpp", request) == 2
-        assert server.asked[0][1].items() >= request.extras.items()
-    server = Server({"/tokenize": {"count": 77}})
-    assert await tokens(server, "vllm", with_arguments) == 77
-    assert server.asked[0][1]["chat_template_kwargs"] == {"note": "x"}
-    assert await tokens(server, "vllm", with_documents) is None
-    assert len(server.asked) == 1
+@pytest.mark.parametrize(
+    ("api", "answers", "request_", "expected", "asked"),
+    [
+        ("llama.cpp", {AT_ONCE: {"input_tokens": 77}}, ASKED, 77, 1),
+        # llama.cpp renders what its chat does; vLLM takes the template's arguments, and would leave out the rest.
+        ("llama.cpp", BY_TEMPLATE, DOCUMENTS, 2, 3),
+        ("vllm", {"/tokenize": {"count": 77, "max_model_len": 4096, "tokens": [1]}}, ASKED, 77, 1),
+        ("vllm", {"/tokenize": {"count": 77}}, ARGUMENTS, 77, 1),
+        ("vllm", {"/tokenize": {"count": 77}}, DOCUMENTS, None, 0),
+        # No tokenizer counts images.
+        ("vllm", {"/tokenize": {"count": 77}}, PICTURE, None, 0),
+        # A server that answers every address with something else is asked in two calls.
+        *(
+            ("llama.cpp", {AT_ONCE: httpx.Response(200, json=answer), **BY_TEMPLATE}, ASKED, 2, 3)
+            for answer in ({"input_tokens": 0}, {"input_tokens": None}, {"choices": []}, [], "77")
+        ),
+    ],
+)
+async def test_a_server_counts_a_request(
+    api: Api, answers: dict[str, Any], request_: Request, expected: int | None, asked: int
+) -> None:
+    """Its messages, tools, the choice and the template's extras, with the beginning of the answer."""
+    server = Server(answers)
+    assert await tokens(server, api, request_) == expected
+    assert len(server.asked) == asked
+    if asked:
+        body = server.asked[0][1]
+        assert (body["messages"], body["tools"]) == ([{"role": "user", "content": "Größe?"}], list(TOOLS))
+        assert body.items() >= request_.extras.items()
+        assert api != "vllm" or (body["model"], body["add_generation_prompt"]) == ("m", True)
 
 
 @pytest.mark.parametrize(
@@ -237,15 +237,6 @@ async def test_no_number_is_none(answer: Any) -> None:
     assert await tokens(Server({"/apply-template": {"prompt": "a b"}, "/tokenize": answer}), "llama.cpp") is None
 
 
-async def test_images_are_not_asked_about() -> None:
-    """No tokenizer counts them."""
-    part = {"type": "image_url", "image_url": {"url": "https://host/x.png"}}
-    server = Server({"/tokenize": {"count": 77}})
-    request = Request(messages=(parse_message({"role": "user", "content": [part]}),))
-    assert await tokens(server, "vllm", request) is None
-    assert server.asked == []
-
-
 @pytest.mark.parametrize(
     ("changes", "answers", "expected"),
     [
@@ -259,11 +250,7 @@ async def test_only_servers_with_a_tokenizer_are_asked(
     changes: dict[str, Any], answers: dict[str, Any], expected: int | None
 ) -> None:
     """By what they said of their windows; never LM Studio, Ollama, or one that nobody opted in."""
-    counting: dict[str, Callable[..., Any] | dict[str, str]] = {
-        "/apply-template": {"prompt": "a b"},
-        "/tokenize": words,
-    }
-    server = Server({**answers, **counting})
+    server = Server({**answers, **BY_TEMPLATE})
     known: dict[str, Any] = {"context_length": 4096, "is_lmstudio": False, "apis": ("llama.cpp", "vllm", "ollama")}
     target = Target(key="k", model="m", api_base=BASE, api_key=None, **{**known, **changes})
     async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:

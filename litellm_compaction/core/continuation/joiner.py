@@ -1,10 +1,10 @@
 """Joins a partial answer and its continuation: no word lost, none twice.
 
 Called by the relay, which sends what `Joiner.feed` returns. The beginning of a continuation loses a reasoning block
-(only its tag if the partial ends inside one), a role label, an announcement ("Sure, continuing from where I left
-off:"), a reopened fence, an ellipsis for the cut, and a repeat of the partial's end. Each way in which a model starts
-again (last words, line, paragraph, everything) is the same event: the continuation begins with an end of the partial.
-White space is not compared, since models lose and collapse it at the seam.
+(only its tag if the partial ends inside one), an announcement ("Sure, continuing from where I left off:"), a reopened
+fence, an ellipsis for the cut, and a repeat of the partial's end. Each way in which a model starts again (last words,
+line, paragraph, everything) is the same event: the continuation begins with an end of the partial. White space is not
+compared, since models lose and collapse it at the seam.
 """
 
 from __future__ import annotations
@@ -30,14 +30,11 @@ from litellm_compaction.core.continuation.text import (
 Opening: TypeAlias = Literal["undecided", "new", "echo", "anew"]
 
 # A shorter echo could be the answer's own words; so could a shorter beginning like that of the shown text.
-_LEAST_ECHO_CHARS = 12
-_LEAST_START_CHARS = 24
+_LEAST_ECHO_CHARS, _LEAST_START_CHARS = 12, 24
 # As much of the last word as `settled_length` may have sent before it cut a word in two.
 _LONG_WORD_CHARS = 48
 # Of a beginning the rules read no more: a server may send a megabyte of white space, one blank in each delta.
-_READ_CHARS = 4_000
-_LINE_CHARS = 160
-_SCENE_CHARS = 8_000
+_READ_CHARS, _LINE_CHARS = 4_000, 160
 # Of a partial answer that does not come again as a whole, from its start or from a place that was shown.
 _SEARCHED_CHARS = 8_000
 
@@ -46,7 +43,6 @@ _TELLING_CHARS, _TELLING_WORDS = 12, 3
 _INSIDE_WORD_CHARS = 24
 # Of an end that stands nowhere else, inside the unfinished last line.
 _RARE_CHARS = 6
-_REPEATED_LINE_CHARS = 6
 _ROW = re.compile(r"[ \t>]*(?:\||[-*+] |\d+[.)] )")
 
 
@@ -54,10 +50,8 @@ def _set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-_ASSENTS = _set(
-    "sure certainly okay ok alright absolutely understood sorry apologies"
-    " gerne natürlich klar sicher entschuldigung bien claro 好 当"
-)
+# Words of announcements: of those that agree, that say what is done, and all others.
+_ASSENTS = _set("sure certainly okay ok alright absolutely understood sorry gerne natürlich klar bien claro 好")
 _GOING_ON = _set(
     "continuing continue continued continuation resuming resume proceeding picking rest remainder remaining"
     " fort fortsetzung weiter suite poursuis reprends continúo continuo continuación sigo resto 继 续 接 剩"
@@ -68,20 +62,15 @@ _OTHERS = _set(
     " ich fahre setze mache dort da genau wo aufgehört habe hier geht es ist kommt folgt die der antwort"
     " sûr d accord je j là où me suis arrêté voici la le de ma réponse"
     " por supuesto desde donde quedé aquí está tienes el mi respuesta"
-    " 的 然 我 将 会 来 现 在 从 上 文 次 停 断 处 下 以 是 为 写 内 容 着 后 部 分"
+    " 的 我 将 会 来 现 在 从 上 文 次 停 断 处 下 以 是 为 写 内 容 着 后 部 分"
 )
 _WORDS = _ASSENTS | _GOING_ON | _OTHERS
 _WORD = re.compile(r"[^\W\d_]+")
 # Signs that may open a line of an answer, but not an announcement.
 _FIRST_WORD = re.compile(r"[*_(\[（]*([^\W\d_]+)")
 _COLON_INSIDE = re.compile(r"[:：](?=.)")
-_LABEL = re.compile(r"(?:### )?(\*\*)?(?:Assistant|ASSISTANT|Assistent|助手)(?(1)(?:\*\*[:：]|[:：]\*\*)|[:：])")
-_DIALOGUE = re.compile(
-    r"^[ \t>*#]*(?:assistant|assistent|user|human|助手|用户)\**[ \t]*[:：]", re.IGNORECASE | re.MULTILINE
-)
 _OPENING_SIGNS = frozenset(":：\"'“„«‹「『(（[`>")
 _ELLIPSIS = re.compile(r"(?:\.{3,}|…+)[ \t]*")
-_FREE_ELLIPSIS = re.compile(r"(?:^|[^\S\n])(?:\.{3,}|…)")
 
 
 class Joiner:
@@ -106,31 +95,29 @@ class Joiner:
         self.opening: Opening = "undecided" if partial else "new"
         self.echoed_text = ""
         self._partial = partial
-        self._scene = _Scene(partial)
-        self._continues_thought = open_think(partial)
-        self._is_open_thought = self._continues_thought
+        self._ending = Ending(partial)
+        self._is_trusted = is_trusted
+        self._continues_thought = self._is_open_thought = open_think(partial)
+        self._may_think = True
         self._sent_end = ""
         self._removed: list[str] = []
-        self._left_out = ""
         self._thought_end = ""
         self._held: list[str] = []
         self._held_chars = 0
-        self._ending = Ending(partial)
-        self._starts: list[tuple[int, _Overlap]] = []
+        # Of what is held, without white space.
+        self._read = ""
+        self._starts: list[_Start] = []
         self._ended = False
         # In a text that repeats itself an echo looks like the next round.
-        dense = "".join(shown.split())
-        is_telling = len(dense) >= _LEAST_ECHO_CHARS and not self._ending.repeats_itself(dense)
-        self._echo = dense if is_telling else ""
-        self._echoed_chars = 0
-        self._is_trusted = is_trusted
-        first = self._read_echo if self._echo else self._behind_echo
-        self._stage = first if partial else self._pass
+        echo = _dense(shown)
+        is_telling = len(echo) >= _LEAST_ECHO_CHARS and not self._ending.repeats_itself(echo)
+        self._echo = echo if is_telling else ""
+        self._stage = self._pass if not partial else self._read_echo if self._echo else self._behind_echo
 
     @property
     def removed_text(self) -> str:
         """The other text that was taken out of the continuation so far, but for white space and tags."""
-        return "".join(self._removed) + self._left_out
+        return "".join(self._removed)
 
     def feed(self, delta: str) -> str:
         """Returns the text that can be sent now that `delta` has arrived; may be empty."""
@@ -146,13 +133,10 @@ class Joiner:
                 so none of it is lost.
         """
         self._ended = True
-        is_unclosed = self._stage == self._drop_thought
         rest = self._noted(self._stage(""))
-        if is_complete and is_unclosed:
-            text = "".join(self._removed)
+        if is_complete and self._stage == self._drop_thought:
+            rest = self.removed_text
             self._removed.clear()
-            self._stage = self._hold
-            rest = self._noted(self._stage(text))
         self._stage = self._pass
         if not self._is_open_thought:
             return rest
@@ -166,98 +150,77 @@ class Joiner:
             self._sent_end = seen[-len(THINK_END) + 1 :]
         return text
 
-    def _read_echo(self, delta: str) -> str:
-        for index, char in enumerate(delta):
-            if char.isspace():
-                continue
-            if char != self._echo[self._echoed_chars]:
-                break
-            self._echoed_chars += 1
-            if self._echoed_chars == len(self._echo):
-                self.opening, self.echoed_text = "echo", self._taken() + delta[: index + 1]
-                return self._behind_echo(delta[index + 1 :])
-        else:
-            if not self._ended:
-                self._added(delta)
-                return ""
-        # The text matched so far is judged like any other repeat.
-        return self._behind_echo(self._taken() + delta)
-
-    def _behind_echo(self, delta: str) -> str:
-        if not self._is_trusted:
-            self._stage = self._read_tag
-        else:
-            self.opening = "echo" if self.echoed_text else "new"
-            self._stage = self._skip_space if self._partial[-1].isspace() else self._pass
-        return self._stage(delta)
-
-    def _added(self, delta: str) -> bool:
+    def _hold(self, delta: str) -> bool:
         """Holds a delta; returns True if there is something new to read in it."""
         self._held.append(delta)
         self._held_chars += len(delta)
+        self._read += _dense(delta)
         return bool(delta.strip()) or self._ended or self._held_chars >= _READ_CHARS
 
     def _taken(self) -> str:
         text = "".join(self._held)
-        self._held, self._held_chars = [], 0
+        self._held, self._held_chars, self._read = [], 0, ""
         return text
 
-    def _read_tag(self, delta: str) -> str:
-        if not self._added(delta):
+    def _read_echo(self, delta: str) -> str:
+        self._hold(delta)
+        if self._read.startswith(self._echo):
+            text = self._taken()
+            end = _place_behind(text, len(self._echo))
+            self.opening, self.echoed_text = "echo", text[:end]
+            return self._behind_echo(text[end:])
+        if self._echo.startswith(self._read) and not self._ended:
             return ""
-        head = "".join(self._held)[:_READ_CHARS].lstrip()
-        is_short = len(head) < len(THINK_START) and THINK_START.startswith(head)
-        if is_short and not self._ended and self._held_chars < _READ_CHARS:
-            return ""
-        text = self._taken()
-        self._stage = self._hold
-        if head.startswith(THINK_START):
-            text = text.lstrip()[len(THINK_START) :]
-            if not self._continues_thought:
-                self._stage = self._drop_thought
-        return self._stage(text)
+        # The text matched so far is judged like any other repeat.
+        return self._behind_echo(self._taken())
+
+    def _behind_echo(self, delta: str) -> str:
+        self._stage = self._decide
+        if self._is_trusted:
+            self.opening = "echo" if self.echoed_text else "new"
+            self._stage = self._skip_space if self._partial[-1].isspace() else self._pass
+        return self._stage(delta)
 
     def _drop_thought(self, delta: str) -> str:
         thought, tag, rest = (self._thought_end + delta).partition(THINK_END)
-        if tag:
-            self._removed.append(thought)
-            self._stage = self._hold
-            return self._stage(rest)
-        kept = 0 if self._ended else len(THINK_END) - 1
-        settled = max(len(thought) - kept, 0)
+        # The end may be the beginning of the tag.
+        settled = len(thought) if tag or self._ended else max(len(thought) - len(THINK_END) + 1, 0)
         self._removed.append(thought[:settled])
         self._thought_end = thought[settled:]
-        return ""
+        self._stage = self._decide if tag else self._drop_thought
+        return self._stage(rest) if tag else ""
 
-    def _hold(self, delta: str) -> str:
-        is_new = self._added(delta)
-        if self._starts:
-            for _, overlap in self._starts:
-                overlap.feed(delta)
-        elif is_new:
+    def _decide(self, delta: str) -> str:
+        is_new = self._hold(delta)
+        if not self._starts and is_new:
             held = "".join(self._held)
             head = held[:_READ_CHARS]
-            for start in _starts(head, self._scene, ended=self._ended or len(head) == _READ_CHARS):
-                self._starts.append((start, _Overlap(self._ending, held[start:])))
-        if not self._starts or not (self._ended or all(overlap.is_over for _, overlap in self._starts)):
+            ended = self._ended or len(head) == _READ_CHARS
+            if self._may_think and head.lstrip().startswith(THINK_START):
+                self._may_think = False
+                self._stage = self._decide if self._continues_thought else self._drop_thought
+                return self._stage(self._taken().lstrip()[len(THINK_START) :])
+            self._starts = [_Start(place, held) for place in _starts(head, self._ending, ended=ended)]
+        are_over = [start.is_over(self._read, self._ending.dense) for start in self._starts]
+        if not are_over or not (self._ended or all(are_over)):
             return ""
+        begins_like_shown = self._read[:_LEAST_START_CHARS] == self._echo[:_LEAST_START_CHARS] != ""
         text = self._taken()
         new, repeated_chars = self._first_new(text)
-        begins_like_shown = self.opening != "echo" and self._echoed_chars >= _LEAST_START_CHARS
-        if begins_like_shown or text[:new].strip():
+        if (begins_like_shown and self.opening != "echo") or text[:new].strip():
             self.opening = "anew"
         elif self.opening == "undecided":
             self.opening = "new"
-        self._left_out = text[:new]
+        self._removed.append(text[:new])
         self._stage = self._skip_space if self._drops_space(new, repeated_chars) else self._pass
         return self._stage(text[new:])
 
     def _first_new(self, text: str) -> tuple[int, int]:
         """The start of the new text, and the length of the repeat before it; text that a repeat confirms goes first."""
-        for start, overlap in reversed(self._starts):
-            if repeated_chars := self._ending.repeated_chars(text[start:], overlap.place):
-                return start + repeated_chars, repeated_chars
-        return self._starts[0][0], 0
+        for start in reversed(self._starts):
+            if repeated_chars := self._ending.repeated_chars(text[start.at :], start.place):
+                return start.at + repeated_chars, repeated_chars
+        return self._starts[0].at, 0
 
     def _drops_space(self, new: int, repeated_chars: int) -> bool:
         """The partial ends with the white space of the seam, or by `settled_length` none can follow."""
@@ -279,21 +242,29 @@ class Joiner:
         return delta
 
 
-class _Scene:
-    """The partial answer, as the rules for the first lines of a continuation see it."""
+class _Start:
+    """A place where the continuation may start, and the first one in the partial, without white space, that it says.
 
-    def __init__(self, partial: str) -> None:
-        self.tail = partial[-_SCENE_CHARS:]
-        written = self.tail.rstrip()
-        last = written[-1:]
-        self.fence = open_fence(partial)
-        self.is_dialogue = _DIALOGUE.search(self.tail) is not None
-        self.invites_speech = last in _OPENING_SIGNS and self.fence is None
-        on_same_line = "\n" not in self.tail[len(written) :]
-        self.ends_inside_sentence = on_same_line and (last.isalnum() or last == ",")
+    Attributes:
+        at: in the held text.
+        place: what was read from there on stands here in the partial, or did until it went on otherwise.
+    """
+
+    def __init__(self, at: int, held: str) -> None:
+        self.at = at
+        self.place = 0
+        self._skipped_chars = len(_dense(held[:at]))
+        self._is_over = False
+
+    def is_over(self, read: str, said: str) -> bool:
+        """Returns True if what was read says another thing than the partial, so that more text changes nothing."""
+        found = -1 if self._is_over else said.find(read[self._skipped_chars :], self.place)
+        self._is_over = found < 0
+        self.place = max(found, self.place)
+        return self._is_over
 
 
-def _starts(head: str, scene: _Scene, *, ended: bool) -> list[int]:
+def _starts(head: str, ending: Ending, *, ended: bool) -> list[int]:
     """The places where a continuation may start after its opening, ascending; [] while a first line is incomplete.
 
     Before the first place all goes: the partial could hardly be followed by it. Before a later one it only goes if the
@@ -304,68 +275,54 @@ def _starts(head: str, scene: _Scene, *, ended: bool) -> list[int]:
     """
     starts = [0]
     position = 0
-    for rule in (_label, _announcement, _announcement, _fence, _ellipsis):
+    for rule in (_announcement, _announcement, _fence, _ellipsis):
         rest = head[position:].lstrip()
         line, newline, _ = rest.partition("\n")
         if not ended and not newline and len(line) < _LINE_CHARS:
             return []
-        for chars, is_certain in rule(line[:_LINE_CHARS], len(line) <= _LINE_CHARS, scene):
+        for chars, is_certain in rule(line[:_LINE_CHARS], len(line) <= _LINE_CHARS, ending):
             position = len(head) - len(rest) + chars
-            if is_certain and len(starts) == 1:
-                starts = [position]
-            else:
-                starts.append(position)
+            starts = [position] if is_certain and len(starts) == 1 else [*starts, position]
     return starts
 
 
-# (first line of the rest, if that is all of it, scene) -> the lengths with which it may be left out, ascending, and
-# if each is certain to be none of the answer.
+# (first line of the rest, if that is all of it, the partial) -> the lengths with which it may be left out, ascending,
+# and if each is certain to be none of the answer.
 _Parts: TypeAlias = Iterator[tuple[int, bool]]
 
 
-def _label(line: str, is_whole: bool, scene: _Scene) -> _Parts:
-    if found := _LABEL.match(line):
-        yield found.end(), not (scene.is_dialogue or scene.invites_speech or scene.fence is not None)
-
-
-def _announcement(line: str, is_whole: bool, scene: _Scene) -> _Parts:
-    """A line whose words are all known, or that begins with such a word and is followed by a repeat.
-
-    A sentence that merely starts with "Continuing" is none.
-    """
+def _announcement(line: str, is_whole: bool, ending: Ending) -> _Parts:
+    """A line whose words are all known, or that begins with such a word and is followed by a repeat."""
     first = _FIRST_WORD.match(line)
-    if first is None or (scene.ends_inside_sentence and line[0].islower()):
+    if first is None or (ending.is_inside_sentence and line[0].islower()):
         return
-    is_known = not (scene.invites_speech or line.strip() in scene.tail)
+    is_known = not (ending.invites_speech or line.strip() in ending.tail)
     colon = _COLON_INSIDE.search(line)
     if colon is not None and _may_announce(before := line[: colon.end()]):
         # On one line with its announcement, new text is only believed to be new if no sentence could start there.
-        yield colon.end(), is_known and scene.ends_inside_sentence and _announces(before)
+        yield colon.end(), is_known and ending.is_inside_sentence and _announces(before)
     if is_whole and _may_announce(line):
         yield len(line), is_known and _announces(line)
 
 
-def _fence(line: str, is_whole: bool, scene: _Scene) -> _Parts:
+def _fence(line: str, is_whole: bool, ending: Ending) -> _Parts:
     opener = FENCE.fullmatch(line)
-    if is_whole and opener is not None and scene.fence is not None and line[0] in "`~":
+    if is_whole and opener is not None and ending.fence is not None and line[0] in "`~":
         language = fence_language(opener["info"])
-        yield len(line), bool(language) and language == scene.fence
+        yield len(line), bool(language) and language == ending.fence
 
 
-def _ellipsis(line: str, is_whole: bool, scene: _Scene) -> _Parts:
+def _ellipsis(line: str, is_whole: bool, ending: Ending) -> _Parts:
     if found := _ELLIPSIS.match(line):
         follower = line[found.end() :][:1]
         goes_on = follower.islower() or (bool(follower) and is_no_space(follower) and follower.isalpha())
-        stands_for_cut = scene.ends_inside_sentence and scene.fence is None and goes_on
-        yield found.end(), stands_for_cut and _FREE_ELLIPSIS.search(scene.tail) is None
+        yield found.end(), ending.is_inside_sentence and ending.fence is None and goes_on
 
 
 def _words(line: str) -> list[str]:
     """The words of a line in lower case; of a script without spaces each character is one."""
-    words: list[str] = []
-    for word in _WORD.findall(line.lower()):
-        words.extend(word if is_no_space(word[0]) else (word,))
-    return words
+    words = _WORD.findall(line.lower())
+    return [part for word in words for part in (word if is_no_space(word[0]) else (word,))]
 
 
 def _may_announce(line: str) -> bool:
@@ -385,9 +342,9 @@ class Ending:
 
     The longest end counts that is telling: 12 characters without white space (letters of scripts without spaces count
     two) or 3 words with letters, from a word's start (inside one 24); or inside the unfinished last line, but for a
-    table's, all of the line's words, 2 or more, or 6 characters, if they stand nowhere else: a word not used before is
-    not doubled, unless other words were. It is repetition all the same, and stays, if the partial shows that it
-    comes repeatedly: twice in a row, or as rows of a table or list that have come twice in a row.
+    table's, all of the line's words, 2 or more, or 6 characters, if they stand nowhere else. It is repetition all the
+    same, and stays, if the partial shows that it comes repeatedly: twice in a row, or as rows of a table or list that
+    have come twice in a row.
 
     Ambiguous by nature: the *first* time that a telling block is legitimately repeated back to back and the cut falls
     exactly between the two, it looks like a restart and is removed; a restart of a block for which the partial shows
@@ -396,8 +353,13 @@ class Ending:
 
     def __init__(self, partial: str) -> None:
         self.dense = _dense(partial)
-        self._tail = partial[-_SEARCHED_CHARS:]
-        self._places = [place for place, char in enumerate(self._tail) if not char.isspace()]
+        self.tail = partial[-_SEARCHED_CHARS:]
+        self.fence = open_fence(partial)
+        written = self.tail.rstrip()
+        last = written[-1:]
+        self.invites_speech = last in _OPENING_SIGNS and self.fence is None
+        self.is_inside_sentence = "\n" not in self.tail[len(written) :] and (last.isalnum() or last == ",")
+        self._places = [place for place, char in enumerate(self.tail) if not char.isspace()]
         self._last_line = partial[partial.rfind("\n") + 1 :]
 
     def repeated_chars(self, text: str, place: int) -> int:
@@ -409,16 +371,17 @@ class Ending:
         """
         read = _dense(text)
         searched = min(len(read), len(self._places))
-        for start in (max(place, 0), *range(len(self.dense) - searched, len(self.dense))):
-            if self.dense[start : start + 1] == read[:1] and read.startswith(self.dense[start:]):
-                block = self.dense[start:]
-                end = _place_behind(text, len(block))
-                if not block or not self._is_telling(start, text[end : end + 1]):
-                    continue
-                if _is_power(block) or block + block in self.dense:
-                    return 0
-                if not self._is_row(block):
-                    return end
+        for start in (place, *range(len(self.dense) - searched, len(self.dense))):
+            block = self.dense[start:]
+            if block[:1] != read[:1] or not read.startswith(block):
+                continue
+            end = _place_behind(text, len(block))
+            if not block or not self._is_telling(start, text[end : end + 1]):
+                continue
+            if _is_power(block) or block + block in self.dense:
+                return 0
+            if not self._is_row(block):
+                return end
         # A line of code that begins again, with its own indentation.
         again = text.lstrip("\n")
         if self._last_line[:2].isspace() and self._last_line.strip() and again.startswith(self._last_line):
@@ -431,17 +394,17 @@ class Ending:
 
     @cached_property
     def _doubles_words(self) -> bool:
-        words = self._tail.split()
+        words = self.tail.split()
         return any(word == after and len(word) >= _RARE_CHARS and _has_letter(word) for word, after in pairwise(words))
 
     def _is_row(self, block: str) -> bool:
         """Rows have come twice in a row, and a repeat of `block` would make another one of them."""
         last_line = _dense(self._last_line)
-        if len(last_line) >= _REPEATED_LINE_CHARS and self.dense.endswith(last_line + block):
+        if len(last_line) >= _RARE_CHARS and self.dense.endswith(last_line + block):
             return True
-        lines = [line for line in self._tail.split("\n") if line.strip()]
+        lines = [line for line in self.tail.split("\n") if line.strip()]
         rows = [_dense(line) if _ROW.match(line) else "" for line in lines]
-        if not rows[-1] or not any(row == after and len(row) >= _REPEATED_LINE_CHARS for row, after in pairwise(rows)):
+        if not rows[-1] or not any(row == after and len(row) >= _RARE_CHARS for row, after in pairwise(rows)):
             return False
         if not last_line:
             return len(block) == len(rows[-1])
@@ -453,51 +416,20 @@ class Ending:
         if chars > len(self._places):
             return True
         place = self._places[-chars]
-        block = self._tail[place:]
+        block = self.tail[place:]
         # "the cat" is not repeated by "the cats".
         if block[-1].isspace() and _is_word(self.dense[-1]) and _is_word(follower):
             return False
-        if place > 0 and _is_word(self._tail[place - 1]) and _is_word(block[0]):
+        if place > 0 and _is_word(self.tail[place - 1]) and _is_word(block[0]):
             return chars >= _INSIDE_WORD_CHARS
-        if chars >= _TELLING_CHARS or sum(map(_has_letter, block.split())) >= _TELLING_WORDS:
-            return True
-        if chars + sum(is_no_space(char) and char.isalpha() for char in block) >= _TELLING_CHARS:
+        wide = sum(is_no_space(char) and char.isalpha() for char in block)
+        if chars + wide >= _TELLING_CHARS or sum(map(_has_letter, block.split())) >= _TELLING_WORDS:
             return True
         if len(block) > len(self._last_line) or self._last_line.lstrip()[:1] == "|" or follower.strip():
             return False
         is_line = chars == len(_dense(self._last_line)) and len(block.split()) > 1
         is_long = is_line or (chars >= _RARE_CHARS and not self._doubles_words)
         return is_long and _has_letter(block) and self.dense.find(self.dense[start:]) == start
-
-
-class _Overlap:
-    """Follows a continuation for as long as it stands in the partial, in one walk, until more text changes nothing.
-
-    `place` is the first one in the partial, without white space, at which all that was read stands or goes over its
-    end; -1 for none.
-    """
-
-    def __init__(self, ending: Ending, text: str) -> None:
-        self.is_over = False
-        self.place = 0
-        self._said = ending.dense
-        self._read: list[str] = []
-        self._chars = 0
-        self.feed(text)
-
-    def feed(self, text: str) -> None:
-        piece = _dense(text)
-        if self.is_over or not piece:
-            return
-        self._read.append(piece)
-        end = self.place + self._chars
-        self._chars += len(piece)
-        if self._said.startswith(piece, end):
-            return
-        goes_over = end + len(piece) > len(self._said)
-        if not (goes_over and piece.startswith(self._said[end:])):
-            self.place = self._said.find("".join(self._read), self.place + 1)
-        self.is_over = goes_over or self.place < 0
 
 
 def _dense(text: str) -> str:

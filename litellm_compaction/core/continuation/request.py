@@ -145,14 +145,13 @@ def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compac
         return compaction
     covered = messages[prefix + own : prefix + compaction.covered_messages]
     covered_part = compaction.covered_part
-    if compaction.edited_from is None:
+    if compaction.is_record:
         covered_part = part_covered_by("".join(message.text for message in covered if not message.is_synthetic))
     return replace(
         compaction,
         covered_messages=own,
-        edited_from=None if compaction.edited_from is None else min(compaction.edited_from, own),
-        pinned=tuple(position for position in compaction.pinned if position < own),
-        shown=tuple(each for each in compaction.shown if each.position < own),
+        start=min(compaction.start, own),
+        forms=tuple(each for each in compaction.forms if each.position < own),
         images=tuple(place for place in compaction.images if place[0] < own),
         covered_hash=hashes[own],
         segments=tuple(

@@ -1,20 +1,15 @@
-"""Judges the end of an upstream answer: the next step, and the lesson of an overflow about the window.
-
-`loop.py` judges the streams that it reads. In the hooks a refusal, and with newer LiteLLMs also a stream that fails
-before its first chunk, goes to LiteLLM's own retry or to the client instead; the hooks that hear of it ask here.
-"""
+"""Judges the end of an upstream answer: the next step, and the lesson of an overflow about the window."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.errors import Overflow, ended_early, overflow_from_text
+from litellm_compaction.errors import Overflow, overflow_from_text
 from litellm_compaction.events import AnswerOutcome
-from litellm_compaction.proxy.exchange import Exchange
 
 # A prompt this close to the window explains an answer that breaks off without a word.
 NEAR_FULL_RATIO = 0.80
@@ -22,9 +17,8 @@ NEAR_FULL_RATIO = 0.80
 FULL_RATIO = 0.98
 # The share of a window that still counts after an overflow that named no number.
 _SHRINK_RATIO = 0.80
-# After so many stops for others, each with the double room after it, something is wrong: a compaction has to help.
-MAX_CUTS = 12
-
+# After so many stops for others something is wrong: a compaction has to help.
+MAX_CUTS = 24
 
 # How a stream ended: by itself; at the window's end; with nothing but thoughts, more than it was given; at its share of
 # the window, or before it, for others that need the room, or where a doubt alone bounded it; by an error that means a
@@ -32,6 +26,8 @@ MAX_CUTS = 12
 End: TypeAlias = Literal["done", "limit", "overthought", "spent", "called_back", "overflow", "failed"]
 # Since others need the room, or where a doubt alone bounded it.
 GIVES_WAY: frozenset[End | None] = frozenset({"spent", "called_back"})
+# By us: the stream could still go on.
+STOPPED: frozenset[End | None] = frozenset({"limit", "called_back", "overthought"})
 Step: TypeAlias = Literal["deliver", "used_up", "look_up", "fail", "other_way", "harder", "anew", "calls", "go_on"]
 Restart: TypeAlias = Literal["resumed", "relaxed", "compacted", "pressed"]
 
@@ -46,7 +42,7 @@ class Ended(NamedTuple):
         only_recalls: the answer ended with calls of our own tool, and no other.
         is_used_up: the client has got as many tokens as it asked for.
         is_stuck: going on would repeat a call that the client has begun to receive.
-        is_thoughts: all that there is of the answer are thoughts.
+        is_thoughts: there is no word of the answer yet.
         is_full: the window, and not a share of it, has ended it.
     """
 
@@ -68,10 +64,9 @@ class State:
     Attributes:
         ways: in which the server may be made to go on, and `refused`, those of the others that it does not know.
         restarts_left: compactions that may carry it on.
-        stops_at_line: a whole answer is not seen before its end: it stops at the line if it can go on behind it.
         was_doubted: it has ended at a bound that was made for doubt, and is told only of bounds without.
         has_retried: it was compacted harder after an overflow.
-        cuts: stops at its share of a context, and `callbacks`, those for others that waited.
+        cuts: stops for others, or at its share of a context.
         is_resumed: the last leg goes on without a compaction.
         is_closing: its thoughts were ended, since the window or their budget was spent.
         has_gained: the last compaction made room.
@@ -81,12 +76,10 @@ class State:
     ways: frozenset[Way]
     refused: tuple[Way, ...] = ()
     restarts_left: int
-    stops_at_line: bool = False
     was_doubted: bool = False
     has_retried: bool = False
     may_look_up: bool = True
     cuts: int = 0
-    callbacks: int = 0
     is_resumed: bool = False
     is_closing: bool = False
     has_gained: bool = True
@@ -151,12 +144,7 @@ def judged(text: str, client_text: Callable[[], str], *, used_tokens: float, win
     """An overflow in an error text, as far as it is credible; None if the text tells of none.
 
     A client must not teach a window to others: its own words, quoted by the server, are none of the server's; and no
-    server runs over a limit far above the prompt that it got.
-
-    Args:
-        client_text: gives the client's texts.
-        used_tokens: the prompt and the generated text, by our count, at most.
-        window_tokens: as known.
+    server runs over a limit far above the `used_tokens` that prompt and answer have at most.
     """
     if overflow_from_text(text) is None:
         return None
@@ -170,49 +158,11 @@ def judged(text: str, client_text: Callable[[], str], *, used_tokens: float, win
     return Judged(overflow, teaches=True)
 
 
-def most_tokens(prepared: PreparedRequest) -> float:
-    """Of a prompt, if our count is too low."""
-    return prepared.count.high
-
-
 def taught(overflow: Overflow, prepared: PreparedRequest, *, is_shared: bool) -> Overflow:
     """`overflow` with a credible size of the window, also if the server named no number.
 
-    Args:
-        is_shared: others may have filled the context, so that nothing is known of the window.
+    Not where the context `is_shared`: others may have filled it.
     """
     if overflow.window_tokens is not None or is_shared:
         return overflow
     return overflow._replace(window_tokens=int(_SHRINK_RATIO * prepared.window.tokens))
-
-
-def unread_overflow(call: Exchange, message: str, details: Mapping[str, object]) -> Overflow | None:
-    """The overflow that a failed attempt reveals, None for none; the loop learns from its own streams itself.
-
-    Args:
-        message: of LiteLLM's error.
-        details: LiteLLM's own of the attempt; they have the usage, if the server reported one.
-    """
-    prepared = call.attempt.prepared
-    if prepared is None:
-        # Not even known to have been sent.
-        return None
-    found = judged(
-        message, call.client.client_text, used_tokens=most_tokens(prepared), window_tokens=prepared.window.tokens
-    )
-    overflow = found.overflow if found is not None else None
-    if not call.is_hooked or call.is_read or (found is not None and not found.teaches):
-        return overflow
-    if overflow is None:
-        reported = _prompt_tokens(details)
-        tokens, ratio = (prepared.count.tokens, NEAR_FULL_RATIO) if reported is None else (reported, FULL_RATIO)
-        if not ended_early(message) or tokens < ratio * prepared.window.tokens:
-            return None
-        overflow = Overflow(reported, None)
-    return taught(overflow, prepared, is_shared=call.room is not None and call.room.is_shared(prepared.window))
-
-
-def _prompt_tokens(details: Mapping[str, object]) -> int | None:
-    # Newer LiteLLMs (streaming_handler.py, `_record_partial_usage_for_failure`): of the chunks that came, if any did.
-    reported = getattr(details.get("combined_usage_object"), "prompt_tokens", None)
-    return reported if isinstance(reported, int) and reported > 0 else None

@@ -1,27 +1,28 @@
-"""Chunks as server-sent events: the transport reads them from LM Studio and writes them to LiteLLM's OpenAI client.
+"""Chunks and errors of a server's answer, as server-sent events in and out.
 
-A server's answer is bounded by its request: a broken or hostile server must not cost all other requests.
-`with_heartbeat` serves LiteLLM's streaming iterator hook, in place of LiteLLM's own keep-alive, which leaks a slot of
-the key's parallel limit with every chat stream.
+A server's answer is bounded by its request: a broken or hostile server must not cost all other requests. Servers differ
+in the shapes of tool calls and of text: a chunk that is read here has OpenAI's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-import anyio
 import httpx
 
-from litellm_compaction.proxy.answer.chunks import as_chunk
-from litellm_compaction.proxy.answer.protocol import Batch, Chunk, Received, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.answer.unread import ReadAhead
-from litellm_compaction.proxy.exchange import Exchange
+from litellm_compaction.errors import is_crash
 from litellm_compaction.windows.fetch import is_quickly_read
 
+# OpenAI's `chat.completion.chunk` as JSON.
+Chunk: TypeAlias = dict[str, Any]
+# Chunks that came in one read, or go out in one write; at least one. A fast server sends hundreds at once, and a step
+# through all carriers for each would be most of what they cost.
+Batch: TypeAlias = Sequence[Chunk]
+REASONING_FIELDS = ("reasoning_content", "reasoning")
 # An error's own words stand at its beginning; some quote the whole request after that.
 # LiteLLM looks through an error's text some ten times, 10 s for a megabyte.
 ERROR_BYTES = 32 * 1024
@@ -31,18 +32,84 @@ _FIELD = b"data:"
 _MUCH_BYTES = 16 * 1024
 _REPLACED = "\ufffd"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# Too slow, too early, too many requests.
+_PASSING_STATUSES = frozenset({408, 425, 429})
+_NOT_IMPLEMENTED = 501
+_TEXT = (str, type(None))
+
+
+class Received(dict[str, Any]):
+    """A chunk that can go on to the client as it came: as its `origin`, the bytes of an event or LiteLLM's object."""
+
+    __slots__ = ("origin",)
+
+    def __init__(self, chunk: Chunk, origin: Any) -> None:
+        super().__init__(chunk)
+        self.origin = origin
+
+
+class UpstreamError(Exception):
+    """The server refused a request before its first chunk, or reported an error inside the stream.
+
+    Attributes:
+        text: the body, for recognizing an overflow; never logged.
+        response: the carrier's own error object, to be passed on unchanged.
+        status: of HTTP, or in the error itself; None for none.
+        is_inside: it came inside an answer, whose request the server had accepted.
+    """
+
+    def __init__(self, text: str, response: Any = None, *, status: int | None = None, is_inside: bool = False) -> None:
+        super().__init__("the upstream server reported an error")
+        self.text = text
+        self.response = response
+        self.status = status
+        self.is_inside = is_inside
+
+    @property
+    def may_pass(self) -> bool:
+        """Returns True if the server has failed just now, or is too busy, and does not refuse requests like this one.
+
+        RFC 9110, sections 15.5 and 15.6: 4xx is the request's fault, 5xx the server's, except for 501.
+        """
+        if is_crash(self.text) or self.status in _PASSING_STATUSES:
+            return True
+        return self.status is not None and self.status >= 500 and self.status != _NOT_IMPLEMENTED
+
+
+class UpstreamDropped(UpstreamError):
+    """The connection broke; the carrier's own exception is the cause."""
+
+    @property
+    def may_pass(self) -> bool:
+        return True
+
+
+def unreadable(why: str) -> UpstreamError:
+    """The error for an answer that is not read to its end."""
+    return _bad_gateway(UpstreamError, f"The model's server cannot be understood: {why}.")
+
+
+def broken() -> UpstreamError:
+    """The error for a stream that stops before its end."""
+    return _bad_gateway(UpstreamDropped, "The model's server has broken off its answer.")
+
+
+def _bad_gateway(kind: type[UpstreamError], message: str) -> UpstreamError:
+    body = {"error": {"message": message, "type": "server_error", "code": "bad_gateway"}}
+    return kind(message, httpx.Response(502, json=body), status=502)
+
+
+def short_error(text: str) -> dict[str, Any]:
+    """The beginning of a server's error in OpenAI's shape, short enough as JSON."""
+    return {"error": {"message": text.encode(errors="replace")[: ERROR_BYTES // 6].decode(errors="ignore")}}
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds on a server's answer to one request.
+    """Bytes of a server's answer: in one line of a stream or as a whole, and in all.
 
-    Room for parts that are no text, such as sound and numbers for each token of the prompt. Of a token the longest are
-    128 bytes (o200k), and around it an event has 200 to 400 (LM Studio 0.4, llama.cpp and vLLM).
-
-    Attributes:
-        event_bytes: in one line of a stream, or as a whole answer.
-        stream_bytes: in all.
+    Of a token the longest are 128 bytes (o200k), and around it an event has 200 to 400; beside that there is room for
+    parts that are no text, such as sound and numbers for each token of the prompt.
     """
 
     event_bytes: int
@@ -53,34 +120,30 @@ class Bounds:
         return cls(8 * 2**20 + 128 * max_tokens, 16 * 2**20 + 4096 * max_tokens)
 
 
-async def read_events(response: httpx.Response | ReadAhead, bounds: Bounds) -> AsyncIterator[Batch]:
+async def read_events(
+    response: httpx.Response, bounds: Bounds, *, is_passed: bool = False
+) -> AsyncGenerator[Batch, None]:
     """The chunks of an event stream, those of each read together.
+
+    Args:
+        is_passed: its chunks go on as they came, whatever their shape.
 
     Raises:
         UpstreamDropped: the connection broke, or ended without the stream's own end.
         UpstreamError: it cannot be read, or is out of bounds.
     """
-    lines, events, read_bytes = _Lines(bounds.event_bytes), _Events(bounds.event_bytes), 0
+    reader = _Reader(bounds, is_passed=is_passed)
     try:
         async for data in response.aiter_bytes():
-            read_bytes += len(data)
-            if read_bytes > bounds.stream_bytes:
-                raise unreadable(f"its answer has more than {bounds.stream_bytes} bytes")
-            chunks, is_over, failure = events.chunks(lines.feed(data))
-            if chunks:
-                yield chunks
-            if failure is not None:
-                raise failure
-            if is_over:
+            for batch in reader.batches(data):
+                yield batch
+            if reader.is_over:
                 return
             if len(data) >= _MUCH_BYTES:
                 await asyncio.sleep(0)
-        chunks, is_over, failure = events.chunks(lines.feed(b"\n"))
-        if chunks:
-            yield chunks
-        if failure is not None:
-            raise failure
-        if not is_over:
+        for batch in reader.batches(b"\n"):
+            yield batch
+        if not (reader.is_over or is_passed):
             raise broken()
     except httpx.TransportError as error:
         raise UpstreamDropped("", None) from error
@@ -88,39 +151,87 @@ async def read_events(response: httpx.Response | ReadAhead, bounds: Bounds) -> A
         raise unreadable("its answer is not compressed as it says") from error
 
 
-async def pass_events(response: httpx.Response | ReadAhead, bounds: Bounds) -> AsyncIterator[bytes]:
-    """An event stream as it comes, line by line; only the beginning of an error that is too long.
+class _Reader:
+    """Takes a stream apart: each line of data is an event, since some servers write single newlines between events.
 
-    Raises:
-        httpx.RemoteProtocolError: it is out of bounds.
+    As bytes: `Response.aiter_lines` also splits at U+2028, U+0085 and the like, which JSON strings may hold as they
+    are. All lines of one read at once: a step of an asynchronous generator for each costs more than the split.
     """
-    lines, read_bytes = _Lines(bounds.event_bytes), 0
-    try:
-        async for data in response.aiter_bytes():
-            read_bytes += len(data)
-            if read_bytes > bounds.stream_bytes:
-                raise unreadable(f"its answer has more than {bounds.stream_bytes} bytes")
-            if ended := lines.feed(data):
-                yield b"".join(_short(line) + b"\n" for line in ended)
-        if rest := b"".join(lines.feed(b"\n")):
-            yield _short(rest)
-    except UpstreamError as error:
-        raise httpx.RemoteProtocolError(error.text) from error
 
+    def __init__(self, bounds: Bounds, *, is_passed: bool) -> None:
+        self._bounds = bounds
+        self._is_passed = is_passed
+        self._read_bytes = 0
+        self._begun: list[bytes] = []
+        self._begun_bytes = 0
+        self.is_over = False
 
-def _short(line: bytes) -> bytes:
-    """A line of a stream; for a long one that is no part of an answer, an error with its beginning."""
-    if len(line) <= ERROR_BYTES or not line.startswith(_FIELD):
-        return line
-    data = line[len(_FIELD) :]
-    if not is_quickly_read(data) or "choices" in json_object(data):
-        return line
-    return event_of(short_error(data.decode(errors="replace"))).rstrip()
+    def batches(self, data: bytes) -> Iterator[Batch]:
+        """The chunks in `data`, if there are any.
 
+        Raises:
+            UpstreamError: after those before it.
+        """
+        chunks: list[Chunk] = []
+        failure: UpstreamError | None = None
+        try:
+            for line in self._lines(data):
+                if self._is_end(line, chunks):
+                    self.is_over = True
+                    break
+        except UpstreamError as error:
+            failure = error
+        if chunks:
+            yield chunks
+        if failure is not None:
+            raise failure
 
-def short_error(text: str) -> dict[str, Any]:
-    """The beginning of a server's error in OpenAI's shape, short enough as JSON."""
-    return {"error": {"message": text.encode(errors="replace")[: ERROR_BYTES // 6].decode(errors="ignore")}}
+    def _lines(self, data: bytes) -> list[bytes]:
+        self._read_bytes += len(data)
+        if self._read_bytes > self._bounds.stream_bytes:
+            raise unreadable(f"its answer has more than {self._bounds.stream_bytes} bytes")
+        if b"\r" in data:
+            data = data.replace(b"\r", b"\n")
+        *ended, rest = data.split(b"\n")
+        if ended and self._begun:
+            ended[0] = b"".join((*self._begun, ended[0]))
+            self._begun, self._begun_bytes = [], 0
+        if rest:
+            self._begun.append(rest)
+            self._begun_bytes += len(rest)
+            if self._begun_bytes > self._bounds.event_bytes:
+                raise unreadable(f"a piece of its answer has more than {self._bounds.event_bytes} bytes")
+        return ended
+
+    def _is_end(self, line: bytes, chunks: list[Chunk]) -> bool:
+        """Adds the chunk of a line, if it has one; True at the stream's own end."""
+        line = line.strip().removeprefix(_BYTE_ORDER_MARK)
+        data = line[len(_FIELD) :].strip() if line.startswith(_FIELD) else b""
+        if data.startswith(b"[DONE]"):
+            return True
+        if data and not is_quickly_read(data):
+            raise unreadable("a piece of its answer has too many values")
+        if data:
+            chunks.append(self._chunk(data, line))
+        return False
+
+    def _chunk(self, data: bytes, line: bytes) -> Chunk:
+        """The chunk that the data of an event says; it goes on as it came if it is right in one `line`."""
+        text = data.decode(errors="replace")
+        try:
+            # `null` says nothing, and nothing is lost with it.
+            event: object = json.loads(text) or {}
+        except (ValueError, RecursionError):
+            event = None
+        chunk = None
+        if isinstance(event, dict) and self._is_passed:
+            is_long_error = len(line) > ERROR_BYTES and "choices" not in event
+            return short_error(text) if is_long_error else Received(event, line)
+        if isinstance(event, dict):
+            chunk = as_chunk(event)
+        if chunk is None:
+            raise unreadable("a piece of its answer is no part of one")
+        return Received(chunk, line) if chunk is event and _REPLACED not in text else chunk
 
 
 async def read_body(response: httpx.Response, most_bytes: int) -> tuple[bytes, bool]:
@@ -141,21 +252,6 @@ async def read_body(response: httpx.Response, most_bytes: int) -> tuple[bytes, b
     except httpx.DecodingError as error:
         raise unreadable("its answer is not compressed as it says") from error
     return bytes(body), True
-
-
-def unreadable(why: str) -> UpstreamError:
-    """The error for an answer that is not read to its end."""
-    return _bad_gateway(UpstreamError, f"The model's server cannot be understood: {why}.")
-
-
-def broken() -> UpstreamError:
-    """The error for a stream that stops before its end."""
-    return _bad_gateway(UpstreamDropped, "The model's server has broken off its answer.")
-
-
-def _bad_gateway(kind: type[UpstreamError], message: str) -> UpstreamError:
-    body = {"error": {"message": message, "type": "server_error", "code": "bad_gateway"}}
-    return kind(message, httpx.Response(502, json=body), status=502)
 
 
 def events_of(batch: Batch) -> bytes:
@@ -180,200 +276,61 @@ def json_object(content: bytes) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-class _Events:
-    """Puts the lines of a stream together to chunks.
+def as_chunk(event: Chunk) -> Chunk | None:
+    """Returns `event` itself if it has a chunk's shape, else a copy that says the same in it; None if it says nothing.
 
-    The data lines of an event are one text (WHATWG, "Server-sent events"). One that is a chunk by itself does not wait
-    for the event's end: some servers write single newlines between events.
+    A whole answer's message is read as one delta.
     """
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._begun: list[bytes] = []
-        self._begun_bytes = 0
-
-    def chunks(self, lines: Iterable[bytes]) -> tuple[Batch, bool, UpstreamError | None]:
-        """The chunks in `lines` up to the first that cannot be read, True if the stream ends there, and that error."""
-        chunks: list[Chunk] = []
-        for line in lines:
-            if line.startswith(_FIELD):
-                data = line[len(_FIELD) :].strip()
-                if self._begun:
-                    self._add(data)
-                    if self._begun_bytes > self._most_bytes:
-                        return (
-                            chunks,
-                            False,
-                            unreadable(f"a piece of its answer has more than {self._most_bytes} bytes"),
-                        )
-                    continue
-            elif self._begun and not line:
-                data, self._begun, self._begun_bytes = b"\n".join(self._begun), [], 0
-            else:
-                continue
-            if data.startswith(b"[DONE]"):
-                return chunks, True, None
-            if not is_quickly_read(data):
-                return chunks, False, unreadable("a piece of its answer has too many values")
-            chunk = _chunk(data, line)
-            if chunk is not None:
-                chunks.append(chunk)
-            elif not line:
-                return chunks, False, unreadable("a piece of its answer is no part of one")
-            elif data:
-                self._add(data)
-        return chunks, False, None
-
-    def _add(self, data: bytes) -> None:
-        self._begun.append(data)
-        self._begun_bytes += len(data)
+    choices = event.get("choices")
+    if choices is None or (type(choices) is list and all(map(_is_plain, choices))):
+        return event
+    listed = choices if isinstance(choices, list) else [choices]
+    read = [_as_choice(choice) for choice in listed if isinstance(choice, dict)]
+    if read == choices:
+        return event
+    return {**event, "choices": read} if read else None
 
 
-def _chunk(data: bytes, line: bytes) -> Chunk | None:
-    """The chunk that the data of an event says, None for none; it goes on as it came if it is right in one `line`."""
-    text = data.decode(errors="replace")
-    try:
-        # `null` says nothing, and nothing is lost with it.
-        event = json.loads(text) or {}
-    except (ValueError, RecursionError):
-        return None
-    chunk = as_chunk(event) if isinstance(event, dict) else None
-    is_right = chunk is event and line and _REPLACED not in text
-    return Received(chunk, line) if chunk is not None and is_right else chunk
+def _is_plain(choice: object) -> bool:
+    """Returns True for most choices of a stream: nothing but text. By `type`, since it is asked for each chunk."""
+    delta = choice.get("delta") if type(choice) is dict else None
+    if type(delta) is not dict or type(choice.get("finish_reason")) not in _TEXT:  # type: ignore[attr-defined] # a dict
+        return False
+    return all(type(value) in _TEXT for value in delta.values())
 
 
-class _Lines:
-    """Splits data from the network into lines, without their ends: a newline, a carriage return, or both.
-
-    As bytes: `Response.aiter_lines` also splits at U+2028, U+0085 and the like, which JSON strings may hold as they
-    are, and the two halves of such a chunk would be lost. All lines of one read at once: a step of an asynchronous
-    generator for each costs more than the split.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._begun: list[bytes] = []
-        self._begun_bytes = 0
-        self._is_first = True
-        # A newline at once would belong to it.
-        self._ends_with_return = False
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The lines that end in `data`.
-
-        Raises:
-            UpstreamError: one that has begun is too long.
-        """
-        if self._ends_with_return:
-            data = data.removeprefix(b"\n")
-        self._ends_with_return = data.endswith(b"\r")
-        if b"\r" in data:
-            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        ended = data.split(b"\n")
-        rest = ended.pop()
-        if ended and self._begun:
-            ended[0] = b"".join((*self._begun, ended[0]))
-            self._begun.clear()
-            self._begun_bytes = 0
-        if ended and self._is_first:
-            self._is_first = False
-            ended[0] = ended[0].removeprefix(_BYTE_ORDER_MARK)
-        if rest:
-            self._begun.append(rest)
-            self._begun_bytes += len(rest)
-            if self._begun_bytes > self._most_bytes:
-                raise unreadable(f"a piece of its answer has more than {self._most_bytes} bytes")
-        return ended
+def _as_choice(choice: Mapping[str, Any]) -> Chunk:
+    """A choice of a chat or a text completion, in pieces or whole, as one of a stream."""
+    said: Any = next((choice[key] for key in ("delta", "message", "text") if choice.get(key) is not None), {})
+    delta = dict(said) if isinstance(said, dict) else {"content": said}
+    delta.update({key: _as_text(delta[key]) for key in ("content", *REASONING_FIELDS) if key in delta})
+    calls = delta.pop("tool_calls", None)
+    listed = calls if isinstance(calls, list) else [calls]
+    if read := [_as_call(call) for call in listed if isinstance(call, dict)]:
+        delta["tool_calls"] = read
+    reason = choice.get("finish_reason")
+    shown = {key: value for key, value in choice.items() if key not in ("message", "text")}
+    return {**shown, "delta": delta, "finish_reason": str(reason) if reason else None}
 
 
-_END = object()
-# Legal in every stream of events, and read by no client.
-_COMMENT = b": ping\n\n"
+def _as_text(value: Any) -> Any:
+    """The text of a field in parts; one that holds none stays as it came."""
+    if type(value) in _TEXT:
+        return value
+    listed = value if isinstance(value, list) else [value]
+    parts = [part.get("text") if isinstance(part, dict) else part for part in listed]
+    texts = [part for part in parts if isinstance(part, str)]
+    return "".join(texts) if texts or not parts else value
 
 
-async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_s: float) -> AsyncGenerator[Any, None]:
-    """The chunks of `response`, and an empty one after each `every_s` for which a compaction has kept it silent.
-
-    Clients and load balancers close connections on which nothing moves. The race against the clock costs a task, so it
-    is run only if a pause may come.
-
-    A stream that waits before the client is told anything opens with a comment: LiteLLM's router keeps the opening of a
-    Responses stream (`_responses_stream_holds_event`), and of a Messages stream if the request may be tried again
-    (`_aanthropic_messages_streaming_iterator`), until some of the answer has come.
-    """
-    source = response.__aiter__()
-    last: Any = None
-    begun: Any = None
-    if call.may_pause and call.attempt.begins_silently:
-        yield _COMMENT
-    while True:
-        if not call.may_pause:
-            last = await anext(source, _END)
-        else:
-            waiting = asyncio.ensure_future(_next(source))
-            try:
-                while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                    beat = _COMMENT if last is None and call.attempt.begins_silently else _beat(last, begun)
-                    if beat is not None:
-                        yield beat
-                last = await waiting
-            finally:
-                if not waiting.done():
-                    waiting.cancel()
-                    # Neither awaited directly nor without a shield: anyio cancels us again and again when the client
-                    # has gone, an await would hand that on, and the upstream connection would stay open half closed.
-                    with anyio.CancelScope(shield=True):
-                        await asyncio.wait({waiting})
-                    if not waiting.cancelled():
-                        waiting.exception()  # marks it as retrieved
-        if last is _END:
-            return
-        begun = _copied(last) if _is_in_progress(last) else begun
-        yield last
-
-
-async def _next(source: AsyncIterator[Any]) -> Any:
-    # As a coroutine, which a task takes.
-    return await anext(source, _END)
-
-
-def _copied(event: Any) -> Any:
-    """An event that stays as it is: LiteLLM hides the answer's id in the one that it sends, and would do so again."""
-    return event.model_copy(deep=True) if hasattr(event, "model_copy") else event
-
-
-def _is_in_progress(event: Any) -> bool:
-    # Not by `getattr`: pydantic raises and catches an error for attributes that a chat chunk does not have.
-    kind = getattr(event, "__dict__", {}).get("type")
-    return getattr(kind, "value", kind) == "response.in_progress"
-
-
-def _beat(last: Any, begun: Any) -> Any:
-    """A chunk that says nothing, in the language of the one before; None if there is no such thing.
-
-    Args:
-        last: the chunk before, None before the first.
-        begun: of the Responses API, the event that says that an answer is being made; it may be said again.
-    """
-    if isinstance(last, (bytes, bytearray)):
-        # Other streams of bytes than Anthropic's name no events; a comment is legal in all of them.
-        return b'event: ping\ndata: {"type": "ping"}\n\n' if last.lstrip().startswith(b"event:") else _COMMENT
-    if not hasattr(last, "choices") or not hasattr(last, "model_copy"):
-        return _copied(begun)
-    beat = last.model_copy(deep=True)
-    if getattr(beat, "usage", None) is not None:
-        # Its numbers must be counted once.
-        beat.usage = None
-    for choice in beat.choices:
-        choice.finish_reason = None
-        delta = getattr(choice, "delta", None)
-        if delta is None:
-            if not isinstance(getattr(choice, "text", None), str):
-                return None
-            choice.text = ""
-            continue
-        for name in ("role", "tool_calls", "function_call", "reasoning_content", "thinking_blocks"):
-            if getattr(delta, name, None) is not None:
-                setattr(delta, name, None)
-        delta.content = ""
-    return beat
+def _as_call(call: Mapping[str, Any]) -> Chunk:
+    function = call.get("function")
+    read = {**call, "function": function if isinstance(function, dict) else None}
+    if isinstance(function, dict):
+        odd = [key for key in ("name", "arguments") if type(function.get(key)) not in _TEXT]
+        read["function"] = {**function, **{key: json.dumps(function[key]) for key in odd}}
+    if type(call.get("index")) is not int:
+        read.pop("index", None)
+    if type(call.get("id")) not in _TEXT:
+        read["id"] = json.dumps(call["id"])
+    return read

@@ -6,9 +6,9 @@ before the summary, abort and restart, streaming and not, on every route that Li
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import replace
@@ -21,37 +21,23 @@ import httpx
 import litellm
 from openai import APIStatusError, AsyncOpenAI
 
-from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
-from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
-from litellm_compaction.errors import TOO_DEEP, CompactionError, NotServed, overflow_from_text
+from litellm_compaction.concurrency import Bounded, Tasks, is_long, off_loop_if
+from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext
+from litellm_compaction.errors import TOO_DEEP, CompactionError, LeftUnread, NotServed, overflow_from_text
 from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.answer.client import Asked, joined
 from litellm_compaction.proxy.answer.loop import Answer
-from litellm_compaction.proxy.answer.one_answer import joined
-from litellm_compaction.proxy.answer.protocol import (
-    Asked,
-    Batch,
-    LegRequest,
-    Listener,
-    UpstreamError,
-)
 from litellm_compaction.proxy.answer.sse import (
     DONE,
     ERROR_BYTES,
-    Bounds,
+    Batch,
+    UpstreamError,
     events_of,
     json_object,
-    pass_events,
     short_error,
 )
-from litellm_compaction.proxy.answer.unread import ReadAhead, closed_if_unread
-from litellm_compaction.proxy.answer.upstream import (
-    HttpUpstream,
-    Unsupported,
-    end_to_end,
-    is_stream,
-    read_whole,
-    with_body,
-)
+from litellm_compaction.proxy.answer.upstream import HttpUpstream, LegRequest, end_to_end, read_whole
+from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.refusals import (
     RECOGNIZED,
     bad_request,
@@ -67,14 +53,13 @@ _LISTS = ("messages", "tools")
 _transport: ContextVar[ListTransport] = ContextVar("litellm_compaction_transport")
 # Reading this much JSON takes 2 ms.
 _OFF_LOOP_BYTES = 200_000
+# Nothing is pulled from a stream for so long: its reader has left. A slow one pulls now and then.
+UNREAD_S = 30.0
+_closing = Tasks()
 
 
 class ListTransport(httpx.AsyncBaseTransport):
-    """A transport that gets long lists beside a body's bytes.
-
-    Attributes:
-        lists: keys of the next body that do not come in its bytes.
-    """
+    """A transport that gets the `lists` of the next body beside its bytes."""
 
     lists: Mapping[str, Any] = MappingProxyType({})
 
@@ -86,7 +71,6 @@ class GuardedTransport(ListTransport):
         inner: the shared transport with the connection pool; never closed here.
         asked: by the client; without `request` and `prepared` on routes whose messages only the body shows.
         prepared: found by the engine before routing ended.
-        unsupported: the parts of a request's shape that servers refuse.
     """
 
     def __init__(
@@ -96,16 +80,14 @@ class GuardedTransport(ListTransport):
         context: RequestContext,
         asked: Asked,
         prepared: PreparedRequest | CompactionNeeded | None,
-        listener: Listener,
-        unsupported: Unsupported,
+        exchange: Exchange,
     ) -> None:
         self._inner = inner
         self._compactor = compactor
         self._context = context
         self._asked = asked
         self._prepared = prepared
-        self._listener = listener
-        self._unsupported = unsupported
+        self._exchange = exchange
         self._upstream: HttpUpstream | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -139,29 +121,26 @@ class GuardedTransport(ListTransport):
             # A request that cannot be read cannot be guarded.
             return self._refused(NotServed(TOO_DEEP))
         body |= self.lists
-        ready, found = self._prepared, self._asked.request
-        long = is_long(body.get("messages"), body.get("tools"))
-        if ready is None or not await off_loop_if(long, lambda: wire.is_same_request(body, found)):
+        upstream = self._upstream = HttpUpstream(self._inner, request, body)
+        asked = replace(self._asked, stops=wire.stops(body), is_whole=not upstream.wants_stream)
+        prepared, long = self._prepared, is_long(body.get("messages"), body.get("tools"))
+        if prepared is None or not await off_loop_if(long, lambda: wire.is_same_request(body, asked.request)):
             # The body that leaves is guarded, however its parts came into it.
-            ready, decoded = None, await off_loop_if(long, lambda: wire.decode(body))
-            if decoded is None:
-                return await self._completed(request, body)
-            found = decoded
-        asked = replace(self._asked, request=found, stops=wire.stops(body))
-        upstream = self._upstream = HttpUpstream(self._inner, request, body, self._unsupported)
-        prepared = ready or await self._compactor.prepare(asked.request, self._context)
+            found = await off_loop_if(long, lambda: wire.decode(body))
+            if found is None:
+                return await self._completed(request, body, upstream)
+            asked = replace(asked, request=found)
+            prepared = await self._compactor.prepare(found, self._context)
         if not wire.can_be_continued(body):
-            return await self._passed(upstream, prepared, asked, body, stream=upstream.wants_stream)
-        if not upstream.wants_stream:
-            asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
+            return await self._answered(self._passed(upstream, prepared, body), upstream)
         room = self._compactor.room(self._context)
-        answer = Answer(self._compactor, self._context, upstream, asked, prepared, self._listener, room=room)
-        return await (self._whole if asked.is_whole else self._streamed)(answer, upstream)
+        answer = Answer(self._compactor, self._context, upstream, asked, prepared, self._exchange, room=room)
+        return await self._answered(answer.batches(), upstream, answer)
 
     async def aclose(self) -> None:
         """Does nothing: the inner transport is shared."""
 
-    async def _completed(self, request: httpx.Request, body: dict[str, Any]) -> httpx.Response:
+    async def _completed(self, request: httpx.Request, body: dict[str, Any], upstream: HttpUpstream) -> httpx.Response:
         """A text completion that the server itself knows, its answer as it comes; no part of it is a conversation."""
         prompt = body.get("prompt")
         long = is_long(prompt, [prompt])
@@ -169,123 +148,101 @@ class GuardedTransport(ListTransport):
         if found is None:
             response = await self._inner.handle_async_request(request)
             return response if response.status_code < 400 else await read_whole(response, ERROR_BYTES)
-        asked = replace(self._asked, output_tokens=wire.asked_output_tokens(body), request=found)
-        if ids is not None:
-            prepared = await self._compactor.bound(ids, self._context)
-        else:
+        if ids is None:
             prepared = await self._compactor.guard(found, self._context)
-        upstream = HttpUpstream(self._inner, request, body, self._unsupported)
-        # A chunk with nothing but the usage would be new to clients of completions.
-        return await self._passed(upstream, prepared, asked, body, stream=False)
+        else:
+            prepared = await self._compactor.bound(ids, self._context)
+        return await self._answered(self._passed(upstream, prepared, body), upstream)
 
     def _refused(self, error: CompactionError) -> httpx.Response:
-        self._listener.refused(error)
+        self._exchange.refused(error)
         return response_of(error)
 
     async def _passed(
-        self,
-        upstream: HttpUpstream,
-        decided: PreparedRequest | CompactionNeeded,
-        asked: Asked,
-        body: Mapping[str, Any],
-        *,
-        stream: bool,
-    ) -> httpx.Response:
+        self, upstream: HttpUpstream, decided: PreparedRequest | CompactionNeeded, body: Mapping[str, Any]
+    ) -> AsyncGenerator[Batch, None]:
         """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
         room = self._compactor.room(self._context)
         answers, prompts = wire.asked_answers(body), wire.asked_prompts(body)
         try:
             prepared = await self._compactor.finish(decided, room)
-            self._listener.sent(self._context, prepared)
-            limit = prepared.max_output_tokens(asked.output_tokens)
+            self._exchange.sent(self._context, prepared)
+            limit = prepared.max_output_tokens(wire.asked_output_tokens(body))
             limit = await room.acquire(prepared, limit, is_watched=False, answers=answers, prompts=prompts)
-            response = await upstream.send(LegRequest(messages=prepared.messages, max_tokens=limit), stream=stream)
             room.started()
-            bounds = Bounds.of(limit * answers * prompts)
-            if not is_stream(response):
-                response = await _passed_whole(response, bounds.event_bytes)
-                room.release()
-                return response
-        except BaseException:
-            # Also on cancellation: without an answer nothing else would end its hold.
+            leg = LegRequest(prepared=prepared, max_tokens=limit, passed=answers * prompts)
+            async with upstream.open(leg) as batches:
+                async for batch in batches:
+                    yield batch
+            room.ended()
+        finally:
             room.release()
-            raise
-        return httpx.Response(
-            200, headers=end_to_end(response.headers), stream=_Held(ReadAhead(response, room.ended), room, bounds)
-        )
 
-    async def _streamed(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
-        """A response whose first chunk is already there, so that a refusal keeps its real status."""
-        batches = answer.batches()
+    async def _answered(
+        self, batches: AsyncGenerator[Batch, None], upstream: HttpUpstream, answer: Answer | None = None
+    ) -> httpx.Response:
+        """A response whose first chunk is already there, so that a refusal keeps its real status.
+
+        A whole answer is the server's own as it came, or its legs joined.
+        """
         try:
-            first = await anext(batches, ())
+            if upstream.wants_stream:
+                first = await anext(batches, ())
+                stream = EventStream(first, batches, self._exchange)
+                return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
+            chunks = [chunk async for batch in batches for chunk in batch]
         except UpstreamError as error:
             return _refusal(error)
-        stream = _EventStream(first, batches, self._listener)
-        return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
-
-    async def _whole(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
-        """One JSON answer: the server's own as it came, or its legs joined."""
-        try:
-            chunks = [chunk async for batch in answer.batches() for chunk in batch]
-        except UpstreamError as error:
-            return _refusal(error)
-        if upstream.whole is not None and answer.is_one_leg:
+        if upstream.whole is not None and (answer is None or answer.is_one_leg):
             return upstream.whole
         # `httpx` writes no NaN, which servers do.
         content = json.dumps(joined(chunks)).encode()
         return httpx.Response(200, headers=_headers(upstream, "application/json"), content=content)
 
 
-class _Held(httpx.AsyncByteStream):
-    """A server's stream that holds its room in a shared context until that has ended, or its client has left."""
+class EventStream(httpx.AsyncByteStream):
+    """Chunks as server-sent events; closing it ends the answer upstream, and so does nobody's pulling for `UNREAD_S`.
 
-    def __init__(self, response: ReadAhead, room: Reservation, bounds: Bounds) -> None:
-        self._response = response
-        self._room = room
-        self._bounds = bounds
+    LiteLLM leaves a stream open whose client has gone while the proxy was behind its server, and its objects still
+    refer to it: nothing else would end the answer, and give its room back.
+    """
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async with aclosing(closed_if_unread(self._pieces())) as pieces:
-            async for piece in pieces:
-                yield piece
-
-    async def _pieces(self) -> AsyncGenerator[bytes, None]:
-        try:
-            async for piece in pass_events(self._response, self._bounds):
-                yield piece
-        finally:
-            await self.aclose()
-
-    async def aclose(self) -> None:
-        try:
-            await self._response.aclose()
-        finally:
-            self._room.release()
-
-
-class _EventStream(httpx.AsyncByteStream):
-    """Chunks as server-sent events; closing it ends the answer upstream."""
-
-    def __init__(self, first: Batch, batches: AsyncGenerator[Batch, None], listener: Listener) -> None:
+    def __init__(self, first: Batch, batches: AsyncGenerator[Batch, None], exchange: Exchange) -> None:
         self._first = first
         self._batches = batches
-        self._listener = listener
+        self._exchange = exchange
+        self._left: asyncio.Task[None] | None = None
+        self._wait()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield events_of(self._first)
+        batch: Batch | None = self._first
         try:
-            async for batch in self._batches:
+            while batch is not None:
                 yield events_of(batch)
+                self._timer.cancel()
+                if self._left is not None:
+                    raise LeftUnread(UNREAD_S)
+                batch = await anext(self._batches, None)
+                self._wait()
+            yield DONE
         except UpstreamError as error:
             raise error.__cause__ or _as_litellm_error(error) from error
         except CompactionError as error:
-            self._listener.refused(error)
+            self._exchange.refused(error)
             raise litellm_error_of(error, {}) from error
-        yield DONE
+        finally:
+            await self.aclose()
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(UNREAD_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self._left = _closing.begin(self._batches.aclose())
 
     async def aclose(self) -> None:
-        await self._batches.aclose()
+        self._timer.cancel()
+        if self._left is None:
+            await self._batches.aclose()
 
 
 class Clients:
@@ -295,12 +252,7 @@ class Clients:
         self._made: Bounded[tuple[str, str | None], _Client] = Bounded(_MAX_SERVERS)
 
     def over(self, transport: ListTransport, *, api_base: str, api_key: str | None) -> AsyncOpenAI:
-        """The client for one call.
-
-        Args:
-            api_base: of the deployment, resolved: LiteLLM's own argument may be None, if it is in the environment.
-            api_key: likewise; LM Studio needs none.
-        """
+        """The client for one call, by the deployment's own address and key; LM Studio needs none."""
         if (made := self._made.get((api_base, api_key))) is None:
             made = self._made[api_base, api_key] = _Client(
                 api_key=api_key or "fake-api-key",
@@ -343,9 +295,8 @@ class _Chosen(httpx.AsyncBaseTransport):
 def _as_it_is(create: Callable[..., Awaitable[Any]], transport: ListTransport) -> Callable[..., Awaitable[Any]]:
     """OpenAI's `create`, which does not search messages and tools for keys that its types name otherwise.
 
-    There is no such key in them (openai 2.54, types/chat), and the search holds the event loop for 0.3 ms a message: of
-    40,000 for 12 s, in which a stock proxy serves no request. Nor does it write them as JSON, which the
-    transport would have to read again: of 50 MB for 0.7 s.
+    There is no such key in them (openai 2.54, types/chat), and the search holds the event loop for 0.3 ms a message.
+    Nor does it write them as JSON, which the transport would have to read again.
     """
 
     async def created(**asked: Any) -> Any:
@@ -362,16 +313,6 @@ def _as_it_is(create: Callable[..., Awaitable[Any]], transport: ListTransport) -
         return await create(**{"messages": [], **kept})
 
     return created
-
-
-async def _passed_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
-    """An answer that is no stream, read within bounds; a body without an answer is cut to `ERROR_BYTES`."""
-    try:
-        whole = await read_whole(response, most_bytes)
-    except UpstreamError as error:
-        return _refusal(error)
-    is_answer = len(whole.content) <= ERROR_BYTES or "choices" in json_object(whole.content)
-    return whole if is_answer else with_body(whole, whole.content[:ERROR_BYTES])
 
 
 def _refusal(error: UpstreamError) -> httpx.Response:
@@ -391,10 +332,10 @@ def _refusal(error: UpstreamError) -> httpx.Response:
         return bad_request(f"{text} {RECOGNIZED}", status)
     if upstream is None:
         told = error.response if isinstance(error.response, dict) else {"error": "upstream"}
-        content = json.dumps(told).encode()
-        is_short = len(content) <= ERROR_BYTES
+        is_short = len(json.dumps(told)) <= ERROR_BYTES
         return httpx.Response(500, json=told if is_short else short_error(error.text))
-    return with_body(upstream, upstream.content[:ERROR_BYTES])
+    headers = end_to_end(upstream.headers)
+    return httpx.Response(upstream.status_code, headers=headers, content=upstream.content[:ERROR_BYTES])
 
 
 def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]:

@@ -1,17 +1,20 @@
-"""The application of LiteLLM's proxy: its configuration and secret, its end, what its requests pass, its lists."""
+"""LiteLLM's proxy: its configuration and secret, its end, what its requests pass, its keys and what they may do."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from litellm_compaction.proxy.litellm_inside.seam import Seam
 
-# The attribute of a function of ours that stands in place of one of LiteLLM's.
-_ORIGINAL = "litellm_compaction_original"
+_Application: TypeAlias = Callable[..., Awaitable[None]]
 _KEPT_IN_SCOPE = ("app", "asgi", "client", "http_version", "scheme", "server")
+# The answers of LiteLLM's own checks for a call on a caller's behalf.
+_ALLOWS = ("allowed", True)
+# In the names of LiteLLM's fields for what a caller may spend.
+_LIMITS = ("limit", "budget")
 
 
 def configuration() -> Mapping[str, Any]:
@@ -21,37 +24,60 @@ def configuration() -> Mapping[str, Any]:
     return state if isinstance(state, Mapping) else {}
 
 
+def keeps_responses() -> bool:
+    """LiteLLM finds the messages before a `previous_response_id`: it keeps prompts in its database, or beside it."""
+    if Seam.DATABASE.get() is None:
+        return False
+    keeps = Seam.KEPT_PROMPTS.get()
+    return keeps is None or bool(keeps()) or Seam.COLD_STORAGE.get() is not None
+
+
+def proxy_secret() -> str | None:
+    """The proxy's master key; None before the configuration is loaded, and without one."""
+    key = Seam.MASTER_KEY.get()
+    return key if isinstance(key, str) and key else None
+
+
+def before_end(job: Callable[[], Awaitable[None]]) -> None:
+    """Runs `job`, which ends by itself and never raises, before a proxy ends in order, while its loop still runs."""
+
+    def with_job(end: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+        async def ended(*args: Any, **options: Any) -> Any:
+            await job()
+            found = end(*args, **options)
+            return await found if inspect.isawaitable(found) else found
+
+        return ended
+
+    Seam.END.wrap(with_job)
+
+
+def wrap_requests(*makes: Callable[[_Application], _Application]) -> None:
+    """Puts what `makes` make of the proxy's ASGI application in its place, inside of all middleware; idempotent."""
+    Seam.REQUESTS.wrap(
+        lambda application: functools.reduce(lambda inner, make: make(inner), makes, application), anew=True
+    )
+
+
+# ------------------------------------------------------------------ keys
+
+
 async def key_owner(scope: Mapping[str, Any], headers: Mapping[str, str], path: str) -> Any:
-    """Returns LiteLLM's record of the key in a request's headers, as if it asked to GET `path` without a body.
-
-    As a POST it could be refused for what its body does not have (`enforce_user_param`).
-
-    Args:
-        scope: of the request; nothing is written to it.
-        headers: names in lower case.
-
-    Raises:
-        LiteLLMChanged: LiteLLM reads keys elsewhere.
-        Exception: LiteLLM refuses the key; raised inside of its application, it becomes LiteLLM's own answer.
-    """
+    """Returns LiteLLM's record of the key in `headers` (lower case), as if it asked to GET `path`; else its error."""
     from fastapi import Request
 
     user_api_key_auth = Seam.KEYS.needed()
-    kept = {name: scope[name] for name in _KEPT_IN_SCOPE if name in scope}
+    raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
     asked = {
-        **kept,
+        **{name: scope[name] for name in _KEPT_IN_SCOPE if name in scope},
         "type": "http",
         "method": "GET",
         "path": path,
         "raw_path": path.encode(),
         "root_path": "",
         "query_string": b"",
-        "headers": [
-            (name.encode("latin-1"), value.encode("latin-1", "replace"))
-            for name, value in headers.items()
-            if not name.startswith("content-")
-        ],
         "state": {},
+        "headers": [(name, value) for name, value in raw if not name.startswith(b"content-")],
     }
 
     async def nothing() -> Any:
@@ -68,58 +94,51 @@ def _header_of(marker: object) -> str:
     return str(getattr(getattr(getattr(marker, "dependency", None), "model", None), "name", "")).lower()
 
 
-def keeps_responses() -> bool:
-    """LiteLLM finds the messages before a `previous_response_id`: it has a database, and keeps prompts in it or beside.
-
-    By default it keeps none, finds an empty row, and goes on without the history (responses/
-    litellm_completion_transformation/session_handler.py).
-    """
-    if Seam.DATABASE.get() is None:
-        return False
-    keeps = Seam.KEPT_PROMPTS.get()
-    return keeps is None or bool(keeps()) or Seam.COLD_STORAGE.get() is not None
-
-
-def proxy_secret() -> str | None:
-    """The proxy's master key; None before the configuration is loaded, and without one."""
-    key = Seam.MASTER_KEY.get()
-    return key if isinstance(key, str) and key else None
-
-
-def before_end(job: Callable[[], Awaitable[None]]) -> None:
-    """Runs `job` when the proxy ends in order: its last answer is over, and its event loop still runs.
-
-    LiteLLM gives callbacks no such moment. Its own end is a function that its lifespan looks up when it is over
-    (proxy_server.py, `proxy_startup_event`): this one does `job` first. Outside a proxy nothing happens.
-
-    Args:
-        job: must come to an end by itself, and never raise.
-    """
-
-    end = Seam.END.get()
-    if end is None:
-        return
-
-    @functools.wraps(end)
-    async def ended(*args: Any, **options: Any) -> Any:
-        await job()
-        found = end(*args, **options)
-        return await found if inspect.isawaitable(found) else found
-
-    Seam.END.put(ended)
+def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
+    """True if the lists of models that a key and its team carry allow `model_name` `model`; no look into a database."""
+    auth, check = _auth(metadata), Seam.LISTED.get()
+    for attribute, kind in (("models", "key"), ("team_models", "team")):
+        allowed = getattr(auth, attribute, None)
+        if not isinstance(allowed, list) or not allowed:
+            continue
+        if check is None and model not in allowed:
+            return False
+        aliases, team_id = getattr(auth, "team_model_aliases", None), getattr(auth, "team_id", None)
+        whose = {"models": allowed, "team_model_aliases": aliases, "team_id": team_id, "object_type": kind}
+        try:
+            if check is not None:
+                check(model=model, llm_router=router, **whose)
+        except Exception:  # noqa: BLE001 - refused: ProxyException, whose place moved between versions
+            return False
+    return True
 
 
-def wrap_requests(*makes: Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]) -> None:
-    """Puts what `makes` make of the proxy's ASGI application in its place, inside of all middleware; idempotent."""
-    _replace(Seam.REQUESTS, lambda application: functools.reduce(lambda inner, make: make(inner), makes, application))
+async def is_allowed(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
+    """True if LiteLLM would let a key call a `model_name`: by all lists of models, and the budgets for that model."""
+    auth = _auth(metadata)
+    if auth is None:
+        return True
+    can_call, is_within_budget = Seam.ACCESS.get(), Seam.BUDGET.get()
+    # By position: the first three mean the same in all versions.
+    may_call = may_use(router, model, metadata) and (can_call is None or await can_call(auth, model, router) in _ALLOWS)
+    return may_call and (is_within_budget is None or await is_within_budget(auth, model) in _ALLOWS)
 
 
-def _replace(seam: Seam, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Puts what `make` makes of a function in its place; the next time in place of that."""
-    current = seam.get()
-    if current is None:
-        return
-    original = getattr(current, _ORIGINAL, current)
-    made = functools.wraps(original)(make(original))
-    setattr(made, _ORIGINAL, original)
-    seam.put(made)
+def has_limits(metadata: Mapping[str, Any]) -> bool:
+    """True if any limit or budget is set for the caller, its metadata or its team's, whatever LiteLLM calls it."""
+    auth = _auth(metadata)
+    # Of a model of pydantic; another object's fields are its own.
+    fields = {} if auth is None else dict(auth) if hasattr(auth, "model_fields_set") else vars(auth)
+    holders = [fields, *(fields.get(name) or {} for name in ("metadata", "team_metadata"))]
+    return any(
+        value is not None and value is not False and value not in ({}, [])  # a limit of 0 is one
+        for holder in holders
+        for name, value in holder.items()
+        if any(word in name for word in _LIMITS)
+    )
+
+
+def _auth(metadata: Mapping[str, Any]) -> Any:
+    """LiteLLM's own object of the caller; None outside a proxy."""
+    found = metadata.get("user_api_key_auth")
+    return Seam.CALLER.needed()(**found) if isinstance(found, Mapping) else found

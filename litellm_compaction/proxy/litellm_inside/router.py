@@ -15,7 +15,6 @@ from litellm_compaction.proxy.litellm_inside.seam import Seam
 # Settings of the router by which we decide.
 FALLBACKS = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")
 CHECKS = "enable_pre_call_checks"
-_GOES_ON = "enable_mid_stream_fallback_continuation"
 
 
 def current_router() -> Any:
@@ -25,35 +24,27 @@ def current_router() -> Any:
 
 def deployment(router: Any, deployment_id: str) -> Any:
     """The router's own object of a deployment; None if it has none of this id."""
-    registry = _entry_point(router, "registry")
-    if registry is not None:
+    if (registry := _view(router, "registry")) is not None:
         return _read("registry().deployment", lambda: registry.deployment(deployment_id))
     return _read("get_deployment", lambda: router.get_deployment(model_id=deployment_id))
 
 
 def deployments(router: Any, name: str | None = None, team_id: str | None = None) -> Sequence[Any]:
     """The entries that serve a group, an alias or a name behind a wildcard; those of all groups without a name."""
-    registry = _entry_point(router, "registry")
-    if registry is not None:
+    if (registry := _view(router, "registry")) is not None:
         return _read("registry().deployments", lambda: registry.deployments(name, team_id=team_id)) or ()
     return _read("get_model_list", lambda: router.get_model_list(model_name=name, team_id=team_id)) or ()
 
 
 def setting(router: Any, name: str) -> object:
     """A setting of the router; None if its operator has not set it."""
-    settings = _entry_point(router, "settings")
-    holder = router if settings is None else settings
-    return _read(name if settings is None else f"settings().{name}", lambda: getattr(holder, name))
+    settings = _view(router, "settings")
+    return _read(name, lambda: getattr(router if settings is None else settings, name))
 
 
 def refuses_by_window(router: Any) -> bool:
     """LiteLLM itself refuses requests by the windows that its lists show."""
     return bool(setting(router, CHECKS))
-
-
-def goes_on_elsewhere(router: Any) -> bool:
-    """A stream that breaks goes on at a fallback. A LiteLLM without the setting has no such thing."""
-    return any(getattr(holder, _GOES_ON, False) for holder in (router, _entry_point(router, "settings")))
 
 
 def rewrite_info(router: Any, rewritten: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
@@ -62,30 +53,21 @@ def rewrite_info(router: Any, rewritten: Callable[[Mapping[str, Any]], Mapping[s
     An entry of the Rust core's list hands the whole list over with each write to it. So its writes go past that, and
     the list is assigned to itself once; every entry stays the object that it is.
     """
-    registry = _entry_point(router, "registry")
+    registry = _view(router, "registry")
     entries = _read("model_list", lambda: router.model_list if registry is None else registry.all())
     is_changed = False
     for entry in entries:
         info = entry.get("model_info") if isinstance(entry, dict) else None
-        if not isinstance(info, dict) or (wanted := rewritten(info)) == info:
-            continue
-        dict.clear(info)
-        dict.update(info, wanted)
-        is_changed = True
+        if isinstance(info, dict) and (wanted := rewritten(info)) != info:
+            dict.clear(info)
+            dict.update(info, wanted)
+            is_changed = True
     if is_changed:
         entries[:] = list(entries)
 
 
 def add(router: Any, like: str, deployment_id: str, name: str, model: str) -> None:
-    """Adds a deployment like another one to the router's list, by the router's own call; nothing if that is gone.
-
-    Without numbers of tokens: the router would keep them for good, for every deployment of the model.
-
-    Args:
-        like: the id of the other one, whose parameters and permissions it has.
-        name: its own `model_name`.
-        model: of its own `litellm_params`.
-    """
+    """Adds a deployment of this `model_name` and model, else like that of the id `like`, if that is still there."""
     found = deployment(router, like)
     if found is not None and deployment(router, deployment_id) is None:
         params = {**found.litellm_params.model_dump(exclude_none=True), "model": model}
@@ -101,10 +83,10 @@ def remove(router: Any, deployment_id: str) -> None:
     _read("delete_deployment", lambda: router.delete_deployment(id=deployment_id))
 
 
-def _entry_point(router: Any, name: str) -> Any:
-    """One of the router's views; None in a LiteLLM that has none, and keeps the same as members of the router."""
-    entry_point = getattr(router, name, None)
-    return _read(name, entry_point) if callable(entry_point) else None
+def _view(router: Any, name: str) -> Any:
+    """One of the router's entry points; None in a LiteLLM that keeps the same as members of the router."""
+    view = getattr(router, name, None)
+    return _read(name, view) if callable(view) else None
 
 
 def _read(member: str, read: Callable[[], Any]) -> Any:

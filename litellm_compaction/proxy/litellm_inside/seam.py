@@ -8,9 +8,9 @@ Members of the router, which is an object, are in `router.py`.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import sys
+from collections.abc import Callable
 from enum import Enum
 from importlib import import_module
 from typing import Any
@@ -22,16 +22,19 @@ logger = logging.getLogger("litellm_compaction")
 # Where the proxy notes in its store what it lacks, for `doctor`: a line about the guard, "" if it stands, and one for
 # each other thing.
 LACKS = ("proxy", "litellm_lacks")
+# The attribute of a function of ours that stands in place of one of LiteLLM's.
+_ORIGINAL = "litellm_compaction_original"
 _PROXY = "proxy.proxy_server"
 _CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
 _OLD_CHECKS = "llms.anthropic.pass_through.context_management.editors.compact"
+_SPEND = "proxy.spend_tracking.spend_tracking_utils"
 
 
 class Seam(Enum):
     """A piece of LiteLLM's inside: what is lost without it, "" if nothing can be guarded then, and its places.
 
-    A place is a module below `litellm`, and a path in it; what is called ends with the names of its parameters that are
-    needed, in brackets. LiteLLM has moved some pieces: the first place that has it holds.
+    A place is a module below `litellm`, and a path in it; what is called ends with brackets. LiteLLM has moved some
+    pieces: the first place that has it holds.
     """
 
     SETTINGS = "", ":callback_settings"
@@ -48,27 +51,18 @@ class Seam(Enum):
         "streams that are stopped are neither logged nor charged",
         "litellm_core_utils.litellm_logging:Logging.dispatch_success_handlers()",
     )
-    CONFIG = (
-        "config.yaml is not checked at the start, and no master key is made",
-        f"{_PROXY}:proxy_config.get_config_state()",
-    )
+    CONFIG = "config.yaml is not checked, and no master key is made", f"{_PROXY}:proxy_config.get_config_state()"
     END = "rooms that a proxy holds when it ends are held until they expire", f"{_PROXY}:proxy_shutdown_event()"
-    REQUESTS = (
-        "routes that count or compact alone, compressed bodies and lists of models are left to LiteLLM",
-        f"{_PROXY}:app.router.middleware_stack()",
-    )
+    REQUESTS = "routes that count or compact alone are left to LiteLLM", f"{_PROXY}:app.router.middleware_stack()"
     PAGE = "the page and the routes of recall and records are missing", f"{_PROXY}:app"
-    KEYS = (
-        "the page and the routes of recall and records answer nobody",
-        "proxy.auth.user_api_key_auth:user_api_key_auth()",
-    )
+    KEYS = "the page and the routes beside it answer nobody", "proxy.auth.user_api_key_auth:user_api_key_auth()"
     KEY_HEADER = "the page finds no key under a header's own name", f"{_PROXY}:general_settings"
     MASTER_KEY = "what is stored is not encrypted, and the page remembers nobody", f"{_PROXY}:master_key"
     DATABASE = "what stands before a `previous_response_id` is not looked for", f"{_PROXY}:prisma_client"
     KEPT_PROMPTS = (
         "a `previous_response_id` whose messages are not kept is answered without them",
-        "proxy.spend_tracking.spend_tracking_utils:should_store_prompts_and_responses_in_spend_logs()",
-        "proxy.spend_tracking.spend_tracking_utils:_should_store_prompts_and_responses_in_spend_logs()",
+        f"{_SPEND}:should_store_prompts_and_responses_in_spend_logs()",
+        f"{_SPEND}:_should_store_prompts_and_responses_in_spend_logs()",
     )
     COLD_STORAGE = "responses that are kept beside the database are not looked for", ":cold_storage_custom_logger"
     REDIS = "`store: redis` has no connection", f"{_PROXY}:redis_usage_cache"
@@ -98,7 +92,7 @@ class Seam(Enum):
 
     def __str__(self) -> str:
         module, _, path = self.places[0].partition(":")
-        return f"{module.rpartition('.')[2] or 'litellm'}.{path.partition('(')[0]}"
+        return f"{module.rpartition('.')[2] or 'litellm'}.{path.removesuffix('()')}"
 
     @property
     def is_missing(self) -> bool:
@@ -120,31 +114,37 @@ class Seam(Enum):
         return getattr(*place)
 
     def of(self, instance: object) -> Any:
-        """The piece of one of LiteLLM's objects, of a class where the places are; None if it has none."""
-        for place in self.places:
-            path, _, parameters = place.partition("(")
-            found = getattr(instance, path.rpartition(".")[2], None)
-            if _takes(found, parameters):
-                return found
-        return None
+        """The method of one of LiteLLM's objects, of whose class the piece is; None if it has none."""
+        return getattr(instance, str(self).rpartition(".")[2], None)
 
-    def put(self, piece: object) -> None:
-        """Puts something of ours in place of the piece that `get` has given."""
+    def wrap(self, make: Callable[[Any], Any], *, anew: bool = False) -> None:
+        """Puts what `make` makes of the piece in its place, if it is there.
+
+        Args:
+            anew: in place of what was put there before.
+        """
         if (place := self._place()) is not None:
-            setattr(*place, piece)
+            current = getattr(*place)
+            inner = getattr(current, _ORIGINAL, current) if anew else current
+            made = functools.wraps(inner)(make(inner))
+            setattr(made, _ORIGINAL, inner)
+            setattr(*place, made)
 
     def _place(self, *, is_needed: bool = False) -> tuple[Any, str] | None:
-        """What holds the piece, and the name of its attribute."""
+        """The object that holds the piece, and the name of its attribute."""
         for place in self.places:
-            module, _, rest = place.partition(":")
-            path, is_called, parameters = rest.partition("(")
-            *outer, name = path.split(".")
+            module, _, path = place.partition(":")
+            *outer, name = path.removesuffix("()").split(".")
+            full_name = f"litellm.{module}".removesuffix(".")
+            # Importing the proxy's own takes seconds, and outside of one they say nothing.
+            if full_name not in sys.modules and not (is_needed or _is_expected(place)):
+                continue
             try:
-                holder = functools.reduce(getattr, outer, _module(module, is_needed=is_needed))
+                holder = functools.reduce(getattr, outer, import_module(full_name))
                 found = getattr(holder, name)
             except (ImportError, AttributeError):
                 continue
-            if not is_called or _takes(found, parameters):
+            if callable(found) or not path.endswith("()"):
                 return holder, name
         return None
 
@@ -157,22 +157,6 @@ def missing() -> list[str]:
     for said in lacks:
         logger.warning("%s", said)
     return lacks
-
-
-def _takes(found: object, parameters: str) -> bool:
-    """`found` can be called, with these parameters as well: names with commas between them, and a bracket behind."""
-    if not callable(found):
-        return False
-    needed = [name for name in parameters.removesuffix(")").split(",") if name]
-    return not needed or set(needed) <= inspect.signature(found).parameters.keys()
-
-
-def _module(name: str, *, is_needed: bool) -> Any:
-    """A module of LiteLLM's. Importing the proxy's own takes seconds, and outside of one they say nothing."""
-    full_name = f"litellm.{name}".removesuffix(".")
-    if full_name not in sys.modules and not (is_needed or _is_expected(name)):
-        raise ImportError(full_name)
-    return import_module(full_name)
 
 
 def _is_expected(place: str) -> bool:

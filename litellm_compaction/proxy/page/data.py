@@ -134,7 +134,7 @@ def _row(
         "parallel": 0 if window is None else window.parallel,
         "state": "" if window is not None else _state(report, visitor),
         "counts_by": "" if source is None else f"{source.family.name} ({kind})",
-        "goes_on": ", ".join(filter(None, (report.carrier, report.standing.in_words()))),
+        "goes_on": ", ".join(filter(None, (report.carrier, report.goes_on))),
         "compact_ratio": guard.settings.pre_request_ratio,
         "carry_ratio": guard.settings.streaming_ratio,
         "notes": notes,

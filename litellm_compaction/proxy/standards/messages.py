@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
-from litellm_compaction.core.clear_order import ClearOrder
+from litellm_compaction.core.forms import ClearOrder
 from litellm_compaction.core.portable import Portable
 from litellm_compaction.errors import BadItem
 from litellm_compaction.proxy.standards.orders import Opened, Orders, Told, checked

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from litellm_compaction.core.clear_order import ClearOrder
+from litellm_compaction.core.forms import ClearOrder
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.portable import Portable, Unfolded, portable, unfolded
 from litellm_compaction.engine import PreparedRequest

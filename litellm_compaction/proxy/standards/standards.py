@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from litellm_compaction.core.clear_order import ClearOrder, cleared
+from litellm_compaction.core.forms import ClearOrder, cleared
 from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.proxy.client import metadata_of, tenant_of
 from litellm_compaction.proxy.exchange import Exchange, Exchanges

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.compaction import Compaction, applied_tokens, apply
 from litellm_compaction.core.continuation.request import Partial, continued_request, keyed
-from litellm_compaction.core.conversation import applied_tokens
-from litellm_compaction.core.cut_points import answered_round
+from litellm_compaction.core.view import answered_round
 from tests.builders import (
     DEPTH,
     JsonDict,

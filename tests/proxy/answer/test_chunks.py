@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.proxy.answer.calls import Calls
-from litellm_compaction.proxy.answer.chunks import as_chunk
+from litellm_compaction.proxy.answer.sse import as_chunk
 
 _READ = {"name": "read", "arguments": '{"a": 1}'}
 _TEXT = {"delta": {"content": "one two"}, "finish_reason": None}
@@ -39,7 +39,7 @@ def test_text_is_read(choice: dict[str, Any]) -> None:
         {"id": "c", "function": _READ},
         [{"id": "c", "index": None, "function": _READ}],
         [{"id": "c", "index": {}, "function": {**_READ, "arguments": {"a": 1}}}],
-        [{"id": "c", **_READ}, None],
+        [{"id": "c", "function": _READ}, None],
     ],
 )
 def test_call_is_read(calls: object) -> None:

@@ -1,4 +1,4 @@
-"""What an attempt that failed before its answer could be read teaches about the window."""
+"""What follows the end of a leg."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from litellm.types.utils import Usage
 
-from litellm_compaction.engine import Attempts
-from litellm_compaction.errors import Overflow
 from litellm_compaction.proxy.answer.endings import (
     MAX_CUTS,
     End,
@@ -19,70 +16,7 @@ from litellm_compaction.proxy.answer.endings import (
     Step,
     next_leg,
     restart_of,
-    unread_overflow,
 )
-from litellm_compaction.proxy.exchange import ClientRequest, Exchange
-from tests.builders import prose
-from tests.proxy.scripted import Scene
-
-ENDED_EARLY = "APIConnectionError: Stream ended before a finish_reason was received"
-NAMED = "The input has 2500 tokens, but the context length only supports 2048 tokens."
-UNNAMED = "Context size has been exceeded."
-
-
-async def _call(tokens: int, *, is_chat: bool = True, **settings: Any) -> Exchange:
-    scene = Scene([{"role": "user", "content": prose("unread", tokens)}], [], settings=settings)
-    prepared = await scene.compactor.guard(scene.request, scene.context)
-    client = ClientRequest(received=scene.request, original=scene.request, group="any", is_chat=is_chat)
-    call = Exchange(client, Attempts(summary_calls_left=1))
-    call.attempt.context, call.attempt.prepared = scene.context, prepared
-    call.room = scene.compactor.room(scene.context)
-    return call
-
-
-@pytest.mark.parametrize(
-    ("message", "revealed"),
-    [
-        (NAMED, Overflow(2500, 2048)),
-        (UNNAMED, Overflow(None, 1638)),
-        (ENDED_EARLY, Overflow(None, 1638)),
-        ("it burns", None),
-    ],
-)
-async def test_nearly_full_window_explains_what_names_no_number(message: str, revealed: Overflow | None) -> None:
-    """An overflow without numbers, and an answer without a word: the window is smaller than it was believed to be."""
-    assert unread_overflow(await _call(1580), message, {}) == revealed
-
-
-async def test_silence_teaches_nothing_far_from_the_limit() -> None:
-    """The server has another reason."""
-    call = await _call(300)
-    assert unread_overflow(call, ENDED_EARLY, {}) is None
-    assert unread_overflow(call, UNNAMED, {}) == Overflow(None, 1638)
-
-
-@pytest.mark.parametrize(("tokens", "revealed"), [(2100, Overflow(2100, 1638)), (900, None)])
-async def test_count_of_the_server_decides(tokens: int, revealed: Overflow | None) -> None:
-    """Where it has reported one before it fell silent, ours does not count."""
-    details = {"combined_usage_object": Usage(prompt_tokens=tokens, completion_tokens=0, total_tokens=tokens)}
-    for own in (300, 1580):
-        assert unread_overflow(await _call(own), ENDED_EARLY, details) == revealed
-
-
-async def test_others_may_have_filled_a_shared_context() -> None:
-    """Then an overflow says nothing about the window."""
-    assert unread_overflow(await _call(1580, admission="pool"), UNNAMED, {}) == Overflow(None, None)
-
-
-async def test_what_the_loop_has_read_it_learns_itself() -> None:
-    """The same of what the transport carries: here only what the server says in numbers counts."""
-    read, continued = await _call(1580), await _call(1580)
-    read.is_read, continued.attempt.is_carried = True, True
-    for call in (read, continued):
-        assert unread_overflow(call, ENDED_EARLY, {}) is None
-        assert unread_overflow(call, UNNAMED, {}) == Overflow(None, None)
-        assert unread_overflow(call, NAMED, {}) == Overflow(2500, 2048)
-
 
 ENDS = get_args(End)
 CUT = ("limit", "overthought", "spent", "called_back", "overflow")

@@ -14,7 +14,8 @@ from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Us
 
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked
-from litellm_compaction.proxy.answer.protocol import Continuation, LegRequest, Received, UpstreamError
+from litellm_compaction.proxy.answer.sse import Received, UpstreamError
+from litellm_compaction.proxy.answer.upstream import LegRequest
 
 # LiteLLM's own types, which it builds when they are first used.
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
@@ -74,6 +75,12 @@ def _upstream(first: _Stream | None, router: _Router | None = None) -> HookedUps
     return HookedUpstream(first, router, "pin", {"messages": [], "litellm_logging_obj": log})
 
 
+def _leg(way: Way | None) -> LegRequest:
+    window = SimpleNamespace(source="operator")
+    prepared: Any = SimpleNamespace(way=way, closing=None, messages=None, tools=None, window=window)
+    return LegRequest(prepared=prepared, max_tokens=100, goes_on=way is not None)
+
+
 def _logged(log: _Log) -> list[str]:
     return [response.choices[0].message.content for response in log.logged]
 
@@ -88,7 +95,7 @@ async def test_usage_that_litellm_made_up_is_no_usage(is_reported: bool, is_wrap
         stream.chunks.append(ModelResponseStream(choices=[], usage=usage))
     first = (chunk async for chunk in stream) if is_wrapped else stream
     upstream = HookedUpstream(first, None, "pin", {"messages": [], "litellm_logging_obj": stream.logging_obj})
-    async with upstream.open(LegRequest(max_tokens=100)) as chunks:
+    async with upstream.open(_leg(None)) as chunks:
         last = [chunk async for (chunk,) in chunks][-1]
     assert isinstance(last, Received)
     assert ("usage" in last) is (is_reported and not is_wrapped)
@@ -104,7 +111,7 @@ async def test_what_a_server_does_not_go_on_with_itself_is_asked_otherwise(statu
     for way in (own, asking):
         opened = _upstream(None, _Router(error))
         with pytest.raises(UpstreamError if way == "prefill" else APIError) as raised:
-            async with opened.open(LegRequest(max_tokens=100, continuation=Continuation(way=way))):
+            async with opened.open(_leg(way)):
                 pass
         if isinstance(raised.value, UpstreamError):
             assert raised.value.__cause__ is error
@@ -117,7 +124,7 @@ async def test_stopped_stream_is_logged_with_what_it_gave() -> None:
     """LiteLLM itself logs only streams that end."""
     stream = _Stream(["so", " far", " it"])
     upstream = _upstream(stream)
-    async with upstream.open(LegRequest(max_tokens=100)) as chunks:
+    async with upstream.open(_leg(None)) as chunks:
         await anext(chunks)
         await anext(chunks)
     assert stream.is_closed

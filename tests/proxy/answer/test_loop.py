@@ -23,7 +23,8 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.engine import Reservation
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.events import CompactionEvent, ContinuationEvent
-from litellm_compaction.proxy.answer.protocol import Notices, Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.client import Notices
+from litellm_compaction.proxy.answer.sse import Received, UpstreamDropped, UpstreamError
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.windows.windows import Target, Window
 from tests.builders import prose, talk
@@ -123,7 +124,7 @@ async def test_a_server_that_refuses_the_fields_is_asked_by_words() -> None:
     scene = Scene(SHORT, turns, is_lmstudio=True)
     read = await scene.read()
     assert (read.text, read.shape_problems()) == ("Four.", [])
-    asked = [opened.continuation.closing for opened in scene.server.opened if opened.continuation is not None]
+    asked = [opened.goes_on.closing for opened in scene.server.opened if opened.goes_on is not None]
     assert asked == [{"reasoning_effort": "none"}, {}]
 
 
@@ -162,7 +163,7 @@ async def test_json_document_that_has_not_begun_is_asked_for_as_a_document(reaso
     read = await scene.read()
     assert (read.raw_text.strip(), read.finish_reasons, read.shape_problems()) == (document, ["stop"], [])
     opened = scene.server.opened[1]
-    assert opened.continuation is None or opened.continuation.begins_anew
+    assert opened.goes_on is None or opened.goes_on.closing is not None
 
 
 async def test_clients_limit_holds_over_restarts() -> None:
@@ -247,7 +248,7 @@ CLOSINGS = {
     [(outcome, kind) for outcome in CLOSINGS for kind in ("stream", "whole", "json") if (outcome, kind) != _NO_TEXT],
 )
 async def test_closing_text_goes_where_nothing_can_break(outcome: str, place: Any, kind: str) -> None:
-    """In the text for people, in a last thought for programs; a document and its rest stay without a word of ours.
+    """In the text for people, in a last thought for programs; whole answers and documents have no word of ours.
 
     What it says is so: "exceeded" only where the server, or the window, says so.
     """
@@ -257,7 +258,7 @@ async def test_closing_text_goes_where_nothing_can_break(outcome: str, place: An
     scene = Scene(messages, [turn], settings=settings, notices=notices, **kinds)
     read = await scene.read()
     text, thoughts = read.text, read.reasoning
-    in_text = place == "content" and kind != "json"
+    in_text = place == "content" and kind == "stream"
     assert (said in text, said in thoughts) == (in_text, place == "reasoning")
     assert ("⚠️" in text) == in_text
     assert without_notices(thoughts) == ""
@@ -434,8 +435,8 @@ async def test_a_whole_answer_that_nobody_reads_is_ended_and_holds_its_room_for_
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert not any(opened.is_open for opened in scene.server.opened)
-    (pool,) = scene.compactor._admission._pools
-    assert usage(scene.compactor._admission, pool).used_tokens > 0
+    (pool,) = scene.compactor.admission._pools
+    assert usage(scene.compactor.admission, pool).used_tokens > 0
 
 
 @pytest.mark.parametrize("kind", ["words", "calls", "thoughts", "json", "error", "drop", "long prompt"])
@@ -493,7 +494,7 @@ def _sharing(context: Context, replies: Sequence[Any], **scene: Any) -> list[Sce
         scenes.append(_beside_others(made))
         made.server.context = context
         made.compactor = scenes[0].compactor
-    scenes[0].compactor._admission.stopping_s = 0.0
+    scenes[0].compactor.admission.stopping_s = 0.0
     return scenes
 
 
@@ -527,7 +528,7 @@ async def test_an_answer_that_has_begun_is_stopped_for_one_that_comes(chunk_toke
     """Once, at the end of a word, and goes on beside it; the newcomer comes when the server has noticed the stop."""
     words, context = numbered_words(600), Context(4096)
     first, second = _sharing(context, [goes_on(words), Reply("Hello.")], chunk_tokens=chunk_tokens)
-    first.compactor._admission.stopping_s = 0.05
+    first.compactor.admission.stopping_s = 0.05
     chunks = chunks_of(await first.answer(room=first.compactor.room(first.context)))
     read = Read()
     while len(read.chunks) < 20 or words[len(read.text) :].startswith(" ") or read.text.endswith(" "):
@@ -595,7 +596,7 @@ async def test_a_client_that_leaves_beside_others_lets_them_go_on(leaves: str) -
     assert (read.text, read.shape_problems()) == (words, [])
     assert context.most_tokens <= 4096
     await settled()
-    assert not first.compactor._admission._pools
+    assert not first.compactor.admission._pools
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -687,20 +688,15 @@ async def test_answer_that_finds_no_room_to_go_on_ends_regularly() -> None:
 
 
 @pytest.mark.parametrize("floor", [0.3, 0.6, 0.75, 0.85])
-async def test_a_whole_answer_ends_at_the_line_if_it_can_go_on_and_at_the_windows_end_otherwise(floor: float) -> None:
-    """No word is lost, and no room: an answer that no compaction helps has all of the window, as a stream has it."""
+async def test_a_whole_answer_ends_at_the_windows_end_and_goes_on_if_it_can(floor: float) -> None:
+    """No word is lost, and no room."""
     messages = [{"role": "user", "content": prose("floor", int(floor * 8192))}]
     words = numbered_words(12_000)
     scene = Scene(messages, [Turn(reply=goes_on(words))], window_tokens=8192, is_whole=True)
     read = await scene.read()
     legs = scene.server.opened
     ends = [leg.prompt_tokens + leg.max_tokens for leg in legs]
-    # Beyond the line goes only what begins too near to it: less than an output buffer, a tenth of the window, before.
-    assert all(
-        end <= 0.9 * 8192 + 1 or leg.prompt_tokens > 0.8 * 8192 for leg, end in zip(legs[:-1], ends, strict=False)
-    )
-    assert ends[-1] > 0.93 * 8192
-    # As many as a stream has, and one for the rest of the window behind the line.
-    assert len(legs) <= 5
+    assert all(0.93 * 8192 < end <= 8192 for end in ends)
+    assert len(legs) <= 4
     assert words.startswith(read.text.partition("\n\n\u26a0")[0])
     assert (read.finish_reasons, read.shape_problems()) == (["length"], [])

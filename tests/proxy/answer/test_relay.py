@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ from litellm_compaction.core.continuation.text import settled_length
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import RECALL
 from litellm_compaction.proxy.answer import relay
-from litellm_compaction.proxy.answer.one_answer import Progress
-from litellm_compaction.proxy.answer.protocol import SILENT, Asked
+from litellm_compaction.proxy.answer.client import SILENT, Asked, Progress
 from litellm_compaction.proxy.answer.relay import LegBound, Relay
 from tests.engine.test_recalling import LONG, Scene
 from tests.proxy.answer.wired import Body, Wire, chunk, sse, text_of
@@ -56,9 +54,7 @@ async def opened(progress: Progress | None = None) -> Relay:
     """Of a stream that may have calls of our tool."""
     prepared = await Scene().sent(LONG)
     asked = Asked(request=Request(messages=()), output_tokens=None, is_json=False, notices=SILENT, wants_usage=False)
-    return Relay(
-        progress or Progress(), prepared, asked, LegBound(500), streaming_ratio=0.9, most_thoughts_tokens=math.inf
-    )
+    return Relay(progress or Progress(), prepared, asked, LegBound(500), streaming_ratio=0.9)
 
 
 async def test_what_is_lost_is_no_more_than_the_server_has_counted() -> None:
@@ -137,15 +133,15 @@ async def test_our_call_is_held_however_it_comes(fragments: list[dict[str, Any]]
     assert [call["function"]["name"] for call in calls] == clients
     assert all(call.get("index") in (0, None) for call in calls)
     assert [(call.name, call.arguments) for call in taken.recalls] == [OURS]
-    assert taken.only_recalls == (not clients)
+    assert bool(taken.calls.clients) == bool(clients)
 
 
-async def test_each_call_comes_in_an_event_of_its_own() -> None:
+@pytest.mark.parametrize(("reason", "kept", "ids"), [("length", "whole", [0, 1]), ("tool_calls", "all", [0, 1, 2])])
+async def test_each_call_comes_in_an_event_of_its_own(reason: str, kept: Any, ids: list[int]) -> None:
     """LlamaIndex reads the first call of an event and no other (llms-openai, `update_tool_calls`)."""
     taken = await opened()
     for index in range(3):
         assert taken.take(chunk({"tool_calls": [fragment("{}", index=index, id=f"c{index}", name="read")]})) == []
-    assert [[call["id"] for call in delta["tool_calls"]] for delta in taken.whole_calls()] == [["c0"], ["c1"]]
-    assert taken.take(chunk({}, "tool_calls")) == []
-    sent = taken.flush()
-    assert [[call["id"] for call in delta["tool_calls"]] for delta in sent] == [["c0"], ["c1"], ["c2"]]
+    assert taken.take(chunk({}, reason)) == []
+    sent = taken.surrendered(kept)
+    assert [[call["id"] for call in delta["tool_calls"]] for delta in sent] == [[f"c{index}"] for index in ids]

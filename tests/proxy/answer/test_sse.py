@@ -18,8 +18,17 @@ from litellm.types.utils import ModelResponseStream, TextCompletionResponse, Usa
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import overflow_from_text
-from litellm_compaction.proxy.answer.protocol import Received, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.answer.sse import Bounds, event_of, json_object, read_body, read_events, with_heartbeat
+from litellm_compaction.proxy.answer.hooks import with_heartbeat
+from litellm_compaction.proxy.answer.sse import (
+    Bounds,
+    Received,
+    UpstreamDropped,
+    UpstreamError,
+    event_of,
+    json_object,
+    read_body,
+    read_events,
+)
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange
 
 _BOUNDS = Bounds.of(1000)
@@ -61,9 +70,9 @@ async def test_lines_without_data_are_passed_over() -> None:
 
 
 @given(st.integers(1, 40), st.sampled_from(["\n", "\r\n", "\r"]), st.booleans())
-async def test_lines_of_an_event_are_one_text(size: int, end: str, has_mark: bool) -> None:
-    """Whatever ends them, behind a byte order mark too; where one line is a chunk, the next is another event."""
-    lines = ["data: {", 'data: "a":', "data: 1}", "", 'data: {"b": 2}', 'data: {"c": 3}', "data: [DONE]", ""]
+async def test_each_line_is_an_event(size: int, end: str, has_mark: bool) -> None:
+    """Whatever ends it, behind a byte order mark too: some servers write single newlines between events."""
+    lines = ['data: {"a": 1}', "", 'data: {"b": 2}', 'data: {"c": 3}', "data: [DONE]", ""]
     whole = ("\ufeff" * has_mark + end.join(lines) + end).encode()
     assert await _read([whole[i : i + size] for i in range(0, len(whole), size)]) == [{"a": 1}, {"b": 2}, {"c": 3}]
 

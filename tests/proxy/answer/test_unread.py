@@ -1,117 +1,75 @@
-"""Answers that are read late or never: read ahead within bounds, and closed if their reader has left."""
+"""Answers that are read late or never: they are closed if their reader has left."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
 
 from litellm_compaction.engine import TOLD_AFTER_S
-from litellm_compaction.errors import LeftUnread
-from litellm_compaction.proxy.answer import unread
-from litellm_compaction.proxy.answer.unread import UNREAD_S, ReadAhead, closed_if_unread
+from litellm_compaction.proxy.answer.sse import Batch
+from litellm_compaction.proxy.answer.transport import UNREAD_S, EventStream
 from tests.builders import prose
-from tests.engine.bench import settled
 from tests.lmstudio_double import Reply
-from tests.proxy.answer.wired import SHORT, USAGE_CHUNK, Wire, chunk, sse
-from tests.proxy.scripted import Scene, Turn, chunks_of
+from tests.proxy.answer.wired import SHORT, Wire
+from tests.proxy.scripted import Listening, Scene, Turn, chunks_of
 from tests.virtual_time import run
 
 SHARED = {"admission": "pool"}
-WORDS = [chunk({"content": f"word{number} "}) for number in range(50)]
 
 
 class Body(httpx.AsyncByteStream):
-    """A server's body in pieces; each waits until it is let go on."""
+    """A server's body in pieces, which never ends."""
 
-    def __init__(self, *pieces: bytes, error: Exception | None = None, hangs: bool = False) -> None:
-        self.pieces, self.error, self.hangs = pieces, error, hangs
-        self.given = 0
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = pieces
         self.is_closed = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for piece in self.pieces:
-            self.given += 1
             yield piece
             await asyncio.sleep(0)
-        if self.error is not None:
-            raise self.error
-        if self.hangs:
-            await asyncio.Event().wait()
+        await asyncio.Event().wait()
 
     async def aclose(self) -> None:
         self.is_closed = True
 
 
-def _ahead(body: Body, on_end: Callable[[], object] = bool) -> ReadAhead:
-    return ReadAhead(httpx.Response(200, stream=body), on_end)
+def _stream(closed: list[str]) -> EventStream:
+    async def batches() -> AsyncGenerator[Batch, None]:
+        try:
+            for number in range(100):
+                yield [{"n": number}]
+        finally:
+            await asyncio.sleep(0)
+            closed.append("closed")
+
+    exchange: Any = Listening()
+    return EventStream([{"n": -1}], batches(), exchange)
 
 
-async def _read(ahead: ReadAhead) -> bytes:
-    return b"".join([piece async for piece in ahead.aiter_bytes()])
-
-
-async def test_the_end_is_told_though_nothing_is_read() -> None:
-    """The server has ended its answer, whoever reads; all of it can be read later."""
-    ended: list[int] = []
-    ahead = _ahead(Body(b"one ", b"two ", b"three"), lambda: ended.append(1))
-    await settled()
-    assert ended == [1]
-    assert await _read(ahead) == b"one two three"
-    await ahead.aclose()
-    assert ended == [1]
-
-
-async def test_a_server_that_is_far_ahead_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than the bound is kept of an answer that is not read; with the reader it goes on."""
-    monkeypatch.setattr(unread, "_MOST_UNREAD_BYTES", 100)
-    body, ended = Body(*[b"x" * 30] * 40), list[int]()
-    ahead = _ahead(body, lambda: ended.append(1))
-    await settled()
-    assert (body.given, ended) == (4, [])
-    assert await _read(ahead) == b"x" * 1200
-    assert ended == [1]
-
-
-@pytest.mark.parametrize("has_begun", [True, False])
-async def test_closing_ends_the_answer_upstream(has_begun: bool) -> None:
-    """Also if nothing has been read of it, and without a word about an end that the server did not make."""
-    body, ended = Body(b"one ", hangs=True), list[int]()
-    ahead = _ahead(body, lambda: ended.append(1))
-    if has_begun:
-        await settled()
-    await ahead.aclose()
-    await ahead.aclose()
-    await settled()
-    assert (body.is_closed, ended) == (True, [])
-
-
-async def _numbers(closed: list[str]) -> AsyncGenerator[int, None]:
-    try:
-        for number in range(100):
-            yield number
-    finally:
-        await asyncio.sleep(0)
-        closed.append("closed")
-
-
-def test_a_stream_that_is_not_pulled_is_closed() -> None:
+@pytest.mark.parametrize("pulled", [0, 1, 5])
+def test_a_stream_that_is_not_pulled_is_closed(pulled: int) -> None:
     """After half a minute; a reader that comes back is told so, and does not take it for the end."""
 
     async def play() -> None:
         closed: list[str] = []
-        numbers = closed_if_unread(_numbers(closed))
-        assert await anext(numbers) == 0
+        stream = _stream(closed)
+        events = aiter(stream)
+        for _ in range(pulled):
+            await anext(events)
         await asyncio.sleep(UNREAD_S - 1)
         assert closed == []
         await asyncio.sleep(2)
-        assert closed == ["closed"]
-        with pytest.raises(LeftUnread):
-            await anext(numbers)
-        await numbers.aclose()
+        assert closed == (["closed"] if pulled > 1 else [])
+        if pulled:
+            with pytest.raises(Exception, match="had read nothing for 30 s"):
+                await anext(events)
+        await stream.aclose()
 
     run(play())
 
@@ -122,35 +80,11 @@ def test_a_slow_reader_keeps_its_stream() -> None:
     async def play() -> None:
         closed: list[str] = []
         seen = 0
-        async for number in closed_if_unread(_numbers(closed)):
-            assert (number, closed) == (seen, [])
+        async for event in _stream(closed):
+            assert (b"DONE" in event) == (seen == 101)
             seen += 1
             await asyncio.sleep(5)
-        assert (seen, closed) == (100, ["closed"])
-
-    run(play())
-
-
-def _wire(**settings: object) -> Wire:
-    return Wire([lambda: sse(*WORDS, chunk({}, "stop"), USAGE_CHUNK)], settings={**SHARED, **settings})
-
-
-@pytest.mark.parametrize("options", [{}, {"n": 2}], ids=["carried", "passed on"])
-def test_a_reader_that_leaves_without_a_word_holds_nothing(options: dict[str, int]) -> None:
-    """Its server has ended the answer: nothing is held a moment later, though the stream is neither read nor closed."""
-
-    async def play() -> None:
-        wire = _wire()
-        transport, scene = await wire.transport()
-        body = {"messages": SHORT, "stream": True, **options}
-        answer = await transport.handle_async_request(
-            httpx.Request("POST", "http://served/v1/chat/completions", json=body)
-        )
-        left = aiter(answer.stream)  # type: ignore[arg-type]
-        await anext(left)
-        assert scene.compactor.held().answers == 1
-        await asyncio.sleep(2)
-        assert scene.compactor.held() == (0, 0)
+        assert (seen, closed) == (102, ["closed"])
 
     run(play())
 
@@ -160,9 +94,7 @@ def test_an_answer_that_goes_on_without_a_reader_is_ended(options: dict[str, int
     """Upstream first; then it gives its room back."""
 
     async def play() -> None:
-        body = Body(
-            *(b"data: %s\n\n" % each for each in [b'{"choices":[{"index":0,"delta":{"content":"a"}}]}'] * 9), hangs=True
-        )
+        body = Body(*(b"data: %s\n\n" % each for each in [b'{"choices":[{"index":0,"delta":{"content":"a"}}]}'] * 9))
         headers = {"content-type": "text/event-stream"}
         wire = Wire([lambda: httpx.Response(200, headers=headers, stream=body)], settings=SHARED)
         transport, scene = await wire.transport()

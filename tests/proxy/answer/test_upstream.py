@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.proxy.answer.protocol import LegRequest, UpstreamDropped, continuation_of
-from litellm_compaction.proxy.answer.upstream import HttpUpstream
+from litellm_compaction.proxy.answer.sse import UpstreamDropped
+from litellm_compaction.proxy.answer.upstream import HttpUpstream, LegRequest
 from litellm_compaction.windows.windows import Source
 from tests.builders import parsed
 from tests.proxy.answer.test_loop_going_on import SHORT, scene
@@ -21,7 +20,7 @@ from tests.proxy.scripted import Scene, Turn
 
 
 def _leg(prepared: PreparedRequest) -> LegRequest:
-    return LegRequest(messages=prepared.messages, max_tokens=50, continuation=continuation_of(prepared))
+    return LegRequest(prepared=prepared, max_tokens=50, goes_on=True)
 
 
 async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]:
@@ -33,7 +32,7 @@ async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]
         return httpx.Response(200, json={"choices": [{"index": 0, "text": " three", "finish_reason": "stop"}]})
 
     request = httpx.Request("POST", "http://here/v1/chat/completions")
-    upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Bounded(9))
+    upstream = HttpUpstream(httpx.MockTransport(serve), request, body)
     prepared = await made.compactor.continuing.continue_answer(
         made.request, Partial(text="one two "), made.context, ways=upstream.ways
     )
@@ -69,9 +68,10 @@ async def test_system_messages_keep_the_role_that_litellm_wrote(role: str) -> No
 
     body = {"model": "m", "messages": [{"role": role, "content": "Be brief."}, *SHORT]}
     request = httpx.Request("POST", "http://here/v1/chat/completions")
-    upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Bounded(9))
+    upstream = HttpUpstream(httpx.MockTransport(serve), request, body)
     ours = parsed([{"role": "developer", "content": "Be brief."}, *SHORT])
-    await upstream.send(LegRequest(messages=ours, max_tokens=50), stream=False)
+    prepared = replace(await scene(Turn()).prepared(), messages=tuple(ours))
+    await upstream.send(LegRequest(prepared=prepared, max_tokens=50))
     assert json.loads(seen[0].content)["messages"] == body["messages"]
 
 
@@ -108,7 +108,7 @@ async def test_thoughts_are_closed_as_the_server_knows_it(source: Source, model:
     }
     request = httpx.Request("POST", "http://here/v1/chat/completions")
     body = {"model": "m", "messages": SHORT, **own}
-    upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Bounded(9))
+    upstream = HttpUpstream(httpx.MockTransport(serve), request, body)
     partial = Partial(text="", reasoning="I count: one, two", closes=True)
     prepared = await made.compactor.continuing.continue_answer(made.request, partial, made.context, ways=upstream.ways)
     async with upstream.open(_leg(prepared)):
@@ -132,7 +132,7 @@ async def test_a_time_limit_at_a_continuation_is_no_end(error: type[httpx.Transp
     made = scene(Turn())
     request = httpx.Request("POST", "http://here/v1/chat/completions")
     body = {"model": "m", "messages": SHORT}
-    upstream = HttpUpstream(httpx.MockTransport(fail), request, body, Bounded(9))
+    upstream = HttpUpstream(httpx.MockTransport(fail), request, body)
     for ways, expected in ((upstream.ways, UpstreamDropped), (frozenset[Way](("turn",)), error)):
         prepared = await made.compactor.continuing.continue_answer(
             made.request, Partial(text="one two "), made.context, ways=ways
@@ -142,63 +142,22 @@ async def test_a_time_limit_at_a_continuation_is_no_end(error: type[httpx.Transp
                 pass
         assert isinstance(raised.value.__cause__ if expected is UpstreamDropped else raised.value, error)
     with pytest.raises(error):
-        async with upstream.open(LegRequest(max_tokens=50)):
+        async with upstream.open(LegRequest(prepared=await made.prepared(), max_tokens=50)):
             pass
-
-
-def _controlled(answer: httpx.Response | Exception) -> tuple[HttpUpstream, list[httpx.Request]]:
-    seen: list[httpx.Request] = []
-
-    def serve(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        if request.url.path != "/v1/chat/completions/control":
-            return httpx.Response(200, json={"choices": [{"index": 0, "message": {}, "finish_reason": "stop"}]})
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    request = httpx.Request("POST", "http://here/v1/chat/completions", headers={"Authorization": "Bearer secret"})
-    return HttpUpstream(httpx.MockTransport(serve), request, {"model": "m", "messages": SHORT}, Bounded(9)), seen
-
-
-@pytest.mark.parametrize(
-    ("answer", "ends"),
-    [
-        (httpx.Response(200, json={"success": True}), True),
-        (httpx.Response(200, json={"success": False, "message": "no active completion for this id"}), False),
-        (httpx.Response(404, json={"error": {"message": "File Not Found"}}), False),
-        (httpx.Response(500, json={"success": True}), False),
-        (httpx.Response(200, text="<html>"), False),
-        (httpx.Response(200, json=[True]), False),
-        (httpx.Response(200, json={"success": "true"}), False),
-        (httpx.ConnectError("gone"), False),
-        (asyncio.TimeoutError(), False),
-    ],
-    ids=["ends", "unknown id", "older", "broken", "no json", "no object", "odd", "gone", "late"],
-)
-async def test_a_thought_is_ended_by_llama_cpps_own_route(answer: httpx.Response | Exception, ends: bool) -> None:
-    """Under the answer's id, with the deployment's key; anything but a clear yes is a no, and no error."""
-    upstream, seen = _controlled(answer)
-    assert await upstream.end_thoughts("chatcmpl-7") is ends
-    (sent,) = seen
-    assert json.loads(sent.content) == {"id": "chatcmpl-7", "action": "reasoning_end"}
-    assert sent.headers["authorization"] == "Bearer secret"
-
-
-@pytest.mark.parametrize("can_end", [True, False])
-async def test_the_server_is_told_beforehand_that_a_thought_may_be_ended(can_end: bool) -> None:
-    """llama.cpp ends no thought of an answer that was not asked for with this field."""
-    upstream, seen = _controlled(httpx.Response(404))
-    async with upstream.open(LegRequest(max_tokens=50, can_end_thoughts=can_end)):
-        pass
-    assert json.loads(seen[0].content).get("reasoning_control") == (True if can_end else None)
 
 
 async def test_a_clients_framing_is_not_that_of_our_body() -> None:
     """Threat: with both a length and chunks a server waits for the rest, and its context is held from everybody."""
-    upstream, seen = _controlled(httpx.Response(404))
-    upstream._request.headers.update({"transfer-encoding": "chunked", "expect": "100-continue"})
-    async with upstream.open(LegRequest(max_tokens=50)):
+    seen: list[httpx.Request] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"choices": [{"index": 0, "message": {}, "finish_reason": "stop"}]})
+
+    headers = {"transfer-encoding": "chunked", "expect": "100-continue"}
+    request = httpx.Request("POST", "http://here/v1/chat/completions", headers=headers)
+    upstream = HttpUpstream(httpx.MockTransport(serve), request, {"model": "m", "messages": SHORT})
+    async with upstream.open(LegRequest(prepared=await scene(Turn()).prepared(), max_tokens=50)):
         pass
     assert not {"transfer-encoding", "expect"} & set(seen[0].headers)
     assert seen[0].headers["content-length"] == str(len(seen[0].content))

@@ -9,10 +9,8 @@ from typing import Any
 
 import httpx
 
-from litellm_compaction.concurrency import Bounded
-from litellm_compaction.proxy.answer.protocol import Asked
+from litellm_compaction.proxy.answer.client import Asked
 from litellm_compaction.proxy.answer.transport import GuardedTransport
-from litellm_compaction.proxy.answer.upstream import Unsupported
 from litellm_compaction.proxy.wire import client_texts
 from tests.proxy.scripted import IN_TEXT, Scene, Turn
 
@@ -67,7 +65,6 @@ class Wire:
     """A server behind the transport, and what it was sent."""
 
     answers: Sequence[Callable[[], httpx.Response]]
-    unsupported: Unsupported = field(default_factory=lambda: Bounded(9))
     window_tokens: int = 2048
     settings: dict[str, Any] = field(default_factory=dict)
     sent: list[Body] = field(default_factory=list)
@@ -101,7 +98,6 @@ class Wire:
             asked,
             await scene.compactor.prepare(scene.request, scene.context),
             scene.listener,
-            self.unsupported,
         )
         return made, scene
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core.clear_order import ClearOrder
+from litellm_compaction.core.forms import ClearOrder
 from litellm_compaction.core.portable import Portable, portable
 from litellm_compaction.errors import BadItem
 from litellm_compaction.proxy.standards.messages import Stream, answered, read_orders

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.clear_order import ClearOrder, cleared
-from litellm_compaction.core.clearing import edited, stubs
-from litellm_compaction.core.compaction import Compaction, apply, as_stubs
-from litellm_compaction.core.conversation import usable
+from litellm_compaction.core.compaction import Compaction, apply, usable
+from litellm_compaction.core.forms import ClearOrder, Form, cleared, in_forms, stubs
 from litellm_compaction.core.messages import Message, chain, newest_user_index, system_prefix_length
 from tests.builders import (
     JsonDict,
@@ -29,6 +28,10 @@ from tests.builders import (
 )
 
 
+def sent_in(messages: Sequence[Message], forms: Iterable[Form]) -> list[Message]:
+    return [each for each in in_forms(messages, forms) if each is not None]
+
+
 def test_reasoning_and_images_go() -> None:
     """`reasoning_content`, `<think>` blocks and inline images; words, calls and linked addresses stay."""
     linked = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
@@ -40,13 +43,13 @@ def test_reasoning_and_images_go() -> None:
             assistant("<think>only thoughts</think>"),
         ]
     )
-    shown = edited(messages, ())
+    shown = sent_in(messages, ())
     assert shown[0].other_parts == ()
     assert shown[0].text.startswith("Look.\n[An image was here; it was removed.]\n[An image was here, https://example.")
     assert (shown[1].reasoning, shown[1].text, shown[1].calls) == ("", "I call.", messages[1].calls)
     assert shown[2] is messages[2]
     assert shown[3].text == "[Old reasoning was removed.]"
-    assert edited(messages, (), untouched=(0,))[0] is messages[0]
+    assert in_forms(messages, [Form(0, "whole")])[0] is messages[0]
 
 
 # ------------------------------------------------------------------ properties
@@ -67,13 +70,10 @@ def edits(draw: st.DrawFn) -> tuple[list[JsonDict], Compaction]:
     return raw, Compaction(
         covered_messages=covered,
         covered_hash=hashes[covered],
-        pinned=pinned,
-        round=1,
-        segments=(),
         ledger=draw(st.sampled_from(["", "- port 8080"])),
         level="edit",
-        edited_from=0,
-        shown=as_stubs(sorted(chosen)),
+        start=0,
+        forms=tuple(sorted([*(Form(at, "line") for at in chosen - {*pinned}), *(Form(at, "whole") for at in pinned)])),
     )
 
 
@@ -101,8 +101,8 @@ def test_editing_twice_changes_nothing_more(raw: list[JsonDict], data: st.DataOb
     """Idempotent: what an edit leaves has nothing more to drop."""
     messages = parsed(raw)
     chosen = data.draw(st.sets(st.sampled_from(sorted(stubs(messages))))) if stubs(messages) else set()
-    once = edited(messages, chosen)
-    assert as_bytes(edited(once, ())) == as_bytes(once)
+    once = sent_in(messages, [Form(at, "line") for at in chosen])
+    assert as_bytes(sent_in(once, ())) == as_bytes(once)
     assert not set(stubs(once)) & chosen
 
 

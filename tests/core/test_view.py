@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.cut_points import (
+from litellm_compaction.core.messages import newest_user_index, parse_message, system_prefix_length
+from litellm_compaction.core.view import (
     doubted_index,
     is_injected,
     latest_cut,
@@ -14,7 +15,6 @@ from litellm_compaction.core.cut_points import (
     protected_indices,
     request_indices,
 )
-from litellm_compaction.core.messages import newest_user_index, parse_message, system_prefix_length
 from tests.builders import (
     ADDITIONS,
     JsonDict,

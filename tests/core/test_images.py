@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import apply
-from litellm_compaction.core.conversation import Conversation, image_tokens_of, newest_images
-from litellm_compaction.core.cut_points import is_injected, legal_cuts, request_indices
 from litellm_compaction.core.messages import Message, chain, normal_text
 from litellm_compaction.core.plan import Reuse
 from litellm_compaction.core.steps import Step
+from litellm_compaction.core.view import View, is_injected, legal_cuts, request_indices
 from tests.builders import (
     DEPTH,
     JsonDict,
@@ -74,7 +73,7 @@ def agent(shots: int) -> list[JsonDict]:
     return raw
 
 
-def planned(raw: list[JsonDict], window: int, keep_images: int, **options: Any) -> tuple[Conversation, Planned]:
+def planned(raw: list[JsonDict], window: int, keep_images: int, **options: Any) -> tuple[View, Planned]:
     weighed = conversation(parsed(raw))
     return weighed, first_step(weighed, budget(window, weighed), replace(DEPTH, keep_images=keep_images, **options), [])
 
@@ -102,13 +101,13 @@ def test_the_next_turns_send_the_same_bytes() -> None:
 def test_the_newest_images_stay_and_a_persons_before_those_of_results(most: int, most_tokens: int) -> None:
     """As many as are wanted and as the room holds; a shorter older one never takes a newer one's place."""
     weighed = conversation(parsed(agent(6)))
-    places = newest_images(weighed, len(weighed.rest), most=8, most_tokens=10**6)
+    places = weighed.newest_images(len(weighed.rest), most=8, most_tokens=10**6)
     assert len(places) == 7
-    kept = newest_images(weighed, len(weighed.rest), most=most, most_tokens=most_tokens)
+    kept = weighed.newest_images(len(weighed.rest), most=most, most_tokens=most_tokens)
     person, *results = places
     assert kept == (*[person][: len(kept)], *results[len(results) - max(len(kept) - 1, 0) :])
-    assert image_tokens_of(weighed, kept) <= most_tokens
-    assert len(kept) == min(most, len(places), most_tokens // image_tokens_of(weighed, (person,)))
+    assert weighed.image_tokens(kept) <= most_tokens
+    assert len(kept) == min(most, len(places), most_tokens // weighed.image_tokens((person,)))
 
 
 RESULTS_IMAGES = (

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy.answer.protocol import Announced, Notices, notices_for, shows_text_to_people
-from tests.builders import talk
-from tests.proxy.scripted import Reply, Scene, Turn
+from litellm_compaction.proxy.answer.client import Notices, notices_for, shows_text_to_people
 
 CHROME = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36"
 IN_TEXT = Notices("content", "content", "content")
@@ -30,7 +28,7 @@ def _body(
         "user_api_key_metadata": {} if key is None else {"compaction": key},
         "user_api_key_team_metadata": {} if team is None else {"compaction": team},
     }
-    return {"metadata": metadata, "proxy_server_request": {"headers": headers or {}}, **extra}
+    return {"stream": True, "metadata": metadata, "proxy_server_request": {"headers": headers or {}}, **extra}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,7 @@ def test_people_are_known_by_what_their_client_says(headers: dict[str, str], exp
         (_body(key={"notices": "off"}, headers={"user-agent": CHROME}), NOWHERE),
         (_body(key={"notices": "loud"}, team={"notices": "content"}), IN_TEXT),
         (_body(key={"now": True}), THOUGHT),
-        ({"litellm_metadata": _body("/v1/messages")["metadata"]}, THOUGHT),
+        ({"litellm_metadata": _body("/v1/messages")["metadata"], "stream": True}, THOUGHT),
         ({}, NOWHERE),
         ({"proxy_server_request": {"headers": None}, "metadata": None}, NOWHERE),
     ],
@@ -79,48 +77,18 @@ def test_auto_goes_by_client_owner_and_route(body: dict[str, Any], expected: Not
 
 
 @pytest.mark.parametrize(
-    ("choice", "body", "whole", "document"),
+    ("choice", "body", "after"),
     [
-        ("auto", _body(), "reasoning", "reasoning"),
-        ("auto", _body(headers={"user-agent": CHROME}), "reasoning", "reasoning"),
-        ("off", _body(), "off", "off"),
-        ("auto", _body(key={"notices": "off"}), "off", "off"),
+        ("auto", _body(), "reasoning"),
+        ("auto", _body(headers={"user-agent": CHROME}), "reasoning"),
+        ("off", _body(), "off"),
+        ("auto", _body(key={"notices": "off"}), "off"),
         # Thoughts would be the first block of it, where programs look for the text.
-        ("auto", _body("/v1/messages"), "off", "reasoning"),
-        ("auto", _body("/v1/responses"), "off", "off"),
-        ("auto", _body(merge_reasoning_content_in_choices=True), "off", "off"),
+        ("auto", _body("/v1/messages"), "off"),
+        ("auto", _body("/v1/responses"), "off"),
+        ("auto", _body(merge_reasoning_content_in_choices=True), "off"),
     ],
 )
-def test_whole_answers_and_documents_are_told_of_at_their_end_only(
-    choice: Any, body: dict[str, Any], whole: Any, document: Any
-) -> None:
+def test_whole_answers_are_told_of_at_their_end_only(choice: Any, body: dict[str, Any], after: Any) -> None:
     """In a thought where the route has them beside the text; never in the text."""
-    assert notices_for(choice, body, is_whole=True) == Notices("off", "off", whole)
-    assert notices_for(choice, body, is_document=True) == Notices("off", "off", document)
-
-
-def test_stream_that_another_model_may_go_on_with_has_no_thought_of_ours() -> None:
-    """A text for people stays; so does what is said at the end."""
-    assert THOUGHT.out_of_thoughts == Notices("off", "off", "reasoning")
-    assert IN_TEXT.out_of_thoughts == IN_TEXT
-
-
-async def _is_next(announced: Announced, messages: list[dict[str, Any]]) -> bool:
-    scene = Scene(messages, [Turn(reply=Reply("Fine."))])
-    prepared = await scene.compactor.prepare(scene.request, scene.context)
-    return announced.is_next_in_a_row(prepared)  # type: ignore[arg-type] # these talks all need a compaction
-
-
-async def test_compactions_in_a_row_are_told_once() -> None:
-    """The turn after a compacted one tells nothing; a turn later, after one that was not compacted, tells again."""
-    announced = Announced()
-    first = talk("row", 2500)
-    second = [*first, {"role": "assistant", "content": "Fine."}, {"role": "user", "content": "And now?"}]
-    third = [*second, {"role": "assistant", "content": "Well."}, {"role": "user", "content": "And then?"}]
-    fourth = [*third, {"role": "assistant", "content": "So."}, {"role": "user", "content": "And so?"}]
-    assert not await _is_next(announced, first)
-    assert not await _is_next(announced, first)  # the router tries again
-    assert await _is_next(announced, [*first, {"role": "assistant", "content": "It"}])  # the client has it go on
-    assert await _is_next(announced, second)
-    assert not await _is_next(announced, fourth)
-    assert not await _is_next(announced, talk("other", 2500))
+    assert notices_for(choice, {**body, "stream": False}).at_the_end_only == Notices("off", "off", after)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.errors import BadWish
-from litellm_compaction.proxy.client import is_off_for_owner
-from litellm_compaction.proxy.wish import NONE, Wish, wish_of
+from litellm_compaction.proxy.client import NONE, Wish, is_off_for_owner, wish_of
 
 
 def read(compaction: object = None, **headers: Any) -> Wish:

@@ -1,0 +1,352 @@
+"""The forms in which old messages are sent: whole, without attached data, as a line, cut, or bare.
+
+Masking old results is as good as summarising on SWE-bench at half the cost (JetBrains, arXiv 2508.21433). A form is
+made anew for every request of nothing but the message, so that a stored one can put no words into its place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count as numbers
+from itertools import pairwise
+from typing import Literal, NamedTuple, TypeAlias
+
+from litellm_compaction.core.continuation.text import outside_thoughts
+from litellm_compaction.core.excerpts import ends
+from litellm_compaction.core.messages import (
+    NO_MARKS,
+    JsonValue,
+    Message,
+    ToolCall,
+    canonical_arguments,
+    normal_text,
+    parse_message,
+    render_arguments,
+    roughly_tokens,
+    with_text,
+)
+from litellm_compaction.core.rounds import calls_by_position, rounds
+from litellm_compaction.core.stretches import Kind, Stretch, parts_of, stretches_of
+
+REMOVED = "[An earlier message was removed.]"
+# Of the text in place of data, in any vocabulary.
+REMOVED_TOKENS = 32
+_REMOVED_DATA = "[About {tokens} tokens that were attached here were removed. Read it again if it is needed.]"
+_CLEARED = "[Old tool result content cleared]"
+# A result, or data, that is hardly longer than the line in its place stays.
+_LEAST_SAVED_CHARS = 80
+_ARGUMENTS_CHARS = _ADDRESS_CHARS = 120
+_RECURRING: frozenset[Kind] = frozenset({"recurring"})
+_SHRINKING: frozenset[Kind] = frozenset({"data", "recurring"})
+# Chat, responses and messages; LiteLLM has made chat parts of all of them before a guarded deployment is chosen.
+_IMAGE_KINDS = frozenset({"image_url", "input_image", "image"})
+_REASONING_KEYS = frozenset({"reasoning_content", "reasoning", "thinking_blocks", "reasoning_details"})
+
+How: TypeAlias = Literal["whole", "words", "line", "gone"] | int
+ImagePlace: TypeAlias = tuple[int, int]
+"""Where an image stands: the position of its message, and which of that message's images it is, from 0."""
+
+
+class Form(NamedTuple):
+    """The form in which a message is sent; one without a form is sent without its reasoning and images.
+
+    Attributes:
+        position: of the message, after the leading system ones.
+        how: `whole`; `words` for all but attached data; `line` for a tool's result as one line, or a message with a
+            line for its data; `gone`; or how many characters of head and tail, 0 for a line in their place.
+        size: that a result had when it became a line, since a client may have cleared it later.
+    """
+
+    position: int
+    how: How
+    size: str = ""
+
+
+def in_forms(
+    messages: Sequence[Message], forms: Iterable[Form], *, images: Collection[ImagePlace] = ()
+) -> list[Message | None]:
+    """The messages as they are sent, None for one that is gone; one that does not change is the same object.
+
+    Of several forms of a position the last one counts; `images` stay.
+    """
+    known = {each.position: each for each in forms}
+    calls = calls_by_position(messages) if any(each.how == "line" for each in known.values()) else {}
+
+    def sent(at: int, message: Message) -> Message | None:
+        _, how, size = known.get(at, (at, None, ""))
+        if how == "gone":
+            return None
+        if how in ("whole", "words"):
+            return message if how == "whole" else without_data(message)
+        if isinstance(how, int):
+            text = ends(normal_text(message), how) if how else REMOVED
+            return with_text(_bare(message, at, images), text)
+        if how == "line" and message.role == "tool":
+            return with_text(_without_images(message, at, images), stub(message, calls.get(at), size))
+        return _bare(without_data(message) if how else message, at, images)
+
+    return [sent(at, message) for at, message in enumerate(messages)]
+
+
+def stub(result: Message, call: ToolCall | None, size: str = "") -> str:
+    """The text that stands for an old tool result: tool, short arguments, size ("" for today's), how to get it back."""
+    said = f"{called(call)}, {size or size_of(result)}"
+    return f"[Old result of {said}, was removed. Call the tool again if it is needed.]"
+
+
+def size_of(result: Message) -> str:
+    """The size of a result as its stub tells it."""
+    text = result.text
+    line_count = text.count("\n", 0, len(text) - 1) + 1
+    return f"{line_count} lines" if line_count > 1 else f"about {roughly_tokens(text)} tokens"
+
+
+def called(call: ToolCall | None) -> str:
+    """A call in a few words; None for an unknown one."""
+    if call is None:
+        return "an earlier call"
+    line = " ".join(render_arguments(call.arguments).split())
+    return f"{call.name}({line if len(line) <= _ARGUMENTS_CHARS else line[:_ARGUMENTS_CHARS] + '…'})"
+
+
+def stubs(messages: Sequence[Message]) -> dict[int, str]:
+    """The shorter text in place of each result and each message with attached data, by position.
+
+    The client's own words that come again later go first, then superseded reads, then the oldest.
+    """
+    calls, superseded = calls_by_position(messages), superseded_reads(messages)
+    recurring = [at for at, each in enumerate(messages) if _recurs_in(each)][:-1]
+    found = {
+        at: stub(message, calls.get(at)) if message.role == "tool" else without_data(message).text
+        for at, message in enumerate(messages)
+        if message.role in ("tool", "user")
+    }
+    shrinking = [at for at, line in found.items() if len(messages[at].text) - len(line) >= _LEAST_SAVED_CHARS]
+    shrinking.sort(key=lambda at: (at not in recurring, at not in superseded, at))
+    return {at: found[at] for at in shrinking}
+
+
+def superseded_reads(messages: Sequence[Message]) -> frozenset[int]:
+    """The positions of results that a later call of the same tool with the same arguments (normal form) repeats."""
+    calls = calls_by_position(messages)
+    newest = {(call.name, canonical_arguments(call.arguments)): position for position, call in calls.items()}
+    return frozenset(set(calls) - set(newest.values()))
+
+
+# ------------------------------------------------------------------ data that a client attached
+
+
+def data_of(message: Message) -> Message | None:
+    """The data that `without_data` leaves out, as a result of a tool; None for none."""
+    found: list[str] = []
+    with_shorter_data(message, found.append)
+    return parse_message({"role": "tool", "content": "\n".join(found)}) if found else None
+
+
+def without_data(message: Message) -> Message:
+    """`message` with one line for each stretch of data in it; the same object if that would save nothing."""
+    return with_shorter_data(message, lambda _: "")
+
+
+def with_shorter_data(
+    message: Message, shorten: Callable[[str], str | None], kinds: Collection[Kind] = _SHRINKING
+) -> Message:
+    """`message` with something shorter for the data in it: parts, words, notes and the data's own tags stay.
+
+    Args:
+        message: any; only a user's holds data.
+        shorten: gives the text in place of a stretch of data, oldest first; "" for a line that says what was there,
+            None for the stretch as it is.
+        kinds: of the stretches that it is asked about.
+    """
+    if message.role != "user" or message.is_synthetic:
+        return message
+    content = message.raw.get("content")
+    found = iter(parts_of(message))
+
+    def shown(part: JsonValue) -> JsonValue:
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            return {**part, "text": shown(part["text"])}
+        return _shortened(part, next(found), shorten, kinds) if isinstance(part, str) else part
+
+    changed = list(map(shown, content)) if isinstance(content, list) else shown(content)
+    if changed == content:
+        return message
+    return replace(parse_message({**message.raw, "content": changed}), marks=message.marks)
+
+
+def _shortened(
+    text: str, found: Iterable[Stretch], shorten: Callable[[str], str | None], kinds: Collection[Kind]
+) -> str:
+    pieces: list[str] = []
+    kept = 0
+    for each in found:
+        body = text[each.body : each.body_end]
+        shorter = shorten(body) if _shrinks(each, kinds) else None
+        if shorter is None:
+            continue
+        shorter = shorter or _REMOVED_DATA.format(tokens=roughly_tokens(body))
+        if len(shorter) < len(body):
+            closes = each.body_end < each.end
+            pieces += [text[kept : each.body], "\n", shorter.strip("\n"), "\n" if closes else ""]
+            kept = each.body_end
+    return "".join((*pieces, text[kept:]))
+
+
+def _shrinks(stretch: Stretch, kinds: Collection[Kind]) -> bool:
+    return stretch.kind in kinds and stretch.body_end - stretch.body - len(_REMOVED_DATA) >= _LEAST_SAVED_CHARS
+
+
+def _recurs_in(message: Message) -> bool:
+    return message.marks is not NO_MARKS and any(_shrinks(each, _RECURRING) for _, each in stretches_of(message))
+
+
+# ------------------------------------------------------------------ reasoning and images
+
+
+def image_parts(message: Message) -> list[JsonValue]:
+    content = message.raw.get("content")
+    if not isinstance(content, list) or not _IMAGE_KINDS.intersection(message.other_parts):
+        return []
+    return [part for part in content if _is_image(part)]
+
+
+def _bare(message: Message, at: int, images: Collection[ImagePlace]) -> Message:
+    """`message` without its reasoning, and without its images but those in `images`."""
+    raw = message.raw
+    if message.role == "assistant":
+        if any(key in raw for key in _REASONING_KEYS):
+            message = parse_message({key: value for key, value in raw.items() if key not in _REASONING_KEYS})
+        if "<think" in message.text and isinstance(content := message.raw.get("content"), str):
+            first, *others = outside_thoughts(content)
+            said = "".join((first, *(part.lstrip() for part in others)))
+            # Some templates refuse an assistant message that says nothing and calls nothing.
+            return with_text(message, said or ("" if message.calls else "[Old reasoning was removed.]"))
+    return _without_images(message, at, images)
+
+
+def _without_images(message: Message, at: int, staying: Collection[ImagePlace]) -> Message:
+    content = message.raw.get("content")
+    if not isinstance(content, list) or not image_parts(message):
+        return message
+    index = numbers()
+    parts = [
+        {"type": "text", "text": f"[An image was here{_address(part)}; it was removed.]"}
+        if _is_image(part) and (at, next(index)) not in staying
+        else part
+        for part in content
+    ]
+    return message if parts == content else parse_message({**message.raw, "content": parts})
+
+
+def _is_image(part: JsonValue) -> bool:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return isinstance(kind, str) and kind in _IMAGE_KINDS
+
+
+def _address(part: Mapping[str, JsonValue]) -> str:
+    """The address of a linked image; an inline one has none."""
+    holder = part.get("image_url")
+    url = holder.get("url") if isinstance(holder, Mapping) else holder
+    return f", {url[:_ADDRESS_CHARS]}" if isinstance(url, str) and url.startswith("http") else ""
+
+
+# ------------------------------------------------------------------ as a client orders it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearOrder:
+    """Anthropic's `clear_tool_uses_20250919`: which old results to clear, and from which size on.
+
+    Source: anthropic, `types/beta/beta_clear_tool_uses_20250919_edit_param.py`.
+
+    Attributes:
+        above_tokens: of the prompt; 0 if the number of calls decides.
+        above_calls: likewise.
+        keep: so many calls, the newest ones, keep their results.
+        at_least_tokens: less is not worth a changed prefix; 0 for any.
+        excluded: tools whose results stay.
+        inputs: the calls' arguments go, too: of all tools, or of those named.
+    """
+
+    above_tokens: int = 0
+    above_calls: int = 0
+    keep: int = 3
+    at_least_tokens: int = 0
+    excluded: frozenset[str] = frozenset()
+    inputs: bool | frozenset[str] = False
+
+
+class Cleared(NamedTuple):
+    """The conversation after an order, and the number of calls whose results went."""
+
+    messages: tuple[Message, ...]
+    calls: int
+
+
+def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) -> Cleared:
+    """Returns a conversation with its old tool results cleared, if it is as large as the order says."""
+    found = list(rounds(messages))
+    calls = [made for each in found for made in each.made]
+    is_due = prompt_tokens > order.above_tokens if order.above_tokens else len(calls) > order.above_calls
+    old = {each for each in calls[: max(len(calls) - order.keep, 0)] if each.call.name not in order.excluded}
+    answered = ((at, made) for each in found for at, made in each.results.items() if messages[at].role == "tool")
+    gone = {at: made for at, made in answered if made in old and messages[at].text != _CLEARED} if is_due else {}
+    shown = list(messages)
+    for at in gone:
+        shown[at] = with_text(shown[at], _CLEARED)
+    for made in {*gone.values()}:
+        if order.inputs is True or (order.inputs and made.call.name in order.inputs):
+            shown[made.at] = _without_input(shown[made.at], made.place)
+    return Cleared(tuple(shown), len({*gone.values()}))
+
+
+def _without_input(message: Message, place: int) -> Message:
+    calls = message.raw.get("tool_calls")
+    shown = list(calls) if isinstance(calls, list) else []
+    if isinstance(call := shown[place], dict):
+        function = call.get("function")
+        shown[place] = {**call, "function": {**(function if isinstance(function, dict) else {}), "arguments": "{}"}}
+    return parse_message({**message.raw, "tool_calls": shown})
+
+
+# ------------------------------------------------------------------ calls that carry a state
+
+
+def state_calls(messages: Sequence[Message]) -> dict[tuple[int, int], bool]:
+    """The calls that carry a whole state, such as a list of tasks, by message and place there: True for the newest.
+
+    A tool has such calls if a list of objects comes again with at least half of its texts the same.
+    """
+    groups: defaultdict[tuple[str, str], list[tuple[tuple[int, int], set[str]]]] = defaultdict(list)
+    for at, message in enumerate(messages):
+        for place, call in enumerate(message.calls):
+            for key, texts in _listed(call.arguments):
+                groups[call.name, key].append(((at, place), texts))
+    return {
+        where: where == group[-1][0]
+        for group in groups.values()
+        if any(2 * len(one & other) >= max(len(one), len(other)) for (_, one), (_, other) in pairwise(group))
+        for where, _ in group
+    }
+
+
+def state_texts(call: ToolCall) -> set[str]:
+    """The texts of a state's items."""
+    return {text for _, texts in _listed(call.arguments) for text in texts}
+
+
+def _listed(arguments: str) -> list[tuple[str, set[str]]]:
+    """The lists of objects among arguments, by their names, with the longest text of each object."""
+    try:
+        values = json.loads(arguments) if "[{" in arguments.replace(" ", "") else None
+    except (ValueError, RecursionError):
+        return []
+    return [
+        (key, {max((text for text in item.values() if isinstance(text, str)), key=len, default="") for item in value})
+        for key, value in (values.items() if isinstance(values, dict) else ())
+        if isinstance(value, list) and len(value) > 1 and all(isinstance(item, dict) for item in value)
+    ]
