@@ -1,15 +1,21 @@
-"""Our own count of a request: its rendered prompt if the template is this package's, else vocabulary and constants."""
+"""Our own count of a request: its rendered prompt if the template is this package's, else vocabulary and constants.
+
+Images, sound and pages are estimated by their size: vision models pay by area (Qwen-VL, Pixtral) or a fixed price, and
+inline images show it in their headers. What a server made of that is in `known.py`.
+"""
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import JsonValue, Message, Request
@@ -17,7 +23,6 @@ from litellm_compaction.templates import TemplateRefusal, shape, template
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import vocabulary
 from litellm_compaction.tokens.estimate import Own
-from litellm_compaction.tokens.media import image_tokens, is_media
 
 # A rendered prompt is counted as a whole; what it is divided by needs no more of each text.
 _WEIGHED_SHARE = 1 / 8
@@ -29,6 +34,27 @@ _MAX_VALUES = 100_000
 _MAX_ENTRIES = 65_536
 # A part of a text is as many pieces from all over it; fewer characters say too little of the rest.
 _PIECES, _LEAST_CHARS = 8, 64
+# Enough for a JPEG with a large EXIF block before its frame header.
+_HEADER_CHARS = 128 * 1024
+_LEAST_IMAGE_TOKENS, _CHARS_PER_TOKEN = 64, 8
+# An image of the web may be of any size; usual ones are a million pixels, 1,000 to 1,300 tokens of 28 pixels a side.
+_REMOTE_TOKENS = 1024
+# Sound by published frame rates, not measured: Qwen2-Audio 25 tokens a second, Voxtral 12.5, Gemma 3n 6.25. Plain sound
+# is 16 kHz mono, which models hear; what is recorded better is longer in bytes. Speech is not packed below 16 kbit/s.
+_WAV_BYTES_PER_TOKEN, _PACKED_BYTES_PER_TOKEN = 32_000 // 25, 2_000 // 25
+# Parts that a model sees as images, sound or pages: their data is never text.
+_TYPES = frozenset(
+    "image_url image input_image image_file input_audio audio video_url video file input_file".split()  # noqa: SIM905
+)
+# Width and height in a header, and their order of bytes.
+_SIZES: tuple[tuple[re.Pattern[bytes], Literal["big", "little"]], ...] = (
+    (re.compile(rb"\x89PNG\r\n\x1a\n.{8}(.{4})(.{4})", re.DOTALL), "big"),
+    (re.compile(rb"GIF8[79]a(..)(..)", re.DOTALL), "little"),
+    (re.compile(rb"RIFF.{4}WEBPVP8 .{10}(..)(..)", re.DOTALL), "little"),
+    (re.compile(rb"RIFF.{4}WEBPVP8X.{8}(...)(...)", re.DOTALL), "little"),
+    # Behind segments, each of which says its length.
+    (re.compile(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf]...(..)(..)", re.DOTALL), "big"),
+)
 
 
 class TextCounts:
@@ -214,3 +240,47 @@ def render(
         # The engine adds it to every prompt, and has taken it off the rendered one before (common/chat.cpp).
         text = words.bos + text
     return Prompt(text, is_faithful)
+
+
+def is_media(part: JsonValue) -> bool:
+    return isinstance(part, Mapping) and str(part.get("type")) in _TYPES and not isinstance(part.get("text"), str)
+
+
+def image_tokens(part: JsonValue, *, limit_tokens: int, patch_px: int) -> int:
+    """Tokens of one part that is not text: by area or length if that is known, else the family's upper limit.
+
+    One token sees a square of `patch_px` pixels a side; 0 if every image costs the limit.
+    """
+    fields = part if isinstance(part, Mapping) else {}
+    sound, source = fields.get("input_audio"), fields.get("image_url")
+    if isinstance(sound, Mapping):
+        data, is_plain = sound.get("data"), sound.get("format") == "wav"
+        data_bytes = len(data) * 3 // 4 if isinstance(data, str) else 0
+        return max(limit_tokens, data_bytes // (_WAV_BYTES_PER_TOKEN if is_plain else _PACKED_BYTES_PER_TOKEN))
+    url = source.get("url") if isinstance(source, Mapping) else source
+    if not patch_px or not isinstance(url, str) or not url.startswith(("data:", "http://", "https://")):
+        return limit_tokens
+    if not url.startswith("data:"):
+        return min(_REMOTE_TOKENS, limit_tokens)
+    width, height = inline_size(url)
+    # A separator for each row, begin and end markers. No format pays more than a token for eight bytes of its own.
+    columns, rows = ceil(width / patch_px), ceil(height / patch_px)
+    tokens = columns * rows + rows + 8 if width and height else _LEAST_IMAGE_TOKENS + len(url) // _CHARS_PER_TOKEN
+    return min(max(tokens, _LEAST_IMAGE_TOKENS), limit_tokens)
+
+
+def inline_size(url: str) -> tuple[int, int]:
+    """Width and height of an inline image (a `data:` URL) in pixels; 0 if its header says nothing."""
+    data = url[: _HEADER_CHARS + _LEAST_IMAGE_TOKENS].partition(";base64,")[2]
+    try:
+        header = base64.b64decode(data[: len(data) // 4 * 4])
+    except ValueError:
+        return 0, 0
+    start = 2 if header.startswith(b"\xff\xd8") else 0
+    while start and header[start : start + 1] == b"\xff" and not _SIZES[-1][0].match(header, start):
+        start += 2 + int.from_bytes(header[start + 2 : start + 4], "big")
+    for pattern, order in _SIZES[-1:] if start else _SIZES[:-1]:
+        if found := pattern.match(header, start):
+            one, other = (int.from_bytes(number, order) for number in found.groups())
+            return (other, one) if start else (one, other)
+    return 0, 0
