@@ -35,6 +35,8 @@ logger = logging.getLogger("litellm_compaction")
 _MOST_PARTS, _MOST_CUTS = 2, 3
 # Less more of a request says nothing new of the rest; sizes of parts are in proportion, which is a little off.
 _WORTH_RATIO, _PART_RATIO = 1.1, 0.95
+# A request is refused only if so little of the least that we expect is too long: lessons alone refuse nothing.
+_HOPELESS_RATIO = 0.6
 # With less doubt than this share of the window, or than the least margin, a question gains nothing.
 _LEAST_DOUBT_RATIO = 0.03
 # A processor reads 30 tokens a second and more, a graphics card thousands.
@@ -151,7 +153,10 @@ class Asker:
         count = count.with_part(part) if part is not None else count
         for _ in range(_MOST_PARTS + 1):
             count = await self._asked(measured, request, count, is_open, self._told_freely, self._told_by_answer)
-            if count.is_told or not is_open(count) or surely_fits(count, measured.window.tokens):
+            # A part says how long a summary's prompt may be, as long as no number of the server is known.
+            least_tokens = int(count.low * _HOPELESS_RATIO)
+            is_hopeless = count.text.is_confirmed and not _certain(measured.budget).fits(least_tokens)
+            if count.is_told or not is_open(count) or surely_fits(count, measured.window.tokens) or is_hopeless:
                 return count
             part = await self._told_part(measured, request, count, part)
             if part is None:
