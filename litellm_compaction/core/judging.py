@@ -1,62 +1,88 @@
 """Decides if a model's summary may be used, and leaves out those of its lines that may not.
 
-Small models say their instruction back, write one sentence again and again, go on with the dialogue, tell another
-story, or state rules of their own: so did all of 29 summaries of a model with 135 million parameters, and
-each left an assistant with less than no summary at all. If such lines are most of a summary, it is not used,
-and its room goes to the ledger.
+Small models say their instruction back, write one sentence again and again, go on with the dialogue, or state rules of
+their own. If such lines are most of a summary, it is not used, and its room goes to the ledger.
+
+A rule that nobody gave would bind whoever reads the record. Losing a correct line costs as well, so a rule
+(`inventions.toml` tells it) needs two sentences in a row that have half of its words, and a negation if it has one. The
+record holds what a user said verbatim, so a lost paraphrase costs little; for the same reason values are not checked.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
+import sys
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
 from typing import Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.inventions import inventions
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD
 from litellm_compaction.core.prompts import FRAME_NOTE, INCORPORATES, LEDGER_TITLE
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "invented", "empty"]
 
 _FRAME = (FRAME_NOTE, INCORPORATES, LEDGER_TITLE, WORDS_HEAD, OPERATOR_HEAD, ANCHORS_HEAD, NAMES_HEAD)
-# A line is the instruction's own if more than half of its runs of so many words stand there.
-_RUN_WORDS = 4
-# So much of the beginning is enough to know an instruction by.
-_ECHO_CHARS = 60
-_ECHO_SHARE = 0.5
-# Of so many sentences no writer says only three in five once.
-_LEAST_SENTENCES = 6
-_LEAST_DISTINCT_RATIO = 0.6
+# A line is the instruction's own if more than half of its runs of so many words stand there; so much of the beginning
+# is enough to know an instruction by.
+_RUN_WORDS, _ECHO_SHARE, _ECHO_CHARS = 4, 0.5, 60
 # Prose takes a third to a half of its bytes, one phrase again and again a tenth.
 _LOOP_BYTES, _LOOP_RATIO = 200, 0.12
-# Words of a sentence that counts: "Done." may well stand in every row.
-_LEAST_SENTENCE_WORDS = 3
+# Words of a sentence that counts: "Done." may well stand in every row; and of so many no writer says only 3 in 5 once.
+_LEAST_SENTENCE_WORDS, _LEAST_SENTENCES, _LEAST_DISTINCT_RATIO = 3, 6, 0.6
 _MOST_DROPPED_RATIO = 0.5
-# A script that the source hardly has is not the conversation's.
-_MAIN_SCRIPT_RATIO = 0.6
-_KNOWN_SCRIPT_RATIO = 0.02
-_LEAST_LETTERS = 40
-_LETTERS_CHARS = 20_000
+# A script that is most of a summary and hardly in the source is not the conversation's; of few letters nothing is told.
+_MAIN_SCRIPT_RATIO, _KNOWN_SCRIPT_RATIO, _LEAST_LETTERS = 0.6, 0.02, 40
 _SAMPLE_TEXTS, _SAMPLE_CHARS = 100, 200
 # So few bytes of different words say nothing if none of them is of a source that is so many times as long.
-# (The shortest of forty good summaries has 21, and is of its source.)
 _FEW_BYTES, _FAR_SHORTER_RATIO = 20, 20
-_WITHOUT_SPACES = "\u2e80"
 _WORD = re.compile(r"\w+")
-_SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|(?<=[。！？])")
+_SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n")
 # Of a longer line only the bad sentences are left out.
-_LONG_LINE_CHARS = 200
-_LONG_LINE_END = re.compile(r"(?<=[^\W\d_][.!?]) ")
-_RULE = re.compile(r"\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
-_HEADING = re.compile(r"\s{0,8}#{1,6}\s|" + _RULE.pattern)
+_LONG_LINE_CHARS, _LONG_LINE_END = 200, re.compile(r"(?<=[^\W\d_][.!?]) ")
+_TABLE_RULE = re.compile(r"\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
+_HEADING = re.compile(r"\s{0,8}#{1,6}\s|" + _TABLE_RULE.pattern)
 # How a transcript is shown to a summariser (`prompts.render_message`).
 _TURN = re.compile(r"\s{0,8}(?:(?:USER|ASSISTANT|SYSTEM|DEVELOPER|TOOL RESULT):\s{0,8}\Z|ASSISTANT CALLED \w)")
 # Scripts that are written together, by the first words of their letters' names.
 _TOGETHER = dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"), "CJK")
+# A summary with more rules is a list: its lines are believed. A longer sentence is none.
+_MOST_RULES, _SENTENCE_CHARS = 400, 600
+_STEM = re.compile(
+    r"[^\W\d_\u0e00-\u0eff\u2e80-\uffff]{4,40}|\b[A-Z]{2,3}\b|\d{1,40}|[\u0e00-\u0eff\u2e80-\ud7ff]{2,200}"
+)
+_STEM_CHARS, _WITHOUT_SPACES = 5, "\u0e00"
+# "14. fix the tests" counts itself.
+_ORDINAL, _BULLETS = re.compile(r"\A\s{0,16}\d{1,3}[.)] "), "-*•> \t[]()0123456789."
+# 0.6 keeps fewer invented rules and loses as many more of the user's; a word in every sentence counts a little.
+_SUPPORT_RATIO, _LEAST_WEIGHT = 0.5, 0.1
+_DATA = tomllib.loads(resources.files(__package__).joinpath("inventions.toml").read_text(encoding="utf-8"))
+
+
+def _any_of(words: str) -> str:
+    return "|".join(re.escape(word.replace("_", " ")) for word in words.split())
+
+
+_WORDS = {key: _any_of(words) for key, words in _DATA.items()}
+_RULE = re.compile(
+    rf"(?<!\w)(?:{_WORDS['anywhere']})(?!\w)|(?:\A|[^\w\s,'’]|\b(?:{_WORDS['before']}))\s{{0,3}}(?:{_WORDS['opening']})(?!\w)"
+    rf"|{_WORDS['inside']}",
+    re.IGNORECASE,
+)
+_RULE_WORDS = re.compile(
+    rf"(?<!\w)(?:{_WORDS['anywhere']}|{_WORDS['opening']}|{_WORDS['negations']}|users?|assistant)(?!\w)|{_WORDS['inside']}",
+    re.IGNORECASE,
+)
+_NEGATION = re.compile(rf"(?<!\w)(?:{_WORDS['negations']})(?!\w)|n['’]|{_WORDS['negations_inside']}", re.IGNORECASE)
 
 
 class Judgement(NamedTuple):
@@ -86,7 +112,11 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
     """
     if summary.startswith(instruction[:_ECHO_CHARS]):
         return Judgement("", "echo")
-    lines = _held_against(_looked_at(summary, _told_by(instruction)), (instruction, *source))
+    lines = _looked_at(summary, _told_by(instruction))
+    invented = inventions(
+        ["" if line.is_heading or line.fault else line.text for line in lines], (instruction, *source)
+    )
+    lines = [line._replace(fault="invented") if each else line for each, line in zip(invented, lines, strict=True)]
     words = sum(line.words for line in lines if not line.is_heading)
     if not words:
         return Judgement("", "empty")
@@ -111,10 +141,6 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.casefold() for word in _WORD.findall(text))
 
 
-def _is_repeated(words: tuple[str, ...], seen: Collection[tuple[str, ...]]) -> bool:
-    return len(words) >= _LEAST_SENTENCE_WORDS and words in seen
-
-
 def _split(summary: str) -> Iterator[tuple[str, str]]:
     """The lines, of long ones the sentences, each with the sign that parts it from the next."""
     for line in summary.split("\n"):
@@ -129,7 +155,7 @@ def _looked_at(summary: str, told: frozenset[tuple[str, ...]]) -> list[_Line]:
     pieces = list(_split(summary))
     for (text, end), (below, _) in zip(pieces, [*pieces[1:], ("", "")], strict=True):
         # The row over a table's rule names its columns.
-        is_heading = _HEADING.match(text) is not None or (text.startswith("|") and _RULE.match(below) is not None)
+        is_heading = _HEADING.match(text) is not None or (text.startswith("|") and _TABLE_RULE.match(below) is not None)
         words = _words(text)
         in_dialogue = not is_heading and (in_dialogue or _TURN.match(text) is not None)
         fault: Fault | Literal[""] = ""
@@ -138,17 +164,11 @@ def _looked_at(summary: str, told: frozenset[tuple[str, ...]]) -> list[_Line]:
                 fault = "dialogue"
             elif _is_told(words, told):
                 fault = "echo"
-            elif _is_repeated(words, seen) or _turns_round(text):
+            elif (len(words) >= _LEAST_SENTENCE_WORDS and words in seen) or _turns_round(text):
                 fault = "loop"
             seen.add(words)
         found.append(_Line(text, end, is_heading, len(words), fault))
     return found
-
-
-def _held_against(lines: Sequence[_Line], source: Sequence[str]) -> list[_Line]:
-    believed = [line.is_heading or bool(line.fault) for line in lines]
-    invented = inventions(["" if each else line.text for each, line in zip(believed, lines, strict=True)], source)
-    return [line._replace(fault="invented") if each else line for each, line in zip(invented, lines, strict=True)]
 
 
 def _told_by(instruction: str) -> frozenset[tuple[str, ...]]:
@@ -172,28 +192,15 @@ def _turns_round(line: str) -> bool:
 
 
 def _says_nothing(body: str, instruction: str, source: Sequence[str]) -> bool:
-    """A few words stand for a long source and none of them is of it ("OK.", "Sure, here you go!").
-
-    In any language: a number of the source says something of it, and so does the beginning of a longer word, as `pars`
-    of `parsing` in `parser`. A summary of more than a few words is believed here.
-    """
+    """A few words stand for a long source and none of them is of it ("OK.", "Sure, here you go!")."""
     words = {word.casefold() for word in _WORD.findall(body)}
     size = sum(len(word.encode("utf-8", "surrogatepass")) for word in words)
     texts = [text.casefold() for text in source if instruction not in text] if size <= _FEW_BYTES else []
     if sum(map(len, texts)) < _FAR_SHORTER_RATIO * size or not texts:
         return False
-    pieces = {piece for word in words for piece in _pieces(word)}
-    return not any(piece in text for text in texts for piece in pieces)
-
-
-def _pieces(word: str) -> Iterator[str]:
-    """The signs of a word: a whole number, a long word's beginning, any part in a script without spaces."""
-    if word.isdecimal():
-        yield word
-    elif word[0] >= _WITHOUT_SPACES:
-        yield from (word[at : at + 3] for at in range(len(word) - 2))
-    elif len(word) > 4:
-        yield word[:4]
+    # "none" is a word of many sources.
+    stems = [stem for stem in _stems(body) if len(stem) != _STEM_CHARS - 1]
+    return not any(stem in text for text in texts for stem in stems)
 
 
 def _repeats(lines: Iterable[str]) -> bool:
@@ -212,25 +219,17 @@ def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:
 
     Weak models answer an English instruction in English, and what they say of another language's conversation is true.
     """
-    said = _letters(summary)
-    total = said.total()
-    if total < _LEAST_LETTERS:
+    said = _letters([summary])
+    script, times = said.most_common(1)[0] if said else ("", 0)
+    if said.total() < _LEAST_LETTERS or times < _MAIN_SCRIPT_RATIO * said.total() or script in _letters([instruction]):
         return False
-    script, count = said.most_common(1)[0]
-    if count < _MAIN_SCRIPT_RATIO * total or script in _letters(instruction):
-        return False
-    read = _letters(_sample(source))
+    # From all over the source, which may change its script on the way.
+    read = _letters([text[:_SAMPLE_CHARS] for text in source[:: -(-len(source) // _SAMPLE_TEXTS) or 1]])
     return read.total() >= _LEAST_LETTERS and read[script] < _KNOWN_SCRIPT_RATIO * read.total()
 
 
-def _sample(source: Sequence[str]) -> str:
-    """The beginnings of texts from all over the source, which may change its script on the way."""
-    step = -(-len(source) // _SAMPLE_TEXTS) or 1
-    return "\n".join(text[:_SAMPLE_CHARS] for text in source[::step])
-
-
-def _letters(text: str) -> Counter[str]:
-    letters = filter(str.isalpha, text[:_LETTERS_CHARS])
+def _letters(texts: Iterable[str]) -> Counter[str]:
+    letters = (letter for text in texts for letter in text[: _SAMPLE_TEXTS * _SAMPLE_CHARS] if letter.isalpha())
     scripts = (unicodedata.name(letter, "").partition(" ")[0] for letter in letters)
     return Counter(_TOGETHER.get(script, script) for script in scripts)
 
@@ -245,3 +244,63 @@ def _without_faults(lines: Sequence[_Line]) -> Iterator[str]:
             if any(each.fault for each in under) and not any(each.words and not each.fault for each in under):
                 continue
         yield line.text + line.end
+
+
+def inventions(lines: Sequence[str], source: Sequence[str]) -> list[bool]:
+    """Tells of each line of a summary if one of its rules is not the source's.
+
+    Args:
+        lines: "" for those that are believed.
+        source: all texts that its writer was shown.
+    """
+    rules = [_rules(line) for line in lines]
+    if not 0 < sum(map(len, rules)) <= _MOST_RULES:
+        return [False] * len(lines)
+    given = _given((rule for own in rules for rule in own), source)
+    return [not given.issuperset(own) for own in rules]
+
+
+def _rules(line: str) -> list[str]:
+    """The sentences of a line that are rules."""
+    sentences = _SENTENCE_END.split(_ORDINAL.sub("", line))
+    return [rule for each in sentences if _RULE.search(rule := each.lstrip(_BULLETS)[:_SENTENCE_CHARS])]
+
+
+def _given(rules: Iterable[str], texts: Iterable[str]) -> set[str]:
+    """The rules that have a source: two sentences with half of the rule's words by weight, the rarer the more."""
+    wanted = {rule: _stems(_RULE_WORDS.sub(" ", rule)) for rule in rules}
+    sought = frozenset[str]().union(*wanted.values())
+    times: Counter[str] = Counter()
+    # The words of two sentences in a row, and if there is a negation in them.
+    passages: dict[frozenset[str], bool] = {}
+    number = 1
+    for text in texts if sought else ():
+        before, was_negative = frozenset[str](), False
+        for sentence in _SENTENCE_END.split(text):
+            number += 1
+            found = sought & _stems(sentence)
+            is_negative = bool(found) and _NEGATION.search(sentence, 0, _SENTENCE_CHARS) is not None
+            times.update(found)
+            if both := before | found:
+                passages[both] = passages.get(both, False) or was_negative or is_negative
+            before, was_negative = found, is_negative
+    weights = {stem: math.log(number / max(times[stem], 1)) + _LEAST_WEIGHT for stem in sought}
+
+    def is_given(rule: str) -> bool:
+        least = _SUPPORT_RATIO * math.fsum(weights[stem] for stem in wanted[rule])
+        is_negative = _NEGATION.search(rule) is not None
+        return not wanted[rule] or any(
+            math.fsum(weights[stem] for stem in wanted[rule] & words) >= least
+            for words, has_negation in passages.items()
+            if has_negation or not is_negative
+        )
+
+    return {rule for rule in wanted if is_given(rule)}
+
+
+def _stems(text: str) -> frozenset[str]:
+    """The beginnings of a text's words, its numbers, and of scripts without blanks each two signs."""
+    words = _STEM.findall(text)
+    found = {word[:_STEM_CHARS].casefold() for word in words if word[0] < _WITHOUT_SPACES}
+    wide = (word for word in words if word[0] >= _WITHOUT_SPACES)
+    return frozenset(found.union(word[at : at + 2] for word in wide for at in range(len(word) - 1)))

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.inventions import inventions
-from litellm_compaction.core.judging import Judgement, judged
+from litellm_compaction.core.judging import Judgement, inventions, judged
 from litellm_compaction.core.strategies import STRATEGIES, writer_of
 from tests.core.good_summaries import GOOD, INSTRUCTION, REAL, WORK, Good, source
 from tests.work import grows_linearly
@@ -65,7 +64,7 @@ LONG_CHINESE = "好的，请把解析器移植到 Rust。没有别的要求，�
     [
         ("x", LONG, "empty"),
         ("### Original task\nnone\n### Completed work\nNone.\n### Pending\n- [ ] none", LONG, "empty"),
-        ("### 任务\n没有", LONG_CHINESE, "empty"),
+        ("### 任务\n无", LONG_CHINESE, "empty"),
         # In the conversation's words, in other forms of them, in another language; and of a conversation that is short.
         ("Port the parser.", LONG, ""),
         ("### Original task\nRust\n### Pending\n- [ ] parsers", LONG, ""),

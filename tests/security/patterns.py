@@ -52,9 +52,7 @@ SEEN_CHARS = {
         ),
         160,
     ),
-    **dict.fromkeys(
-        (f"core.inventions._{name}" for name in ("RULE", "RULE_WORDS", "NEGATION")), 600
-    ),  # _SENTENCE_CHARS
+    **dict.fromkeys((f"core.judging._{name}" for name in ("RULE", "RULE_WORDS", "NEGATION")), 600),  # _SENTENCE_CHARS
     **dict.fromkeys(_FIRST_LINE, 160),
     "core.continuation.text._CHARACTER": 192,  # the end of a text (_CONTEXT_CHARS)
     "core.continuation.text._NO_SPACE": 1,
