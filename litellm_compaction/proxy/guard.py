@@ -287,6 +287,9 @@ class Guard:
         foreseen = exchange.take_foreseen()
         # Given back by whoever carries the stream, at the answer's end, or with the exchange.
         room = exchange.room = self._compactor.room(context)
+        if (task := asyncio.current_task()) is not None:
+            # LiteLLM calls no hook if a client leaves meanwhile; a plain answer its server writes to the end.
+            task.add_done_callback(lambda ended: ended.cancelled() and (room.release if is_stream else room.abandon)())
         if client.token_ids is not None:
             prepared = await self._compactor.bound(client.token_ids, context)
         else:
