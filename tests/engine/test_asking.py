@@ -9,7 +9,7 @@ import pytest
 
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Attempts
-from litellm_compaction.engine.parts import beginning_of
+from litellm_compaction.engine.asking import beginning_of
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
