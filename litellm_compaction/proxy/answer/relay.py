@@ -198,7 +198,7 @@ class Relay:
         if joiner.echoed_text and not had_echo:
             # The server repeats the text that it was shown; nothing of that has been generated.
             self._echo_tokens = self.generated.of(joiner.echoed_text)
-            self.generated = self.generated.anew()
+            self.generated = GeneratedTokens(self.generated.of)
             self.generated.add(text)
         return text
 
