@@ -47,7 +47,8 @@ class WindowUnread(WindowUnknown):
         self.address = address
 
     def __str__(self) -> str:
-        return str(ServerGone(self.address)) if self.address else super().__str__()
+        said = super().__str__()
+        return f"{ServerGone(self.address)} {said}" if self.address else said
 
     @property
     def for_clients(self) -> str:

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.messages import Message
+from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.prompts import appended
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.summarizer import (
     SummaryAnswer,
     SummaryJob,
-    Upstream,
     answer_to,
     summarize,
     summarize_appended,
+    within_s,
 )
 from tests import virtual_time
 from tests.builders import (
@@ -88,7 +88,7 @@ def job(
 
 
 async def run(ask: FakeAsk, made: SummaryJob | None = None, *, timeout_s: float = 30.0) -> str:
-    return await summarize(made or job(), ask, count, timeout_s=timeout_s)
+    return await within_s(summarize(made or job(), ask, count), timeout_s)
 
 
 async def failure(ask: FakeAsk, made: SummaryJob | None = None) -> str:
@@ -216,19 +216,16 @@ async def test_a_silent_model_is_given_up() -> None:
     assert ask.cancelled
 
 
-async def test_a_long_transcript_is_summarized_in_parts_and_merged() -> None:
-    """Each part in order, the record so far with the first only, and one merged record at the end."""
-    merged = "All parts of the conversation in one."
-    ask = FakeAsk(
-        lambda prompt: merged if "PARTIAL RECORDS" in prompt else f"part {len(ask.prompts)} of the whole conversation"
-    )
+async def test_a_long_transcript_is_summarized_part_after_part() -> None:
+    """Each part in order, into the record so far."""
+    ask = FakeAsk(lambda prompt: f"The record after part {len(ask.prompts)} of the whole conversation.")
     made = job(agent_run(40, words=400), earlier="EARLIER RECORD", request="REQUEST", prompt_limit_tokens=4000)
-    assert await run(ask, made) == merged
-    *maps, merge = ask.prompts
-    assert 2 <= len(maps) <= 6
-    assert ["EARLIER RECORD" in prompt for prompt in maps] == [True] + [False] * (len(maps) - 1)
-    assert all("REQUEST" in prompt for prompt in maps)
-    assert merge.index("PART 1:\npart 1") < merge.index("PART 2:\npart 2")
+    text = await run(ask, made)
+    assert 2 <= len(ask.prompts) <= 6
+    assert text == f"The record after part {len(ask.prompts)} of the whole conversation."
+    assert "EARLIER RECORD" in ask.prompts[0]
+    assert all(f"after part {at} of" in prompt for at, prompt in enumerate(ask.prompts[1:], 1))
+    assert all("REQUEST" in prompt for prompt in ask.prompts)
     assert all(count(prompt) <= 4000 for prompt in ask.prompts)
 
 
@@ -257,9 +254,9 @@ async def test_without_room_nobody_is_asked() -> None:
     assert ask.prompts == []
 
 
-def held(*raw: JsonDict) -> Upstream:
+def held(*raw: JsonDict) -> Request:
     messages = appended(parsed(raw), instruction=job().instruction, earlier="none")
-    return Upstream(messages=messages, tools=({"type": "function"},), tool_choice="auto", tokens=1000)
+    return Request(messages=messages, tools=({"type": "function"},), tool_choice="auto")
 
 
 async def test_a_tool_call_is_discarded() -> None:
@@ -267,7 +264,7 @@ async def test_a_tool_call_is_discarded() -> None:
     for text in ("", "Let me look at the file first."):
         ask = FakeAsk(SummaryAnswer(text=text, calls_tool=True, finish_reason="tool_calls"))
         with pytest.raises(SummaryFailed) as raised:
-            await summarize_appended(job(), held(*CHAT), ask, count, timeout_s=30)
+            await summarize_appended(job(), ask, count, held(*CHAT), 1000)
         assert raised.value.reason == "tool_call"
         assert len(ask.prompts) == 1
 
@@ -295,7 +292,7 @@ def test_the_time_limit_is_of_the_whole_job(limit_s: int, asked: int) -> None:
     )
     ends = contextlib.nullcontext() if limit_s == 600 else pytest.raises(SummaryFailed, match="within 60 s")
     with ends:
-        virtual_time.run(summarize(long, slowly, count, timeout_s=limit_s))
+        virtual_time.run(within_s(summarize(long, slowly, count), limit_s))
     assert len(ask.prompts) == asked
 
 
@@ -310,8 +307,8 @@ def test_a_retry_takes_no_time_of_its_own(limit_s: int) -> None:
         return SummaryAnswer(text=GOOD if len(asked) % 2 == 0 else "", reasoning="Let me think.")
 
     for asking in (
-        answer_to("Which?", slowly, max_tokens=100, timeout_s=limit_s),
-        summarize_appended(job(), held(*CHAT), slowly, count, timeout_s=limit_s),
+        within_s(answer_to("Which?", slowly, max_tokens=100), limit_s),
+        within_s(summarize_appended(job(), slowly, count, held(*CHAT), 1000), limit_s),
     ):
         ends = contextlib.nullcontext() if limit_s == 100 else pytest.raises(SummaryFailed, match="within 60 s")
         with ends:

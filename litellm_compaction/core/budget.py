@@ -102,21 +102,20 @@ class Budget:
             return min(math.ceil(self.rules.threshold_tokens / self.rules.pre_request_ratio), self.window_tokens)
         return self.window_tokens - self.reserved_tokens
 
+    def _limit_tokens(self, answer_tokens: int) -> int:
+        room = self.window_tokens - max(answer_tokens, self.rules.answer_min_tokens)
+        by_ratio = math.floor(room / max(1 + MARGIN_MIN_RATIO, self.likely_ratio))
+        return max(min(by_ratio, room - MARGIN_MIN_TOKENS), 0)
+
     @cached_property
     def prompt_limit_tokens(self) -> int:
         """The largest estimate with which prompt + margin + least answer stay inside the window (promise P1)."""
-        return self._limit_tokens(self.rules.answer_min_tokens)
+        return self._limit_tokens(0)
 
     @cached_property
     def _summary_limit_tokens(self) -> int:
         """The largest prompt that leaves room for a summary that the client makes."""
-        least_tokens = math.ceil(_SUMMARY_ROOM_RATIO * self.window_tokens)
-        return self._limit_tokens(max(self.rules.answer_min_tokens, least_tokens))
-
-    def _limit_tokens(self, answer_tokens: int) -> int:
-        room = self.window_tokens - answer_tokens
-        by_ratio = math.floor(room / max(1 + MARGIN_MIN_RATIO, self.likely_ratio))
-        return max(min(by_ratio, room - MARGIN_MIN_TOKENS), 0)
+        return self._limit_tokens(math.ceil(_SUMMARY_ROOM_RATIO * self.window_tokens))
 
     def output_buffer_tokens(self, prompt_tokens: int) -> int:
         """The room set aside for the answer: max(ratio of the rest, min(minimum, 10 % of the window))."""
@@ -160,6 +159,11 @@ class Budget:
         """The line at which a running answer is stopped."""
         return math.floor(self.rules.streaming_ratio * self.window_tokens)
 
+    @property
+    def _span_tokens(self) -> int:
+        """From the floor to that line."""
+        return self._stop_tokens - self.floor_tokens
+
     @cached_property
     def early_start_tokens(self) -> int:
         """The largest prompt after which the output buffer fits before the streaming limit."""
@@ -173,20 +177,15 @@ class Budget:
         A high floor leaves the answer the last third of the room above, and 64 tokens at least. If not even those are
         left, the answer runs to the end of the window.
         """
-        span_tokens = self._stop_tokens - self.floor_tokens
-        if span_tokens < _LEAST_START_TOKENS:
+        if self._span_tokens < _LEAST_START_TOKENS:
             return self.prompt_limit_tokens
-        least_tokens = max(span_tokens // _ANSWER_DIVISOR, _LEAST_START_TOKENS)
+        least_tokens = max(self._span_tokens // _ANSWER_DIVISOR, _LEAST_START_TOKENS)
         return min(max(self._stop_tokens - least_tokens, self.early_start_tokens), self.prompt_limit_tokens)
 
     def restart_room_tokens(self, used_tokens: int) -> int:
         """The room after a restart at `used_tokens` (prompt and answer) that lets it begin (promise P5)."""
         before_stop_tokens = self.window_tokens - self._stop_tokens + _LEAST_START_TOKENS
         return max(self.output_buffer_tokens(used_tokens), before_stop_tokens)
-
-    @property
-    def _usual_room_tokens(self) -> int:
-        return math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
 
     @cached_property
     def is_narrow(self) -> bool:
@@ -197,7 +196,7 @@ class Budget:
         is_pressed = self.rules.pre_request_ratio <= self.rules.target_ratio
         if is_pressed or self.is_wanted or self.rules.keeps_what_fits:
             return False
-        return self.trigger_tokens - self.floor_tokens < 2 * self._usual_room_tokens
+        return self.trigger_tokens - self.floor_tokens < 2 * math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
 
     def may_wait(self, prompt_tokens: int) -> bool:
         """Returns True if a prompt that was compacted before may outgrow the trigger: compacting again gains little.
@@ -214,9 +213,8 @@ class Budget:
     @cached_property
     def _room_tokens(self) -> int:
         """A compaction's room above the floor: 15 % of the window, at most half of the rest below the limit."""
-        span_tokens = self._stop_tokens - self.floor_tokens
-        most_tokens = self.window_tokens if span_tokens < _LEAST_START_TOKENS else span_tokens // _ROOM_DIVISOR
-        return min(self._usual_room_tokens, most_tokens)
+        room = math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
+        return room if self._span_tokens < _LEAST_START_TOKENS else min(room, self._span_tokens // _ROOM_DIVISOR)
 
     @property
     def least_target_tokens(self) -> int:

@@ -315,19 +315,23 @@ def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> li
             found += _clauses(at, message, said[at], talk)
         elif message.role != "tool" or message.call_id not in echoes:
             found += _lines(at, message, states)
-    kept: dict[str, _Piece] = {}
+    kept: list[_Piece] = []
+    texts = set[str]()
     rows: Counter[str] = Counter()
     rank = {"user": 2, "system": 1, "developer": 1}
     found.sort(key=lambda piece: (piece.message == task, rank.get(piece.role, 0)))
     for piece in reversed(found):
         folded = piece.text.casefold()
-        if folded not in kept and piece.role in rank:
-            kept[folded] = piece
-        elif folded not in kept:
+        # The task stays whole, whatever it says twice.
+        if folded in texts and piece.message != task:
+            continue
+        texts.add(folded)
+        if piece.role not in rank:
             row = folded.translate(_DIGITS)
-            kept[folded] = piece._replace(ratio=piece.ratio * _ROW_RATIO ** rows[row])
+            piece = piece._replace(ratio=piece.ratio * _ROW_RATIO ** rows[row])
             rows[row] += 1
-    return sorted(kept.values(), key=lambda piece: (piece.message, piece.place))
+        kept.append(piece)
+    return sorted(kept, key=lambda piece: (piece.message, piece.place))
 
 
 def _cleaned(message: Message, redact: Redact) -> Message:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, applied_tokens, is_undone, usable
@@ -72,10 +72,10 @@ def plan(view: View, budget: Budget, options: CompactionOptions, stored: Sequenc
     if is_voluntary and not budget.is_wanted:
         return _lasting(budget, known)
     view, budget = _with_answered_round(view, budget, known)
-    current = _in_effect(view, budget, known)
-    if current.compaction and _goes_on(view, budget, current.tokens):
-        return Reuse(compaction=current.compaction)
-    now_tokens = min(view.tokens, current.tokens)
+    current, current_tokens = _in_effect(view, budget, known)
+    if current and _goes_on(view, budget, current_tokens):
+        return Reuse(compaction=current)
+    now_tokens = min(view.tokens, current_tokens)
     for each in known if not budget.is_wanted else ():
         # A record written ahead is for now.
         tokens = applied_tokens(view, each) if each.ahead else now_tokens
@@ -95,8 +95,8 @@ def plan(view: View, budget: Budget, options: CompactionOptions, stored: Sequenc
     if is_worth_it:
         return Compact(steps=(*filter(None, (planner.edit(), planner.choice(records[0], now_tokens))), *records))
     # No cut gains enough to be worth a model call: send what fits.
-    if current.compaction and budget.fits(current.tokens):
-        return Reuse(compaction=current.compaction)
+    if current and budget.fits(current_tokens):
+        return Reuse(compaction=current)
     return _kept_or(records, view, budget)
 
 
@@ -111,23 +111,16 @@ def _lasting(budget: Budget, known: Sequence[Compaction]) -> Keep | Reuse:
     return Keep() if found is None else Reuse(compaction=found)
 
 
-class _Current(NamedTuple):
-    """The compaction in effect, None for none, and the tokens of the prompt with it."""
-
-    compaction: Compaction | None
-    tokens: int
-
-
-def _in_effect(view: View, budget: Budget, known: Sequence[Compaction]) -> _Current:
-    """The first compaction in effect below the trigger, else the one that leaves the least."""
-    found: list[_Current] = []
+def _in_effect(view: View, budget: Budget, known: Sequence[Compaction]) -> tuple[Compaction | None, int]:
+    """The first compaction in effect below the trigger, else the one that leaves the least; and what it leaves."""
+    found: list[tuple[Compaction | None, int]] = []
     for each in known:
         if not each.ahead:
             # One by one: of fifty rounds the newest does nearly always.
-            found.append(_Current(each, applied_tokens(view, each)))
-            if not budget.is_wanted and not budget.triggers(found[-1].tokens):
+            found.append((each, applied_tokens(view, each)))
+            if not budget.is_wanted and not budget.triggers(found[-1][1]):
                 return found[-1]
-    return min(found, key=lambda each: each.tokens, default=_Current(None, view.tokens))
+    return min(found, key=lambda each: each[1], default=(None, view.tokens))
 
 
 def _goes_on(view: View, budget: Budget, tokens: int) -> bool:
@@ -218,11 +211,9 @@ def plan_reading(
 ) -> Reuse | Step | None:
     """Plans what the server reads for the turn after `turn_ended`; None if its cache holds the next prompt.
 
-    It is a record that was written ahead, or an edit to make: with it the next turn will be sent.
-
-    If the client's usual addition would cross the trigger, that turn would wait until the server has read the
-    compacted conversation. Its cache holds one of the two, so what it has read is sent, even if that turn turns out
-    too small for it.
+    It is a record that was written ahead, or an edit to make, if the client's usual addition would cross the trigger:
+    that turn would wait until the server has read the compacted conversation. What it has read is sent, even if the
+    turn turns out too small for it.
     """
     now = plan(view, budget, options, stored)
     new = _new(now)

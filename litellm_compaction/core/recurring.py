@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from litellm_compaction.core.messages import NO_MARKS, Marks, Message
 from litellm_compaction.core.stretches import (
@@ -36,23 +36,21 @@ _OPENS = re.compile(r"^[ \t]*<([A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>"
 _MOST_CHARS, _MOST_NAMES = 1_000_000, 50
 
 
-class _Element(NamedTuple):
-    name: str
-    lines: tuple[str, ...]
+_Lines: TypeAlias = tuple[str, ...]
 
 
 class _Said(NamedTuple):
-    """A user message: the paragraphs of each of its parts by their levelled lines, and the elements between them.
+    """A user message: the paragraphs of each of its parts, and the elements between them by name, as levelled lines.
 
     `is_turn` is True if it stands where a person speaks, at the beginning or after an answer, and the client does not.
     """
 
     is_turn: bool
-    parts: list[list[tuple[str, ...]]]
-    elements: list[_Element]
+    parts: list[list[_Lines]]
+    elements: list[tuple[str, _Lines]]
 
     @property
-    def paragraphs(self) -> list[tuple[str, ...]]:
+    def paragraphs(self) -> list[_Lines]:
         return [each for part in self.parts for each in part]
 
 
@@ -79,39 +77,42 @@ def _marks(messages: Sequence[Message], users: Sequence[int]) -> Marks:
     names = _often({name for text in texts[at] for name in _OPENS.findall(text)} for at in users)
     known = Marks(names=frozenset(sorted(name for name in names if not is_persons_name(name))[:_MOST_NAMES]))
     said = [_said(texts[at], known, is_turn=not _has_neighbour(messages, at)) for at in users]
-    whole = {each.paragraphs[0] for each in said if len(each.paragraphs) == 1 and (each.is_turn or not each.elements)}
-    times = Counter(part for each in said for part in {*each.paragraphs, *(part[:1] for part in each.paragraphs)})
-    again = {part for each in said for part in each.paragraphs if times[part] >= _LEAST_MESSAGES} - whole
-    told = [frozenset(each.paragraphs) for each in said if each.paragraphs]
-    first = {part: at for at in range(len(told) - 1, -1, -1) for part in told[at]}
-    blocks = {part for part in again if not _may_be_said(part, told, first[part])}
+    told = [each for each in said if each.paragraphs]
+    whole = {each.paragraphs[0] for each in told if len(each.paragraphs) == 1 and (each.is_turn or not each.elements)}
+    times = Counter(part for each in told for part in {*each.paragraphs, *(part[:1] for part in each.paragraphs)})
+    again = {part for each in told for part in each.paragraphs if times[part] >= _LEAST_MESSAGES} - whole
+    blocks = _never_left_out(again, [frozenset(each.paragraphs) for each in told])
     # A person types into another part than the one in which all comes again.
-    apart = (part for each in said if each.parts[1:] for part in each.parts if again.issuperset(part))
+    apart = (part for each in told if each.parts[1:] for part in each.parts if again.issuperset(part))
     blocks.update(paragraph for part in apart if not blocks.isdisjoint(part) for paragraph in part)
+    # A client glues a line to a person's words: paragraphs that differ end with it.
+    last = Counter(part[-1:] for part in {part for each in told for part in each.paragraphs if part[1:]})
+    glued = {line for line, count in last.items() if count >= _LEAST_MESSAGES} - whole
+    lasts = [frozenset(part[-1:] for part in each.paragraphs if part[1:]) for each in told]
     marks = Marks(
         paragraphs=frozenset(map("\n".join, blocks)),
-        headings=_often({part[0] for part in each.paragraphs if _HEADING.match(part[0])} for each in said),
+        headings=_often({part[0] for part in each.paragraphs if _HEADING.match(part[0])} for each in told),
         lines=_often(
-            {form for part in each.paragraphs for line in part[1:] for form in (line, line_form(line))} for each in said
+            {form for part in each.paragraphs for line in part[1:] for form in (line, line_form(line))} for each in told
         ),
+        footers=frozenset(line for (line,) in _never_left_out(glued, lasts)),
     )
-    marks = replace(marks, footers=_footers(said, whole))
     persons = frozenset(_all_that_is_said(said, marks, times))
     headings = {paragraph.partition("\n")[0] for paragraph in persons}
     marks = replace(marks, paragraphs=marks.paragraphs - persons, headings=marks.headings - headings)
     return replace(marks, names=frozenset(_clients_names(said, known.names, marks)))
 
 
-def _footers(said: Sequence[_Said], whole: Collection[tuple[str, ...]]) -> frozenset[str]:
-    """The lines with which paragraphs that differ end again and again: a client has glued them to a person's words."""
-    told = [frozenset(part[-1:] for part in each.paragraphs if part[1:]) for each in said if each.paragraphs]
-    first = {line: at for at in range(len(told) - 1, -1, -1) for line in told[at]}
-    above = Counter(part[-1:] for part in {part for each in said for part in each.paragraphs if part[1:]})
-    return frozenset(
-        line[0]
-        for line, count in above.items()
-        if count >= _LEAST_MESSAGES and line not in whole and not _may_be_said(line, told, first[line])
-    )
+def _never_left_out(parts: Collection[_Lines], told: Sequence[Collection[_Lines]]) -> set[_Lines]:
+    """Those parts that are no sentence of a person's: one without marks of a program that some later message lacks."""
+    first = {part: at for at in range(len(told) - 1, -1, -1) for part in told[at]}
+
+    def may_be_said(part: _Lines) -> bool:
+        if len(part) > 1 or len(part[0]) > _LONGEST_SENTENCE_CHARS or not _SENTENCE.match(part[0]):
+            return False
+        return any(part not in told[at] for at in range(first[part], len(told)))
+
+    return {part for part in parts if not may_be_said(part)}
 
 
 def _said(texts: Iterable[str], known: Marks, *, is_turn: bool) -> _Said:
@@ -122,24 +123,15 @@ def _said(texts: Iterable[str], known: Marks, *, is_turn: bool) -> _Said:
             if each.kind == "note" and not text.startswith("<", each.start):
                 # An opening: all of the message is a program's.
                 said = said._replace(is_turn=False)
-            if each.kind in ("words", "doubted"):
+            if each.speaks:
                 places = paragraphs(text, each.start, each.end)
                 said.parts[-1].extend(filter(None, (levelled(text[start:end]) for start, end in places)))
             else:
-                said.elements.append(
-                    _Element(each.name, levelled(text[each.body : each.body_end] if each.name else ""))
-                )
+                said.elements.append((each.name, levelled(text[each.body : each.body_end] if each.name else "")))
     return said
 
 
-def _may_be_said(part: tuple[str, ...], told: Sequence[Collection[tuple[str, ...]]], first: int) -> bool:
-    """Returns True for a sentence that a person may repeat: one without marks that some later message does without."""
-    if len(part) > 1 or len(part[0]) > _LONGEST_SENTENCE_CHARS or not _SENTENCE.match(part[0]):
-        return False
-    return any(part not in told[at] for at in range(first, len(told)))
-
-
-def _all_that_is_said(said: Iterable[_Said], marks: Marks, times: Counter[tuple[str, ...]]) -> Iterator[str]:
+def _all_that_is_said(said: Iterable[_Said], marks: Marks, times: Counter[_Lines]) -> Iterator[str]:
     """The rarest paragraphs of messages that would have no other words: a person says something in each."""
     for each in said:
         is_persons = each.is_turn or not each.elements
@@ -158,17 +150,14 @@ def _clients_names(said: Sequence[_Said], names: Collection[str], marks: Marks) 
 
     def recurs(name: str) -> bool:
         found = [
-            (does, own.lines)
-            for does, each in zip(speaks, said, strict=True)
-            for own in each.elements
-            if own.name == name
+            (does, lines) for does, each in zip(speaks, said, strict=True) for at, lines in each.elements if at == name
         ]
-        lines = _often({line for own in each.elements if own.name == name for line in own.lines} for each in said)
-        return all(does or 2 * sum(line in lines for line in own) >= len(own) for does, own in found)
+        again = _often({line for at, lines in each.elements if at == name for line in lines} for each in said)
+        return all(does or 2 * sum(line in again for line in lines) >= len(lines) for does, lines in found)
 
     known = {name for name in names if recurs(name)}
     for does, each in zip(speaks, said, strict=True):
-        own = {element.name for element in each.elements}
+        own = {name for name, _ in each.elements}
         if each.is_turn and not does and own <= {*known, ""}:
             known -= own
     return known

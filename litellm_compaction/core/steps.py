@@ -128,10 +128,9 @@ class Planner:
     # ------------------------------------------------------------------ records
 
     def records(self, *, asks: bool = True) -> tuple[Step, ...]:
-        """The record that reaches the target by a model's words, or, unless it `asks` one, by copied text alone.
+        """The record of the strategy; after one in place of all comes what to make if no model writes it.
 
-        After one in place of all comes what to make if no model writes it; without room for it, that alone. Empty if
-        nothing may be covered.
+        Empty if nothing may be covered.
         """
         whole, strategy = self.record(asks=asks), self.options.strategy
         if whole is None or strategy.keeps_recent:
@@ -143,9 +142,10 @@ class Planner:
         return (keeping,) if whole.question == "none" else (whole, keeping)
 
     def record(self, *, growth_tokens: int | None = None, asks: bool = True) -> Step | None:
-        """The record that reaches the target; one that covers all there is, if so much is still to come after it.
+        """The record that reaches the target by a model's words, or, unless it `asks` one, by copied text alone.
 
-        Unless it `asks` a model, it is provisional. If only what does not fit has to go, it covers no more than that.
+        It covers all there is if `growth_tokens` are still to come after it. If only what does not fit has to go, it
+        covers no more than that.
         """
         view, options = self.view, self.options
         target = self.target_tokens(view.tokens)
@@ -227,10 +227,7 @@ class Planner:
     # ------------------------------------------------------------------ edits and choices
 
     def edit(self) -> Step | None:
-        """The edit that reaches the target with as few stubs as possible; less would be followed by another edit.
-
-        If one turn could fill the rest, it goes deeper if it can: a stub costs nothing.
-        """
+        """The edit that reaches the target with as few stubs as possible; deeper if one turn could fill the rest."""
         if not self.options.edits:
             return None
         target, budget = self.budget.target_tokens(self.view.tokens), self.budget

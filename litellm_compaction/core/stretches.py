@@ -92,9 +92,7 @@ _DATES = re.compile(
 # Inside a line of the person's a short element is one that the person writes about.
 _LEAST_INLINE_CHARS = 120
 # More tags are a file's, or an attack's, and would take long to read.
-_MAX_TAGS = 20_000
-_MAX_STRETCHES = 1_000
-_MAX_NAMES = 50
+_MAX_TAGS, _MAX_STRETCHES, _MAX_NAMES = 20_000, 1_000, 50
 # No program adds more than this to a conversation; each look at 200 MB takes 0.3 s.
 _MAX_CHARS = 2_000_000
 _MOST_HEAD_CHARS = 200
@@ -189,18 +187,19 @@ def stretches(text: str, marks: Marks = NO_MARKS) -> list[Stretch]:
     if "</" not in text and text[begin] not in _BEGINNINGS:
         # So is most of what people write.
         return _without_recurring(text, [Stretch("words", 0, len(text))], marks)
+    elements = _elements(text, marks.names)
+    if elements is None:
+        return [Stretch("doubted", 0, len(text))]
     found: list[Stretch] = []
     cursor = 0
-    for element in _elements(text, marks.names):
-        if element.kind == "doubted":
-            return [element]
+    for element in elements:
         if element.start >= cursor:
             found += _between(text, cursor, element.start)
             cursor = max(cursor, found[-1].end if found else 0)
         if element.start >= cursor:
             found.append(element)
             cursor = element.end
-    return _without_recurring(text, _with_doubts([*found, *_between(text, cursor, len(text))]), marks)
+    return _with_doubts(_without_recurring(text, [*found, *_between(text, cursor, len(text))], marks))
 
 
 @lru_cache(maxsize=64)
@@ -209,8 +208,8 @@ def _tag(names: frozenset[str]) -> re.Pattern[str]:
     return re.compile(rf"<(?:/(?P<closes>{listed})|(?P<opens>{listed})(?:[ \t][^<>\n]{{0,1000}})?)>")
 
 
-def _elements(text: str, names: frozenset[str]) -> Iterator[Stretch]:
-    """Elements that clients write, in order; if there are too many, one that is doubted and all of the text.
+def _elements(text: str, names: frozenset[str]) -> list[Stretch] | None:
+    """Elements that clients write, in order; None if there are too many.
 
     A file may hold the very tag that ends it. So an element reaches over all closing tags up to the next opening one of
     its name, and over opening ones without a closing one between them.
@@ -218,39 +217,26 @@ def _elements(text: str, names: frozenset[str]) -> Iterator[Stretch]:
     sourced = dict.fromkeys(_SOURCED.findall(text) if "</" in text else ())
     listed = {each for each in itertools.islice(sourced, _MAX_NAMES) if each not in _ELEMENTS and f"</{each}>" in text}
     tags = list(itertools.islice(_tag(names | listed).finditer(text), _MAX_TAGS + 1))
-    if len(tags) > _MAX_TAGS:
-        yield Stretch("doubted", 0, len(text))
-        return
-    places: dict[str, list[re.Match[str]]] = {}
+    last: dict[str, re.Match[str]] = {}
+    behind: dict[str, re.Match[str]] = {}
+    closing: dict[int, re.Match[str]] = {}
+    for tag in reversed(tags):
+        name = tag["opens"] or tag["closes"]
+        if tag["closes"] and not (name in behind and behind[name]["closes"]):
+            last[name] = tag
+        elif tag["opens"] and name in last:
+            closing[tag.start()] = last[name]
+        behind[name] = tag
+    found: list[Stretch] = []
     for tag in tags:
-        places.setdefault(tag["opens"] or tag["closes"], []).append(tag)
-    ranks = {tag.start(): rank for same in places.values() for rank, tag in enumerate(same)}
-    cursor = number = 0
-    for tag in tags:
-        name = tag["opens"]
-        if name is None or tag.start() < cursor:
+        name, close = tag["opens"], closing.get(tag.start())
+        if close is None or (found and tag.start() < found[-1].end):
             continue
-        same, rank = places[name], ranks[tag.start()]
-        while rank < len(same) and same[rank]["opens"]:
-            rank += 1
-        if rank >= len(same):
-            # Never closed, and so is none that follows of this name.
-            places[name] = []
-            continue
-        while rank + 1 < len(same) and same[rank + 1]["closes"]:
-            rank += 1
-        end = same[rank].end()
-        if not _stands_alone(text, tag.start(), end):
-            continue
-        number += 1
-        if number > _MAX_STRETCHES:
-            yield Stretch("doubted", 0, len(text))
-            return
         kind: Kind = _ELEMENTS.get(name) or ("recurring" if name in names else "data")
-        if kind == "data" and name in listed and _SOURCED.match(text, tag.start()) is None:
-            continue
-        cursor = end
-        yield _element(text, name, kind, tag, same[rank])
+        is_sourced = kind != "data" or name not in listed or _SOURCED.match(text, tag.start()) is not None
+        if is_sourced and _stands_alone(text, tag.start(), close.end()):
+            found.append(_element(text, name, kind, tag, close))
+    return None if len(tags) > _MAX_TAGS or len(found) > _MAX_STRETCHES else found
 
 
 def _element(text: str, name: str, kind: Kind, opening: re.Match[str], closing: re.Match[str]) -> Stretch:
@@ -319,7 +305,7 @@ def _opening_end(text: str, begin: int, end: int, to: str) -> int:
 
 
 def _without_recurring(text: str, found: list[Stretch], marks: Marks) -> list[Stretch]:
-    """The same without the client's paragraphs among the words; those between elements of one name are doubted."""
+    """The same without the client's paragraphs among the words."""
     if not (marks.names or marks.paragraphs or marks.headings or marks.footers):
         return found
     divided: list[Stretch] = []
@@ -334,11 +320,6 @@ def _without_recurring(text: str, found: list[Stretch], marks: Marks) -> list[St
                     divided.append(Stretch(kind, start, end, _line_end(text, start, end), end))
         else:
             divided.append(each)
-    for name in {each.name for each in divided if each.name}:
-        same = [at for at, each in enumerate(divided) if each.name == name]
-        for at in range(same[0] + 1, same[-1]):
-            if divided[at].kind == "words":
-                divided[at] = divided[at]._replace(kind="doubted")
     return divided
 
 
@@ -377,11 +358,12 @@ def line_form(line: str) -> str:
 
 
 def _with_doubts(found: list[Stretch]) -> list[Stretch]:
-    """The same, but words between stretches of data are doubted: a file may hold the tag that seems to end it."""
-    data = [at for at, each in enumerate(found) if each.kind == "data"]
-    for at in range(data[0] + 1, data[-1]) if data else ():
-        if found[at].kind == "words":
-            found[at] = found[at]._replace(kind="doubted")
+    """The same, but words between data or elements of one name are doubted: a file may hold the tag that ends it."""
+    for name in {each.name or each.kind for each in found if each.name or each.kind == "data"}:
+        same = [at for at, each in enumerate(found) if name in (each.name, each.kind)]
+        for at in range(same[0] + 1, same[-1]):
+            if found[at].kind == "words":
+                found[at] = found[at]._replace(kind="doubted")
     return found
 
 

@@ -1,10 +1,9 @@
 """Writes the record that a conversation's next compaction will need, while no client waits.
 
-`proxy/answer/loop.py` tells of every answer that has ended, `compactor.py` of every request that comes. After an answer
-that leaves a conversation near its trigger, and once its server has been idle for a moment, the summary is asked for
-after the very conversation that the server's cache holds, and stored as a compaction that takes effect at the trigger
-(`core/plan.py`, `plan_ahead`). If the next turn is expected to cross it, the server is made to read the compacted
-conversation, too (`plan_reading`). A request that comes meanwhile has the engine at once: the call is ended.
+After an answer that leaves a conversation near its trigger, and once its server has been idle for a moment, the summary
+is asked for after the very conversation that the server's cache holds, and stored as a compaction that takes effect at
+the trigger (`core/plan.py`, `plan_ahead`). If the next turn is expected to cross it, the server is made to read the
+compacted conversation, too (`plan_reading`). A request that comes meanwhile has the engine at once: the call is ended.
 
 It costs no user's time, but electricity, and its owner's money if calls are paid for. So there is one call at a time
 for each server, and some in an hour for each tenant and model.
@@ -15,80 +14,66 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from litellm_compaction.concurrency import Bounded, Tasks, ended, off_loop_if
 from litellm_compaction.core.compaction import Compaction, applied_tokens
 from litellm_compaction.core.messages import Request, user_message
 from litellm_compaction.core.plan import Reuse, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.core.steps import Step, gains
-from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
 from litellm_compaction.engine.context import (
     Attempts,
+    Effort,
     MeasuredRequest,
     PreparedRequest,
     PruningModel,
     RequestContext,
     nothing,
 )
-from litellm_compaction.engine.measure import RequestMeasurer, hashed
-from litellm_compaction.engine.pins import Pins
-from litellm_compaction.engine.reporting import Reporter
-from litellm_compaction.engine.sharing.admission import Admission
-from litellm_compaction.engine.sharing.reservation import Reservation, server_of
+from litellm_compaction.engine.measure import hashed
+from litellm_compaction.engine.sharing.reservation import server_of
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.stores import CompactionStore
-from litellm_compaction.windows.windows import Windows
+
+if TYPE_CHECKING:
+    from litellm_compaction.engine.compactor import Compactor
 
 logger = logging.getLogger("litellm_compaction")
 
 # An agent is back with its tool results before that; a person reads for longer.
 QUIET_S = 1.0
-MOST_PER_HOUR = 20
-_HOUR_S = 3600.0
+MOST_PER_HOUR, _HOUR_S = 20, 3600.0
 # To close a stream takes milliseconds; it only bounds a hang.
 _CLOSING_S = 1.0
 _MAX_OWNERS = 4096
 
 
+class _Turn(NamedTuple):
+    """A conversation and its answer, which the cache of its server held last."""
+
+    request: Request
+    context: RequestContext
+    answer: str
+
+
 class Background:
     """Writes records ahead; `quiet_s` is for how long a server has been idle before it is asked."""
 
-    def __init__(
-        self,
-        *,
-        builder: CompactionBuilder,
-        measurer: RequestMeasurer,
-        windows: Windows,
-        admission: Admission,
-        store: CompactionStore,
-        pins: Pins,
-        reporter: Reporter,
-        clock: Callable[[], float],
-        quiet_s: float = QUIET_S,
-    ) -> None:
-        self._builder = builder
-        self._measurer = measurer
-        self._windows = windows
-        self._admission = admission
-        self._store = store
-        self._pins = pins
-        self._reporter = reporter
+    def __init__(self, compactor: Compactor, *, clock: Callable[[], float], quiet_s: float) -> None:
+        self._compactor = compactor
         self._clock = clock
         self._quiet_s = quiet_s
-        # By server: who waits for its quiet, and who has it write, or a model of it for another server's conversation.
+        # By server: the conversation for which something may still be written, who waits for its quiet, and who has it
+        # write, or a model of it for another server's conversation.
+        self._next: dict[str, _Turn] = {}
         self._waiting: dict[str, asyncio.Task[None]] = {}
         self._writing: dict[str, asyncio.Task[Any] | None] = {}
-        # By server: the conversation that its cache held last, for which something may still be written.
-        self._next: dict[str, tuple[Request, RequestContext, str]] = {}
         self._tasks = Tasks()
-        self._is_closing = False
         # When calls were begun for a tenant's conversations with one model, oldest first.
         self._begun_s: Bounded[str, deque[float]] = Bounded(_MAX_OWNERS)
-        admission.make_way = self.make_way
 
     def answered(
         self, request: Request, context: RequestContext, prepared: PreparedRequest, *, answer: str, used_tokens: int
@@ -100,29 +85,18 @@ class Background:
             answer: its text; "" if the model has called tools.
             used_tokens: of the window, with the answer.
         """
-        name = server_of(context)
-        if context.is_beside:
-            self._begin(name)
-            return
-        if (
-            context.may_write_ahead is None
-            or context.settings.background == "off"
-            or not context.settings.constants.max_summary_calls
-        ):
-            return
-        ends_in_answer = request.messages[-1:] and request.messages[-1].role == "assistant"
-        if not prepared.budget.is_filling(used_tokens) or ends_in_answer or request.has_own_template:
-            return
-        if name not in self._writing:
-            self._next[name] = request, context, answer
-            self._begin(name)
-
-    def _begin(self, name: str) -> None:
-        if name in self._writing or name not in self._next:
-            return
-        if (before := self._waiting.get(name)) is not None:
-            before.cancel()
-        self._waiting[name] = self._tasks.begin(self._when_quiet(name, *self._next[name]))
+        name, settings = server_of(context), context.settings
+        if not context.is_beside:
+            may_write = settings.background != "off" and settings.constants.max_summary_calls > 0
+            ends_in_answer = bool(request.messages) and request.messages[-1].role == "assistant"
+            is_ready = prepared.budget.is_filling(used_tokens) and not (ends_in_answer or request.has_own_template)
+            if context.may_write_ahead is None or not (may_write and is_ready) or name in self._writing:
+                return
+            self._next[name] = _Turn(request, context, answer)
+        if name in self._next and name not in self._writing:
+            if (before := self._waiting.get(name)) is not None:
+                before.cancel()
+            self._waiting[name] = self._tasks.begin(self._when_quiet(name, self._next[name]))
 
     async def make_way(self, name: str, *, is_beside: bool = False) -> None:
         """Leaves a server, by its name of `server_of`, to a request that comes: returns when the call is closed.
@@ -140,19 +114,18 @@ class Background:
             await asyncio.wait({writing}, timeout=_CLOSING_S)
 
     async def aclose(self) -> None:
-        self._is_closing = True
         await ended(self._tasks)
 
-    async def _when_quiet(self, name: str, request: Request, context: RequestContext, answer: str) -> None:
+    async def _when_quiet(self, name: str, turn: _Turn) -> None:
         task = asyncio.current_task()
-        names = {name, *(str(model.target.api_base) for model in context.pruning_models)}
+        names = {name, *(str(model.target.api_base) for model in turn.context.pruning_models)}
         try:
             await asyncio.sleep(self._quiet_s)
-            if not all(map(self._admission.is_idle, names)) or not names.isdisjoint(self._writing):
+            if not all(map(self._compactor.admission.is_idle, names)) or not names.isdisjoint(self._writing):
                 return
             self._writing |= dict.fromkeys(names, task)
             self._waiting.pop(name, None)
-            await self._write(request, context, answer)
+            await self._write(turn)
             self._next.pop(name, None)
         except CompactionError as error:
             logger.debug("background reason=%s", type(error).__name__)
@@ -164,75 +137,75 @@ class Background:
                     if tasks.get(each) is task:
                         del tasks[each]
 
-    async def _write(self, request: Request, context: RequestContext, answer: str) -> None:
+    async def _write(self, turn: _Turn) -> None:
+        if turn.context.may_write_ahead is None or not await turn.context.may_write_ahead():
+            return
         # Nothing is loaded for it, and no server asked for a count.
         attempts = Attempts(summary_calls_left=1)
-        context = replace(context, now=False, focus="", pins=None, measure=None, warm_up=nothing, attempts=attempts)
-        request = replace(request, messages=turn_ended(request.messages, answer))
-        measured, stored = await self._builder.find(await hashed(await self._measurer.measure(request, context)))
-        measured = await self._pins.applied(measured)
-        if context.has_siblings and not Reservation(self._admission, context).is_shared(measured.window):
+        context = replace(
+            turn.context, now=False, focus="", pins=None, measure=None, warm_up=nothing, attempts=attempts
+        )
+        request = replace(turn.request, messages=turn_ended(turn.request.messages, turn.answer))
+        measured = await hashed(await self._compactor.measurer.measure(request, context))
+        measured, stored = await self._compactor.builder.find(measured)
+        measured = await self._compactor.pins.applied(measured)
+        if context.has_siblings and not self._compactor.room(context).is_shared(measured.window):
             return
-        if await self._windows.is_busy(context.target):
+        if await self._compactor.windows.is_busy(context.target):
             # Another program uses the model without this proxy, such as LM Studio's own window.
             return
         same = next((model for model in context.pruning_models if model.is_same), None)
-        step = await off_loop_if(measured.is_long, lambda: _planned_ahead(measured, stored, same))
-        written = None if step is None else await self._record_ahead(measured, step)
+        planned = (measured.conversation, measured.budget, measured.options)
+        # After the instruction a server that rereads cannot go back to the conversation: it would read all of it anew.
+        may_ask = not (measured.rereads and same) or measured.budget.own.triggers(measured.count.tokens)
+        step = await off_loop_if(measured.is_long, partial(plan_ahead, *planned, stored)) if may_ask else None
+        written = None if step is None else await self._made(measured, step)
         if same is None:
             return
         known = stored if written is None else [written, *stored]
-        reading = await off_loop_if(
-            measured.is_long, lambda: plan_reading(measured.conversation, measured.budget, measured.options, known)
-        )
-        compaction = None if reading is None else await self._compaction_of(measured, reading)
+        reading = await off_loop_if(measured.is_long, partial(plan_reading, *planned, known))
+        # A record was counted when it was begun, and is read once; an edit is made now.
+        made = await self._made(measured, reading) if isinstance(reading, Step) else None
+        compaction = reading.compaction if isinstance(reading, Reuse) else made
         if compaction is not None:
             await self._read(measured, compaction, same)
 
-    async def _record_ahead(self, measured: MeasuredRequest, step: Step) -> Compaction | None:
-        if not await self._may_begin(measured):
-            return None
-        try:
-            async with self._room(measured, measured.count.tokens):
-                built = await self._builder.make(measured, (step,))
-        except asyncio.CancelledError:
-            if not self._is_closing:
-                self._reporter.decided(measured, "given_up", after=measured.count.tokens, reason="arrived")
-            raise
-        if not built.effort.calls:
-            # No model could be asked in a way that leaves the conversation in the cache.
-            self._begun_s[measured.context.scope].pop()
-            return None
-        return built.kept if await self._keep(measured, step.base, built) else None
-
-    async def _compaction_of(self, measured: MeasuredRequest, decision: Reuse | Step) -> Compaction | None:
-        """The compaction of the next turn: a record that is there, or an edit that is made now; None for none.
-
-        A record was counted when it was begun, and is read once.
-        """
-        if isinstance(decision, Reuse):
-            return decision.compaction if await _is_allowed(measured) else None
-        if not await self._may_begin(measured):
-            return None
-        built = await self._builder.make(measured, (decision,))
-        built = built._replace(kept=replace(built.kept, ahead=True))
-        return built.kept if await self._keep(measured, None, built) else None
-
-    async def _may_begin(self, measured: MeasuredRequest) -> bool:
+    async def _made(self, measured: MeasuredRequest, step: Step) -> Compaction | None:
+        """The record or the edit of a step, stored for when it is needed; None for none."""
         begun_s = self._begun_s.setdefault(measured.context.scope, deque(maxlen=MOST_PER_HOUR))
         if len(begun_s) == MOST_PER_HOUR and self._clock() - begun_s[0] < _HOUR_S:
-            return False
-        if not await _is_allowed(measured):
-            return False
+            return None
         begun_s.append(self._clock())
-        return True
+        effort = Effort()
+        try:
+            async with self._room(measured, measured.count.tokens):
+                built = await self._compactor.builder.make(measured, (step,), effort)
+        except asyncio.CancelledError:
+            self._compactor.reporter.decided(measured, "given_up", after=measured.count.tokens, reason="arrived")
+            raise
+        if built is None or (step.is_record and not effort.calls):
+            # No model could be asked in a way that leaves the conversation in the cache.
+            begun_s.pop()
+            return None
+        compaction = replace(built.kept, ahead=True)
+        after_tokens = applied_tokens(measured.conversation, compaction)
+        if compaction.level == "truncate" or not gains(after_tokens, measured.count.tokens):
+            effort.reason = effort.reason or "no_gain"
+            self._compactor.reporter.decided(measured, "given_up", after=measured.count.tokens, effort=effort)
+            return None
+        if not await self._compactor.builder.put(measured, compaction):
+            return None
+        self._compactor.reporter.decided(
+            measured, "prepared", after=after_tokens, compaction=compaction, effort=effort, base=step.base
+        )
+        return compaction
 
     async def _read(self, measured: MeasuredRequest, compaction: Compaction, model: PruningModel) -> None:
         """Has the server read the next turn's beginning: its cache holds text that will not be sent any more.
 
         That is made certain before the server begins: then its cache has lost the chat, however soon a request comes.
         """
-        prepared = await self._measurer.applied(measured, compaction, "reused")
+        prepared = await self._compactor.measurer.applied(measured, compaction, "reused")
         sent = prepared.messages or ()
         if sent[-1:] and sent[-1].role == "assistant":
             # Where the results of a call will stand.
@@ -240,13 +213,13 @@ class Background:
         elif sent and not sent[-1].text:
             sent = (*sent[:-1], user_message("."))
         async with self._room(measured, prepared.count.tokens):
-            await self._builder.put(measured, replace(compaction, ahead=False, early=True))
-            request = prepared.sent(measured.request)
-            await model.ask(sent, max_tokens=1, tools=request.tools, tool_choice=request.tool_choice)
+            if await self._compactor.builder.put(measured, replace(compaction, ahead=False, early=True)):
+                request = prepared.sent(measured.request)
+                await model.ask(sent, max_tokens=1, tools=request.tools, tool_choice=request.tool_choice)
 
     @asynccontextmanager
     async def _room(self, measured: MeasuredRequest, tokens: int) -> AsyncGenerator[None, None]:
-        room = Reservation(self._admission, measured.context)
+        room = self._compactor.room(measured.context)
         try:
             async with room.for_summary(measured.window, tokens):
                 room.started()
@@ -254,31 +227,3 @@ class Background:
                 room.ended()
         finally:
             room.release()
-
-    async def _keep(self, measured: MeasuredRequest, base: Compaction | None, built: BuiltCompaction) -> bool:
-        """Stores a record if it is worth it; never in place of one that is applied."""
-        compaction = built.kept
-        after_tokens = applied_tokens(measured.conversation, compaction)
-        if compaction.level == "truncate" or not gains(after_tokens, measured.count.tokens):
-            built.effort.reason = built.effort.reason or "no_gain"
-            self._reporter.decided(measured, "given_up", after=measured.count.tokens, effort=built.effort)
-            return False
-        if await self._store.find(measured.context.scope, [compaction.covered_hash]):
-            return False
-        await self._builder.put(measured, compaction)
-        self._reporter.decided(
-            measured, "prepared", after=after_tokens, compaction=compaction, effort=built.effort, base=base
-        )
-        return True
-
-
-async def _is_allowed(measured: MeasuredRequest) -> bool:
-    may_write_ahead = measured.context.may_write_ahead
-    return may_write_ahead is not None and await may_write_ahead()
-
-
-def _planned_ahead(measured: MeasuredRequest, stored: Sequence[Compaction], same: PruningModel | None) -> Step | None:
-    if measured.rereads and same is not None and not measured.budget.own.triggers(measured.count.tokens):
-        # After the instruction the server cannot go back to the conversation: it would read all of the next turn.
-        return None
-    return plan_ahead(measured.conversation, measured.budget, measured.options, stored)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, Rules
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.continuation.request import Partial, Way
+from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.core.rounds import open_round_start
 from litellm_compaction.core.steps import CompactionOptions, Step
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.core.view import View
-from litellm_compaction.errors import DoesNotFit, SummaryFailed
+from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.events import Phase
 from litellm_compaction.summarizer import Ask, ending_in
 from litellm_compaction.tokenizers.families import Family, no_thinking_switch
@@ -27,65 +26,41 @@ from litellm_compaction.windows.windows import Target, Window
 # What was done to a request, as clients may be told.
 Action: TypeAlias = Literal["none", "reused", "compacted"]
 
-# Every prompt takes more of a window: the next request is compacted, whatever the estimate says.
-_ANY_SHARE: Mapping[str, float] = MappingProxyType({"pre_request_ratio": 1e-6, "threshold_tokens": 0})
-# A prompt may fill the window up to the room for its answer.
-_WHOLE_WINDOW: Mapping[str, float] = MappingProxyType(
-    {"pre_request_ratio": 1.0, "threshold_tokens": 0, "reserve_tokens": 0}
-)
-
 
 class Measure(Protocol):
-    """Has a server count a request's prompt, by an answer of `answer_tokens` at most.
-
-    Gives None if it does not say; never raises.
-    """
+    """Has a server count a request's prompt, by so short an answer; gives None if it does not say, and never raises."""
 
     async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None: ...
 
 
 async def nothing() -> None:
-    """Loads no model; tells no observer."""
+    """Stands for a model that is not loaded, and for a decision that nobody is told of."""
 
 
 @dataclass(slots=True)
 class Attempts:
-    """The budget of one client request, over all its phases, retries and fallbacks (promise P5).
-
-    Attributes:
-        told_hash: covered hash of the compaction that an event last told of, "" for none.
-        questions_left: how often a part or all of it may still be sent to be counted only.
-        seats: places that it holds in a context that several requests fill.
-        has_compacted: the compaction that the client wanted at once is made.
-        too_long: the error for a client if anything of ours fails now: by the newest count it may not be sent as it
-            came (promise P8); None if it may, or nothing is counted yet.
-    """
+    """The budget of one client request, over all its phases, retries and fallbacks (promise P5)."""
 
     summary_calls_left: int
-    told_hash: str = ""
-    questions_left: int = 8
-    seats: int = 0
-    has_compacted: bool = False
+    told_hash: str = ""  # The covered hash of the compaction that an event last told of.
+    questions_left: int = 8  # How often a part or all of it may still be sent to be counted only.
+    seats: int = 0  # In a context that several requests fill.
+    has_compacted: bool = False  # The compaction that the client wanted at once is made.
+    # The error if anything of ours fails now, since it may not be sent as it came by the newest count (promise P8).
     too_long: DoesNotFit | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True, kw_only=True)
 class Effort:
-    """The cost of a compaction, filled on the way.
+    """The cost of a compaction, filled on the way: summary jobs, their seconds, and the last model that was asked.
 
-    Attributes:
-        calls: summary jobs.
-        seconds: in which pruning models were asked.
-        pruning_model: label of the one that was asked last, "" for none.
-        reason: one word: why there is no summary, or not the configured model's; else "".
-        failure: the last error of a model that was asked, if none of them gave a usable summary.
+    `reason` says in one word why there is no summary, or not the configured model's.
     """
 
     calls: int = 0
     seconds: float = 0.0
     pruning_model: str = ""
     reason: str = ""
-    failure: SummaryFailed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,61 +80,37 @@ class PruningModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """A request's surroundings, as `proxy/` knows them; two are equal if the same is decided for both.
+    """A request's surroundings, as `proxy/` knows them; two are equal if the same is decided for both."""
 
-    Attributes:
-        label: the model's name in logs and errors.
-        target: the deployment.
-        settings: in force for this deployment.
-        scope: of the clients that may share a stored compaction (promise P9).
-        tenant: fingerprint of the client, for events.
-        pruning_models: in the order in which they are tried.
-        warm_up: makes LM Studio load the model.
-        measure: has the server count a request; None if it may not be asked.
-        may_write_ahead: says if its owner may have a model called while no client waits; None if nothing is written
-            ahead.
-        has_siblings: other processes of the proxy ask the same servers: this one sees them only in shared contexts.
-        asked_tokens: the client's limit for the answer; None for none.
-        now: the client wants its conversation compacted before it is answered, whatever the fill.
-        focus: the topic that a summary is to keep in detail, in the client's words; "" for none. Untrusted data.
-        pins: handles or words of messages that the client wants verbatim in every compaction; None if it says nothing.
-        is_client_summary: the client asks for a summary that it goes on with in place of its history: nothing that fits
-            is taken from that, no model is asked, and nothing is kept of it. A request beside a conversation counts.
-        is_beside: its conversation goes on as if it had not asked: what is written ahead of that begins after it.
-        goes_on: the request makes the model go on with an answer, and starts none.
-        carries_calls: whoever carries the answer can answer a call of it, so that the client does not see it.
-        portable: the record that the client's conversation begins with (`core/portable.py`), or none.
-        threshold_tokens: the client wants a longer prompt compacted, if that is below the trigger; 0 for no wish.
-        writes_whole_records: as `CompactionOptions` has it.
-        may_change: False if the client wants its conversation refused rather than compacted.
-        refusal: how the server has just refused the request as too long, as in events; "" if it has not.
-        attempts: shared by all phases of one client request.
-    """
-
-    label: str
+    label: str  # The model's name in logs and errors.
     target: Target
-    settings: Settings
-    scope: str
-    pruning_models: tuple[PruningModel, ...] = field(compare=False)
-    warm_up: Callable[[], Awaitable[None]] = field(compare=False)
-    attempts: Attempts
-    measure: Measure | None = field(default=None, compare=False)
+    settings: Settings  # In force for the target.
+    scope: str  # Of the clients that may share a stored compaction (promise P9).
+    pruning_models: tuple[PruningModel, ...] = field(compare=False)  # In the order in which they are tried.
+    warm_up: Callable[[], Awaitable[None]] = field(compare=False)  # Makes LM Studio load the model.
+    attempts: Attempts  # Shared by all phases of one client request.
+    measure: Measure | None = field(default=None, compare=False)  # None if no server may be asked.
+    # Says if its owner may have a model called while no client waits; None if nothing is written ahead.
     may_write_ahead: Callable[[], Awaitable[bool]] | None = field(default=None, compare=False)
-    has_siblings: bool = False
-    asked_tokens: int | None = None
-    tenant: str = ""
-    now: bool = False
-    focus: str = ""
+    has_siblings: bool = False  # Other processes ask the same servers: this one sees them only in shared contexts.
+    asked_tokens: int | None = None  # The client's limit for the answer.
+    tenant: str = ""  # Fingerprint of the client, for events.
+    now: bool = False  # The client wants a compaction before it is answered, whatever the fill.
+    focus: str = ""  # The topic that a summary is to keep in detail, in the client's words: untrusted data.
+    # Handles or words of messages that the client wants verbatim in every compaction; None if it says nothing.
     pins: tuple[str, ...] | None = None
+    # The client asks for a summary that it goes on with in place of its history: nothing that fits is taken from that,
+    # no model is asked, and nothing is kept of it. A request beside a conversation counts.
     is_client_summary: bool = False
+    # Its conversation goes on as if it had not asked: what is written ahead of that begins after it.
     is_beside: bool = False
-    goes_on: bool = False
-    carries_calls: bool = False
-    portable: tuple[Compaction, ...] = ()
-    threshold_tokens: int = 0
-    writes_whole_records: bool = False
-    may_change: bool = True
-    refusal: str = ""
+    goes_on: bool = False  # It makes the model go on with an answer, and starts none.
+    carries_calls: bool = False  # Whoever carries the answer can answer a call of it, unseen by the client.
+    portable: tuple[Compaction, ...] = ()  # The record that the client's conversation begins with.
+    threshold_tokens: int = 0  # The client wants a longer prompt compacted, if that is below the trigger.
+    writes_whole_records: bool = False  # As `CompactionOptions` has it.
+    may_change: bool = True  # Otherwise the client wants its conversation refused rather than compacted.
+    refusal: str = ""  # How the server has just refused the request as too long, as in events.
 
     @property
     def is_wanted(self) -> bool:
@@ -180,8 +131,6 @@ class RequestContext:
 
     def with_room(self, room_tokens: int) -> RequestContext:
         """The same, but nothing fits that leaves less than so many tokens for an answer."""
-        if not room_tokens:
-            return self
         constants = self.settings.constants
         roomy = replace(
             constants,
@@ -192,11 +141,15 @@ class RequestContext:
 
     def pressed(self, refusal: str) -> RequestContext:
         """The same with a compaction in any case: the server has shown that our estimate is no guide here."""
-        return replace(self, settings=self.settings.model_copy(update=_ANY_SHARE), refusal=refusal)
+        # Every prompt takes more of a window.
+        changes = {"pre_request_ratio": 1e-6, "threshold_tokens": 0}
+        return replace(self, settings=self.settings.model_copy(update=changes), refusal=refusal)
 
     def relaxed(self) -> RequestContext:
         """The same with a compaction only if there is no other way: an answer was stopped, but not for room."""
-        return replace(self, settings=self.settings.model_copy(update=_WHOLE_WINDOW))
+        # A prompt may fill the window up to the room for its answer.
+        changes = {"pre_request_ratio": 1.0, "threshold_tokens": 0, "reserve_tokens": 0}
+        return replace(self, settings=self.settings.model_copy(update=changes))
 
     def rules(self, *, reasons: bool) -> Rules:
         """The budget's rules; a model that `reasons` before it answers needs more room."""
@@ -216,30 +169,22 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRequest:
-    """A measured request: its sizes, its window, its budget.
-
-    Attributes:
-        tokens_before: the estimated prompt as it came, before any text was cut to an excerpt.
-        rereads: the server reads a whole prompt again after any change, as far as is known.
-        is_long: a walk over its messages takes some ms.
-        is_shortened: its messages are excerpts of the client's, so that they must be sent in any case.
-        floor_count: of the part that no compaction can shrink, as a request of its own, if the server was asked for it.
-        started_s: of the compactor's monotonic clock.
-    """
+    """A measured request: its sizes, its window, its budget."""
 
     context: RequestContext
     request: Request
     conversation: View
     count: Estimate
-    tokens_before: int
+    tokens_before: int  # The prompt as it came, before any text was cut to an excerpt.
     budget: Budget
     window: Window
     family: Family
-    rereads: bool = False
-    is_long: bool = False
-    is_shortened: bool = False
+    rereads: bool = False  # The server reads a whole prompt again after any change, as far as is known.
+    is_long: bool = False  # A walk over its messages takes some ms.
+    is_shortened: bool = False  # Its messages are excerpts of the client's, so that they must be sent in any case.
+    # Of the part that no compaction can shrink, as a request of its own, if the server was asked for it.
     floor_count: Estimate | None = None
-    started_s: float
+    started_s: float  # Of the compactor's monotonic clock.
 
     @property
     def count_text(self) -> Callable[[str], int]:
@@ -265,12 +210,7 @@ class MeasuredRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionNeeded:
-    """A request that needs a new compaction, which may take a model call, and will then fit.
-
-    Attributes:
-        steps: what is to be made, n ≥ 1: as in `Compact`.
-        stored: the store's compactions.
-    """
+    """A request that needs a new compaction by one of `steps` (as in `Compact`); `stored` are the store's."""
 
     measured: MeasuredRequest
     steps: tuple[Step, ...]
@@ -287,39 +227,25 @@ class CompactionNeeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A request as it is sent; what led to it stands in `measured`, and only what a carrier reads stands here.
-
-    Attributes:
-        action: what was done, as clients may be told.
-        measured: the request before anything was put in the place of its messages.
-        messages: the list for the model; None if the client's own list stays as it is.
-        tools: likewise; the last of them is ours, which looks up what `applied` covers.
-        count: of what is sent.
-        applied: the compaction by which `messages` were made; None for none.
-        compaction: the same as it is stored; None for one that is not.
-        excerpts: how many quotations of the earlier conversation stand before the person's newest words.
-        excerpt_tokens: of `count`, those of the quotations.
-        way: how the server is made to go on with an answer; None for a request that starts one.
-        prompt: all of it as it is to be sent, for the way `raw`.
-        is_trusted: the server has gone on by this way before, so that it says nothing but the rest.
-        closing: the body's fields that have the server think no more, if it knows them; None if an answer may think.
-        tell: has observers told, and keeps what is in effect from now on; called once, if this is sent.
-    """
+    """A request as it is sent; what led to it stands in `measured`."""
 
     action: Action
     measured: MeasuredRequest = field(compare=False, repr=False)
-    messages: tuple[Message, ...] | None
-    count: Estimate
+    messages: tuple[Message, ...] | None  # None if the client's own list stays as it is.
+    count: Estimate  # Of what is sent.
     budget: Budget
-    excerpts: int = 0
+    excerpts: int = 0  # How many quotations of the earlier conversation stand before the person's newest words.
     excerpt_tokens: int = 0
+    # None if the client's stay; the last of them is ours, which looks up what `applied` covers.
     tools: tuple[JsonValue, ...] | None = None
-    applied: Compaction | None = field(default=None, compare=False, repr=False)
-    compaction: Compaction | None = field(default=None, compare=False, repr=False)
-    way: Way | None = None
-    prompt: BegunPrompt | None = None
-    is_trusted: bool = False
+    applied: Compaction | None = field(default=None, compare=False, repr=False)  # By which `messages` were made.
+    compaction: Compaction | None = field(default=None, compare=False, repr=False)  # The same as it is stored.
+    way: Way | None = None  # How the server is made to go on with an answer; None for a request that starts one.
+    prompt: BegunPrompt | None = None  # All of it as it is to be sent, for the way `raw`.
+    is_trusted: bool = False  # The server has gone on by this way before, so that it says nothing but the rest.
+    # The body's fields that have the server think no more, if it knows them; None if an answer may think.
     closing: Mapping[str, JsonValue] | None = None
+    # Has observers told, and keeps what is in effect from now on; called once, if this is sent.
     tell: Callable[[], Awaitable[None]] = field(default=nothing, compare=False, repr=False)
 
     @property
@@ -356,15 +282,15 @@ class PreparedRequest:
     def max_output_tokens(self, asked_tokens: int | None, *, is_certain: bool = False) -> int:
         """Returns the upstream `max_tokens` for what the client asked (None or negative: unlimited).
 
-        Room is left for the most that the prompt may take, except for the least answer. If the server has told no
-        number and cannot be asked, for the likely most if the other would leave less than half of the window: an answer
-        would have to go on often. Not if `is_certain`, for one that ended at such a bound before.
+        Room is left for the most that the prompt may take, except for the least answer. Not if `is_certain`, for one
+        that ended at such a bound before.
         """
         limit = self.budget.max_output_tokens(self.count.tokens, asked_tokens)
         if is_certain:
             return limit
         count, window_tokens = self.count, self.budget.window_tokens
         can_ask = self.measured.context.measure is not None
+        # If no server tells a number, the likely most where the other leaves less than half: it would go on often.
         is_bound = can_ask or count.text.is_confirmed or count.high <= window_tokens // 2
         margin_tokens = 0 if count.is_told or count.own.exact else MARGIN_MIN_TOKENS
         left_tokens = window_tokens - (count.high if is_bound else count.likely) - margin_tokens
@@ -373,23 +299,3 @@ class PreparedRequest:
 
 # As a request was prepared for the deployment that it would go to, before its deployment was chosen.
 Foreseen: TypeAlias = PreparedRequest | CompactionNeeded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContinuationPlan:
-    """A way for a stopped answer to go on.
-
-    Attributes:
-        request: the conversation as the client sent it.
-        partial: the answer so far.
-        messages: the conversation that makes the model go on, before any compaction.
-        prepared: the same as the engine would send it, or what has to be made first.
-        ways: in which the server goes on itself, best first; none if the model is asked to.
-    """
-
-    request: Request
-    partial: Partial
-    context: RequestContext
-    messages: tuple[Message, ...]
-    prepared: PreparedRequest | CompactionNeeded
-    ways: tuple[Way, ...]

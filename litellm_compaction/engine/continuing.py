@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from litellm_compaction.core.continuation.request import (
     Partial,
@@ -15,21 +16,16 @@ from litellm_compaction.core.continuation.request import (
     continued_request,
 )
 from litellm_compaction.core.messages import JsonValue, Message, Request
-from litellm_compaction.engine.context import (
-    CompactionNeeded,
-    ContinuationPlan,
-    MeasuredRequest,
-    PreparedRequest,
-    RequestContext,
-)
-from litellm_compaction.engine.measure import RequestMeasurer
+from litellm_compaction.engine.context import CompactionNeeded, PreparedRequest, RequestContext
 from litellm_compaction.engine.sharing.reservation import Reservation
-from litellm_compaction.engine.ways import KnownWays, without_thoughts
+from litellm_compaction.engine.ways import without_thoughts
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.tokenizers.families import no_thinking_switch
-from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.begun import BegunPrompt, begun_prompt, needed_renderings
-from litellm_compaction.windows.windows import Target, Window, Windows
+from litellm_compaction.windows.windows import Target, Window
+
+if TYPE_CHECKING:
+    from litellm_compaction.engine.compactor import Compactor
 
 # A request to go on in the user's place can be sent anywhere.
 _ASKING: frozenset[Way] = frozenset(("turn",))
@@ -39,28 +35,30 @@ _LEAST_TAIL_TOKENS = 48
 _PARTIAL_TAIL_RATIO = 0.35
 
 
-class ContinuationPlanner:
-    """Plans and makes continuations; the callables are the compactor's own."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuationPlan:
+    """A way for an answer, `partial`, to go on.
 
-    def __init__(
-        self,
-        *,
-        planned: Callable[[Request, RequestContext], Awaitable[PreparedRequest | CompactionNeeded]],
-        finish: Callable[[CompactionNeeded, Reservation | None], Awaitable[PreparedRequest]],
-        refusal: Callable[[MeasuredRequest], Awaitable[DoesNotFit]],
-        measurer: RequestMeasurer,
-        known_ways: KnownWays,
-        sources: Sources,
-        windows: Windows,
-        wall_clock: Callable[[], float],
-    ) -> None:
-        self._planned = planned
-        self._finish = finish
-        self._refusal = refusal
-        self._measurer = measurer
-        self._known_ways = known_ways
-        self._sources = sources
-        self._windows = windows
+    Attributes:
+        request: the conversation as the client sent it.
+        messages: the conversation that makes the model go on, before any compaction.
+        prepared: the same as the engine would send it, or what has to be made first.
+        ways: in which the server goes on itself, best first; none if the model is asked to.
+    """
+
+    request: Request
+    partial: Partial
+    context: RequestContext
+    messages: tuple[Message, ...]
+    prepared: PreparedRequest | CompactionNeeded
+    ways: tuple[Way, ...]
+
+
+class ContinuationPlanner:
+    """Plans and makes continuations; the compactor prepares them as any other request."""
+
+    def __init__(self, compactor: Compactor, wall_clock: Callable[[], float]) -> None:
+        self._compactor = compactor
         self._wall_clock = wall_clock
 
     async def continue_answer(
@@ -72,11 +70,7 @@ class ContinuationPlanner:
         *,
         ways: Collection[Way] = _ASKING,
     ) -> PreparedRequest:
-        """Returns what to send so that the model goes on; arguments as `plan`, and `room` as `Compactor.guard`.
-
-        Raises:
-            DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as there.
-        """
+        """Returns what to send so that the model goes on; arguments and errors as `plan` and `Compactor.finish`."""
         return await self.continued(await self.plan(request, partial, context, ways=ways), room)
 
     async def plan(
@@ -103,53 +97,53 @@ class ContinuationPlanner:
             DoesNotFit: nothing leaves so much room.
             WindowUnknown, ModelNotLoaded: as `Compactor.guard`.
         """
-        window, count_text = await self._measurer.text_counter(context)
-        good = [way for way in self._known_ways.ways(context.target, window.source) if way in ways]
+        window, count = await self._compactor.measurer.text_counter(context)
+        good = self._ways(request, partial, context, window, ways)
+        # The client's wishes from before its answer are done.
+        context = replace(context, now=False, focus="", pins=None, goes_on=True)
+        # No server is asked: it may still be writing the very answer.
+        planned_for = replace(context.with_room(room_tokens) if room_tokens else context, measure=None)
+        whole_tokens = count(partial.thoughts if partial.is_thoughts else partial.text)
+        most_tokens = int(_PARTIAL_TAIL_RATIO * context.settings.target_ratio * window.tokens)
+        keeps_whole, switch = bool(good) and partial.closes, no_thinking_switch(context.target.model)
+        for tail_tokens in [*([whole_tokens] if keeps_whole else ()), *_tails(whole_tokens, most_tokens)]:
+            is_last = tail_tokens <= _LEAST_TAIL_TOKENS
+            messages = continued_request(
+                request.messages,
+                partial,
+                tail_tokens=tail_tokens,
+                count=count,
+                ends_in_answer=bool(good),
+                switch=switch,
+            )
+            try:
+                prepared = await self._compactor.planned(replace(request, messages=messages), planned_for)
+            except DoesNotFit:
+                if is_last:
+                    raise
+                continue
+            # Whole thoughts are in the server's cache, but not worth a compaction, or an answer without room.
+            is_whole = keeps_whole and tail_tokens == whole_tokens
+            if is_last or _starts_early(prepared, room_tokens, compacts=not is_whole):
+                break
+        if isinstance(prepared, CompactionNeeded) and not prepared.will_fit:
+            raise await self._compactor.refusal(prepared.measured)
+        return ContinuationPlan(
+            request=request, partial=partial, context=context, messages=messages, prepared=prepared, ways=good
+        )
+
+    def _ways(
+        self, request: Request, partial: Partial, context: RequestContext, window: Window, ways: Collection[Way]
+    ) -> tuple[Way, ...]:
+        """The ways in which the server can go on itself, best first; none if the model has to be asked to."""
+        good = [way for way in self._compactor.known_ways.ways(context.target, window.source) if way in ways]
         if request.tools or partial.is_json:
             good = [way for way in good if way != "raw"]
         if partial.closes:
             # Templates leave out what is thought in a last message; a prompt of ours can end behind it.
             good = [way for way in good if way == "raw"]
-        ends_in_answer = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
-        # The client's wishes from before its answer are done.
-        context = replace(context, now=False, focus="", pins=None, goes_on=True)
-        # No server is asked: it may still be writing the very answer.
-        context_with_room = replace(context.with_room(room_tokens), measure=None)
-        whole_tokens = count_text(partial.thoughts if partial.is_thoughts else partial.text)
-        most_tokens = int(_PARTIAL_TAIL_RATIO * context.settings.target_ratio * window.tokens)
-        switch = no_thinking_switch(context.target.model)
-        keeps_whole = ends_in_answer and partial.closes
-        for tail_tokens in [*([whole_tokens] if keeps_whole else ()), *_tails(whole_tokens, most_tokens)]:
-            messages = continued_request(
-                request.messages,
-                partial,
-                tail_tokens=tail_tokens,
-                count=count_text,
-                ends_in_answer=ends_in_answer,
-                switch=switch,
-            )
-            try:
-                prepared = await self._planned(replace(request, messages=messages), context_with_room)
-            except DoesNotFit:
-                if tail_tokens <= _LEAST_TAIL_TOKENS:
-                    raise
-            else:
-                is_enough = _starts_early(prepared, room_tokens)
-                if keeps_whole and tail_tokens == whole_tokens:
-                    # Whole thoughts are in the server's cache, but not worth a compaction, or an answer without room.
-                    is_enough = isinstance(prepared, PreparedRequest) and _starts_early(prepared, 1)
-                if is_enough or tail_tokens <= _LEAST_TAIL_TOKENS:
-                    break
-        if isinstance(prepared, CompactionNeeded) and not prepared.will_fit:
-            raise await self._refusal(prepared.measured)
-        return ContinuationPlan(
-            request=request,
-            partial=partial,
-            context=context,
-            messages=messages,
-            prepared=prepared,
-            ways=tuple(good) if ends_in_answer else (),
-        )
+        is_own = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
+        return tuple(good) if is_own else ()
 
     async def continued(self, plan: ContinuationPlan, room: Reservation | None = None) -> PreparedRequest:
         """Returns what to send so that the model goes on, in the best way that its server knows.
@@ -157,37 +151,35 @@ class ContinuationPlanner:
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as `Compactor.finish`.
         """
-        context, prepared = plan.context, plan.prepared
+        target, prepared, closes = plan.context.target, plan.prepared, plan.partial.closes
         if isinstance(prepared, CompactionNeeded):
-            prepared = await self._finish(prepared, room)
+            prepared = await self._compactor.finish(prepared, room)
         else:
             await prepared.tell()
         sent = plan.messages if prepared.messages is None else prepared.messages
         prepared = replace(prepared, messages=sent)
-        closes = plan.partial.closes
         if not plan.ways:
-            closing = await self._closing(context.target, prepared.window) if closes else None
+            closing = self._closing(target, prepared.window) if closes else None
             return replace(prepared, way="turn", closing=closing)
         if "raw" in plan.ways:
-            prompt = await self._begun_prompt(context.target, prepared.window, sent, closes=closes)
+            prompt = await self._begun_prompt(target, prepared.window, sent, closes=closes)
             if prompt is not None:
-                is_trusted = self._known_ways.has_gone_on(context.target, "raw")
+                is_trusted = self._compactor.known_ways.has_gone_on(target, "raw")
                 closing = {} if closes else None
                 return replace(prepared, way="raw", prompt=prompt, is_trusted=is_trusted, closing=closing)
-        return await self.by_another_way(prepared, plan.request, plan.partial, context, room, ways=plan.ways)
+        return await self.by_another_way(prepared, plan.request, plan.partial, plan.context, room, ways=plan.ways)
 
-    async def _closing(self, target: Target, window: Window) -> Mapping[str, JsonValue]:
+    def _closing(self, target: Target, window: Window) -> Mapping[str, JsonValue]:
         """The fields by which a server has the model think no more."""
-        family = self._sources.family(target, window)
-        return without_thoughts(target, window.source, family.name)
+        return without_thoughts(target, window.source, self._compactor.sources.family(target, window).name)
 
     async def _begun_prompt(
         self, target: Target, window: Window, sent: Sequence[Message], *, closes: bool
     ) -> BegunPrompt | None:
         """The prompt that ends inside the last message, or behind closed thoughts, as LM Studio or we render it."""
-        family = self._sources.family(target, window)
+        family, windows = self._compactor.sources.family(target, window), self._compactor.windows
         requests = [Request(messages=each) for each in needed_renderings(sent)]
-        said = [await self._windows.rendered(target, each, without_bos=window.adds_bos) for each in requests]
+        said = [await windows.rendered(target, each, without_bos=window.adds_bos) for each in requests]
         texts = [text for text in said if text is not None] if None not in said else []
         now = datetime.fromtimestamp(self._wall_clock())
         return await asyncio.to_thread(begun_prompt, family, sent, now, texts, adds_bos=window.adds_bos, closes=closes)
@@ -213,23 +205,16 @@ class ContinuationPlanner:
         if partial.closes:
             # A request of ours quotes less of the thoughts than the server has in its cache.
             return await self.continue_answer(request, partial, context, room)
-        good = self._known_ways.ways(context.target, prepared.window.source)
+        good = self._compactor.known_ways.ways(context.target, prepared.window.source)
+        again = replace(prepared, prompt=None, is_trusted=False)
         if "prefill" in ways and "prefill" in good:
-            return replace(prepared, way="prefill", prompt=None, is_trusted=False)
+            return replace(again, way="prefill")
         messages = asked_to_go_on(prepared.messages, partial) if prepared.messages else request.messages
-        measured = await self._measurer.measure(replace(request, messages=messages), context)
+        measured = await self._compactor.measurer.measure(replace(request, messages=messages), context)
         if not measured.budget.own.fits(measured.count.tokens):
             # Our request is too much for it.
             return await self.continue_answer(request, partial, context, room)
-        return replace(
-            prepared,
-            messages=messages,
-            count=measured.count,
-            budget=measured.budget.own,
-            way="turn",
-            prompt=None,
-            is_trusted=False,
-        )
+        return replace(again, messages=messages, count=measured.count, budget=measured.budget.own, way="turn")
 
 
 def _tails(whole_tokens: int, most_tokens: int) -> Iterator[int]:
@@ -241,12 +226,14 @@ def _tails(whole_tokens: int, most_tokens: int) -> Iterator[int]:
     yield _LEAST_TAIL_TOKENS
 
 
-def _starts_early(prepared: PreparedRequest | CompactionNeeded, room_tokens: int) -> bool:
+def _starts_early(prepared: PreparedRequest | CompactionNeeded, room_tokens: int, *, compacts: bool) -> bool:
     """Returns True if the rest of an answer has the output buffer before the streaming limit.
 
-    Without `room_tokens`, as for `plan`, it only has to fit.
+    Without `room_tokens`, as for `plan`, it only has to fit; unless it `compacts`, without a compaction.
     """
     if isinstance(prepared, CompactionNeeded):
         tokens, budget = prepared.steps[0].predicted_tokens, prepared.measured.budget
-        return tokens <= (budget.early_start_tokens if room_tokens else budget.prompt_limit_tokens)
-    return not room_tokens or prepared.count.tokens <= prepared.budget.early_start_tokens
+        limit_tokens = budget.early_start_tokens if room_tokens else budget.prompt_limit_tokens
+        return compacts and tokens <= limit_tokens
+    is_bound = bool(room_tokens) or not compacts
+    return not is_bound or prepared.count.tokens <= prepared.budget.early_start_tokens

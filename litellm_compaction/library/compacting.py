@@ -20,7 +20,7 @@ from litellm_compaction.engine.context import Attempts, PreparedRequest, Pruning
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.estimate import CompactionConfig, parsed, select_messages_to_compact
 from litellm_compaction.stores import memory_store
-from litellm_compaction.summarizer import SummaryAnswer, SummaryJob, summarize
+from litellm_compaction.summarizer import SummaryAnswer, SummaryJob, summarize, within_s
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
@@ -183,7 +183,7 @@ async def generate_summary(
         round_number=round,
         strategy=strategy,
     )
-    text = await summarize(job, model.ask, count, timeout_s=settings.summary_timeout_s)
+    text = await within_s(summarize(job, model.ask, count), settings.summary_timeout_s)
     return f"### Session Summary (Compaction Round {round})\n\n{text}"
 
 

@@ -31,7 +31,7 @@ class Inference:
             record.streamed = request.stream
             instance = await self.simulator.resolve(request.model)
             prompt = self._prompt(request, instance)
-            reply = self._reply(request, prompt, instance)
+            reply = self._reply(request, instance)
         except Refusal as refusal:
             record.status, record.error = refusal.status, str(refusal)
             self.simulator.finish(record, refusal.outcome)
@@ -55,16 +55,19 @@ class Inference:
         if record.prompt_tokens >= instance.context_length:
             kept = with_newest(whole, instance.context_length)
             record.truncated, record.kept_tokens = True, kept.count_tokens()
-        # A final assistant message is part of the opening, not of a block.
-        last = request.messages[-1]
-        begun = last.text if last.role == "assistant" else ""
-        record.seen_text = "\n".join(filter(None, (kept.text(), begun)))
-        record.sent_text = "\n".join(filter(None, (whole.text(), begun)))
+        self._note_texts(request, whole, kept)
         record.cached_tokens = instance.take(kept.segments(), record.kept_tokens)
         record.computed_tokens = record.kept_tokens - record.cached_tokens
         return kept
 
-    def _reply(self, request: ChatRequest, prompt: Prompt, instance: Instance) -> Reply:
+    def _note_texts(self, request: ChatRequest, whole: Prompt, kept: Prompt) -> None:
+        # A final assistant message is part of the opening, not of a block.
+        last = request.messages[-1]
+        begun = last.text if last.role == "assistant" else ""
+        self.record.seen_text = "\n".join(filter(None, (kept.text(), begun)))
+        self.record.sent_text = "\n".join(filter(None, (whole.text(), begun)))
+
+    def _reply(self, request: ChatRequest, instance: Instance) -> Reply:
         record, script = self.record, self.simulator.script
         call = ChatCall(
             body=self.body,

@@ -90,13 +90,7 @@ async def fetch_json(
     asked: object = None,
     api: str = "LM Studio's API",
 ) -> object:
-    """The parsed body of a 2xx answer.
-
-    Args:
-        api_key: sent as bearer token unless it is a placeholder.
-        timeout_s: limit for the whole exchange, body included.
-        asked: sent as JSON by a POST; None asks by a GET.
-        api: the expected one, for errors.
+    """The parsed body of a 2xx answer within `timeout_s`; `asked` is sent as JSON by a POST, None asks by a GET.
 
     Raises:
         KeyRefused: HTTP 401 or 403.

@@ -28,9 +28,8 @@ _ROWS: Mapping[Api, str] = {"v1": "models", "v0": "data"}
 class Instance(NamedTuple):
     """One loaded copy of a model; its `id` is a valid `model` value of a request.
 
-    Attributes:
-        context_length: tokens with which it is loaded; None when the server does not say, as for embedding models.
-        parallel: requests that share this context length at the same time; engines that let them queue list none.
+    `context_length` is None when the server does not say, as for embedding models; `parallel` requests share it at the
+    same time, one where engines let them queue.
     """
 
     id: str
@@ -39,13 +38,7 @@ class Instance(NamedTuple):
 
 
 class ListedModel(NamedTuple):
-    """One downloaded model: an entry of `models` (LM Studio docs, rest/list).
-
-    Attributes:
-        variants: `key@quant` names of the same model.
-        instances: empty when the model is not loaded.
-        answers_chats: False for an embedding model.
-    """
+    """One downloaded model (LM Studio docs, rest/list): `variants` are `key@quant` names of it."""
 
     key: str
     architecture: str

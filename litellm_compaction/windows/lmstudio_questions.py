@@ -35,12 +35,7 @@ class LoadedModel(NamedTuple):
 
 
 class ModelSettings(NamedTuple):
-    """LM Studio's settings for a model's answers, for people.
-
-    Attributes:
-        words: "" if it tells none.
-        warnings: of those that work against this package, with the better choice for each.
-    """
+    """LM Studio's settings for a model's answers, for people; `warnings` say the better choices for this package."""
 
     words: str
     warnings: tuple[str, ...]
@@ -64,9 +59,7 @@ class Instance(NamedTuple):
     async def render(self, request: Request, *, without_bos: bool = False) -> str | None:
         """A request as the model's template writes it, followed by the parts that the protocol cannot say.
 
-        Args:
-            request: at most 1 MB of it; a longer one gives None.
-            without_bos: leave out the token that begins every prompt.
+        None for more than 1 MB. With `without_bos` the token that begins every prompt is left out.
         """
         arguments = (call.arguments for message in request.messages for call in message.calls)
         if sum(map(len, (*arguments, *(message.text for message in request.messages)))) > _MOST_CHARS:
@@ -139,13 +132,9 @@ class Instance(NamedTuple):
 
 
 class History(NamedTuple):
-    """A request in the protocol's shape.
+    """A request in the protocol's shape, a message for each of its messages.
 
-    Attributes:
-        messages: one for each of the request's, in order.
-        tools: the request's functions.
-        unsaid: what neither of them holds, as JSON, to be counted besides. Images and reasoning are not in it: the
-            protocol has no place for reasoning, and counts no image.
+    `unsaid` is the JSON of what it has no place for, to be counted besides; reasoning and images are not in it.
     """
 
     messages: list[JsonObject]

@@ -285,10 +285,7 @@ for _server in (LlamaCpp(), Vllm(), Ollama()):
 async def list_served(
     http: httpx.AsyncClient, api_base: str, api_key: str | None, apis: Sequence[Api], *, timeout_s: float = 3.0
 ) -> Served:
-    """The first answer to one of `apis`, in their order.
-
-    Args:
-        timeout_s: limit for each request, body included.
+    """The first answer to one of `apis`, in their order, each within `timeout_s`.
 
     Raises:
         ServerUnavailable: nothing answered (no connection, timeout, a gateway's 5xx, llama.cpp's 503 during a load).

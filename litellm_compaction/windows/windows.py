@@ -134,9 +134,6 @@ class Windows:
         http: the client to use; None makes one in the running loop, closed by `aclose`.
         timeout_s: limit for a connection to a server; its answer is waited for longer.
         rpc: carries questions by LM Studio's own protocol; None asks none.
-
-    Attributes:
-        on_loaded: is called if a new listing of LM Studio's has a loaded model that the one before had not.
     """
 
     def __init__(
@@ -148,6 +145,7 @@ class Windows:
         timeout_s: float = 3.0,
         rpc: LMStudioRpc | None = None,
     ) -> None:
+        # Is called if a new listing of LM Studio's has a loaded model that the one before had not.
         self.on_loaded: Callable[[], None] | None = None
         self._cache_s, self._timeout_s, self._clock = cache_s, timeout_s, clock
         self._http, self._owns_http = http, http is None
@@ -284,7 +282,7 @@ class Windows:
         return reading.listing.chats
 
     async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
-        """Returns True if a server is LM Studio; None without an answer. Cached: yes for good, no 60 s, None 5 s.
+        """Returns True if a server is LM Studio; None without an answer.
 
         One that takes the connection and is silent may be LM Studio that loads a model, which requests would pass
         without a guard: the first question is waited for as long as its list, later ones for `timeout_s`.

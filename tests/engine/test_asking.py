@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,8 @@ from litellm_compaction.engine.parts import beginning_of
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
-from tests.builders import assistant, calls, parsed, prose, result, system, user
+from litellm_compaction.windows.windows import Target, Window, Windows
+from tests.builders import assistant, calls, chat, parsed, prose, result, system, user
 from tests.engine.bench import Bench
 from tests.lmstudio_double.rendering import count
 
@@ -70,3 +72,45 @@ def test_a_part_teaches_of_the_whole(messages: int, ends: str) -> None:
     part = beginning_of(request, Estimate.exactly(1000 * messages, (1000,) * messages), 1000 * messages - 500)
     assert part is not None
     assert part.messages[-1].role == ends
+
+
+class Counting(Windows):
+    """Of a server that counts a request for nothing, as llama.cpp and vLLM do."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(cache_s=5.0)
+        self.server = server
+
+    async def tokens_of(self, target: Target, request: Request) -> int | None:
+        return self.server.tokens(request.messages)
+
+
+async def test_what_costs_nothing_is_asked_about_a_compaction() -> None:
+    """Whether or not our doubt would decide: what is sent is counted to the token, and no prompt is read for it."""
+    server = Server(1.3)
+    engine = Bench(counter=TokenCounter(), windows=Counting(server))
+    prepared = await engine.guard(chat(60, words=60), WINDOW, measure=server)
+    assert prepared.messages is not None
+    assert prepared.count.is_told
+    assert prepared.count.tokens == server.tokens(prepared.messages)
+    assert server.requests == []
+
+
+class Reloaded(Windows):
+    """Of a model that is loaded anew, with a quarter of its window, after it was looked at twice."""
+
+    looks = 0
+
+    async def resolve(self, target: Target, *, fresh: bool = False) -> Window:
+        self.looks += 1
+        window = await super().resolve(target, fresh=fresh)
+        return window if self.looks <= 2 else replace(window, tokens=window.tokens // 4)
+
+
+async def test_nothing_is_asked_that_does_not_surely_fit_the_window_of_now() -> None:
+    """A server may cut a longer question without a word, and its number would be believed."""
+    server = Server(1.2)
+    engine = Bench(counter=TokenCounter(), windows=Reloaded(cache_s=5.0))
+    prepared = await engine.guard(chat(100, words=60), 4 * WINDOW, measure=server)
+    assert prepared.window.tokens == WINDOW
+    assert max(server.asked) <= WINDOW

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,34 +25,6 @@ _LIMIT_S = 30.0
 _WINDOWS = {QWEN: 8192, QUANT: 4096, COLD: None}
 
 
-@dataclass
-class Home:
-    """A proxy with the shipped configuration and more wildcards, and the two LM Studios behind it."""
-
-    proxy: Proxy
-    first: Simulator
-    second: Simulator
-
-    @property
-    def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.proxy.base_url}/v1", api_key=MASTER_KEY, max_retries=0)
-
-    def get(self, path: str) -> list[dict[str, Any]]:
-        answer = self.proxy.client.get(path, headers=self.proxy.headers)
-        assert answer.status_code == 200, answer.text
-        rows: list[dict[str, Any]] = answer.json()["data"]
-        return rows
-
-    def shown(self) -> dict[str, int | None]:
-        return {row["id"]: row.get("max_input_tokens") for row in self.get("/v1/models")}
-
-    def comes_to_show(self, name: str, window: int | None) -> None:
-        """Asks until the list says so; the cache's life is far below the limit."""
-        since_s = time.monotonic()
-        while self.shown().get(name) != window:
-            assert time.monotonic() - since_s < _LIMIT_S, self.shown()
-
-
 def _simulator() -> Simulator:
     embedding = Model("text-embedding-nomic", type="embeddings")
     return Simulator(models=[Model(QWEN), Model(QUANT), Model(COLD), embedding])
@@ -64,7 +35,8 @@ def _entry(wildcard: str, model: str, api_base: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+def listing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """A proxy with the shipped configuration and more wildcards, in front of two LM Studios."""
     folder = tmp_path_factory.mktemp("discovery")
     with ExitStack() as stack:
         first, second = _simulator(), _simulator()
@@ -82,11 +54,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
         ]
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(config))
-        running = stack.enter_context(proxy(path, LM_STUDIO_API_BASE=f"{bases[0].base_url}/v1"))
-        yield Home(running, first, second)
+        yield stack.enter_context(proxy(path, LM_STUDIO_API_BASE=f"{bases[0].base_url}/v1"))
 
 
-def test_the_official_clients_list_the_models_with_their_windows(home: Home) -> None:
+def _rows(listing: Proxy, path: str) -> list[dict[str, Any]]:
+    answer = listing.client.get(path, headers=listing.headers)
+    assert answer.status_code == 200, answer.text
+    rows: list[dict[str, Any]] = answer.json()["data"]
+    return rows
+
+
+def test_the_official_clients_list_the_models_with_their_windows(listing: Proxy) -> None:
     """OpenAI's and Anthropic's packages: every chat model behind every wildcard, nothing of a server that is off."""
     expected = {
         "named": 8192,
@@ -94,13 +72,16 @@ def test_the_official_clients_list_the_models_with_their_windows(home: Home) -> 
         **{f"box/{key}": 16384 if key == QWEN else None for key in _WINDOWS},
     }
     # On a busy machine the first list is not waited for.
-    home.comes_to_show(f"box/{QWEN}", 16384)
+    since_s = time.monotonic()
+    while {row["id"]: row.get("max_input_tokens") for row in _rows(listing, "/v1/models")}.get(f"box/{QWEN}") != 16384:
+        assert time.monotonic() - since_s < _LIMIT_S
     # LiteLLM 1.100.5 lists wildcards themselves, too.
-    models = [model for model in home.openai.models.list() if "*" not in model.id]
+    asking = openai.OpenAI(base_url=f"{listing.base_url}/v1", api_key=MASTER_KEY, max_retries=0)
+    models = [model for model in asking.models.list() if "*" not in model.id]
     assert {model.id: getattr(model, "max_input_tokens", None) for model in models} == expected
     assert {model.id: getattr(model, "max_output_tokens", None) for model in models}[f"box/{QWEN}"] == 3276
-    found = list(anthropic.Anthropic(base_url=home.proxy.base_url, api_key=MASTER_KEY, max_retries=0).models.list())
+    found = list(anthropic.Anthropic(base_url=listing.base_url, api_key=MASTER_KEY, max_retries=0).models.list())
     assert {model.id: model.max_input_tokens for model in found if "*" not in model.id} == expected
     assert {model.id: model.max_tokens for model in found}[f"box/{QWEN}"] == 3276
-    rows = {row["model_name"]: row["model_info"].get("max_input_tokens") for row in home.get("/model/info")}
+    rows = {row["model_name"]: row["model_info"].get("max_input_tokens") for row in _rows(listing, "/model/info")}
     assert {name: window for name, window in rows.items() if "*" not in name} == expected

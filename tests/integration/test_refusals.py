@@ -74,11 +74,8 @@ def test_a_refusal_is_one_line_in_the_log(strict: Bench, route: str, group: str)
     assert f"litellm_compaction:WARNING: refused model={group}" in line
     assert [each for each in said if "Traceback" in each or "Exception occured" in each] == []
     if group == "dead":
-        assert re.search(
-            r"LM Studio at http://127\.0\.0\.1:\d+/v1 does not answer\. "
-            r"Start its server \(lms server start\) or correct api_base\.$",
-            line,
-        )
+        wanted = r"LM Studio at http://127\.0\.0\.1:\d+/v1 does not answer\. Start its server \(lms server start\)"
+        assert re.search(wanted, line)
 
 
 @pytest.mark.parametrize("route", list(PATHS))

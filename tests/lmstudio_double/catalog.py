@@ -9,16 +9,14 @@ import asyncio
 import math
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 from litellm_compaction.simulator import catalog as simulated
-from litellm_compaction.simulator.catalog import common_prefix_tokens
 from litellm_compaction.simulator.messages import JsonObject
-from litellm_compaction.simulator.rendering import Prompt, Segment
+from litellm_compaction.simulator.rendering import Prompt
 
 from .rendering import TEMPLATE
 
@@ -52,12 +50,12 @@ class Instance(simulated.Instance):
     flights: list[Flight] = field(default_factory=list)
     chats_in_app: int = 0
     reference: str = field(default_factory=lambda: uuid.uuid4().hex)
-    queue: SlotQueue = field(init=False)
-    cache: KvCache = field(init=False)
+    # First come, first served; so many wait.
+    queue: asyncio.Semaphore = field(init=False)
+    waiting: int = 0
 
     def __post_init__(self) -> None:
-        self.queue = SlotQueue(self.parallel)
-        self.cache = KvCache(self.parallel)
+        self.queue = asyncio.Semaphore(self.parallel)
 
     def pool_tokens(self) -> int:
         """Prompt and generated tokens of all in flight; one that shifts its context never holds more than that."""
@@ -219,7 +217,7 @@ def sdk_base_config(instance: Instance, overflow_policy: str) -> JsonObject:
 
 def sdk_state(instance: Instance, loop_s: float) -> JsonObject:
     """The SDK's `getInstanceProcessingState`; `loop_s` is the time of the event loop."""
-    queued = len(instance.flights) + instance.queue.waiting + instance.chats_in_app
+    queued = len(instance.flights) + instance.waiting + instance.chats_in_app
     is_reading = any(flight.prefill_ends_s > loop_s for flight in instance.flights)
     status = "processingPrompt" if is_reading else "generating" if queued else "idle"
     return {"status": status, "queued": queued}
@@ -291,92 +289,3 @@ class Flight:
                 each.cancel()
         self.check()
         raise asyncio.CancelledError
-
-
-class SlotQueue:
-    """First come, first served admission to the parallel slots of an instance; the rest wait."""
-
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
-        self._taken = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    async def acquire(self) -> None:
-        if self._taken < self._slots and not self._waiting:
-            self._taken += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.release()
-            elif turn in self._waiting:
-                self._waiting.remove(turn)
-            raise
-
-    def release(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._taken -= 1
-
-    def reset(self) -> None:
-        """Forget the holders of slots and those who wait, when the event loop they belong to is gone."""
-        self._taken = 0
-        self._waiting.clear()
-
-
-_MINIMUM_SIMILARITY_RATIO = 0.1
-
-
-@dataclass(eq=False)
-class Slot:
-    """One sequence in the KV cache; `busy` while a request computes in it."""
-
-    segments: tuple[Segment, ...] = ()
-    last_used: int = 0
-    busy: bool = False
-
-
-class KvCache:
-    """The slots of one instance."""
-
-    def __init__(self, parallel: int) -> None:
-        self._slots = [Slot() for _ in range(parallel)]
-        self._clock = 0
-
-    def take(self, segments: tuple[Segment, ...], prompt_tokens: int) -> tuple[Slot, int]:
-        """Returns the slot for a prompt, and the number of its tokens (unscaled) that it already holds.
-
-        The caller makes sure that one is free.
-        """
-        free = [slot for slot in self._slots if not slot.busy]
-        shared = [(common_prefix_tokens(slot.segments, segments), slot) for slot in free]
-        cached_tokens, slot = max(shared, key=lambda item: item[0])
-        if cached_tokens < _MINIMUM_SIMILARITY_RATIO * prompt_tokens:
-            cached_tokens, slot = min(shared, key=lambda item: item[1].last_used)
-        slot.busy = True
-        slot.segments = segments
-        self._touch(slot)
-        return slot, cached_tokens
-
-    def give_back(self, slot: Slot, segments: tuple[Segment, ...]) -> None:
-        slot.segments = segments
-        slot.busy = False
-        self._touch(slot)
-
-    def free_all(self) -> None:
-        for slot in self._slots:
-            slot.busy = False
-
-    def _touch(self, slot: Slot) -> None:
-        self._clock += 1
-        slot.last_used = self._clock

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from litellm_compaction.simulator.answer import Connection, Envelope
+from litellm_compaction.simulator import inference as simulated
+from litellm_compaction.simulator.answer import Envelope
 from litellm_compaction.simulator.messages import (
     ChatRequest,
-    JsonObject,
     Refusal,
     error_body,
     parse_chat,
@@ -21,7 +21,7 @@ from litellm_compaction.simulator.messages import (
 )
 from litellm_compaction.simulator.rendering import Prompt, Segment, answer_segments, render_chat, render_text
 
-from .catalog import Flight, FlightFailed, Instance, Slot
+from .catalog import Flight, FlightFailed, Instance
 from .generation import Answer, Ending, Generation, visible_reply
 from .messages import (
     MODEL_UNLOADED,
@@ -31,7 +31,7 @@ from .messages import (
     n_keep_too_long,
 )
 from .rendering import keep_tokens, truncate_middle
-from .script import ChatCall, Fault, Reply, RequestRecord, default_reply
+from .script import Fault, Reply, RequestRecord
 from .simulator import Simulator
 
 
@@ -41,7 +41,6 @@ class Seat:
     def __init__(self, instance: Instance, client_left: asyncio.Event) -> None:
         self.instance = instance
         self.flight = Flight(used_tokens=0, client_left=client_left)
-        self._slot: Slot | None = None
         self._segments: tuple[Segment, ...] = ()
         self._is_left = False
         instance.flights.append(self.flight)
@@ -50,8 +49,7 @@ class Seat:
         """Begin computing a prompt; returns the number of its tokens (unscaled) that the cache already holds."""
         self.flight.used_tokens = used_tokens
         self._segments = segments
-        self._slot, cached_tokens = self.instance.cache.take(segments, raw_tokens)
-        return cached_tokens
+        return self.instance.take(segments, raw_tokens)
 
     def leave(self, answer: tuple[str, str, Sequence[tuple[str, str]]]) -> None:
         """Give the place back; the slot then holds the prompt and `answer` (reasoning, content, calls).
@@ -61,7 +59,7 @@ class Seat:
         if self._is_left:
             return
         self._is_left = True
-        self._segments += answer_segments(*answer)
+        self._segments += answer_segments(*answer) if self._segments else ()
         loop = asyncio.get_running_loop()
         if loop.time() < self.flight.prefill_ends_s:
             loop.call_at(self.flight.prefill_ends_s, self._free)
@@ -69,8 +67,8 @@ class Seat:
             self._free()
 
     def _free(self) -> None:
-        if self._slot is not None:
-            self.instance.cache.give_back(self._slot, self._segments)
+        if self._segments:
+            self.instance.give_back(self._segments)
         if self.flight in self.instance.flights:
             self.instance.flights.remove(self.flight)
         self.instance.queue.release()
@@ -118,12 +116,8 @@ _THREAD_ABOVE_CHARS = 200_000
 
 
 @dataclass(kw_only=True)
-class Inference:
+class Inference(simulated.Inference):
     simulator: Simulator
-    connection: Connection
-    record: RequestRecord
-    body: JsonObject
-    is_text: bool
     _generation: Generation | None = field(default=None, init=False)
     _ids: tuple[int, ...] = field(default=(), init=False)
 
@@ -133,7 +127,11 @@ class Inference:
             self.record.streamed = request.stream
             instance = await self.simulator.resolve(request.model, request.ttl_s)
             prompt = await self._render(request, instance)
-            await instance.queue.acquire()
+            instance.waiting += 1
+            try:
+                await instance.queue.acquire()
+            finally:
+                instance.waiting -= 1
             seat = Seat(instance, self.connection.client_left)
             try:
                 if instance not in self.simulator.instances:
@@ -169,11 +167,12 @@ class Inference:
 
     async def _serve_in_seat(self, request: ChatRequest, seat: Seat, prompt: Prompt) -> None:
         instance, record = seat.instance, self.record
-        call_index = self.simulator.take_call_index()
         kept, preset = meet_window(prompt, self.simulator, instance, record)
         reply, fault = Reply(), None
         if preset is None:
-            reply = self._ask_script(self._call(request, instance, prompt, kept, call_index))
+            self._note_texts(request, prompt, kept)
+            found = self._reply(request, instance)
+            reply = found if isinstance(found, Reply) else Reply(found.content)
             fault = reply.fault
             self._account_prompt(seat, kept)
             if await self._answered_at_once(reply, fault, seat):
@@ -206,37 +205,6 @@ class Inference:
             release=lambda ending: self._release(seat, ending),
         )
         await (answer.stream() if request.stream else answer.send())
-
-    def _call(self, request: ChatRequest, instance: Instance, prompt: Prompt, kept: Prompt, index: int) -> ChatCall:
-        said = self._text(request, prompt)
-        self.record.seen_text = said if kept is prompt else self._text(request, kept)
-        return ChatCall(
-            body=self.body,
-            messages=[] if self.is_text else list(self.body["messages"]),
-            model=request.model,
-            instance_id=instance.id,
-            prompt_text=self.record.seen_text,
-            sent_text=said,
-            prompt_tokens=self.record.prompt_tokens,
-            context_length=instance.context_length,
-            truncated=self.record.truncated,
-            index=index,
-            stream=request.stream,
-        )
-
-    def _text(self, request: ChatRequest, prompt: Prompt) -> str:
-        # A final assistant message is part of the opening, not of a block.
-        last = request.messages[-1]
-        return "\n".join(text for text in (prompt.text(), last.text if last.role == "assistant" else "") if text)
-
-    def _ask_script(self, call: ChatCall) -> Reply:
-        script = self.simulator.script
-        try:
-            reply = script(call) if script is not None else None
-        except Exception as error:
-            self.record.error = f"the script failed: {error!r}"
-            raise Refusal(500, {"error": self.record.error}) from error
-        return reply if reply is not None else default_reply(call)
 
     def _account_prompt(self, seat: Seat, kept: Prompt) -> None:
         record, raw_tokens = self.record, kept.count_tokens()

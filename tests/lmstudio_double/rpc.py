@@ -11,9 +11,8 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from contextlib import suppress
+from typing import Any, Literal
 
 from litellm_compaction.simulator.messages import JsonObject, Message, ToolCall, unknown_path
 from litellm_compaction.simulator.rendering import encode, render_chat
@@ -37,127 +36,50 @@ _CHANNELS = frozenset({"channelCreate", "signalSubscribe", "writableSignalSubscr
 _BUSY_POLL_S = 0.005
 
 
-class _Shape(BaseModel):
-    """Unknown fields are dropped in silence, values are not converted: both as zod does."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
-class _Text(_Shape):
-    type: Literal["text"]
-    text: str
-
-
-class _File(_Shape):
-    type: Literal["file"]
-    name: str
-    identifier: str
-    sizeBytes: int  # noqa: N815 - the wire's name, as those below
-    fileType: str  # noqa: N815
-
-
-class _Call(_Shape):
-    type: Literal["function"]
-    name: str
-    id: str | None = None
-    arguments: dict[str, Any] | None = None
-
-
-class _CallPart(_Shape):
-    type: Literal["toolCallRequest"]
-    toolCallRequest: _Call  # noqa: N815
+# Shapes of parameters: a field with ? may be missing or null, () is one of several, {} in a list is any number of them.
+_TEXT = {"type": "text", "text": str}
+_FILE = {"type": "file", "name": str, "identifier": str, "sizeBytes": int, "fileType": str}
+_CALL = {"type": "function", "name": str, "id?": str, "arguments?": dict}
+_CALL_PART = {"type": "toolCallRequest", "toolCallRequest": _CALL}
+_RESULT = {"type": "toolCallResult", "content": str, "toolCallId?": str, "name?": str}
+_MESSAGE = (
+    {"role": ("user", "system"), "content": [(_TEXT, _FILE)]},
+    {"role": "assistant", "content": [(_TEXT, _FILE, _CALL_PART)]},
+    {"role": "tool", "content": [_RESULT]},
+)
+_SCHEMA = {"type": "object", "properties": dict, "required?": [str], "additionalProperties?": object, "$defs?": dict}
+_TOOL = {"type": "function", "function": {"name": str, "description?": str, "parameters?": _SCHEMA}}
+_OF_MODEL = {
+    "specifier": (
+        {"type": "query", "query": {"identifier?": str, "path?": str, "vision?": bool}},
+        {"type": "instanceReference", "instanceReference": str},
+    )
+}
+_OF_MODEL_OR_NOTHING = {**_OF_MODEL, "throwIfNotFound": bool}
+_FORMATTING = {
+    **_OF_MODEL,
+    "history": {"messages": [_MESSAGE]},
+    "predictionConfigStack": {"layers": [dict]},
+    "opts": {"omitBosToken?": bool, "omitEosToken?": bool, "toolDefinitions?": [_TOOL]},
+}
+_COUNTING = {**_OF_MODEL, "inputString": str}
 
 
-class _Result(_Shape):
-    type: Literal["toolCallResult"]
-    content: str
-    toolCallId: str | None = None  # noqa: N815
-    name: str | None = None
-
-
-class _Said(_Shape):
-    role: Literal["user", "system"]
-    content: list[Annotated[_Text | _File, Field(discriminator="type")]]
-
-
-class _Answer(_Shape):
-    role: Literal["assistant"]
-    content: list[Annotated[_Text | _File | _CallPart, Field(discriminator="type")]]
-
-
-class _Results(_Shape):
-    role: Literal["tool"]
-    content: list[_Result]
-
-
-class _History(_Shape):
-    messages: list[Annotated[_Said | _Answer | _Results, Field(discriminator="role")]]
-
-
-class _Parameters(_Shape):
-    type: Literal["object"]
-    properties: dict[str, Any]
-    required: list[str] | None = None
-    additionalProperties: Any = None  # noqa: N815
-    defs: dict[str, Any] | None = Field(default=None, alias="$defs")
-
-
-class _Function(_Shape):
-    name: str
-    description: str | None = None
-    parameters: _Parameters | None = None
-
-
-class _Tool(_Shape):
-    type: Literal["function"]
-    function: _Function
-
-
-class _Options(_Shape):
-    omitBosToken: bool | None = None  # noqa: N815
-    omitEosToken: bool | None = None  # noqa: N815
-    toolDefinitions: list[_Tool] | None = None  # noqa: N815
-
-
-class _Query(_Shape):
-    identifier: str | None = None
-    path: str | None = None
-    vision: bool | None = None
-
-
-class _ByQuery(_Shape):
-    type: Literal["query"]
-    query: _Query
-
-
-class _ByReference(_Shape):
-    type: Literal["instanceReference"]
-    instanceReference: str  # noqa: N815
-
-
-_Specifier = Annotated[_ByQuery | _ByReference, Field(discriminator="type")]
-
-
-class _Stack(_Shape):
-    layers: list[dict[str, Any]]
-
-
-class _OfModel(_Shape):
-    specifier: _Specifier
-
-
-class _OfModelOrNothing(_OfModel):
-    throwIfNotFound: bool  # noqa: N815
-
-
-class _Formatting(_OfModel):
-    history: _History
-    predictionConfigStack: _Stack  # noqa: N815
-    opts: _Options
-
-
-class _Counting(_OfModel):
-    inputString: str  # noqa: N815
+def _fitted(value: Any, shape: Any) -> Any:
+    """A value with the fields of a shape alone, as zod reads it; a ValueError if it has another."""
+    if isinstance(shape, tuple):
+        for each in shape:
+            with suppress(ValueError):
+                return _fitted(value, each)
+    elif isinstance(shape, list) and isinstance(value, list):
+        return [_fitted(each, shape[0]) for each in value]
+    elif isinstance(shape, dict) and isinstance(value, dict):
+        needed = [name for name in shape if name[-1] != "?" or value.get(name[:-1]) is not None]
+        if all(name.rstrip("?") in value for name in needed):
+            return {name.rstrip("?"): _fitted(value[name.rstrip("?")], shape[name]) for name in needed}
+    elif value == shape or shape is object or type(value) is shape:
+        return value
+    raise ValueError("another shape")
 
 
 class _RpcFailed(Exception):
@@ -335,32 +257,32 @@ class SdkConnection:
         return [sdk_model(instance) for instance in self._loaded()], None
 
     async def _model_info(self, parameter: object) -> tuple[object, Instance | None]:
-        asked = _read(_OfModelOrNothing, parameter, "getModelInfo")
-        instance = self._find(asked.specifier, must_exist=asked.throwIfNotFound)
+        asked = _read(_OF_MODEL_OR_NOTHING, parameter, "getModelInfo")
+        instance = self._find(asked["specifier"], must_exist=asked["throwIfNotFound"])
         return (sdk_model(instance) if instance else None), instance
 
     async def _state(self, parameter: object) -> tuple[object, Instance | None]:
-        asked = _read(_OfModelOrNothing, parameter, "getInstanceProcessingState")
-        instance = self._find(asked.specifier, must_exist=asked.throwIfNotFound)
+        asked = _read(_OF_MODEL_OR_NOTHING, parameter, "getInstanceProcessingState")
+        instance = self._find(asked["specifier"], must_exist=asked["throwIfNotFound"])
         now_s = asyncio.get_running_loop().time()
         return (sdk_state(instance, now_s) if instance else None), instance
 
     async def _load_config(self, parameter: object) -> tuple[object, Instance]:
-        instance = self._found(_read(_OfModel, parameter, "getLoadConfig").specifier)
+        instance = self._found(_read(_OF_MODEL, parameter, "getLoadConfig"))
         return sdk_load_config(instance), instance
 
     async def _base_config(self, parameter: object) -> tuple[object, Instance]:
-        instance = self._found(_read(_OfModel, parameter, "getBasePredictionConfig").specifier)
+        instance = self._found(_read(_OF_MODEL, parameter, "getBasePredictionConfig"))
         return sdk_base_config(instance, self._sdk.overflow_policy), instance
 
     async def _format(self, parameter: object) -> tuple[object, Instance]:
-        asked = _read(_Formatting, parameter, "applyPromptTemplate")
-        instance = self._found(asked.specifier)
+        asked = _read(_FORMATTING, parameter, "applyPromptTemplate")
+        instance = self._found(asked)
         await self._wait_for_worker(instance)
-        messages = tuple(_messages(asked.history))
+        messages = tuple(_messages(asked["history"]["messages"]))
         if not messages:
             raise _RpcFailed('Error rendering prompt with jinja template: "No messages.".')
-        tools = [tool.model_dump(by_alias=True, exclude_unset=True) for tool in asked.opts.toolDefinitions or ()]
+        tools = asked["opts"].get("toolDefinitions", [])
         return {"formatted": self._simulator.remember(render_chat(messages, tools))}, instance
 
     async def _count(self, parameter: object) -> tuple[object, Instance]:
@@ -369,14 +291,14 @@ class SdkConnection:
 
     async def _tokenize(self, parameter: object) -> tuple[object, Instance]:
         tokens, instance = await self._tokens(parameter, "tokenize")
-        ids = encode(_read(_Counting, parameter, "tokenize").inputString) or [0]
+        ids = encode(_read(_COUNTING, parameter, "tokenize")["inputString"]) or [0]
         return {"tokens": [ids[index * len(ids) // tokens] for index in range(tokens)]}, instance
 
     async def _tokens(self, parameter: object, endpoint: str) -> tuple[int, Instance]:
-        asked = _read(_Counting, parameter, endpoint)
-        instance = self._found(asked.specifier)
+        asked = _read(_COUNTING, parameter, endpoint)
+        instance = self._found(asked)
         await self._wait_for_worker(instance)
-        tokens = await asyncio.to_thread(self._simulator.count_text, instance.model, asked.inputString)
+        tokens = await asyncio.to_thread(self._simulator.count_text, instance.model, asked["inputString"])
         return round(tokens * self._sdk.tokens_factor), instance
 
     async def _wait_for_worker(self, instance: Instance) -> None:
@@ -388,21 +310,18 @@ class SdkConnection:
         wants_embeddings = self._socket.namespace == "embedding"
         return [one for one in self._simulator.loaded() if (one.model.type == "embeddings") is wants_embeddings]
 
-    def _find(self, specifier: _ByQuery | _ByReference, *, must_exist: bool = True) -> Instance | None:
+    def _find(self, specifier: JsonObject, *, must_exist: bool = True) -> Instance | None:
         for instance in self._loaded():
-            if isinstance(specifier, _ByReference):
-                if specifier.instanceReference == instance.reference:
-                    return instance
-            elif specifier.query.identifier in (None, instance.id):
+            wanted = specifier["query"].get("identifier", instance.id) if "query" in specifier else ""
+            if wanted == instance.id or specifier.get("instanceReference") == instance.reference:
                 return instance
         if must_exist:
             raise _RpcFailed("No model found that fits the query")
         return None
 
-    def _found(self, specifier: _ByQuery | _ByReference) -> Instance:
-        instance = self._find(specifier)
-        if instance is None:
-            raise AssertionError("a model that is not found is an error")
+    def _found(self, asked: JsonObject) -> Instance:
+        instance = self._find(asked["specifier"])
+        assert instance is not None, "a model that is not found is an error"
         return instance
 
     async def _warn(self, unreadable: _Unreadable) -> None:
@@ -442,36 +361,33 @@ class SdkConnection:
 _NOTHING = object()
 
 
-def _read(shape: type[Any], parameter: object, endpoint: str) -> Any:
+def _read(shape: JsonObject, parameter: object, endpoint: str) -> JsonObject:
     try:
-        return shape.model_validate(parameter)
-    except ValidationError as error:
+        read: JsonObject = _fitted(parameter, shape)
+    except ValueError as error:
         raise _bad_parameter(endpoint) from error
+    return read
 
 
 def _bad_parameter(endpoint: str) -> _Unreadable:
     return _Unreadable(f"Received invalid parameter for rpcCall, endpointName = {endpoint}", "rpcParameterTypeError")
 
 
-def _messages(history: _History) -> list[Message]:
+def _messages(history: list[JsonObject]) -> list[Message]:
     """Returns the history as the HTTP side's messages; a picture is not in the text of a prompt, so it is left out."""
     messages: list[Message] = []
-    for each in history.messages:
-        if isinstance(each, _Results):
-            messages += [
-                Message(role="tool", parts=(part.content,) if part.content else (), tool_call_id=part.toolCallId or "")
-                for part in each.content
-            ]
+    for each in history:
+        if each["role"] == "tool":
+            for part in each["content"]:
+                told = (part["content"],) if part["content"] else ()
+                messages.append(Message(role="tool", parts=told, tool_call_id=part.get("toolCallId", "")))
             continue
-        calls = [part.toolCallRequest for part in each.content if isinstance(part, _CallPart)]
-        messages.append(
-            Message(
-                role=each.role,
-                parts=tuple(part.text for part in each.content if isinstance(part, _Text)),
-                tool_calls=tuple(
-                    ToolCall(call.id or "", call.name, json.dumps(call.arguments or {}, ensure_ascii=False))
-                    for call in calls
-                ),
-            )
-        )
+        calls = []
+        for part in each["content"]:
+            if part["type"] == "toolCallRequest":
+                asked = part["toolCallRequest"]
+                arguments = json.dumps(asked.get("arguments", {}), ensure_ascii=False)
+                calls.append(ToolCall(asked.get("id", ""), asked["name"], arguments))
+        texts = tuple(part["text"] for part in each["content"] if part["type"] == "text")
+        messages.append(Message(role=each["role"], parts=texts, tool_calls=tuple(calls)))
     return messages

@@ -82,11 +82,6 @@ class Reply(simulated.Reply):
     chunk_tokens: int | None = None
 
 
-def default_reply(call: ChatCall) -> Reply:
-    """The simulator's own answer."""
-    return Reply(simulated.default_reply(call).content)
-
-
 Script = Callable[[ChatCall], "Reply | None"]
 
 

@@ -5,6 +5,7 @@ Settings may change meanwhile; any thread may call.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -153,8 +154,7 @@ class Simulator(simulated.Simulator):
         """Drop all that belonged to an event loop that has ended."""
         for instance in self.instances:
             instance.flights.clear()
-            instance.queue.reset()
-            instance.cache.free_all()
+            instance.queue = asyncio.Semaphore(instance.parallel)
 
     def _load_just_in_time(self, model: simulated_catalog.Model, ttl_s: float | None) -> Instance:
         for other in [one for one in self.instances if one.is_jit and one.model.key != model.key]:

@@ -435,8 +435,8 @@ async def test_a_whole_answer_that_nobody_reads_is_ended_and_holds_its_room_for_
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert not any(opened.is_open for opened in scene.server.opened)
-    (pool,) = scene.compactor._admission._pools
-    assert usage(scene.compactor._admission, pool).used_tokens > 0
+    (pool,) = scene.compactor.admission._pools
+    assert usage(scene.compactor.admission, pool).used_tokens > 0
 
 
 @pytest.mark.parametrize("kind", ["words", "calls", "thoughts", "json", "error", "drop", "long prompt"])
@@ -494,7 +494,7 @@ def _sharing(context: Context, replies: Sequence[Any], **scene: Any) -> list[Sce
         scenes.append(_beside_others(made))
         made.server.context = context
         made.compactor = scenes[0].compactor
-    scenes[0].compactor._admission.stopping_s = 0.0
+    scenes[0].compactor.admission.stopping_s = 0.0
     return scenes
 
 
@@ -528,7 +528,7 @@ async def test_an_answer_that_has_begun_is_stopped_for_one_that_comes(chunk_toke
     """Once, at the end of a word, and goes on beside it; the newcomer comes when the server has noticed the stop."""
     words, context = numbered_words(600), Context(4096)
     first, second = _sharing(context, [goes_on(words), Reply("Hello.")], chunk_tokens=chunk_tokens)
-    first.compactor._admission.stopping_s = 0.05
+    first.compactor.admission.stopping_s = 0.05
     chunks = chunks_of(await first.answer(room=first.compactor.room(first.context)))
     read = Read()
     while len(read.chunks) < 20 or words[len(read.text) :].startswith(" ") or read.text.endswith(" "):
@@ -596,7 +596,7 @@ async def test_a_client_that_leaves_beside_others_lets_them_go_on(leaves: str) -
     assert (read.text, read.shape_problems()) == (words, [])
     assert context.most_tokens <= 4096
     await settled()
-    assert not first.compactor._admission._pools
+    assert not first.compactor.admission._pools
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
