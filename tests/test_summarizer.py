@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +22,6 @@ from litellm_compaction.summarizer import (
     summarize_appended,
     within_s,
 )
-from tests import virtual_time
 from tests.builders import (
     JsonDict,
     agent_run,
@@ -277,40 +275,13 @@ def test_an_assistant_speaks_before_the_instruction(raw: list[JsonDict]) -> None
     assert broken_promises(parsed(raw), held(*raw).messages[:-2]) in ([], ["null content"])
 
 
-@pytest.mark.parametrize(("limit_s", "asked"), [(600, 3), (60, 2)])
-def test_the_time_limit_is_of_the_whole_job(limit_s: int, asked: int) -> None:
-    """Its parts and what merges them: it is not many times as long because the conversation is."""
-    ask = FakeAsk(*(numbered(f"of part {part} a line of what was done", 6) for part in "abc"))
-
-    async def slowly(messages: Sequence[Message], **options: Any) -> SummaryAnswer:
-        answer = await ask(messages, **options)
-        await asyncio.sleep(40)
-        return answer
-
-    long = job(
-        [each for part in range(8) for each in (user(numbered(f"question {part}", 60)),)], prompt_limit_tokens=1400
-    )
-    ends = contextlib.nullcontext() if limit_s == 600 else pytest.raises(SummaryFailed, match="within 60 s")
-    with ends:
-        virtual_time.run(within_s(summarize(long, slowly, count), limit_s))
-    assert len(ask.prompts) == asked
-
-
-@pytest.mark.parametrize("limit_s", [100, 60])
-def test_a_retry_takes_no_time_of_its_own(limit_s: int) -> None:
-    """One limit for a summary behind a conversation, and for a plan of what to prune, with the call behind thinking."""
-    asked: list[int] = []
-
-    async def slowly(messages: Sequence[Message], *, max_tokens: int, **options: Any) -> SummaryAnswer:
-        asked.append(max_tokens)
-        await asyncio.sleep(40)
-        return SummaryAnswer(text=GOOD if len(asked) % 2 == 0 else "", reasoning="Let me think.")
-
+async def test_thinking_alone_is_asked_again_with_room_for_both() -> None:
+    """Of any question: a summary by the text, one behind the conversation, and which messages may go."""
     for asking in (
-        within_s(answer_to("Which?", slowly, max_tokens=100), limit_s),
-        within_s(summarize_appended(job(), slowly, count, held(*CHAT), 1000), limit_s),
+        lambda ask: answer_to("Which?", ask, max_tokens=200),
+        lambda ask: summarize_appended(job(), ask, count, held(*CHAT), 1000),
+        lambda ask: summarize(job(), ask, count),
     ):
-        ends = contextlib.nullcontext() if limit_s == 100 else pytest.raises(SummaryFailed, match="within 60 s")
-        with ends:
-            assert virtual_time.run(asking) == GOOD
-    assert asked == [100, 200, 200, 400]
+        ask = FakeAsk(SummaryAnswer(text="", reasoning="Let me think."), GOOD)
+        assert await asking(ask) == GOOD
+        assert ask.max_tokens == [200, 400]

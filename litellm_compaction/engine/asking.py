@@ -17,10 +17,11 @@ from typing import TypeAlias
 
 from litellm_compaction.concurrency import Bounded, Rests, off_loop
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget
-from litellm_compaction.core.messages import Request
+from litellm_compaction.core.excerpts import common_level
+from litellm_compaction.core.forms import without_data
+from litellm_compaction.core.messages import Request, system_prefix_length, user_message, with_only_text
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.engine.measure import RequestMeasurer
-from litellm_compaction.engine.parts import beginning_of, cut, floor_of
 from litellm_compaction.engine.replies import is_whole, surely_fits, window_tokens_now
 from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.engine.sharing.reservation import Reservation
@@ -35,6 +36,8 @@ logger = logging.getLogger("litellm_compaction")
 _MOST_PARTS, _MOST_CUTS = 2, 3
 # Less more of a request says nothing new of the rest; sizes of parts are in proportion, which is a little off.
 _WORTH_RATIO, _PART_RATIO = 1.1, 0.95
+# A request is refused only if so little of the least that we expect is too long: lessons alone refuse nothing.
+_HOPELESS_RATIO = 0.6
 # With less doubt than this share of the window, or than the least margin, a question gains nothing.
 _LEAST_DOUBT_RATIO = 0.03
 # A processor reads 30 tokens a second and more, a graphics card thousands.
@@ -42,6 +45,8 @@ _LIMIT_S, _LIMIT_S_PER_TOKEN = 10.0, 0.04
 # A server that has not answered a question is not asked again so soon: its next requests would wait for nothing.
 _SILENCE_S = 60.0
 _MAX_FORMS, _MAX_PARTS = 4096, 64
+# A shorter part says too little of the rest.
+_LEAST_TOKENS, _LEAST_SHARE = 200, 4
 
 _IsOpen: TypeAlias = Callable[[Estimate], bool]
 _Way: TypeAlias = Callable[[MeasuredRequest, Request, Estimate], Awaitable[bool]]
@@ -151,7 +156,10 @@ class Asker:
         count = count.with_part(part) if part is not None else count
         for _ in range(_MOST_PARTS + 1):
             count = await self._asked(measured, request, count, is_open, self._told_freely, self._told_by_answer)
-            if count.is_told or not is_open(count) or surely_fits(count, measured.window.tokens):
+            # A part says how long a summary's prompt may be, as long as no number of the server is known.
+            least_tokens = int(count.low * _HOPELESS_RATIO)
+            is_hopeless = count.text.is_confirmed and not _certain(measured.budget).fits(least_tokens)
+            if count.is_told or not is_open(count) or surely_fits(count, measured.window.tokens) or is_hopeless:
                 return count
             part = await self._told_part(measured, request, count, part)
             if part is None:
@@ -292,3 +300,64 @@ def _decides(budget: Budget, asked_tokens: int | None, count: Estimate) -> bool:
         asked_tokens = budget.output_buffer_tokens(count.tokens)
     best_tokens = certain.max_output_tokens(count.low, asked_tokens)
     return best_tokens - certain.max_output_tokens(count.high, asked_tokens) > worth_tokens
+
+
+def floor_of(measured: MeasuredRequest) -> Request:
+    """The messages that no compaction can shrink, as a request of their own."""
+    messages = measured.request.messages
+    latest_cut = measured.conversation.latest_cut
+    kept = tuple(
+        without_data(messages[index]) if index < latest_cut else messages[index]
+        for index in sorted(measured.conversation.protected)
+    )
+    prefix = system_prefix_length(kept)
+    if len(kept) == prefix or kept[prefix].role != "user":
+        # Templates want the user's word first; so does what a compaction makes.
+        kept = (*kept[:prefix], user_message("."), *kept[prefix:])
+    return replace(measured.request, messages=kept)
+
+
+def beginning_of(request: Request, count: Estimate, limit_tokens: int) -> Request | None:
+    """The longest beginning within a limit that is a valid request; None if that is too short to say much.
+
+    The real request then finds it in the server's cache.
+    """
+    messages = request.messages
+    # Before another end than the person's word some templates leave the system message out.
+    ends = ("user",) if messages[-1].role == "user" else ("user", "tool")
+    tokens, end, end_tokens = count.overhead_tokens + count.tools_tokens, 0, 0
+    for index, size in enumerate(count.sizes):
+        tokens += size
+        if tokens > limit_tokens:
+            break
+        following = messages[index + 1].role if index + 1 < len(messages) else ""
+        if messages[index].role in ends and following != "tool":
+            end, end_tokens = index + 1, tokens
+    if end in (0, len(messages)) or end_tokens < max(_LEAST_TOKENS, limit_tokens // _LEAST_SHARE):
+        return None
+    return replace(request, messages=messages[:end])
+
+
+def cut(measured: MeasuredRequest, request: Request, count: Estimate, limit_tokens: int) -> Request | None:
+    """A request of so many tokens, its texts cut to one common length; None if that leaves little of them."""
+    if request.extras and count.own.optional_tokens > limit_tokens // 2:
+        return replace(request, extras={})
+    texts = ["".join((message.text, *(call.arguments for call in message.calls))) for message in request.messages]
+    texts_tokens = list(map(measured.count_text, texts))
+    room_tokens = sum(texts_tokens) - (count.tokens - limit_tokens)
+    level_tokens = common_level(texts_tokens, [1] * len(texts_tokens), room_tokens)
+    if level_tokens < MARGIN_MIN_TOKENS:
+        return None
+    return replace(
+        request,
+        messages=tuple(
+            message if tokens <= level_tokens else with_only_text(message, _beginning(text, level_tokens, measured))
+            for message, text, tokens in zip(request.messages, texts, texts_tokens, strict=True)
+        ),
+    )
+
+
+def _beginning(text: str, limit_tokens: int, measured: MeasuredRequest) -> str:
+    while text and (tokens := measured.count_text(text)) > limit_tokens:
+        text = text[: min(len(text) * max(limit_tokens, 0) // tokens, len(text) - 1)]
+    return text

@@ -24,6 +24,7 @@ from litellm_compaction.engine.background import QUIET_S, Background
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
 from litellm_compaction.engine.context import (
     CompactionNeeded,
+    Decided,
     Effort,
     Foreseen,
     MeasuredRequest,
@@ -87,7 +88,7 @@ class Compactor:
         wall_clock: Callable[[], float] = time.time,
         quiet_s: float = QUIET_S,
     ) -> None:
-        self.windows, self.sources = windows, sources if sources is not None else Sources()
+        self.windows, self.sources = windows, sources or Sources()
         self.reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
         self.recaller = recaller = Recaller(originals) if originals is not None else None
         self.replies = ReplyReader(windows=windows, counter=counter, reporter=self.reporter)
@@ -104,8 +105,7 @@ class Compactor:
         self.builder = CompactionBuilder(summary_client=client, store=store, originals=originals)
         self.asker = Asker(windows=windows, counter=counter, measurer=measurer, admission=admission, clock=clock)
         self.pins, self.quoter = Pins(store), Quoter(measurer)
-        self._decider = Decider(self)
-        self.refusal = self._decider.refusal
+        self.decider = Decider(self)
         self.background = Background(self, clock=clock, quiet_s=quiet_s)
         admission.make_way = self.background.make_way
         self.continuing = ContinuationPlanner(self, wall_clock)
@@ -126,33 +126,28 @@ class Compactor:
         """
         return await self.finish(await self.prepare(request, context), room)
 
-    async def prepare(self, request: Request, context: RequestContext) -> PreparedRequest | CompactionNeeded:
-        """As far as it goes without a summary: returns what to send, or what has to be made first.
+    async def prepare(self, request: Request, context: RequestContext) -> Decided:
+        """As `guard`, as far as it goes without a summary: returns what to send, or what has to be made first.
 
         Everything that can be refused is refused here, before the first slow step (promise P8).
-
-        Raises:
-            WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
         prepared = await self.planned(request, context)
         if isinstance(prepared, PreparedRequest):
             await prepared.tell()
         return prepared
 
-    async def planned(self, request: Request, context: RequestContext) -> PreparedRequest | CompactionNeeded:
+    async def planned(self, request: Request, context: RequestContext) -> Decided:
         """As `prepare`, but nothing is told or kept: it may not be sent."""
         await self.background.make_way(server_of(context), is_beside=context.is_beside)
         measured = await self.measurer.measure(request, context)
         note_length(measured)
-        prepared = await self._decider.first(measured)
+        prepared = await self.decider.first(measured)
         if isinstance(prepared, PreparedRequest) and prepared.messages is None and not context.goes_on:
             # The server may have counted fewer tokens than we did.
             context.attempts.too_long = None
         return prepared
 
-    async def prepared_for(
-        self, request: Request, context: RequestContext, foreseen: Foreseen | None
-    ) -> PreparedRequest | CompactionNeeded:
+    async def prepared_for(self, request: Request, context: RequestContext, foreseen: Foreseen | None) -> Decided:
         """As `prepare`, without doing again what was done for the same request when this deployment was foreseen."""
         if foreseen is None or foreseen.measured.context != context:
             return await self.prepare(request, context)
@@ -162,21 +157,15 @@ class Compactor:
         return replace(foreseen, measured=replace(foreseen.measured, context=context))
 
     async def bound(self, prompt_tokens: int, context: RequestContext) -> PreparedRequest:
-        """Returns what to send for a prompt of so many token ids, which nothing can compact: itself, with a bound.
-
-        Raises:
-            WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
-        """
+        """As `guard`, for a prompt of so many token ids, which nothing can compact: itself, with a bound."""
         await self.background.make_way(server_of(context), is_beside=context.is_beside)
         measured = await self.measurer.measure_ids(prompt_tokens, context)
         note_length(measured)
         if not measured.budget.own.fits(prompt_tokens):
-            raise await self._decider.refusal(measured)
+            raise await self.decider.refusal(measured)
         return self.measurer.unchanged(measured)
 
-    async def finish(
-        self, needed: PreparedRequest | CompactionNeeded, room: Reservation | None = None
-    ) -> PreparedRequest:
+    async def finish(self, needed: Decided, room: Reservation | None = None) -> PreparedRequest:
         """Makes the compaction that `prepare` found necessary, if any, or waits for one that is being made.
 
         Raises:
@@ -188,7 +177,7 @@ class Compactor:
         measured = needed.measured
 
         async def finished(stored: Sequence[Compaction]) -> PreparedRequest:
-            decided = needed if stored == needed.stored else await self._decider.decide(measured, stored)
+            decided = needed if stored == needed.stored else await self.decider.decide(measured, stored)
             while isinstance(decided, CompactionNeeded):
                 decided = await self._climbed(decided, room)
             return decided
@@ -202,12 +191,8 @@ class Compactor:
             return replace(again, messages=measured.request.messages)
         return again
 
-    async def _climbed(self, needed: CompactionNeeded, room: Reservation | None) -> PreparedRequest | CompactionNeeded:
-        """The request after the first step whose result does, or what else is decided about it now.
-
-        Raises:
-            DoesNotFit: nothing does.
-        """
+    async def _climbed(self, needed: CompactionNeeded, room: Reservation | None) -> Decided:
+        """The request after the first step whose result does, or what else is decided about it now."""
         measured, effort = needed.measured, Effort()
         for at, step in enumerate(needed.steps):
             prepared = await self._stepped(needed, needed.steps[at:], room, effort)
@@ -218,19 +203,19 @@ class Compactor:
         does_fit = measured.budget.own.fits(measured.count.tokens)
         again = await (self.asker.fitted(measured) if does_fit else self.asker.with_floor(measured))
         if again is not None:
-            return await self._decider.decide(again, needed.stored)
+            return await self.decider.decide(again, needed.stored)
         if does_fit:
             return self.measurer.unchanged(measured)
         if (hardest := bare(measured.conversation)) is not None:
-            prepared = await self._decider.applied(measured, hardest, "compacted")
+            prepared = await self.decider.applied(measured, hardest, "compacted")
             if prepared.budget.fits(prepared.count.tokens):
                 self.reporter.decided(measured, "fallback", prepared=prepared, compaction=hardest, reason="bare")
                 return prepared
-        raise await self._decider.refusal(measured)
+        raise await self.decider.refusal(measured)
 
     async def _stepped(
         self, needed: CompactionNeeded, steps: Sequence[Step], room: Reservation | None, effort: Effort
-    ) -> PreparedRequest | CompactionNeeded | None:
+    ) -> Decided | None:
         """The request after the first step; None if it does not fit, or an edit or a choice leaves too much."""
         measured, step, context = needed.measured, steps[0], needed.measured.context
         built, made_of = await self._made(needed, steps, room, effort)
@@ -239,14 +224,14 @@ class Compactor:
         if made_of is not measured:
             # Another request's may not be for this one, which goes on differently.
             context.attempts.has_compacted = context.attempts.has_compacted or context.now
-            return await self._decider.decide(measured, (built.compaction, *needed.stored))
+            return await self.decider.decide(measured, (built.compaction, *needed.stored))
         compaction = built.compaction
         if compaction.level == "truncate" and measured.is_voluntary:
             # It fits as it came, which says more than a record without a summary.
             prepared = self.measurer.unchanged(measured)
             self.reporter.decided(measured, "fallback", prepared=prepared, effort=effort)
             return prepared
-        prepared = await self._decider.applied(measured, compaction, "compacted")
+        prepared = await self.decider.applied(measured, compaction, "compacted")
         if not is_enough(measured, step, compaction, prepared):
             return None
         if not step.is_record:
@@ -256,7 +241,7 @@ class Compactor:
             await self.builder.put(measured, built.kept)
         if context.now:
             context.attempts.has_compacted = True
-            self._decider.small[context.scope] = True
+            self.decider.small[context.scope] = True
         prepared = replace(prepared, compaction=None if context.is_client_summary else built.kept)
         prepared = await self.quoter.added(prepared)
         if not context.now and is_undone(measured.conversation, needed.stored):
@@ -277,9 +262,9 @@ class Compactor:
     async def _made(
         self, needed: CompactionNeeded, steps: Sequence[Step], room: Reservation | None, effort: Effort
     ) -> _Made:
-        """The compaction by the first step; of those for which a model is asked one for all requests that need it now.
+        """The compaction by the first step; if a model is asked for it, one for all requests that need it now.
 
-        It is one for equal tenants, models, topics, and messages that the model is asked about, in all processes.
+        They are those of equal tenants, models, topics, and messages that the model is asked about, in all processes.
         """
         measured, context, step = needed.measured, needed.measured.context, steps[0]
 
@@ -314,17 +299,13 @@ class Compactor:
         _, stored = await self.builder.find(needed.measured)
         if all(each in needed.stored for each in stored):
             return None
-        decision = await self._decider.plan(needed.measured, stored)
+        decision = await self.decider.plan(needed.measured, stored)
         if not isinstance(decision, Reuse) or decision.compaction in needed.stored:
             return None
         return _Made(BuiltCompaction(decision.compaction, decision.compaction))
 
     async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:
-        """Returns True if the window is smaller than the one that `prepared` was made for: it may have waited.
-
-        Raises:
-            WindowUnknown, ModelNotLoaded: as `guard`.
-        """
+        """Returns True if the window is smaller than the one that `prepared` was made for; errors as `guard`."""
         if prepared.way is not None:
             # Where LM Studio's protocol does not work, nothing else tells that the model was loaded again meanwhile.
             self.windows.invalidate(context.target)
@@ -338,7 +319,7 @@ class Compactor:
         except CompactionError:
             return
         if measured.budget.own.triggers(measured.count.tokens):
-            decision = await self._decider.plan(await hashed(measured), ())
+            decision = await self.decider.plan(await hashed(measured), ())
             after, reason = measured.count.tokens, type(decision).__name__.lower()
             if isinstance(decision, Compact):
                 step = decision.steps[0]
@@ -347,11 +328,7 @@ class Compactor:
             self.reporter.decided(measured, "observed", after=after, reason=reason)
 
     async def count(self, request: Request, context: RequestContext) -> int:
-        """Returns the tokens of a request's prompt as it came; no model is asked or loaded for it.
-
-        Raises:
-            WindowUnknown, ModelNotLoaded: as `guard`.
-        """
+        """Returns the tokens of a prompt as it came; no model is asked or loaded for it; errors as `guard`."""
         measured = await self.measurer.measure(request, replace(context, warm_up=nothing))
         return (await self.asker.counted(measured)).tokens
 
@@ -359,9 +336,7 @@ class Compactor:
         """Loads the vocabulary and template that count a target's prompts.
 
         Before requests come in: making a vocabulary holds the interpreter lock for 0.1 to 0.5 s, 1 s for Gemma 4's.
-
-        Raises:
-            ModelNotLoaded, WindowUnknown: no client uses it yet.
+        Errors as `guard`, if no client uses it yet.
         """
         window = await self.windows.resolve(target)
         source = self.sources.source(target, window.architecture)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, Rules
@@ -25,12 +25,9 @@ from litellm_compaction.windows.windows import Target, Window
 
 # What was done to a request, as clients may be told.
 Action: TypeAlias = Literal["none", "reused", "compacted"]
-
-
-class Measure(Protocol):
-    """Has a server count a request's prompt, by so short an answer; gives None if it does not say, and never raises."""
-
-    async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None: ...
+# Has a server count a request's prompt, by an answer of `answer_tokens=` at most, 1 by default; gives None if it does
+# not say, and never raises.
+Measure: TypeAlias = Callable[..., Awaitable[int | None]]
 
 
 async def nothing() -> None:
@@ -297,5 +294,7 @@ class PreparedRequest:
         return min(limit, max(left_tokens, self.budget.rules.answer_min_tokens))
 
 
-# As a request was prepared for the deployment that it would go to, before its deployment was chosen.
-Foreseen: TypeAlias = PreparedRequest | CompactionNeeded
+# What is sent, or what has to be made first.
+Decided: TypeAlias = PreparedRequest | CompactionNeeded
+# The same for the deployment that a request would go to, before its deployment was chosen.
+Foreseen: TypeAlias = Decided

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from litellm_compaction.core.continuation.request import (
     Partial,
@@ -15,8 +15,8 @@ from litellm_compaction.core.continuation.request import (
     can_end_in_answer,
     continued_request,
 )
-from litellm_compaction.core.messages import JsonValue, Message, Request
-from litellm_compaction.engine.context import CompactionNeeded, PreparedRequest, RequestContext
+from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.engine.context import CompactionNeeded, Decided, PreparedRequest, RequestContext
 from litellm_compaction.engine.sharing.reservation import Reservation
 from litellm_compaction.engine.ways import without_thoughts
 from litellm_compaction.errors import DoesNotFit
@@ -35,8 +35,7 @@ _LEAST_TAIL_TOKENS = 48
 _PARTIAL_TAIL_RATIO = 0.35
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContinuationPlan:
+class ContinuationPlan(NamedTuple):
     """A way for an answer, `partial`, to go on.
 
     Attributes:
@@ -50,7 +49,7 @@ class ContinuationPlan:
     partial: Partial
     context: RequestContext
     messages: tuple[Message, ...]
-    prepared: PreparedRequest | CompactionNeeded
+    prepared: Decided
     ways: tuple[Way, ...]
 
 
@@ -84,29 +83,22 @@ class ContinuationPlanner:
     ) -> ContinuationPlan:
         """Plans how the model could go on with an answer; no model call, and nothing is told, taught or kept.
 
-        Of the answer only the end stays verbatim: as much as lets the rest start early, else less and less of it.
-
         Args:
-            request: the conversation that was being answered, as the client sent it.
-            partial: the answer so far.
-            context: of the request.
             room_tokens: the least room for the rest of the answer; without it no compaction is worth a stop.
             ways: those that the carrier can send; `turn` always is.
 
         Raises:
-            DoesNotFit: nothing leaves so much room.
-            WindowUnknown, ModelNotLoaded: as `Compactor.guard`.
+            DoesNotFit: nothing leaves so much room; others as `Compactor.guard`.
         """
         window, count = await self._compactor.measurer.text_counter(context)
-        good = self._ways(request, partial, context, window, ways)
+        good, switch = self._ways(request, partial, context, window, ways), no_thinking_switch(context.target.model)
         # The client's wishes from before its answer are done.
         context = replace(context, now=False, focus="", pins=None, goes_on=True)
         # No server is asked: it may still be writing the very answer.
-        planned_for = replace(context.with_room(room_tokens) if room_tokens else context, measure=None)
+        asked = replace(context.with_room(room_tokens) if room_tokens else context, measure=None)
         whole_tokens = count(partial.thoughts if partial.is_thoughts else partial.text)
-        most_tokens = int(_PARTIAL_TAIL_RATIO * context.settings.target_ratio * window.tokens)
-        keeps_whole, switch = bool(good) and partial.closes, no_thinking_switch(context.target.model)
-        for tail_tokens in [*([whole_tokens] if keeps_whole else ()), *_tails(whole_tokens, most_tokens)]:
+        whole = [whole_tokens] if good and partial.closes else []
+        for tail_tokens in (*whole, *_tails(whole_tokens, context.settings.target_ratio * window.tokens)):
             is_last = tail_tokens <= _LEAST_TAIL_TOKENS
             messages = continued_request(
                 request.messages,
@@ -117,20 +109,17 @@ class ContinuationPlanner:
                 switch=switch,
             )
             try:
-                prepared = await self._compactor.planned(replace(request, messages=messages), planned_for)
+                prepared = await self._compactor.planned(replace(request, messages=messages), asked)
             except DoesNotFit:
                 if is_last:
                     raise
                 continue
             # Whole thoughts are in the server's cache, but not worth a compaction, or an answer without room.
-            is_whole = keeps_whole and tail_tokens == whole_tokens
-            if is_last or _starts_early(prepared, room_tokens, compacts=not is_whole):
+            if is_last or _starts_early(prepared, room_tokens, compacts=tail_tokens not in whole):
                 break
         if isinstance(prepared, CompactionNeeded) and not prepared.will_fit:
-            raise await self._compactor.refusal(prepared.measured)
-        return ContinuationPlan(
-            request=request, partial=partial, context=context, messages=messages, prepared=prepared, ways=good
-        )
+            raise await self._compactor.decider.refusal(prepared.measured)
+        return ContinuationPlan(request, partial, context, messages, prepared, good)
 
     def _ways(
         self, request: Request, partial: Partial, context: RequestContext, window: Window, ways: Collection[Way]
@@ -159,7 +148,8 @@ class ContinuationPlanner:
         sent = plan.messages if prepared.messages is None else prepared.messages
         prepared = replace(prepared, messages=sent)
         if not plan.ways:
-            closing = self._closing(target, prepared.window) if closes else None
+            name = self._compactor.sources.family(target, prepared.window).name
+            closing = without_thoughts(target, prepared.window.source, name) if closes else None
             return replace(prepared, way="turn", closing=closing)
         if "raw" in plan.ways:
             prompt = await self._begun_prompt(target, prepared.window, sent, closes=closes)
@@ -168,10 +158,6 @@ class ContinuationPlanner:
                 closing = {} if closes else None
                 return replace(prepared, way="raw", prompt=prompt, is_trusted=is_trusted, closing=closing)
         return await self.by_another_way(prepared, plan.request, plan.partial, plan.context, room, ways=plan.ways)
-
-    def _closing(self, target: Target, window: Window) -> Mapping[str, JsonValue]:
-        """The fields by which a server has the model think no more."""
-        return without_thoughts(target, window.source, self._compactor.sources.family(target, window).name)
 
     async def _begun_prompt(
         self, target: Target, window: Window, sent: Sequence[Message], *, closes: bool
@@ -217,16 +203,16 @@ class ContinuationPlanner:
         return replace(again, messages=messages, count=measured.count, budget=measured.budget.own, way="turn")
 
 
-def _tails(whole_tokens: int, most_tokens: int) -> Iterator[int]:
-    """Bounds for the end of an answer that stays verbatim: each is tried if the one before leaves too little room."""
-    tokens = most_tokens
+def _tails(whole_tokens: int, target_tokens: float) -> Iterator[int]:
+    """Bounds for the end of an answer, which alone stays verbatim: less and less until the rest can start early."""
+    tokens = int(_PARTIAL_TAIL_RATIO * target_tokens)
     while tokens > _LEAST_TAIL_TOKENS:
         yield tokens
         tokens = min(tokens, whole_tokens) // 2
     yield _LEAST_TAIL_TOKENS
 
 
-def _starts_early(prepared: PreparedRequest | CompactionNeeded, room_tokens: int, *, compacts: bool) -> bool:
+def _starts_early(prepared: Decided, room_tokens: int, *, compacts: bool) -> bool:
     """Returns True if the rest of an answer has the output buffer before the streaming limit.
 
     Without `room_tokens`, as for `plan`, it only has to fit; unless it `compacts`, without a compaction.

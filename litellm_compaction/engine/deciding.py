@@ -7,6 +7,7 @@ carried out as far as no model has to write for it.
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,12 +17,14 @@ from typing_extensions import assert_never
 
 from litellm_compaction.concurrency import Bounded, off_loop_if
 from litellm_compaction.core.compaction import Compaction, usable
+from litellm_compaction.core.identity import edited
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.plan import Compact, Keep, Plan, Refuse, Reuse, plan
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
-from litellm_compaction.engine.context import CompactionNeeded, MeasuredRequest, PreparedRequest
+from litellm_compaction.core.stretches import is_text_result
+from litellm_compaction.core.view import View
+from litellm_compaction.engine.context import CompactionNeeded, Decided, MeasuredRequest, PreparedRequest
 from litellm_compaction.engine.measure import hashed, is_small
-from litellm_compaction.engine.sent import SentBefore
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import UNDONE
 
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
 _MOST_SCOPES = 4096
 # What a client's clearing has to leave free, of what is sent.
 _ROOM_RATIO = 1.25
+# Of all results together, each with its own weight beside its text.
+_MOST_CHARS, _CHARS_OF_AN_ENTRY = 32_000_000, 200
+# Of one conversation.
+_MOST_MESSAGES = 1000
 
 
 class Decider:
@@ -42,7 +49,7 @@ class Decider:
         # Tenants of whom a small conversation has been compacted at a client's wish: theirs are looked up, too.
         self.small: Bounded[str, bool] = Bounded(_MOST_SCOPES)
 
-    async def first(self, measured: MeasuredRequest) -> PreparedRequest | CompactionNeeded:
+    async def first(self, measured: MeasuredRequest) -> Decided:
         """Decides about a request of which only the size is known yet.
 
         Raises:
@@ -74,7 +81,7 @@ class Decider:
 
     async def _restored(
         self, measured: MeasuredRequest, restored: tuple[Message, ...]
-    ) -> tuple[MeasuredRequest, PreparedRequest | CompactionNeeded]:
+    ) -> tuple[MeasuredRequest, Decided]:
         """A request as it was before its client cleared some of it, if its compaction does once more; else as it is.
 
         Or if that leaves so little room that each turn until the next compaction would be read anew, and an edit, for
@@ -94,11 +101,11 @@ class Decider:
         )
         return (before, earlier) if edits and is_full else (measured, prepared)
 
-    async def _with_stored(self, measured: MeasuredRequest) -> PreparedRequest | CompactionNeeded:
+    async def _with_stored(self, measured: MeasuredRequest) -> Decided:
         measured, found = await self._compactor.builder.find(measured)
         measured = await self._compactor.pins.applied(measured)
 
-        async def decided(stored: Sequence[Compaction]) -> PreparedRequest | CompactionNeeded:
+        async def decided(stored: Sequence[Compaction]) -> Decided:
             settled = measured if stored else await self._compactor.asker.settled(measured)
             # A running answer is stopped at this line: nothing begins above it that could begin below.
             limit_tokens = int(settled.budget.rules.streaming_ratio * settled.window.tokens)
@@ -107,18 +114,10 @@ class Decider:
 
         return await self._compactor.builder.without_misfits(measured, found, decided)
 
-    async def decide(
-        self, measured: MeasuredRequest, stored: Sequence[Compaction], *, cut: str = ""
-    ) -> PreparedRequest | CompactionNeeded:
-        """Decides about a request with what is stored of its conversation.
+    async def decide(self, measured: MeasuredRequest, stored: Sequence[Compaction], *, cut: str = "") -> Decided:
+        """Decides about a request with its hashes, by what is `stored` under them; errors as `first`.
 
-        Args:
-            measured: with its hashes.
-            stored: compactions under these.
-            cut: why its texts are not whole, for events.
-
-        Raises:
-            DoesNotFit: as `first`.
+        `cut` says in a word why its texts are not whole, for events.
         """
         known = stored
         while True:
@@ -200,10 +199,9 @@ class Decider:
         return replace(prepared, tell=tell)
 
     async def _cut(self, measured: MeasuredRequest, cut: str) -> tuple[MeasuredRequest, str]:
-        """The request with less attached data, else with its largest texts cut to excerpts if the operator allows it.
+        """The request with less attached data, or its largest texts cut to excerpts if the operator allows it.
 
-        Raises:
-            DoesNotFit: there is nothing to cut.
+        Else it raises the refusal.
         """
         if not measured.is_shortened:
             less = await self._with_less_data(measured, measured.budget.prompt_limit_tokens)
@@ -239,3 +237,61 @@ class Decider:
         tools_tokens = round(tools_share * fixed_tokens)
         make = partial(refusal, measured.context.label, measured.conversation, measured.budget, tools_tokens)
         return await off_loop_if(measured.is_long, make)
+
+
+class SentBefore:
+    """The newest results that were sent, by the tenants' scope and all words up to them, in this process only.
+
+    What a client changes behind a record changes the prompt from there on, and its server reads all of that again: with
+    one result cleared a turn more than half of each prompt. So a result in whose place a note or a piece has come is
+    sent as it was until that is too much; then all that the client has cleared goes at once. If conversations of equal
+    words had different data there, either may be another person's (promise P9): None.
+    """
+
+    def __init__(self) -> None:
+        self._sent: OrderedDict[tuple[str, str], Message | None] = OrderedDict()
+        self._chars = 0
+
+    def restored(self, scope: str, conversation: View) -> tuple[Message, ...] | None:
+        """Returns the messages with results as they were that the client has cleared or cut; None if there are none."""
+        other = self._other(scope, conversation)
+        does = edited([(conversation.rest[at], was) for at, was in other.items()])
+        restored = {
+            conversation.prefix + at: was for (at, was), is_edit in zip(other.items(), does, strict=True) if is_edit
+        }
+        return tuple(restored.get(at, each) for at, each in enumerate(conversation.messages)) if restored else None
+
+    def note(self, scope: str, conversation: View) -> None:
+        """Remembers the results of a conversation that is sent."""
+        other = self._other(scope, conversation)
+        pairs = [(conversation.rest[at], was) for at, was in other.items()]
+        either = zip(other, edited(pairs), edited([(was, now) for now, was in pairs]), strict=True)
+        strangers = {at for at, *is_edit in either if not any(is_edit)}
+        for at in _newest(conversation):
+            message = conversation.rest[at]
+            if (message.role == "tool" or is_text_result(message)) and not message.other_parts:
+                key = (scope, conversation.words_hashes[at + 1])
+                is_strange = at in strangers or self._sent.get(key, message) is None
+                self._forget(key)
+                self._sent[key] = None if is_strange else message
+                self._chars += _weight(self._sent[key])
+        while self._chars > _MOST_CHARS:
+            self._forget(next(iter(self._sent)))
+
+    def _other(self, scope: str, conversation: View) -> dict[int, Message]:
+        """The results, by position, that were something else when these words were sent before."""
+        sent = ((at, self._sent.get((scope, conversation.words_hashes[at + 1]))) for at in _newest(conversation))
+        return {at: was for at, was in sent if was is not None and was.raw != conversation.rest[at].raw}
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        if key in self._sent:
+            self._chars -= _weight(self._sent.pop(key))
+
+
+def _newest(conversation: View) -> range:
+    """The positions of the messages that are looked at: older ones are covered."""
+    return range(max(len(conversation.rest) - _MOST_MESSAGES, 0), len(conversation.rest))
+
+
+def _weight(message: Message | None) -> int:
+    return _CHARS_OF_AN_ENTRY + (0 if message is None else len(message.text))

@@ -17,14 +17,7 @@ import httpx
 from litellm_compaction.concurrency import is_long, off_loop_if
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext
-from litellm_compaction.errors import (
-    NO_CHAT,
-    TOO_DEEP,
-    BadItem,
-    CompactionError,
-    LiteLLMChanged,
-    NotServed,
-)
+from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
 from litellm_compaction.proxy.answers import asked_of
@@ -37,14 +30,7 @@ from litellm_compaction.proxy.litellm_inside.connections import connect
 from litellm_compaction.proxy.litellm_inside.seam import LACKS, missing
 from litellm_compaction.proxy.reading import Reader
 from litellm_compaction.proxy.refusals import litellm_error_of, log_failure, log_refused, mark_told
-from litellm_compaction.proxy.routing import (
-    Deployment,
-    as_entry,
-    carrier_of,
-    is_bridged,
-    reachable_entries,
-    refuses_by,
-)
+from litellm_compaction.proxy.routing import Deployment, as_entry, carrier_of, is_bridged, reachable_entries, refuses_by
 from litellm_compaction.proxy.seams import Seams
 from litellm_compaction.proxy.standards import responses
 from litellm_compaction.proxy.standards.standards import Standards
@@ -301,6 +287,9 @@ class Guard:
         foreseen = exchange.take_foreseen()
         # Given back by whoever carries the stream, at the answer's end, or with the exchange.
         room = exchange.room = self._compactor.room(context)
+        if (task := asyncio.current_task()) is not None:
+            # LiteLLM calls no hook if a client leaves meanwhile; a plain answer its server writes to the end.
+            task.add_done_callback(lambda ended: ended.cancelled() and (room.release if is_stream else room.abandon)())
         if client.token_ids is not None:
             prepared = await self._compactor.bound(client.token_ids, context)
         else:

@@ -1,7 +1,6 @@
 """Estimates images, sound and pages, from their first bytes or their size; `known.py` has what a server made of it.
 
-Vision models pay by area (Qwen-VL, Pixtral) or a fixed price; only inline images show their size. Nothing is decoded
-but the header, whose layout is the formats' own (PNG 1.2 §11.2.2, JPEG ITU T.81 B.2.2, GIF89a §18, RIFF WebP).
+Vision models pay by area (Qwen-VL, Pixtral) or a fixed price; only inline images show their size, in their headers.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from litellm_compaction.core.messages import JsonValue
 # Enough for a JPEG with a large EXIF block before its frame header.
 _HEADER_CHARS = 128 * 1024
 _LEAST_TOKENS, _CHARS_PER_TOKEN = 64, 8
-# An image at an address of the web may be of any size; usual ones are about a million pixels, 1,000 to 1,300 tokens of
-# 28 pixels a side. The server's own number corrects it, and is asked for if that decides.
+# An image of the web may be of any size; usual ones are a million pixels, 1,000 to 1,300 tokens of 28 pixels a side.
 _REMOTE_TOKENS = 1024
 # Sound by published frame rates, not measured: Qwen2-Audio 25 tokens a second, Voxtral 12.5, Gemma 3n 6.25. Plain sound
 # is 16 kHz mono, which models hear; what is recorded better is longer in bytes. Speech is not packed below 16 kbit/s.
@@ -39,17 +37,13 @@ _SIZES: tuple[tuple[re.Pattern[bytes], Literal["big", "little"]], ...] = (
 
 
 def is_media(part: JsonValue) -> bool:
-    has_text = isinstance(part, Mapping) and isinstance(part.get("text"), str)
-    return isinstance(part, Mapping) and part.get("type") in _TYPES and not has_text
+    return isinstance(part, Mapping) and str(part.get("type")) in _TYPES and not isinstance(part.get("text"), str)
 
 
 def image_tokens(part: JsonValue, *, limit_tokens: int, patch_px: int) -> int:
     """Tokens of one part that is not text: by area or length if that is known, else the family's upper limit.
 
-    Args:
-        part: of a message's content.
-        limit_tokens: the most that one image costs.
-        patch_px: pixels on a side of the square that one token sees; 0 if every image costs the limit.
+    One token sees a square of `patch_px` pixels a side; 0 if every image costs the limit.
     """
     fields = part if isinstance(part, Mapping) else {}
     sound, source = fields.get("input_audio"), fields.get("image_url")

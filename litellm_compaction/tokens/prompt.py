@@ -1,7 +1,4 @@
-"""Our own count of a request: its rendered prompt if the template is this package's, else vocabulary and constants.
-
-What is asked of tokenizers and templates is asked here and in `begun.py`.
-"""
+"""Our own count of a request: its rendered prompt if the template is this package's, else vocabulary and constants."""
 
 from __future__ import annotations
 
@@ -17,13 +14,11 @@ from typing import NamedTuple
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.templates import TemplateRefusal, shape, template
-from litellm_compaction.tokenizers.families import NEAR_ERROR, Family
+from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import vocabulary
 from litellm_compaction.tokens.estimate import Own
 from litellm_compaction.tokens.media import image_tokens, is_media
 
-# How far such a count may be too low: rendered to the letter, by its vocabulary, by a stand-in.
-_EXACT_ERROR, _VOCABULARY_ERROR, _STAND_IN_ERROR = 0.02, 0.10, 0.35
 # A rendered prompt is counted as a whole; what it is divided by needs no more of each text.
 _WEIGHED_SHARE = 1 / 8
 # Longer strings without any space are data, as base64 is.
@@ -53,10 +48,7 @@ class TextCounts:
     def lengths(
         self, family: Family, texts: Sequence[str], *, share: float = 1.0, in_prompt: bool = False
     ) -> list[float]:
-        """The tokens of each text by a family's vocabulary; new ones are counted in this thread, about 0.1 s per MB.
-
-        A `share` of each text may stand for all of it. Texts stand by themselves, or after a special token.
-        """
+        """The tokens of each text by itself or after a special token, by a `share` of it: about 0.1 s per new MB."""
         samples = [_sample(text, share) for text in texts]
         # The interpreter's own hashes: 64 bit, seeded for this process, and kept in each string, so that a request that
         # is counted twice is read once. Another tenant's are other ones.
@@ -71,7 +63,7 @@ class TextCounts:
         counted = words.lengths_in_prompt([*new.values()]) if in_prompt else words.lengths(new.values())
         for (key, sample), tokens in zip(new.items(), counted, strict=True):
             # cl100k, which stands in, takes three digits at once.
-            known[key] = tokens + (2 * _digits(sample) // 3 if family.single_digits else 0)
+            known[key] = tokens + (2 * sum(map(sample.count, "0123456789")) // 3 if family.single_digits else 0)
         with self._lock:
             self._entries.update((key, known[key]) for key in new)
         return [known[key] * len(text) / max(1, key[0]) for key, text in zip(keys, texts, strict=True)]
@@ -87,20 +79,6 @@ def _sample(text: str, share: float) -> str:
     return "".join(text[start : start + chars // pieces] for start in range(0, step * pieces, step))
 
 
-def _digits(text: str) -> int:
-    return sum(map(text.count, "0123456789"))
-
-
-def error_ratio(family: Family, *, rendered: bool) -> float:
-    """By how much a count may be too low, before anything is known of its server."""
-    # Of OpenAI's models, which have no template here, nothing more is known than constants.
-    if family.exact and (rendered or not family.template):
-        return _EXACT_ERROR
-    if rendered:
-        return max(NEAR_ERROR, family.error_ratio)
-    return _VOCABULARY_ERROR if family.owns_vocabulary else _STAND_IN_ERROR
-
-
 class Prompt(NamedTuple):
     """A rendered request; `is_faithful` if no engine would refuse what it was rendered from."""
 
@@ -109,21 +87,16 @@ class Prompt(NamedTuple):
 
 
 def own_count(family: Family, request: Request, texts: TextCounts, *, share: float = 1.0) -> Own:
-    """Our own count of a request: 0.1 s per new MB in this thread.
-
-    Of each text a `share` is counted, and stands for the rest; 1 counts all of it. Raises nothing but a RecursionError,
-    if the request's extras are nested deeper than JSON is written.
-    """
+    """Our own count of a request, by a `share` of each text that stands for all of it: 0.1 s per new MB."""
     messages, costs = request.messages, family.costs
     prompt = render(family, messages, request.tools) if share == 1 else None
-    shows_tools = prompt is not None and template(family.template).has("renders_tools")
+    shows_tools = prompt is not None and "renders_tools" in template(family.template).traits
     last_user = max((at for at, message in enumerate(messages) if message.role == "user"), default=-1)
     weights = [
         _weighed(message, family, texts, share, is_rendered=prompt is not None, is_old=at < last_user)
         for at, message in enumerate(messages)
     ]
-    extras = [json.dumps(request.extras, ensure_ascii=False, default=str)] if request.extras else []
-    extras_tokens = sum(texts.lengths(family, extras, share=share))
+    extras_tokens = sum(texts.lengths(family, [_as_json(request.extras)] if request.extras else [], share=share))
     schemas = texts.lengths(family, list(map(_as_json, request.tools)), share=share)
     tools_tokens = costs.tools + sum(costs.tool + tokens for tokens in schemas) if schemas else 0.0
     optional_tokens = extras_tokens + sum(each.optional for each in weights)
@@ -133,7 +106,8 @@ def own_count(family: Family, request: Request, texts: TextCounts, *, share: flo
     if prompt is not None:
         # Divided as the constants divide theirs.
         shares = sum(each.shown for each in weights) + costs.request + (tools_tokens if shows_tools else 0.0)
-        factor = _tokens_of(prompt, family, texts) / max(1.0, shares)
+        parts = vocabulary(family.vocabulary).split(prompt.text)
+        factor = (sum(texts.lengths(family, parts[::2], in_prompt=True)) + len(parts) // 2) / max(1.0, shares)
     elif not messages or not messages[0].is_system:
         system_tokens = family.default_system_tokens
     media, is_bare = tuple(each.media for each in weights), not any(each.beside or each.media for each in weights)
@@ -149,11 +123,6 @@ def own_count(family: Family, request: Request, texts: TextCounts, *, share: flo
         exact=family.exact and is_known and is_bare and not optional_tokens and not system_tokens,
         asks=bool(messages) and messages[-1].role == "user",
     )
-
-
-def _tokens_of(prompt: Prompt, family: Family, texts: TextCounts) -> int:
-    parts = vocabulary(family.vocabulary).split(prompt.text)
-    return round(sum(texts.lengths(family, parts[::2], in_prompt=True))) + len(parts) // 2
 
 
 class _Weight(NamedTuple):
@@ -201,11 +170,11 @@ def _of_other_scripts(text: str, tokens: float) -> float:
     return tokens * 1.5 * others / (2 * others + len(text)) if others else 0.0
 
 
-def _as_json(tool: JsonValue) -> str:
+def _as_json(value: JsonValue) -> str:
     try:
-        return json.dumps(tool, ensure_ascii=False, default=str)
+        return json.dumps(value, ensure_ascii=False, default=str)
     except (RecursionError, ValueError):
-        return "\n".join(strings(tool))
+        return "\n".join(strings(value))
 
 
 def strings(value: JsonValue) -> Iterator[str]:
@@ -229,14 +198,11 @@ def strings(value: JsonValue) -> Iterator[str]:
 def render(
     family: Family, messages: Sequence[Message], tools: Sequence[JsonValue], now: datetime | None = None
 ) -> Prompt | None:
-    """The prompt, without tools if the template drops them; None if the family has none, or it refuses the request.
-
-    Loads the vocabulary and the template: up to 2 s. With `now` for templates that write the date.
-    """
+    """The prompt, without tools if the template drops them; None if the family has none, or it refuses the request."""
     if not family.template:
         return None
     chosen, words = template(family.template), vocabulary(family.vocabulary)
-    if not chosen.has("renders_calls") and any(message.calls or message.role == "tool" for message in messages):
+    if "renders_calls" not in chosen.traits and any(message.calls or message.role == "tool" for message in messages):
         # A server shows them in a way of its own, so that leaving them out would count too little.
         return None
     shaped, is_faithful = shape(messages, chosen)
