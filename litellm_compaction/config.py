@@ -7,25 +7,55 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 
 import pydantic
 import regex
-from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
-from litellm_compaction.constants import Constants
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.places import ENVIRONMENT_PREFIX, FORMS, PROXYS_OWN, is_redis, parse_redis
 
-_MAX_PATTERN_CHARS = 2000
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """The numbers that no operator has to choose; `Settings.constants` hands them out, and a test may put others."""
+
+    # Those of settings that are read from now on.
+    current: ClassVar[Constants]
+
+    # Set aside for the answer: a share of the remaining window, and so much at least, but 10 % of the window at most.
+    output_buffer_ratio: float = 0.20
+    output_buffer_min_tokens: int = 1000
+    # A request that leaves less room for an answer is refused; the second is for models that think first.
+    answer_min_tokens: int = 256
+    reasoning_answer_min_tokens: int = 1024
+    # Share of the window for the thinking before one answer; above 0.5 the streaming limit comes first.
+    reasoning_budget_ratio: float = 0.50
+    keep_images: int = 3
+    clear_tool_results: bool = True
+    # Longest summary (a twelfth of the window, too), and most jobs for one request; without any no model is asked.
+    summary_max_tokens: int = 800
+    max_summary_calls: int = 4
+    # LM Studio may take so long to load a model; a stream that waits for a compaction is silent so long at most.
+    warm_up_timeout_s: float = 600.0
+    heartbeat_s: float = 10.0
+    window_cache_s: float = 5.0
+    # LM Studio is asked by the protocol of its own SDKs; after a slow answer not for a while.
+    ask_server: bool = True
+    ask_server_timeout_s: float = 1.0
+    # A request may queue so long for context that others share.
+    admission_timeout_s: float = 300.0
+
+
+Constants.current = Constants()
 
 
 def _strategy(name: str) -> str:
-    # The table of strategies may still grow.
     if name not in STRATEGIES:
         raise ValueError(f"Input should be one of {', '.join(map(repr, STRATEGIES))}")
     return name
@@ -41,7 +71,6 @@ def choices(field: FieldInfo) -> tuple[str, ...]:
     return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
 
 
-Mode = Literal["guard", "observe", "off"]
 Ratio = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 SAME_MODEL = "__same__"
@@ -50,16 +79,13 @@ AUTO_TOKENIZER = "auto"
 _STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
 
 
-class _Section(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
+_OFF_OR_ON = ("admission", "background", "keep_originals", "mode", "notices", "page", "recall")
 
-    @field_validator(
-        *("admission", "background", "keep_originals", "mode", "notices", "page", "recall"),
-        mode="before",
-        check_fields=False,
-    )
+
+class _Section(pydantic.BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+
+    @field_validator(*_OFF_OR_ON, mode="before", check_fields=False)
     @classmethod
     def _yaml_words(cls, value: object) -> object:
         # YAML 1.1 reads a bare `off` as false, and `on` as true.
@@ -95,7 +121,7 @@ class _OwnSettings(_Section):
     """Where a streaming client reads of a compaction. auto: people (browsers, Open WebUI with its user headers) in the
     text; programs in a thought before the answer, or at the end of a cut one. content, reasoning: always there. off:
     nowhere."""
-    mode: Annotated[Mode, Live("Mode")] = "guard"
+    mode: Annotated[Literal["guard", "observe", "off"], Live("Mode")] = "guard"
     """guard: compacts. observe: only logs and counts the compactions that it would make. off: disabled."""
     pre_request_ratio: Annotated[Ratio, Live("Compact a prompt above")] = 0.80
     """Compact before sending if prompt + output buffer are above this share of the window."""
@@ -195,15 +221,14 @@ class Settings(_OwnSettings):
         return other
 
     def with_values(self, values: Mapping[str, object]) -> Settings:
-        """The same with some values in place of its own; pydantic's ValidationError says which is wrong."""
         return Settings.model_validate({**self.model_dump(), **values}).with_constants(self._constants)
 
     @field_validator("redact_patterns")
     @classmethod
     def _patterns_are_readable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in value:
-            if len(pattern) > _MAX_PATTERN_CHARS:
-                raise ValueError(f"too long: {len(pattern)} characters, at most {_MAX_PATTERN_CHARS}")
+            if len(pattern) > 2000:
+                raise ValueError(f"too long: {len(pattern)} characters, at most 2000")
             try:
                 compiled = regex.compile(pattern)
             except (regex.error, RecursionError, OverflowError) as error:
@@ -255,8 +280,6 @@ class Settings(_OwnSettings):
 LIVE: Mapping[str, Live] = {
     name: mark for name, field in Settings.model_fields.items() for mark in field.metadata if isinstance(mark, Live)
 }
-
-
 _RESERVE = "write the sum of the reserves as `reserve_tokens`"
 _BUFFER = "set `reserve_tokens`, if more of the window has to stay free for the answer"
 # Settings of earlier versions, and what to do in their place; CHANGELOG.md has them, too.
@@ -280,11 +303,7 @@ _REMOVED = {
 
 
 def settings_from(section: object) -> Settings:
-    """Checks `callback_settings.litellm_compaction`; None is all defaults.
-
-    Raises:
-        ConfigError: an unknown key or a bad value; names key, value and allowed range.
-    """
+    """Checks `callback_settings.litellm_compaction`; a ConfigError names each bad key, value and what is allowed."""
     return _parse(Settings, section, _SETTINGS_PLACE)
 
 

@@ -74,10 +74,7 @@ class Share(NamedTuple):
 
 
 class DoesNotFit(CompactionError):
-    """A request cannot be made small enough for the window, however hard it is compacted; it would for `needed_tokens`.
-
-    `shares` come largest first.
-    """
+    """A request cannot be made small enough for the window, but for one of `needed_tokens`; largest `shares` first."""
 
     def __init__(self, message: str, *, shares: tuple[Share, ...], window_tokens: int, needed_tokens: int) -> None:
         super().__init__(message)
@@ -96,8 +93,8 @@ NO_CHAT = (
 )
 TOO_DEEP = "The request is nested too deep to be read: send fewer than 900 levels of lists and objects in each other."
 OWN_TEMPLATE = (
-    "The request brings its own chat_template, so nobody can say how many tokens its prompt takes, and it was not "
-    "sent. Leave it out, or have the model served with that template (vLLM: --chat-template)."
+    "The request brings its own chat_template, so nobody can say how many tokens its prompt takes: leave it out, or "
+    "have the model served with that template (vLLM: --chat-template)."
 )
 
 

@@ -45,6 +45,6 @@ class History:
                 await self._store.add_event(event.when_s, event_to_json(event))
             except Exception as error:  # noqa: BLE001 - nothing that is only told may harm a request
                 if not self._has_warned:
-                    self._has_warned = True
                     said = str(error) if isinstance(error, CompactionError) else type(error).__name__
                     logger.warning("history_failed %s; this is said once", said)
+                self._has_warned = True

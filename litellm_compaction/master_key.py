@@ -56,7 +56,7 @@ class Box:
     def locked(self, body: bytes, scope: str, key: str) -> bytes:
         """Returns `body`, encrypted; a StoreError says that there is no master key."""
         nonce = os.urandom(_NONCE_BYTES)
-        return _LOCKED + nonce + self._cipher().encrypt(nonce, body, _name(scope, key))
+        return _LOCKED + nonce + self._cipher().encrypt(nonce, body, f"{scope}\n{key}".encode("utf-8", "surrogatepass"))
 
     def opened(self, body: bytes, scope: str, key: str) -> bytes | None:
         """Returns what was locked; None if it was not, or with another master key, scope or key, or was changed."""
@@ -66,9 +66,8 @@ class Box:
         if not (is_locked(body) and self.has_key):
             return None
         try:
-            return self._cipher().decrypt(nonce, text, _name(scope, key))
+            return self._cipher().decrypt(nonce, text, f"{scope}\n{key}".encode("utf-8", "surrogatepass"))
         except (InvalidTag, ValueError):
-            # ValueError: it is cut off.
             return None
 
     def mac(self, *parts: bytes) -> bytes:
@@ -94,12 +93,7 @@ NO_BOX = Box(lambda: None, b"")
 
 
 def is_locked(body: bytes) -> bool:
-    """Returns True if only a `Box` reads it."""
     return body.startswith(_LOCKED)
-
-
-def _name(scope: str, key: str) -> bytes:
-    return f"{scope}\n{key}".encode("utf-8", "surrogatepass")
 
 
 @functools.lru_cache(maxsize=4)

@@ -9,8 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from litellm_compaction.config import Settings, settings_from
-from litellm_compaction.constants import Constants
+from litellm_compaction.config import Constants, Settings, settings_from
 
 _NAMES = frozenset(field.name for field in fields(Constants))
 _FILE = "constants.json"

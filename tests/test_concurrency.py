@@ -252,6 +252,17 @@ async def test_the_value_before_serves_while_a_new_one_takes_long() -> None:
     assert source.asked == 2
 
 
+async def test_an_error_reaches_those_who_wait_and_is_not_kept() -> None:
+    """Nobody is left without a value for ever."""
+    source = Source()
+    source.error = RuntimeError("of a client that was closed")
+    for ask in (source.kept.get("a"), source.kept.soon("a", wait_s=60.0)):
+        with pytest.raises(RuntimeError, match="was closed"):
+            await ask
+    source.error = None
+    assert await source.kept.soon("a", wait_s=60.0) == 3
+
+
 async def test_one_cancelled_waiter_takes_nothing_away_and_closing_takes_all() -> None:
     """The others get the value; whoever waits for one that is ended is cancelled."""
     source = Source()

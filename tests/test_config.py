@@ -13,12 +13,12 @@ import pytest
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.config import (
     _REMOVED,
+    Constants,
     DeploymentSettings,
     Settings,
     deployment_settings_from,
     settings_from,
 )
-from litellm_compaction.constants import Constants
 from litellm_compaction.errors import ConfigError
 
 # For every setting values that are taken and values that are refused.

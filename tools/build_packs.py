@@ -46,6 +46,8 @@ LLAMA_CPP = "llama_cpp_python-0.3.36/vendor/llama.cpp/"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 SPACE = "▁"
+# With more tokens that reach over a space, words are not told apart.
+MOST_ACROSS = 16
 CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 AFTER_WORDS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{AFTER_WORDS}"
@@ -249,6 +251,11 @@ def write_pack(name: str, data: dict[str, Any]) -> None:
     if head["pattern"]:
         write(name, head, [in_bytes(token).decode("latin-1") for token in normal(data)])
         return
+    # Gemma 4 begins anew at line ends; one of its tokens reaches over the space between two words: `>▁</`.
+    words = f"{SPACE}*[^{SPACE}]+|{SPACE}+" if data["kind"] == "spm" else f"{SPACE}*[^{SPACE}\\n]+|{SPACE}+|\\n+"
+    across = [token for token in normal(data) if SPACE in token.lstrip(SPACE)]
+    if len(across) <= MOST_ACROSS:
+        head |= {"words": words, "across": across}
     write(name, head, json.loads(program(data).to_str()))
 
 
@@ -503,7 +510,17 @@ def write_templates(folder: Path) -> None:
 
 
 def traits(source: str) -> list[str]:
-    """The names of `Template`'s attributes that are true of a template, found by trying, or in its words."""
+    """The traits of a template, found by trying, or in its words.
+
+    renders_tools: tool schemas end up in the prompt. renders_calls: so do tool calls and their results.
+    renders_text_beside_calls: so does an answer's text that has calls; in Llama 3.1's and Mistral's not.
+    takes_objects: arguments of tool calls are to be objects, as llama.cpp does if a template reads them.
+    takes_parts: content may be a list of texts; else llama.cpp joins them by newlines before.
+    takes_system: a system message ends up in the prompt; else llama.cpp puts it into the next message.
+    wants_short_ids: ids of tool calls other than nine characters are refused, as Mistral's templates do.
+    takes_developer: the role developer is the template's own; llama.cpp calls it system for all but gpt-oss.
+    thinks_in_blocks: reasoning is a part of the content (Ministral 3).
+    """
     chosen = Template(source)
 
     def attempt(messages: Sequence[JsonObject], tools: Sequence[JsonValue] = ()) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from litellm_compaction.core.continuation.text import open_think
 from litellm_compaction.core.forms import Form, How, ImagePlace, called, data_of, image_parts, in_forms
-from litellm_compaction.core.identity import Seen, chain_behind, edits
+from litellm_compaction.core.identity import Seen, chain_behind, edits, text_hash
 from litellm_compaction.core.messages import (
     JsonValue,
     Message,
@@ -50,13 +50,13 @@ def part_covered_by(text: str) -> PartialCoverage | None:
         return None
     # With a sign after it: white space before the next word is part of the covered text.
     seen = normal_text(parse_message({"role": "assistant", "content": f"{text}|"}))[:-1]
-    return PartialCoverage(chars=len(seen), text_hash=_hash(seen)) if seen else None
+    return PartialCoverage(chars=len(seen), text_hash=text_hash(seen)) if seen else None
 
 
 def begins(message: Message, part: PartialCoverage) -> bool:
     """Returns True if `message` is an answer that opens with exactly the covered text, and goes on."""
     text = normal_text(message)
-    return message.role == "assistant" and len(text) > part.chars and _hash(text[: part.chars]) == part.text_hash
+    return message.role == "assistant" and len(text) > part.chars and text_hash(text[: part.chars]) == part.text_hash
 
 
 def behind(message: Message, part: PartialCoverage) -> Message:
@@ -66,11 +66,9 @@ def behind(message: Message, part: PartialCoverage) -> Message:
 
 def shown_behind(messages: Sequence[Message], position: int, part: PartialCoverage | None) -> Sequence[Message]:
     """The same messages; of the one at `position` only the rest after `part`."""
-    return [behind(each, part) if part and at == position else each for at, each in enumerate(messages)]
-
-
-def _hash(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    if part is None or position >= len(messages):
+        return messages
+    return [*messages[:position], behind(messages[position], part), *messages[position + 1 :]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,9 +227,8 @@ def covered_as_sent(rest: Sequence[Message], compaction: Compaction) -> list[Mes
 
     A message that does not change is the same object.
     """
-    replaced = (Form(at, "gone") for at in range(compaction.start))
     covered = _shown_rest(rest, compaction)[: compaction.covered_messages]
-    return in_forms(covered, [*replaced, *compaction.forms], images=compaction.images)
+    return in_forms(covered, compaction.forms, start=compaction.start, images=compaction.images)
 
 
 def hidden_messages(rest: Sequence[Message], compaction: Compaction) -> dict[int, Message]:
@@ -402,15 +399,15 @@ def applied_tokens(view: View, compaction: Compaction) -> int:
     if compaction.covered_part is not None and start == covered < len(view.rest):
         sent[start] = _shown_rest(view.rest, compaction)[start]
     kept = view.prefix_tokens + view.span_tokens(len(sent), len(view.rest))
-    kept += sum(_sent_size(view, view.prefix + at, message) for at, message in sent.items())
+    kept += sum(_sent_size(view, view.prefix + at, message) for at, message in sent.items() if message is not None)
     kept += view.image_tokens(place for place in compaction.images if place[0] < start)
     return kept + view.count_text(compaction.record) + 8
 
 
-def _sent_size(view: View, index: int, new: Message | None) -> int:
+def _sent_size(view: View, index: int, new: Message) -> int:
     old, size, count = view.messages[index], view.sizes[index], view.count_text
-    if new is None or new is old:
-        return size if new else 0
+    if new is old:
+        return size
     if len(image_parts(new)) < len(image_parts(old)):
         images_tokens = len(image_parts(new)) * view.part_tokens(index)
         return min(count(new.text) + 8 + images_tokens, size)

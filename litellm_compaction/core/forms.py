@@ -66,11 +66,12 @@ class Form(NamedTuple):
 
 
 def in_forms(
-    messages: Sequence[Message], forms: Iterable[Form], *, images: Collection[ImagePlace] = ()
+    messages: Sequence[Message], forms: Iterable[Form], *, start: int = 0, images: Collection[ImagePlace] = ()
 ) -> list[Message | None]:
     """The messages as they are sent, None for one that is gone; one that does not change is the same object.
 
-    Of several forms of a position the last one counts; `images` stay.
+    Those before `start` are gone unless they have a form. Of several forms of a position the last one counts; `images`
+    stay.
     """
     known = {each.position: each for each in forms}
     calls = calls_by_position(messages) if any(each.how == "line" for each in known.values()) else {}
@@ -88,7 +89,7 @@ def in_forms(
             return with_text(_without_images(message, at, images), stub(message, calls.get(at), size))
         return _bare(without_data(message) if how else message, at, images)
 
-    return [sent(at, message) for at, message in enumerate(messages)]
+    return [sent(at, message) if at >= start or at in known else None for at, message in enumerate(messages)]
 
 
 def stub(result: Message, call: ToolCall | None, size: str = "") -> str:

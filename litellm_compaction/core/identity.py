@@ -100,7 +100,7 @@ def edits(rest: Sequence[Message], record: Sequence[Seen]) -> int | None:
     if len(record) > len(rest):
         return None
     pairs = [(message, _divided(message).data, was.data) for message, was in zip(rest, record, strict=False)]
-    other = [each for each in pairs if list(map(_digest, each[1])) != [datum.digest for datum in each[2]]]
+    other = [each for each in pairs if list(map(text_hash, each[1])) != [datum.digest for datum in each[2]]]
     return len(other) if all(_standing(other)) else None
 
 
@@ -128,7 +128,7 @@ def _standing(messages: Sequence[tuple[Message, Sequence[str], Sequence[Datum]]]
         return len(places[text]) > 1 or (is_sure and _is_note(text))
 
     def stands_for(text: str, was: Datum, role: str) -> bool:
-        if _digest(text) == was.digest:
+        if text_hash(text) == was.digest:
             return True
         is_piece = len(text) <= _CUT_RATIO * was.chars and _is_piece(text, was)
         return len(text) < was.chars and (is_piece or is_note(text, role))
@@ -228,12 +228,13 @@ def _without_data(message: Message) -> Message:
 
 def _datum(text: str) -> Datum:
     if _is_note(text):
-        return Datum(_digest(text), 0)
+        return Datum(text_hash(text), 0)
     if len(text) < _LEAST_CUT_CHARS:
-        return Datum(_digest(text), len(text))
+        return Datum(text_hash(text), len(text))
     head, tail = (base64.b64encode(b"".join(_pieces(text, backwards=side))).decode() for side in (False, True))
-    return Datum(_digest(text), len(text), head, tail)
+    return Datum(text_hash(text), len(text), head, tail)
 
 
-def _digest(text: str) -> str:
+def text_hash(text: str) -> str:
+    """128 bits in hexadecimal digits; any string of Python's."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -76,9 +76,9 @@ def plan(view: View, budget: Budget, options: CompactionOptions, stored: Sequenc
     if current and _goes_on(view, budget, current_tokens):
         return Reuse(compaction=current)
     now_tokens = min(view.tokens, current_tokens)
-    for each in known if not budget.is_wanted else ():
+    for each in known:
         # A record written ahead is for now.
-        tokens = applied_tokens(view, each) if each.ahead else now_tokens
+        tokens = applied_tokens(view, each) if each.ahead and not budget.is_wanted else now_tokens
         if gains(tokens, now_tokens) and not budget.triggers(tokens):
             return Reuse(compaction=each)
     rich = next((each for each in known if not each.provisional), None)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from litellm_compaction.concurrency import Bounded, Rests, off_loop
+from litellm_compaction.concurrency import Bounded, Flights, Rests, off_loop
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget
 from litellm_compaction.core.excerpts import common_level
 from litellm_compaction.core.forms import without_data
@@ -36,6 +36,8 @@ logger = logging.getLogger("litellm_compaction")
 _MOST_PARTS, _MOST_CUTS = 2, 3
 # Less more of a request says nothing new of the rest; sizes of parts are in proportion, which is a little off.
 _WORTH_RATIO, _PART_RATIO = 1.1, 0.95
+# A request is refused only if so little of the least that we expect is too long: lessons alone refuse nothing.
+_HOPELESS_RATIO = 0.6
 # With less doubt than this share of the window, or than the least margin, a question gains nothing.
 _LEAST_DOUBT_RATIO = 0.03
 # A processor reads 30 tokens a second and more, a graphics card thousands.
@@ -47,7 +49,7 @@ _MAX_FORMS, _MAX_PARTS = 4096, 64
 _LEAST_TOKENS, _LEAST_SHARE = 200, 4
 
 _IsOpen: TypeAlias = Callable[[Estimate], bool]
-_Way: TypeAlias = Callable[[MeasuredRequest, Request, Estimate], Awaitable[bool]]
+_Way: TypeAlias = Callable[[MeasuredRequest, Request, Estimate], Coroutine[Any, Any, bool]]
 
 
 class Asker:
@@ -66,6 +68,7 @@ class Asker:
         self._counter = counter
         self._measurer = measurer
         self._admission = admission
+        self._questions: Flights[bool] = Flights()
         self._silent: Rests[str] = Rests(_SILENCE_S, _SILENCE_S, clock)
         # By prompts of which only a part could be asked for: agents send them again and again.
         self._parts: Bounded[tuple[str, int], Estimate] = Bounded(_MAX_PARTS)
@@ -154,7 +157,10 @@ class Asker:
         count = count.with_part(part) if part is not None else count
         for _ in range(_MOST_PARTS + 1):
             count = await self._asked(measured, request, count, is_open, self._told_freely, self._told_by_answer)
-            if count.is_told or not is_open(count) or surely_fits(count, measured.window.tokens):
+            # A part says how long a summary's prompt may be, as long as no number of the server is known.
+            least_tokens = int(count.low * _HOPELESS_RATIO)
+            is_hopeless = count.text.is_confirmed and not _certain(measured.budget).fits(least_tokens)
+            if count.is_told or not is_open(count) or surely_fits(count, measured.window.tokens) or is_hopeless:
                 return count
             part = await self._told_part(measured, request, count, part)
             if part is None:
@@ -173,7 +179,9 @@ class Asker:
         for way in ways:
             if measured.context.measure is None or count.is_told or not is_open(count):
                 break
-            if await way(measured, request, count):
+            # One question for all requests that ask the same at once: what they then decide is the same, too.
+            key = (measured.context.target.key, count.fingerprint or id(request), way.__name__)
+            if await self._questions.join(key, partial(way, measured, request, count)):
                 count = await self._measurer.count_request(measured, request)
         return count
 

@@ -11,7 +11,7 @@ from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.errors import LiteLLMChanged
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for
-from litellm_compaction.proxy.answer.endings import judged, taught
+from litellm_compaction.proxy.answer.endings import UNNAMED, judged
 from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked, with_heartbeat
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.client import sent_body
@@ -75,7 +75,6 @@ class Answers:
         """Carries a stream that LiteLLM has opened over the limit by its hooks."""
         context, prepared = exchange.attempt.context, exchange.attempt.prepared
         assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `is_hooked`
-        exchange.is_read = True
         upstream = HookedUpstream(first, self._router(), exchange.pin, data)
         asked = asked_of(exchange, context, data, wants_usage=wire.asks_for_usage(data))
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
@@ -93,7 +92,6 @@ class Answers:
         is_ours = exchange.is_hooked and wire.can_be_continued(data)
         if is_ours and usage is not None and context is not None and prepared is not None:
             # The transport learns from the answers that it carries.
-            exchange.is_read = True
             with _failing_open("learn"):
                 self._compactor.replies.learn(context, prepared, **usage._asdict())
         told = wire.with_details(response, exchange.attempt.details)
@@ -133,22 +131,16 @@ class Answers:
 
     def _learn(self, exchange: Exchange, message: str) -> None:
         """Learns from an overflow that no loop has read; the loop learns from its own streams itself."""
-        context, prepared, room = exchange.attempt.context, exchange.attempt.prepared, exchange.room
+        context, prepared = exchange.attempt.context, exchange.attempt.prepared
         with _failing_open("learn_overflow"):
             if context is None:
                 return
-            found = None
+            overflow = None
             if prepared is not None:
                 used_tokens, window_tokens = prepared.count.high, prepared.window.tokens
                 client_text = exchange.client.client_text
-                found = judged(message, client_text, used_tokens=used_tokens, window_tokens=window_tokens)
-            if prepared is None or found is None:
-                self._compactor.windows.invalidate(context.target)
-                return
-            overflow = found.overflow
-            if found.teaches and exchange.is_hooked and not exchange.is_read:
-                overflow = taught(overflow, prepared, is_shared=room is not None and room.is_shared(prepared.window))
-            self._compactor.replies.learn_overflow(context, prepared, overflow)
+                overflow = judged(message, client_text, used_tokens=used_tokens, window_tokens=window_tokens)
+            self._compactor.replies.learn_overflow(context, prepared, overflow or UNNAMED)
 
     def headers(self, data: Mapping[str, Any]) -> dict[str, str] | None:
         """The headers that tell clients of guarded deployments about the changes to their request.

@@ -109,7 +109,6 @@ class Exchange:
     Attributes:
         attempts: the number that it may still spend.
         pin: the name or id under which the router finds the deployment that it was measured for last.
-        is_read: its answer has reached the loop that carries it.
         may_pause: its answer nears the limit, so that a compaction may silence it for a while.
         alone: the whole answer, if no model is asked; None otherwise.
         foreseen: the outcome before its deployment was chosen, until it is.
@@ -119,7 +118,6 @@ class Exchange:
     client: ClientRequest
     attempts: Attempts
     pin: str = ""
-    is_read: bool = False
     may_pause: bool = False
     alone: Told | None = None
     refusal: CompactionError | None = None

@@ -15,16 +15,8 @@ from typing import Any
 import httpx
 
 from litellm_compaction.concurrency import is_long, off_loop_if
-from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext
-from litellm_compaction.errors import (
-    NO_CHAT,
-    TOO_DEEP,
-    BadItem,
-    CompactionError,
-    LiteLLMChanged,
-    NotServed,
-)
+from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
 from litellm_compaction.proxy.answers import asked_of
@@ -37,14 +29,7 @@ from litellm_compaction.proxy.litellm_inside.connections import connect
 from litellm_compaction.proxy.litellm_inside.seam import LACKS, missing
 from litellm_compaction.proxy.reading import Reader
 from litellm_compaction.proxy.refusals import litellm_error_of, log_failure, log_refused, mark_told
-from litellm_compaction.proxy.routing import (
-    Deployment,
-    as_entry,
-    carrier_of,
-    is_bridged,
-    reachable_entries,
-    refuses_by,
-)
+from litellm_compaction.proxy.routing import Deployment, as_entry, carrier_of, is_bridged, reachable_entries, refuses_by
 from litellm_compaction.proxy.seams import Seams
 from litellm_compaction.proxy.standards import responses
 from litellm_compaction.proxy.standards.standards import Standards
@@ -268,7 +253,7 @@ class Guard:
         if await self.standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
         if guard.carrier == "transport":
-            return await self._carried(router, exchange, context, kwargs)
+            return await self._carried(exchange, context, kwargs)
         if client.is_unread:
             return kwargs
         return await self._bounded(guard.deployment.provider, exchange, context, kwargs)
@@ -282,7 +267,8 @@ class Guard:
         long, is_chat = is_long(kwargs.get("messages")), False
         if exchange is not None:
             received, is_chat = exchange.client.received, exchange.client.is_chat
-            if await off_loop_if(long, lambda: _is_in_hand(received, kwargs)):
+            # A text completion has none.
+            if not kwargs.get("messages") or await off_loop_if(long, lambda: wire.is_same_request(kwargs, received)):
                 return exchange
         becomes_chat = is_bridged(deployment.provider)
         fresh = await self._reader.exchange(kwargs, deployment.group, is_bridged=becomes_chat, is_chat=is_chat)
@@ -301,6 +287,9 @@ class Guard:
         foreseen = exchange.take_foreseen()
         # Given back by whoever carries the stream, at the answer's end, or with the exchange.
         room = exchange.room = self._compactor.room(context)
+        if (task := asyncio.current_task()) is not None:
+            # LiteLLM calls no hook if a client leaves meanwhile; a plain answer its server writes to the end.
+            task.add_done_callback(lambda ended: ended.cancelled() and (room.release if is_stream else room.abandon)())
         if client.token_ids is not None:
             prepared = await self._compactor.bound(client.token_ids, context)
         else:
@@ -323,9 +312,7 @@ class Guard:
             changed["tools"] = list(prepared.tools)
         return {**kwargs, **_cleaned(client, kwargs), **changed}
 
-    async def _carried(
-        self, router: Any, exchange: Exchange, context: RequestContext, kwargs: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    async def _carried(self, exchange: Exchange, context: RequestContext, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call with a client whose transport compacts it, and carries its answer over the limit."""
         client, attempt = exchange.client, exchange.attempt
         prepared, foreseen = None, exchange.take_foreseen()
@@ -377,14 +364,6 @@ def _one_for_all(guards: Sequence[GuardedDeployment | None]) -> GuardedDeploymen
         (guard.settings, guard.deployment.target.api_base, guard.deployment.target.model) for guard in guards if guard
     ]
     return guards[0] if len(seen) == len(guards) and all(each == seen[0] for each in seen) else None
-
-
-def _is_in_hand(received: Request, kwargs: Mapping[str, Any]) -> bool:
-    try:
-        return not kwargs.get("messages") or wire.is_same_request(kwargs, received)
-    except RecursionError:
-        # JSON may be nested too deep to compare, and was copied since: looked at anew.
-        return False
 
 
 def _cleaned(client: ClientRequest, kwargs: Mapping[str, Any]) -> dict[str, Any]:

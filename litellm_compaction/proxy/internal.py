@@ -99,7 +99,7 @@ class Caller:
         tools: Sequence[JsonValue] = (),
         tool_choice: JsonValue = None,
     ) -> SummaryAnswer:
-        """Makes the model write a summary; of `summarizer.py`, which a SummaryFailed tells that there is none."""
+        """Makes the model write a summary; raises SummaryFailed if the key may not call it, or the call failed."""
         try:
             may_ask = self.is_same or await is_allowed(self.router, self.group, self.parent)
         except Exception as error:
@@ -178,7 +178,7 @@ async def may_write_ahead(router: Any, models: Sequence[str], parent: Mapping[st
 
 
 async def _joined(stream: Any, asked: Sequence[Message], most_chars: int) -> SummaryAnswer:
-    """The whole of a stream, or of its part that is stopped, as it is longer than its bound or given up."""
+    """The whole of a stream; one that is stopped, being too long or given up, is paid for by an estimate."""
     deltas: list[Any] = []
     finish_reason, is_stopped = None, True
     try:

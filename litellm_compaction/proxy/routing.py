@@ -31,10 +31,7 @@ from litellm_compaction.windows.windows import Target
 Kind: TypeAlias = Literal["lm_studio", "maybe_lm_studio", "opted_in", "foreign"]
 Carrier: TypeAlias = Literal["transport", "hooks"]
 # The ways of each to go on with an answer: LiteLLM's hooks know chats only.
-WAYS_OF: Mapping[Carrier, frozenset[Way]] = {
-    "transport": frozenset(ALL_WAYS),
-    "hooks": frozenset(("prefill", "turn")),
-}
+WAYS_OF: Mapping[Carrier, frozenset[Way]] = {"transport": frozenset(ALL_WAYS), "hooks": frozenset(("prefill", "turn"))}
 # Of a hosted pruning model without any other number; never of a model that is guarded.
 DEFAULT_WINDOW_TOKENS = 128_000
 _OPENAI_PROVIDERS = ("openai", "custom_openai")
@@ -79,11 +76,7 @@ class Deployment:
 
 
 def deployment_of(
-    litellm_params: Mapping[str, Any],
-    model_info: Mapping[str, Any],
-    *,
-    group: str,
-    environ: Mapping[str, str],
+    litellm_params: Mapping[str, Any], model_info: Mapping[str, Any], *, group: str, environ: Mapping[str, str]
 ) -> Deployment:
     """The deployment that a `model_list` entry, or the arguments of a call to it, describe.
 

@@ -191,7 +191,7 @@ class Preparing:
             name,
             source.kind,
             source.path or source.family.vocabulary,
-            source.template,
+            "package" if source.family.template else "formula",
         )
 
 

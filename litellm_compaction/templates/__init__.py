@@ -1,8 +1,7 @@
 """This package's chat templates: compiled once, as transformers does it, and rendered in bounded time.
 
-None comes from a stranger, so they need no sandbox. Messages reach a template in the shape in which an engine hands
-them over. The rules are llama.cpp's server's (common/chat.cpp and common/parsers in llama-cpp-python 0.3.36): texts are
-joined by newlines unless the template does it, arguments become objects if the template reads them, and so on.
+None comes from a stranger, so they need no sandbox. Messages reach a template as llama.cpp's server hands them over
+(common/chat.cpp and common/parsers in llama-cpp-python 0.3.36): joined by newlines unless it joins them, and so on.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any
 import jinja2
 
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message
-from litellm_compaction.errors import CompactionError
 
 _FOLDER = Path(__file__).parent / "jinja"
 # Every date has as many characters, and tokens, as this one.
@@ -34,8 +32,6 @@ _MAX_RENDER_S, _PARTS_PER_LOOK = 2.0, 256
 _GEMMA_END, _GEMMA_BEGIN = "<turn|>\n", "<|turn>model\n"
 # Mistral's templates refuse other ids.
 _ID_CHARS = 9
-# Of one part no template makes anything else than of the text alone.
-_FEWEST_PARTS = 2
 
 
 class TemplateRefusal(Exception):
@@ -69,28 +65,12 @@ _ENVIRONMENT.globals |= {"raise_exception": _raise_exception, "strftime_now": _N
 
 
 class Template:
-    """One chat template; may be used from several threads.
-
-    Attributes:
-        source: in Jinja.
-        traits: by `tools/build_packs.py`, which tries each template.
-            renders_tools: tool schemas end up in the prompt. renders_calls: so do tool calls and their results.
-            renders_text_beside_calls: so does an answer's text that has calls; in Llama 3.1's and Mistral's not.
-            takes_objects: arguments of tool calls are to be objects, as llama.cpp does if a template reads them.
-            takes_parts: content may be a list of texts; else llama.cpp joins them by newlines before.
-            takes_system: a system message ends up in the prompt; else llama.cpp puts it into the next message.
-            wants_short_ids: ids of tool calls other than nine characters are refused, as Mistral's templates do.
-            takes_developer: the role developer is the template's own; llama.cpp calls it system for all but gpt-oss.
-            thinks_in_blocks: reasoning is a part of the content (Ministral 3).
-    """
+    """One chat template, in Jinja; its traits are those that `tools/build_packs.py` finds and explains."""
 
     def __init__(self, source: str, traits: Collection[str] = ()) -> None:
         self.source = source
         self.traits = frozenset(traits)
         self._compiled = _ENVIRONMENT.from_string(source)
-
-    def has(self, trait: str) -> bool:
-        return trait in self.traits
 
     def render(
         self,
@@ -101,17 +81,9 @@ class Template:
         eos: str = "",
         now: datetime | None = None,
     ) -> str:
-        """The prompt, up to the beginning of an answer.
+        """The prompt, up to the beginning of an answer; raises TemplateRefusal for any reason.
 
-        Args:
-            messages: in the shape that the template wants, never changed.
-            tools: schemas; none are given to the template when empty.
-            bos: text of the token that begins a prompt.
-            eos: text of the token that ends an answer.
-            now: for templates that write the date; None if only its length matters.
-
-        Raises:
-            TemplateRefusal: for any reason.
+        The messages are those of `shape`, and are never changed. No `now` if only a date's length matters.
         """
         # Engines think unless told otherwise (llama.cpp's tools/server).
         values: dict[str, Any] = {"messages": list(messages), "bos_token": bos, "eos_token": eos}
@@ -130,18 +102,9 @@ class Template:
 
 @cache
 def template(name: str) -> Template:
-    """One of the templates that come with the package; compiled once, in 5–50 ms.
-
-    Raises:
-        CompactionError: its file, or its row in the list of traits, is missing or damaged.
-    """
-    try:
-        source = (_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
-        return Template(source, json.loads((_FOLDER / "traits.json").read_text(encoding="utf-8"))[name])
-    except (OSError, KeyError, ValueError, jinja2.TemplateError) as error:
-        raise CompactionError(
-            f"{name}.jinja cannot be read ({type(error).__name__}): reinstall litellm-compaction."
-        ) from error
+    """One of the templates that come with the package; compiled once, in 5–50 ms."""
+    source = (_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    return Template(source, json.loads((_FOLDER / "traits.json").read_text(encoding="utf-8"))[name])
 
 
 def _tool(tool: JsonValue) -> JsonValue:
@@ -172,13 +135,14 @@ def shape(messages: Sequence[Message], chosen: Template) -> tuple[list[dict[str,
     """
     ids = [each.id for message in messages for each in message.calls]
     ids += [message.call_id for message in messages if message.role == "tool"]
-    has_short_ids = not chosen.has("wants_short_ids") or all(len(each) == _ID_CHARS for each in ids)
-    shaped = [_shaped(message, chosen, str if has_short_ids else _short) for message in messages]
+    has_short_ids = "wants_short_ids" not in chosen.traits or all(len(each) == _ID_CHARS for each in ids)
+    as_id = str if has_short_ids else lambda each: each[-_ID_CHARS:].rjust(_ID_CHARS, "0")
+    shaped = [_shaped(message, chosen, as_id) for message in messages]
     # llama.cpp refuses arguments that are no JSON, others may not.
-    is_faithful = not chosen.has("takes_objects") or not any(
+    is_faithful = "takes_objects" not in chosen.traits or not any(
         isinstance(call["function"]["arguments"], str) for raw in shaped for call in raw.get("tool_calls", ())
     )
-    if shaped and shaped[0]["role"] == "system" and not chosen.has("takes_system"):
+    if shaped and shaped[0]["role"] == "system" and "takes_system" not in chosen.traits:
         system, *shaped = shaped
         if shaped:
             shaped[0] = {**shaped[0], "content": f"{system['content']}\n{shaped[0].get('content', '')}"}
@@ -186,7 +150,7 @@ def shape(messages: Sequence[Message], chosen: Template) -> tuple[list[dict[str,
 
 
 def _shaped(message: Message, chosen: Template, as_id: Callable[[str], str]) -> dict[str, Any]:
-    role = "system" if message.role == "developer" and not chosen.has("takes_developer") else message.role
+    role = "system" if message.role == "developer" and "takes_developer" not in chosen.traits else message.role
     raw: dict[str, Any] = {"role": role, "content": _content(message, chosen)}
     name = message.raw.get("name")
     if isinstance(name, str) and name:
@@ -194,7 +158,7 @@ def _shaped(message: Message, chosen: Template, as_id: Callable[[str], str]) -> 
     if message.call_id:
         raw["tool_call_id"] = as_id(message.call_id)
     for call in message.calls:
-        arguments = _object(call.arguments) if chosen.has("takes_objects") else call.arguments
+        arguments = _object(call.arguments) if "takes_objects" in chosen.traits else call.arguments
         said = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
         raw.setdefault("tool_calls", []).append({**said, "id": as_id(call.id)} if call.id else said)
     if message.reasoning:
@@ -213,8 +177,7 @@ def _object(arguments: str) -> JsonValue:
 def _content(message: Message, chosen: Template) -> JsonValue:
     """The text, in its parts if the template joins them itself; llama.cpp joins them if there is an image."""
     parts = message.raw.get("content")
-    is_joined = message.other_parts or not chosen.has("takes_parts")
-    if is_joined or not isinstance(parts, list) or len(parts) < _FEWEST_PARTS:
+    if message.other_parts or "takes_parts" not in chosen.traits or not isinstance(parts, list):
         return message.text
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
     return [{"type": "text", "text": text} for text in texts if isinstance(text, str)]
@@ -222,15 +185,11 @@ def _content(message: Message, chosen: Template) -> JsonValue:
 
 def _add_reasoning(raw: dict[str, Any], reasoning: str, chosen: Template) -> None:
     """Adds it as llama.cpp does, for gpt-oss and Ministral 3 in ways of their own."""
-    if chosen.has("thinks_in_blocks") and raw["role"] in ("system", "assistant"):
+    if "thinks_in_blocks" in chosen.traits and raw["role"] in ("system", "assistant"):
         raw["content"] = [{"type": "thinking", "thinking": reasoning}, {"type": "text", "text": raw["content"]}]
         return
     raw["reasoning_content"] = reasoning
-    if chosen.has("takes_developer"):
+    if "takes_developer" in chosen.traits:
         raw["thinking"] = reasoning
         if "tool_calls" in raw:
             del raw["content"]
-
-
-def _short(call_id: str) -> str:
-    return call_id[-_ID_CHARS:].rjust(_ID_CHARS, "0")

@@ -1,17 +1,14 @@
 """Model families: which vocabulary and which template costs stand for a model, and how it is told not to think.
 
-The tables are data (`families.toml`). Families with a template are counted by rendering it; the others, and what a
-template refuses, by constants (`Costs`) until the server's own numbers correct them (`tokens/known.py`).
-
-Summaries and prunings ask for no thinking, which would only cost time. LM Studio 0.4 takes `reasoning_effort` on
-`/v1/chat/completions` and does nothing with it (its bug tracker: 988, 1990, 2413): only a model's own switch is left.
+The tables are data (`families.toml`). Summaries and prunings ask for no thinking, which would only cost time: by the
+model's own switch, since LM Studio 0.4 takes `reasoning_effort` and does nothing with it (its bugs 988, 1990, 2413).
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -37,20 +34,16 @@ class Costs(NamedTuple):
     tools: int = 60
 
 
-_USUAL_COSTS = Costs()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """A group of models that count alike: its values, of which `families.toml` says what they are by default.
 
     Attributes:
-        vocabulary: the name of the vocabulary that is used (`registry.py`).
+        vocabulary: the name of the one that is used (`registry.py`).
         template: the name of the chat template that is rendered (`templates/`); "" if there is none at hand.
         owns_vocabulary: the vocabulary is the model's own, or so near that all kinds of text fit.
         exact: the vocabulary is the model's own and the template, or its costs, are known.
         reasons: the model thinks before it answers, so an answer needs more room.
-        single_digits: every digit is a token of its own.
         costs: stand for the template where it is not rendered.
         default_system_tokens: what it adds when the client sends no system message.
         image_tokens: one part that is not text, at the usual upper limit of its size.
@@ -66,12 +59,12 @@ class Family:
     exact: bool = False
     reasons: bool = False
     single_digits: bool = False
-    costs: Costs = _USUAL_COSTS
+    costs: Costs = field(default_factory=Costs)
     default_system_tokens: int = 0
     image_tokens: int = 4096
     image_patch_px: int = 14
     rereads: bool = False
-    error_ratio: float = 0.25
+    error_ratio: float = 0.35
 
 
 _TABLES: dict[str, Any] = tomllib.loads(
@@ -89,7 +82,6 @@ def _families() -> dict[str, Family]:
 
 
 _FAMILIES = _families()
-_UNKNOWN = _FAMILIES["unknown"]
 HEURISTIC = _FAMILIES["heuristic"]
 # In order: the first that matches wins.
 _ARCHITECTURES, _NAMES = (
@@ -101,26 +93,18 @@ _RETRAINED, _REASONS, _ANSWERS_AT_ONCE, _REREADS = (
 )
 
 
-def stand_in(family: Family) -> Family:
-    """The family that counts if the own vocabulary cannot be loaded: another one, and if that fails too, none."""
-    other = HEURISTIC if family.vocabulary == _UNKNOWN.vocabulary else _UNKNOWN
-    return replace(other, reasons=family.reasons)
-
-
 @lru_cache(maxsize=1024)
 def family_of(architecture: str, model: str) -> Family:
     """The family of a model: by LM Studio's architecture if that is telling, else by name, else `unknown`.
 
-    Args:
-        architecture: as LM Studio lists it; "" when it was not asked.
-        model: name without provider prefix; a publisher before a slash is ignored unless the rest says nothing.
+    The architecture is "" when it was not asked. A publisher before a slash counts only if the rest says nothing.
     """
     plain = re.sub(r"[^a-z0-9]", "", architecture[:_MAX_NAME_CHARS].casefold())
     name = _plain(model)
     own_name = name.rpartition("/")[2]
     told = next((each for pattern, each in _ARCHITECTURES if pattern.search(plain)), None)
     named = (each for text in (own_name, name) for pattern, each in _NAMES if pattern.search(text))
-    family = next((each for each in named if told is None or each.name == told.name), told or _UNKNOWN)
+    family = next((each for each in named if told is None or each.name == told.name), told or _FAMILIES["unknown"])
     if family.template and _RETRAINED.search(name):
         family = replace(family, exact=False, error_ratio=max(family.error_ratio, _RETRAINED_ERROR))
     thinks = family.name == "gpt-oss" or _REASONS.search(name) is not None
@@ -136,10 +120,6 @@ def _plain(model: str) -> str:
 
 
 def no_thinking_switch(model: str) -> str:
-    """The end of a user message for a model that must not think; "" if it has no such switch, or does not think.
-
-    Args:
-        model: as LM Studio names it, with its publisher or without.
-    """
+    """The end of a user message for a model that must not think; "" if it has no such switch, or does not think."""
     name = _plain(model)
     return next((switch for pattern, switch in _SWITCHES if pattern.search(name)), "")

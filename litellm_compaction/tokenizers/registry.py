@@ -1,11 +1,8 @@
 """Vocabularies by name: offline, loaded once per process, for any string.
 
 Names are those of the packs inside this package, `heuristic` for four characters per token, and `file:PATH` for the
-tokenizer.json that an operator has named. Safe to call from worker threads. The packs are built by
-tools/build_packs.py; OpenAI's are without ranks, which are read from the files that LiteLLM ships. NOTICE names sources
-and licences.
-
-A damaged pack refuses no request and never passes for an exact count: the family is then counted by a stand-in.
+tokenizer.json that an operator has named. Safe to call from worker threads. tools/build_packs.py builds the packs;
+OpenAI's ranks are read from the files that LiteLLM ships. What cannot be loaded refuses no request: a stand-in counts.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import json
 import logging
 import lzma
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +23,8 @@ from tokenizers import Tokenizer
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.templates import template
-from litellm_compaction.tokenizers.families import Family, stand_in
-from litellm_compaction.tokenizers.vocabulary import (
-    CONTROL,
-    Vocabulary,
-    by_characters,
-    by_tiktoken,
-    by_tokenizers,
-    is_foreign_failure,
-)
+from litellm_compaction.tokenizers.families import HEURISTIC, Family
+from litellm_compaction.tokenizers.vocabulary import CONTROL, Vocabulary, by_tokenizers, by_words, is_foreign_failure
 
 logger = logging.getLogger("litellm_compaction")
 # Before the path of an operator's tokenizer.json.
@@ -48,12 +39,7 @@ _lock = threading.Lock()
 
 
 def vocabulary(name: str) -> Vocabulary:
-    """The vocabulary, loaded once per process: 0.1–2 s and 10–130 MB the first time.
-
-    Raises:
-        CompactionError: its file is damaged or not on this machine; it is never downloaded, nor tried again before a
-            restart.
-    """
+    """The vocabulary, loaded once in 0.1–2 s, of 10–130 MB. Raises CompactionError if its file is damaged or absent."""
     if name not in _loaded:
         with _lock:
             if name not in _loaded:
@@ -77,14 +63,11 @@ def why_broken(name: str) -> str:
 
 def token_length(name: str, text: str) -> int:
     """Tokens of `text` by itself; see `Vocabulary.lengths`."""
-    return vocabulary(name).length(text)
+    return vocabulary(name).lengths((text,))[0]
 
 
 def usable(family: Family) -> Family:
-    """The family with vocabulary and template loaded, or what stands in for it: 0.1–2 s the first time. Never raises.
-
-    The last one that stands in needs no file.
-    """
+    """The family with vocabulary and template loaded, in 0.1–2 s, or `heuristic` in its place."""
     if family not in _usable:
         try:
             vocabulary(family.vocabulary)
@@ -92,8 +75,8 @@ def usable(family: Family) -> Family:
                 template(family.template)
             _usable[family] = family
         except CompactionError as error:
-            logger.warning("vocabulary family=%s counted with a stand-in that errs high: %s", family.name, error)
-            _usable[family] = usable(stand_in(family))
+            logger.warning("vocabulary family=%s counted by four characters a token: %s", family.name, error)
+            _usable[family] = replace(HEURISTIC, reasons=family.reasons, rereads=family.rereads)
     return _usable[family]
 
 
@@ -106,8 +89,6 @@ def _load_once(name: str) -> Vocabulary | CompactionError:
     try:
         return _load(name)
     except BaseException as error:
-        if isinstance(error, CompactionError):
-            return error
         if not is_foreign_failure(error):
             raise
         named = name.removeprefix(FILE_PREFIX)
@@ -116,7 +97,7 @@ def _load_once(name: str) -> Vocabulary | CompactionError:
 
 def _load(name: str) -> Vocabulary:
     if name == "heuristic":
-        return Vocabulary(by_characters)
+        return Vocabulary(lambda piece: -(-len(piece) // 4))
     if name.startswith(FILE_PREFIX):
         return _read_tokenizer_json(Path(name.removeprefix(FILE_PREFIX)))
     head, body = _read_pack(name)
@@ -124,15 +105,13 @@ def _load(name: str) -> Vocabulary:
     more = {key: head[key] for key in ("bos", "eos", "adds_bos", "prefixes_space") if key in head}
     if head["pattern"]:
         encoding = _encoding(name, head, body)
-        return Vocabulary(by_tiktoken(encoding), special, encoding=encoding, **more)
-    return Vocabulary(by_tokenizers(Tokenizer.from_buffer(body)), special, **more)
+        return Vocabulary(lambda piece: len(encoding.encode_ordinary(piece)), special, encoding=encoding, **more)
+    tokenizer, has_words = Tokenizer.from_buffer(body), head.get("words") and not head["across"]
+    return Vocabulary(by_words(tokenizer, head["words"]) if has_words else by_tokenizers(tokenizer), special, **more)
 
 
 def _read_tokenizer_json(path: Path) -> Vocabulary:
-    """The vocabulary of a tokenizer.json, or of the one in a folder: 1 to 3 s and about 100 MB.
-
-    Which of its tokens begin and end a prompt stands elsewhere, so that these few are not counted.
-    """
+    """The vocabulary of a tokenizer.json, or of the one in a folder: 1 to 3 s and about 100 MB."""
     path = path / "tokenizer.json" if path.is_dir() else path
     # A pipe would be waited for, a device has no end.
     if not path.is_file() or path.stat().st_size > _MAX_BYTES:
@@ -170,4 +149,4 @@ def _published(name: str) -> bytes:
         path = Path(place) / "litellm_core_utils" / "tokenizers" / name
         if path.is_file():
             return path.read_bytes()
-    raise CompactionError(f"tiktoken's file {name} is not in LiteLLM: reinstall it.")
+    raise FileNotFoundError(f"tiktoken's file {name} is not in LiteLLM")

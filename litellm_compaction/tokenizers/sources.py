@@ -1,7 +1,4 @@
-"""Says by which vocabulary and template a deployment is counted: by the operator's word, else by the model's family.
-
-Settings that cannot be followed are found at start, and by `doctor`, before a request finds them.
-"""
+"""Says by which vocabulary and template a deployment is counted: by the operator's word, else by the model's family."""
 
 from __future__ import annotations
 
@@ -35,11 +32,6 @@ class TokenizerSource(NamedTuple):
         name = self.family.vocabulary
         return name.removeprefix(FILE_PREFIX) if name.startswith(FILE_PREFIX) else ""
 
-    @property
-    def template(self) -> Literal["package", "formula"]:
-        """The chat template's origin; a formula may stand for it."""
-        return "package" if self.family.template else "formula"
-
 
 class Sources:
     """The sources of all deployments; `tokenizer` is the global setting: "" or `auto` is the model's family."""
@@ -72,11 +64,7 @@ def _source(written: str, architecture: str, model: str) -> TokenizerSource:
 
 
 def check_tokenizer(value: str, place: str) -> None:
-    """Makes sure that a `tokenizer:` setting can be followed; loads the file, so that it is there from the start.
-
-    Raises:
-        ConfigError: there is no such file, it cannot be used, or no such model is known. It says `place` for the key.
-    """
+    """Makes sure that the `tokenizer:` setting of a `place` can be followed; loads its file. Raises ConfigError."""
     if value in (AUTO_TOKENIZER, HEURISTIC.name):
         return
     if value.lower().endswith(".gguf"):

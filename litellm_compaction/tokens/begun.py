@@ -19,12 +19,7 @@ _CONTROL = re.compile(r"<\|[^<>\s]*\|?>|<\w+\|>|<｜[^<>\s]*｜>|</?(?:s|bos|eos
 
 
 class BegunPrompt(NamedTuple):
-    """A prompt that ends inside an answer.
-
-    Attributes:
-        text: without the token with which the server begins every prompt itself.
-        end_of_turn: the template's end of the answer; "" if it names no token for that.
-    """
+    """A prompt that ends inside an answer, and the template's end of that; "" if it names no token for it."""
 
     text: str
     end_of_turn: str
@@ -46,11 +41,10 @@ def begun_prompt(
 ) -> BegunPrompt | None:
     """The prompt that ends with the last message, an answer that goes on; None if it cannot be known exactly.
 
-    It is sent to servers that put no template around it and take the names of control tokens in it for these tokens, as
-    they do when they render the template themselves. So none may stand in a message's text.
+    Servers put no template around it and take the names of control tokens in it for these tokens, as they do when they
+    render the template themselves. So none may stand in a message's text.
 
     Args:
-        family: of the model.
         messages: of a request without tools; the last one is an assistant's, of text.
         now: the date, for templates that write it.
         by_server: `needed_renderings` as the server writes them, for models without a template here, too.
@@ -95,11 +89,8 @@ def _rendered_here(
 def _begun(prompt: str, written: str, needle: str, text: str, *, closes: bool) -> str | None:
     """The begun answer behind a prompt; None if the template does not show what stands before an answer.
 
-    Args:
-        prompt: up to where the model begins.
-        written: the same as a template writes it before an earlier answer, past the name of a channel (gpt-oss) or the
-            thoughts (Qwen 3: an empty block); behind it stands the `needle`.
-        text: of the answer, or of its thoughts if it `closes` them.
+    The prompt is `written` once more before an earlier answer, which is a needle, past the name of a channel (gpt-oss)
+    or the thoughts (Qwen 3: an empty block). The text is of an answer, or of its thoughts if it `closes` them.
     """
     if not needle:
         return None

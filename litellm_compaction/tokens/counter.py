@@ -14,12 +14,10 @@ from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import usable, usable_soon
 from litellm_compaction.tokens.estimate import Estimate, Own, Prints, Span, Told, estimated
 from litellm_compaction.tokens.known import MOST_RATIO, Known, Protocol, fingerprints
-from litellm_compaction.tokens.prompt import TextCounts, error_ratio, own_count, strings
+from litellm_compaction.tokens.prompt import TextCounts, own_count, strings
 
-# Tokens of more text and of more messages are made outside the event loop's thread: 2 to 4 ms.
-_THREAD_CHARS, _THREAD_MESSAGES = 30_000, 200
-# In the caller's thread so much of a text is counted: 20 ms.
-_QUICK_CHARS = 131_072
+# More text and more messages are counted outside the event loop's thread (2 to 4 ms); within it so much of one text.
+_THREAD_CHARS, _THREAD_MESSAGES, _QUICK_CHARS = 30_000, 200, 131_072
 # A running answer is counted by so many characters: an encoding of everything again would be quadratic, and a count of
 # chunks wrong by up to 75 % if several tokens come in one. Between two counts: what the last pieces took, and never
 # less than English takes.
@@ -39,12 +37,7 @@ _MOST_CHARS_PER_TOKEN, _ALWAYS_COUNTED_CHARS = 256, 1_000_000
 
 
 class TokenCounter:
-    """Counts for any number of deployments, and remembers their servers' numbers.
-
-    Attributes:
-        known: what these have said.
-        protocol: LM Studio's, held against its answers.
-    """
+    """Counts for any number of deployments, and remembers their servers' numbers."""
 
     def __init__(self) -> None:
         self.known = Known()
@@ -55,12 +48,10 @@ class TokenCounter:
     async def count(
         self, target_key: str, family: Family, request: Request, *, asker: str = "", window_tokens: int = 0
     ) -> Estimate:
-        """The tokens of a request. Raises nothing but a RecursionError, if its extras are nested too deep for JSON.
+        """The tokens of a request. Raises nothing.
 
         Args:
             target_key: the deployment, whose server's numbers are used.
-            family: of its model.
-            request: to be sent.
             asker: the tenant (`Target.asker`); what was remembered of another's requests is not used.
             window_tokens: a part stands for all of a request that no such window can hold; 0 counts all of any.
         """
@@ -86,8 +77,7 @@ class TokenCounter:
         return own, prints
 
     def _text(self, target_key: str, family: Family, *, rendered: bool) -> Span:
-        error, is_own = error_ratio(family, rendered=rendered), family.owns_vocabulary
-        return self.known.text(target_key, _method(family, rendered=rendered), error, is_own=is_own, rendered=rendered)
+        return self.known.text(target_key, _method(family, rendered=rendered), family, rendered=rendered)
 
     def text_counter(
         self, target_key: str, family: Family, *, asker: str = "", text: Span | None = None
@@ -163,46 +153,32 @@ class TokenCounter:
 
 
 class GeneratedTokens:
-    """Counts a running answer, each text of it once, in pieces that end between words if there are any.
-
-    Attributes:
-        tokens: so far; read several times for each delta, so worked out once for each.
-        of: the tokens of a text that is not added.
-    """
+    """Counts a running answer, each text of it once, in pieces that end between words; `of` a text counts it alone."""
 
     def __init__(self, of: Callable[[str], int]) -> None:
         self.of = of
         self.tokens = 0
         self._counted_tokens = self._counted_chars = 0
-        self._pending: list[str] = []
-        self._pending_chars = 0
+        self._pending = ""
 
     def add(self, text: str) -> None:
         """Takes a delta: text, reasoning, or the arguments of a tool call."""
-        self._pending.append(text)
-        self._pending_chars += len(text)
-        if self._pending_chars >= _SETTLED_CHARS:
-            self._settle(keep_word=True)
+        self._pending += text
+        if len(self._pending) >= _SETTLED_CHARS:
+            self._settle(self._pending.rfind(" ", len(self._pending) - _SETTLED_CHARS // 2))
         chars_per_token = min(_CHARS_PER_TOKEN, self._counted_chars / max(1, self._counted_tokens) or _CHARS_PER_TOKEN)
-        self.tokens = self._counted_tokens + round(self._pending_chars / chars_per_token)
-
-    def anew(self) -> GeneratedTokens:
-        """A new count of the same kind."""
-        return GeneratedTokens(self.of)
+        self.tokens = self._counted_tokens + round(len(self._pending) / chars_per_token)
 
     def exact(self) -> int:
         """The tokens so far, with the last piece counted too."""
-        self._settle()
+        self._settle(-1)
         self.tokens = self._counted_tokens
         return self._counted_tokens
 
-    def _settle(self, *, keep_word: bool = False) -> None:
-        piece = "".join(self._pending)
-        end = piece.rfind(" ", len(piece) - _SETTLED_CHARS // 2) if keep_word else -1
-        piece, rest = (piece[:end], piece[end:]) if end > 0 else (piece, "")
+    def _settle(self, end: int) -> None:
+        piece, self._pending = (self._pending[:end], self._pending[end:]) if end > 0 else (self._pending, "")
         self._counted_tokens += self.of(piece) if piece else 0
         self._counted_chars += len(piece)
-        self._pending, self._pending_chars = [rest], len(rest)
 
 
 def _chars(request: Request) -> int:

@@ -1,7 +1,4 @@
-"""An estimate is an interval: `low` ≤ the server's number ≤ `high`, and `tokens` is the best guess.
-
-Whoever decides by a count asks if both ends decide alike, and has the server asked if not (`engine/asking.py`).
-"""
+"""An estimate is an interval: if both ends do not decide alike, the server is asked (`engine/asking.py`)."""
 
 from __future__ import annotations
 
@@ -17,8 +14,10 @@ Prints: TypeAlias = tuple[int, ...]
 _UNCONFIRMED_RATIO = 2.0
 # The most that an image takes whose price is unknown: what an encoder charges that has one price for all.
 _UNPRICED_TOKENS = 1616
-# Of a prompt that was counted, so much is rendered otherwise when its turns are old; and of what is left out then.
+# So much of a prompt that was counted is rendered otherwise when its turns are old, and of what is left out then.
 _OLD_TURNS_RATIO, _LEFT_OUT_ERROR = 0.005, 0.02
+# So much more may a part of a prompt take that the server has counted as a whole.
+_SAME_TEXT_RATIO = 1.10
 
 
 class Amounts(NamedTuple):
@@ -36,10 +35,9 @@ class Amounts(NamedTuple):
 
 
 class Own(NamedTuple):
-    """Our own count of a request, by which nothing of its server is known yet.
+    """Our own count of a request, by which nothing of its server is known yet; sizes[i] belongs to messages[i].
 
     Attributes:
-        sizes: sizes[i] belongs to messages[i].
         optional_tokens: what a template may leave out, or a stand-in counts too many.
         media: media[i] is the part of sizes[i] that is an image, sound or a page; empty if none is.
         rendered: the chat template was; if not, constants stand for it.
@@ -89,20 +87,15 @@ _EXACTLY, _NOTHING = Span(1.0, 1.0, 1.0, is_confirmed=True), Own(())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The tokens of one request: overhead_tokens + tools_tokens + sum(sizes).
-
-    One value of many numbers, since they are true of one moment only.
+    """The tokens of one request: overhead_tokens + tools_tokens + sum(sizes); sizes[i] belongs to messages[i].
 
     Attributes:
         low, high: no server says less, or more.
         likely: the upper end for a server that counts as the model's family does, or as it has done so far.
-        sizes: sizes[i] belongs to messages[i].
-        tools_tokens: the schemas and the instructions that come with them.
         overhead_tokens: of the template, around the conversation.
         other_ratio: by how much sizes may be larger in a prompt that does not begin as this one does, at least 1.
-        text: what the server makes of text.
-        own: our count, before anything was known of the server.
-        method: of our count; lessons hold only for counts made in the same way.
+        text: what the server makes of text in prompts that are made of this one.
+        own: our count, made by a `method`; lessons hold only for counts that were made in the same way.
         prints: of the messages with tools and extras, to the letter; empty if it has none.
         told: the server's number for the longest prompt that it begins with, if any.
     """
@@ -123,7 +116,7 @@ class Estimate:
 
     @classmethod
     def exactly(cls, tokens: int, sizes: tuple[int, ...] | None = None, **more: object) -> Estimate:
-        """The estimate of what needs none; all of it is one message's without `sizes`."""
+        """The estimate of what needs none."""
         sizes = (tokens,) if sizes is None else sizes
         own = Own(sizes, overhead_tokens=tokens - sum(sizes), rendered=True, exact=True)
         return replace(cls(tokens=tokens, low=tokens, likely=tokens, high=tokens, sizes=sizes, own=own), **more)  # type: ignore[arg-type]
@@ -187,6 +180,10 @@ def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
     factor = max(0.0, usual - media * price.usual) / max(1.0, own.tokens - media)
     parts = zip(own.sizes, own.media or (0.0,) * len(own.sizes), strict=True)
     sizes = tuple(int((size - of_media) * factor + of_media * price.usual) for size, of_media in parts)
+    # What is made of a prompt that the server has counted has its text in it.
+    ratio, share = text.high / text.usual, min(1.0, base.amounts.text / max(1.0, own.amounts.text))
+    ratio += share * (min(ratio, _SAME_TEXT_RATIO) - ratio)
+    text_usual = factor if is_same and factor > 0 else text.usual
     tools_tokens = int(own.tools_tokens * factor)
     tokens = max(ceil(usual - 1e-6), tools_tokens + sum(sizes))
     return Estimate(
@@ -197,8 +194,8 @@ def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
         sizes=sizes,
         tools_tokens=tools_tokens,
         overhead_tokens=tokens - tools_tokens - sum(sizes),
-        other_ratio=max(1.0, text.usual / max(factor, 0.01)),
-        text=text,
+        other_ratio=max(1.0, text_usual / max(factor, 0.01)),
+        text=Span(text.low, text_usual, text_usual * ratio, text.is_confirmed),
         own=own,
         told=told,
     )

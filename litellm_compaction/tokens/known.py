@@ -1,9 +1,8 @@
 """Remembers what servers have counted: exact prompts, the ratios of text and images, and if a protocol was right.
 
-One odd number cannot refuse a client for good, since nothing here can say "too long": a lesson widens an interval and
-moves its middle only if a second number agrees, sixteen newer ones replace it, and a refusal asks the server about the
-very prompt first (`engine/asking.py`). All of it is this process's memory: one answer teaches it again. Used between
-two awaits only, so that it needs no lock; threads that count texts only read.
+One odd number cannot refuse a client for good: a lesson widens an interval and moves its middle only if a second number
+agrees, sixteen newer ones replace it, and a refusal asks the server about the very prompt first (`engine/asking.py`).
+Used between two awaits only, so that it needs no lock; threads that count texts only read.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from math import ceil
+from collections.abc import Callable
+from math import ceil, inf
 from statistics import median
 
 from litellm_compaction.concurrency import Bounded, Rests
-from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.core.messages import Request
+from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokens.estimate import Amounts, Estimate, Prints, Span, Told
 
 logger = logging.getLogger("litellm_compaction")
@@ -27,11 +27,13 @@ _MAX_TARGETS, _MAX_PROMPTS, _MAX_ASKED = 4096, 16_384, 1024
 _KEPT_RATIOS, _KEPT_PRICES = 16, 8
 # Of fewer tokens a number says nothing of a ratio; no vocabulary explains one outside these bounds.
 _LEAST_TOKENS = 200
-LEAST_RATIO, MOST_RATIO = 0.3, 4.0
+_LEAST_RATIO, MOST_RATIO = 0.3, 4.0
 # Of each other two numbers below every bound, of prompts of so different sizes, are no accident: a cut has one size.
 _SAME_RATIO, _OTHER_SIZE_RATIO = 0.03, 1.25
 # Beyond what was seen: after two numbers, after seven, after more, and for an own vocabulary if all are alike.
 _SLACKS, _OWN_SLACK = ((3, 0.30), (8, 0.15), (_KEPT_RATIOS + 1, 0.08)), 0.02
+# Of a request that its template refused, and the least that is made of a stand-in's tokens.
+_REFUSED_ERROR, _STAND_IN_RATIO = 0.10, 0.45
 # A protocol may leave out the token that begins a prompt, or the beginning of the answer. Until an answer has shown
 # that it is right a part of its number is in doubt.
 _MOST_CONSTANT_TOKENS, _SAME_COUNT_RATIO, _UNCONFIRMED_RATIO = 32, 0.02, 0.2
@@ -45,21 +47,15 @@ def fingerprints(request: Request, asker: str = "") -> Prints:
     that the count and the time of one's request do not tell what the other has sent.
     """
     try:
-        beside = [request.tools, request.tool_choice, *([request.extras] if request.extras else [])]
-        entries = [hash((asker, json.dumps(beside)))]
+        entries = [hash((asker, json.dumps([request.tools, request.tool_choice, request.extras])))]
         for message in request.messages:
-            entries.append(hash((entries[-1], *_content(message))))
+            # A plain text without a copy.
+            content = message.raw.get("content")
+            rest = {**message.raw, "content": None} if isinstance(content, str) else message.raw
+            entries.append(hash((entries[-1], content if isinstance(content, str) else "", json.dumps(rest))))
     except (RecursionError, TypeError, ValueError):
         return ()
     return tuple(entries)
-
-
-def _content(message: Message) -> Sequence[str]:
-    """All of a message, its text without a copy if it is plain."""
-    content = message.raw.get("content")
-    if not isinstance(content, str):
-        return (json.dumps(message.raw),)
-    return content, json.dumps({key: value for key, value in message.raw.items() if key != "content"})
 
 
 class Known:
@@ -83,9 +79,12 @@ class Known:
         self._prompts.move_to_end(key)
         return self._prompts[key]
 
-    def text(self, target_key: str, method: str, error_ratio: float, *, is_own: bool, rendered: bool) -> Span:
-        """What a server makes of text, which is so far off at first; a stand-in counts far too much of some."""
-        low, high = (1 / (1 + error_ratio) if is_own else 0.45), 1 + error_ratio
+    def text(self, target_key: str, method: str, family: Family, *, rendered: bool) -> Span:
+        """What a server makes of text, counted by its family; a stand-in counts far too much of some."""
+        # A template that refuses a request counts otherwise than its constants.
+        is_own, refused_error = family.owns_vocabulary, _REFUSED_ERROR if family.template and not rendered else 0.0
+        high = 1 + max(family.error_ratio, refused_error)
+        low = 1 / high if is_own else _STAND_IN_RATIO
         ratios = self._ratios.get((target_key, method), ())
         if not ratios:
             return Span(low, 1.0, high, is_confirmed=False)
@@ -113,12 +112,9 @@ class Known:
     def note_prompt(self, target_key: str, count: Estimate, told: Told, *, is_sure: bool) -> None:
         """A second number stands only if it is higher, or was asked for: some servers leave out what was cached."""
         key = (target_key, count.method, count.own.asks, count.fingerprint)
-        known = self._prompts.get(key)
-        if (
-            known is None
-            or told.doubt_tokens < known.doubt_tokens
-            or (not told.doubt_tokens and (is_sure or known.tokens < told.tokens))
-        ):
+        known = self._prompts.get(key, Told(0, Amounts(), inf))
+        is_last = not told.doubt_tokens and (is_sure or known.tokens < told.tokens)
+        if is_last or told.doubt_tokens < known.doubt_tokens:
             self._prompts[key] = told
 
     def forget_doubted(self, target_key: str) -> None:
@@ -140,7 +136,7 @@ class Known:
             if new.media > new.text / 3 and not price.is_confirmed:
                 return
         ratio = (tokens - new.media * price.usual) / max(1.0, new.text)
-        if new.text >= _LEAST_TOKENS and LEAST_RATIO <= ratio <= MOST_RATIO:
+        if new.text >= _LEAST_TOKENS and _LEAST_RATIO <= ratio <= MOST_RATIO:
             self._ratios.setdefault((target_key, count.method), deque(maxlen=_KEPT_RATIOS)).append(ratio)
 
     def explains(self, target_key: str, count: Estimate, tokens: int) -> bool:
@@ -188,11 +184,6 @@ class Protocol:
             return True
         self._off_tokens.pop(target_key, None)
         if self._doubted.begin(target_key):
-            logger.warning(
-                "ask_server model=%s: LM Studio's protocol counted %d tokens and its answer %d for one prompt; for an "
-                "hour the answers' numbers count alone (logged once)",
-                label,
-                asked,
-                prompt_tokens,
-            )
+            said = "ask_server model=%s: LM Studio's protocol counted %d tokens, its answer %d; it rests an hour"
+            logger.warning(said, label, asked, prompt_tokens)
         return False

@@ -1,29 +1,29 @@
 """Our own count of a request: its rendered prompt if the template is this package's, else vocabulary and constants.
 
-What is asked of tokenizers and templates is asked here and in `begun.py`.
+Images, sound and pages are estimated by their size: vision models pay by area (Qwen-VL, Pixtral) or a fixed price, and
+inline images show it in their headers. What a server made of that is in `known.py`.
 """
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.templates import TemplateRefusal, shape, template
-from litellm_compaction.tokenizers.families import NEAR_ERROR, Family
+from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import vocabulary
 from litellm_compaction.tokens.estimate import Own
-from litellm_compaction.tokens.media import image_tokens, is_media
 
-# How far such a count may be too low: rendered to the letter, by its vocabulary, by a stand-in.
-_EXACT_ERROR, _VOCABULARY_ERROR, _STAND_IN_ERROR = 0.02, 0.10, 0.35
 # A rendered prompt is counted as a whole; what it is divided by needs no more of each text.
 _WEIGHED_SHARE = 1 / 8
 # Longer strings without any space are data, as base64 is.
@@ -34,6 +34,27 @@ _MAX_VALUES = 100_000
 _MAX_ENTRIES = 65_536
 # A part of a text is as many pieces from all over it; fewer characters say too little of the rest.
 _PIECES, _LEAST_CHARS = 8, 64
+# Enough for a JPEG with a large EXIF block before its frame header.
+_HEADER_CHARS = 128 * 1024
+_LEAST_IMAGE_TOKENS, _CHARS_PER_TOKEN = 64, 8
+# An image of the web may be of any size; usual ones are a million pixels, 1,000 to 1,300 tokens of 28 pixels a side.
+_REMOTE_TOKENS = 1024
+# Sound by published frame rates, not measured: Qwen2-Audio 25 tokens a second, Voxtral 12.5, Gemma 3n 6.25. Plain sound
+# is 16 kHz mono, which models hear; what is recorded better is longer in bytes. Speech is not packed below 16 kbit/s.
+_WAV_BYTES_PER_TOKEN, _PACKED_BYTES_PER_TOKEN = 32_000 // 25, 2_000 // 25
+# Parts that a model sees as images, sound or pages: their data is never text.
+_TYPES = frozenset(
+    "image_url image input_image image_file input_audio audio video_url video file input_file".split()  # noqa: SIM905
+)
+# Width and height in a header, and their order of bytes.
+_SIZES: tuple[tuple[re.Pattern[bytes], Literal["big", "little"]], ...] = (
+    (re.compile(rb"\x89PNG\r\n\x1a\n.{8}(.{4})(.{4})", re.DOTALL), "big"),
+    (re.compile(rb"GIF8[79]a(..)(..)", re.DOTALL), "little"),
+    (re.compile(rb"RIFF.{4}WEBPVP8 .{10}(..)(..)", re.DOTALL), "little"),
+    (re.compile(rb"RIFF.{4}WEBPVP8X.{8}(...)(...)", re.DOTALL), "little"),
+    # Behind segments, each of which says its length.
+    (re.compile(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf]...(..)(..)", re.DOTALL), "big"),
+)
 
 
 class TextCounts:
@@ -53,10 +74,7 @@ class TextCounts:
     def lengths(
         self, family: Family, texts: Sequence[str], *, share: float = 1.0, in_prompt: bool = False
     ) -> list[float]:
-        """The tokens of each text by a family's vocabulary; new ones are counted in this thread, about 0.1 s per MB.
-
-        A `share` of each text may stand for all of it. Texts stand by themselves, or after a special token.
-        """
+        """The tokens of each text by itself or after a special token, by a `share` of it: about 0.1 s per new MB."""
         samples = [_sample(text, share) for text in texts]
         # The interpreter's own hashes: 64 bit, seeded for this process, and kept in each string, so that a request that
         # is counted twice is read once. Another tenant's are other ones.
@@ -71,7 +89,7 @@ class TextCounts:
         counted = words.lengths_in_prompt([*new.values()]) if in_prompt else words.lengths(new.values())
         for (key, sample), tokens in zip(new.items(), counted, strict=True):
             # cl100k, which stands in, takes three digits at once.
-            known[key] = tokens + (2 * _digits(sample) // 3 if family.single_digits else 0)
+            known[key] = tokens + (2 * sum(map(sample.count, "0123456789")) // 3 if family.single_digits else 0)
         with self._lock:
             self._entries.update((key, known[key]) for key in new)
         return [known[key] * len(text) / max(1, key[0]) for key, text in zip(keys, texts, strict=True)]
@@ -87,20 +105,6 @@ def _sample(text: str, share: float) -> str:
     return "".join(text[start : start + chars // pieces] for start in range(0, step * pieces, step))
 
 
-def _digits(text: str) -> int:
-    return sum(map(text.count, "0123456789"))
-
-
-def error_ratio(family: Family, *, rendered: bool) -> float:
-    """By how much a count may be too low, before anything is known of its server."""
-    # Of OpenAI's models, which have no template here, nothing more is known than constants.
-    if family.exact and (rendered or not family.template):
-        return _EXACT_ERROR
-    if rendered:
-        return max(NEAR_ERROR, family.error_ratio)
-    return _VOCABULARY_ERROR if family.owns_vocabulary else _STAND_IN_ERROR
-
-
 class Prompt(NamedTuple):
     """A rendered request; `is_faithful` if no engine would refuse what it was rendered from."""
 
@@ -109,21 +113,16 @@ class Prompt(NamedTuple):
 
 
 def own_count(family: Family, request: Request, texts: TextCounts, *, share: float = 1.0) -> Own:
-    """Our own count of a request: 0.1 s per new MB in this thread.
-
-    Of each text a `share` is counted, and stands for the rest; 1 counts all of it. Raises nothing but a RecursionError,
-    if the request's extras are nested deeper than JSON is written.
-    """
+    """Our own count of a request, by a `share` of each text that stands for all of it: 0.1 s per new MB."""
     messages, costs = request.messages, family.costs
     prompt = render(family, messages, request.tools) if share == 1 else None
-    shows_tools = prompt is not None and template(family.template).has("renders_tools")
+    shows_tools = prompt is not None and "renders_tools" in template(family.template).traits
     last_user = max((at for at, message in enumerate(messages) if message.role == "user"), default=-1)
     weights = [
         _weighed(message, family, texts, share, is_rendered=prompt is not None, is_old=at < last_user)
         for at, message in enumerate(messages)
     ]
-    extras = [json.dumps(request.extras, ensure_ascii=False, default=str)] if request.extras else []
-    extras_tokens = sum(texts.lengths(family, extras, share=share))
+    extras_tokens = sum(texts.lengths(family, [_as_json(request.extras)] if request.extras else [], share=share))
     schemas = texts.lengths(family, list(map(_as_json, request.tools)), share=share)
     tools_tokens = costs.tools + sum(costs.tool + tokens for tokens in schemas) if schemas else 0.0
     optional_tokens = extras_tokens + sum(each.optional for each in weights)
@@ -133,7 +132,8 @@ def own_count(family: Family, request: Request, texts: TextCounts, *, share: flo
     if prompt is not None:
         # Divided as the constants divide theirs.
         shares = sum(each.shown for each in weights) + costs.request + (tools_tokens if shows_tools else 0.0)
-        factor = _tokens_of(prompt, family, texts) / max(1.0, shares)
+        parts = vocabulary(family.vocabulary).split(prompt.text)
+        factor = (sum(texts.lengths(family, parts[::2], in_prompt=True)) + len(parts) // 2) / max(1.0, shares)
     elif not messages or not messages[0].is_system:
         system_tokens = family.default_system_tokens
     media, is_bare = tuple(each.media for each in weights), not any(each.beside or each.media for each in weights)
@@ -149,11 +149,6 @@ def own_count(family: Family, request: Request, texts: TextCounts, *, share: flo
         exact=family.exact and is_known and is_bare and not optional_tokens and not system_tokens,
         asks=bool(messages) and messages[-1].role == "user",
     )
-
-
-def _tokens_of(prompt: Prompt, family: Family, texts: TextCounts) -> int:
-    parts = vocabulary(family.vocabulary).split(prompt.text)
-    return round(sum(texts.lengths(family, parts[::2], in_prompt=True))) + len(parts) // 2
 
 
 class _Weight(NamedTuple):
@@ -201,11 +196,11 @@ def _of_other_scripts(text: str, tokens: float) -> float:
     return tokens * 1.5 * others / (2 * others + len(text)) if others else 0.0
 
 
-def _as_json(tool: JsonValue) -> str:
+def _as_json(value: JsonValue) -> str:
     try:
-        return json.dumps(tool, ensure_ascii=False, default=str)
+        return json.dumps(value, ensure_ascii=False, default=str)
     except (RecursionError, ValueError):
-        return "\n".join(strings(tool))
+        return "\n".join(strings(value))
 
 
 def strings(value: JsonValue) -> Iterator[str]:
@@ -229,14 +224,11 @@ def strings(value: JsonValue) -> Iterator[str]:
 def render(
     family: Family, messages: Sequence[Message], tools: Sequence[JsonValue], now: datetime | None = None
 ) -> Prompt | None:
-    """The prompt, without tools if the template drops them; None if the family has none, or it refuses the request.
-
-    Loads the vocabulary and the template: up to 2 s. With `now` for templates that write the date.
-    """
+    """The prompt, without tools if the template drops them; None if the family has none, or it refuses the request."""
     if not family.template:
         return None
     chosen, words = template(family.template), vocabulary(family.vocabulary)
-    if not chosen.has("renders_calls") and any(message.calls or message.role == "tool" for message in messages):
+    if "renders_calls" not in chosen.traits and any(message.calls or message.role == "tool" for message in messages):
         # A server shows them in a way of its own, so that leaving them out would count too little.
         return None
     shaped, is_faithful = shape(messages, chosen)
@@ -248,3 +240,47 @@ def render(
         # The engine adds it to every prompt, and has taken it off the rendered one before (common/chat.cpp).
         text = words.bos + text
     return Prompt(text, is_faithful)
+
+
+def is_media(part: JsonValue) -> bool:
+    return isinstance(part, Mapping) and str(part.get("type")) in _TYPES and not isinstance(part.get("text"), str)
+
+
+def image_tokens(part: JsonValue, *, limit_tokens: int, patch_px: int) -> int:
+    """Tokens of one part that is not text: by area or length if that is known, else the family's upper limit.
+
+    One token sees a square of `patch_px` pixels a side; 0 if every image costs the limit.
+    """
+    fields = part if isinstance(part, Mapping) else {}
+    sound, source = fields.get("input_audio"), fields.get("image_url")
+    if isinstance(sound, Mapping):
+        data, is_plain = sound.get("data"), sound.get("format") == "wav"
+        data_bytes = len(data) * 3 // 4 if isinstance(data, str) else 0
+        return max(limit_tokens, data_bytes // (_WAV_BYTES_PER_TOKEN if is_plain else _PACKED_BYTES_PER_TOKEN))
+    url = source.get("url") if isinstance(source, Mapping) else source
+    if not patch_px or not isinstance(url, str) or not url.startswith(("data:", "http://", "https://")):
+        return limit_tokens
+    if not url.startswith("data:"):
+        return min(_REMOTE_TOKENS, limit_tokens)
+    width, height = inline_size(url)
+    # A separator for each row, begin and end markers. No format pays more than a token for eight bytes of its own.
+    columns, rows = ceil(width / patch_px), ceil(height / patch_px)
+    tokens = columns * rows + rows + 8 if width and height else _LEAST_IMAGE_TOKENS + len(url) // _CHARS_PER_TOKEN
+    return min(max(tokens, _LEAST_IMAGE_TOKENS), limit_tokens)
+
+
+def inline_size(url: str) -> tuple[int, int]:
+    """Width and height of an inline image (a `data:` URL) in pixels; 0 if its header says nothing."""
+    data = url[: _HEADER_CHARS + _LEAST_IMAGE_TOKENS].partition(";base64,")[2]
+    try:
+        header = base64.b64decode(data[: len(data) // 4 * 4])
+    except ValueError:
+        return 0, 0
+    start = 2 if header.startswith(b"\xff\xd8") else 0
+    while start and header[start : start + 1] == b"\xff" and not _SIZES[-1][0].match(header, start):
+        start += 2 + int.from_bytes(header[start + 2 : start + 4], "big")
+    for pattern, order in _SIZES[-1:] if start else _SIZES[:-1]:
+        if found := pattern.match(header, start):
+            one, other = (int.from_bytes(number, order) for number in found.groups())
+            return (other, one) if start else (one, other)
+    return 0, 0

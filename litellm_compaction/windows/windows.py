@@ -23,14 +23,7 @@ from litellm_compaction.windows.fetch import NotThisApi, Unreached, without_user
 from litellm_compaction.windows.lmstudio import LMStudioListing, answers_as_lmstudio, list_models, server_root
 from litellm_compaction.windows.lmstudio_questions import Instance, LoadedModel, ModelSettings
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
-from litellm_compaction.windows.other_servers import (
-    SERVERS,
-    Api,
-    LocalServer,
-    Served,
-    list_served,
-    tokens_by_server,
-)
+from litellm_compaction.windows.other_servers import SERVERS, Api, LocalServer, Served, list_served, tokens_by_server
 from litellm_compaction.windows.window import Found, Listing, Source, Window
 
 __all__ = ["Source", "Target", "Window", "Windows", "server_of"]
@@ -52,7 +45,7 @@ _SILENT_S = 60.0
 # Wildcard deployments get their model names from clients, who may send keys of their own, so all this needs an end.
 _MOST = 4096
 # Facts about a kind of model, not about the server at this address.
-GUESSES = ("model_map", "default")
+_GUESSES = ("model_map", "default")
 
 
 class Place(NamedTuple):
@@ -387,7 +380,7 @@ def server_of(source: Source) -> LocalServer | None:
 
 def _written(target: Target) -> int | None:
     """The number of an operator, who knows this very server."""
-    return target.context_length or None if target.context_source not in GUESSES else None
+    return target.context_length or None if target.context_source not in _GUESSES else None
 
 
 def look_up(target: Target, reading: Reading) -> Found:

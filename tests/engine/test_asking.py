@@ -24,11 +24,9 @@ WINDOW = 4096
 class Server:
     """Counts prompts by its own vocabulary; cuts what is longer than its window, as LM Studio may."""
 
-    def __init__(self, factor: float = 0.8, *, says: bool = True) -> None:
+    def __init__(self, factor: float) -> None:
         self.factor = factor
-        self.says = says
         self.asked: list[int] = []
-        self.answer_tokens: list[int] = []
         self.requests: list[Request] = []
 
     def tokens(self, messages: Sequence[Message]) -> int:
@@ -37,29 +35,17 @@ class Server:
     async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None:
         tokens = self.tokens(request.messages)
         self.asked.append(tokens)
-        self.answer_tokens.append(answer_tokens)
         self.requests.append(request)
-        return min(tokens, WINDOW) if self.says else None
-
-
-def bench() -> Bench:
-    return Bench(counter=TokenCounter())
-
-
-def conversation(tokens: int) -> list[dict[str, object]]:
-    """System prompt and one question, of so many of the server's unscaled tokens."""
-    return [
-        {"role": "system", "content": prose("rules", tokens // 2)},
-        {"role": "user", "content": prose("question", tokens // 2)},
-    ]
+        return min(tokens, WINDOW)
 
 
 async def test_nothing_is_asked_twice() -> None:
     """Both hooks of a request, its retries, and the next request that begins alike go by what was told."""
-    server, engine = Server(1.2), bench()
+    server, engine = Server(1.2), Bench(counter=TokenCounter())
+    asked = [system(prose("rules", 1700)), user(prose("question", 1700))]
     for attempts in (one := Attempts(summary_calls_left=4), one, Attempts(summary_calls_left=4)):
         with pytest.raises(DoesNotFit):
-            await engine.guard(conversation(3400), WINDOW, measure=server, attempts=attempts)
+            await engine.guard(asked, WINDOW, measure=server, attempts=attempts)
     told = [request.messages for request in server.requests]
     assert len(told) == len(set(map(str, told))) <= 3
 

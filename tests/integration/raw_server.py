@@ -30,14 +30,12 @@ class RawServer:
     Attributes:
         pieces: of a stream, each sent by itself.
         whole: of an answer that is no stream; a stream's pieces for a server that only streams.
-        then: the pieces of further answers.
     """
 
     base_url: str
     inner: Application
     pieces: Sequence[bytes] = ()
     whole: bytes | None = None
-    then: Sequence[Sequence[bytes]] = ()
     bodies: list[dict[str, Any]] = field(default_factory=list)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -49,13 +47,11 @@ class RawServer:
             event = await receive()
             content, more = content + event.get("body", b""), event.get("more_body", False)
         body = json.loads(content)
-        at = len(self.bodies)
         self.bodies.append(body)
-        pieces = self.pieces if at == 0 or not self.then else self.then[min(at, len(self.then)) - 1]
         is_whole = self.whole is not None and not body.get("stream")
         kind = b"application/json" if is_whole else b"text/event-stream"
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
-        for piece in [self.whole] if is_whole else pieces:
+        for piece in [self.whole] if is_whole else self.pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 

@@ -104,23 +104,3 @@ def test_nothing_of_the_conversation_and_nothing_of_ours_is_in_metadata(office: 
         # `autorouter_compaction` is LiteLLM's own name for the origin of such calls; the other is our tag on them.
         told = row["metadata"].replace("autorouter_compaction", "").replace("['litellm-compaction']", "")
         assert "compaction" not in told
-
-
-def test_key_without_access_to_the_pruning_model_uses_its_own(office: Bench) -> None:
-    """A key that may not call the pruning model gets its summaries from the model that it may call."""
-    pruner, watch = office.watch("pruner"), office.watch("pruned")
-    assert _ask(office, "sk-only-pruned", "pruned", talk("access", ONE_ROUND)).status_code == 200
-    assert (len(pruner.summaries), len(watch.summaries)) == (0, 1)
-    assert _ask(office, "sk-anna", "pruned", talk("access", ONE_ROUND)).status_code == 200
-    assert (len(pruner.summaries), len(watch.summaries)) == (1, 1)
-
-
-def test_a_keys_metadata_switches_the_guard_off(office: Bench) -> None:
-    """As its operator wrote it; the same words in a request's own metadata do nothing."""
-    messages = talk("left alone", 6700)
-    forged = {"user_api_key_metadata": {"compaction": {"mode": "off"}}}
-    for key, metadata, done in (("sk-left-alone", {}, None), ("sk-anna", forged, "compacted")):
-        watch = office.watch("local")
-        answer = _ask(office, key, "local", messages, metadata=metadata, max_tokens=64)
-        assert answer.headers.get("x-litellm-compaction") == done
-        assert (watch.sent() == messages) == (done is None)

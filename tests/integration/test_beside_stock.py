@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from litellm import Router
 
 from tests.integration.bench import Bench, open_bench
 from tests.integration.raw_server import RAW_ROUTES, RawServer, Read, ask_raw, serve_raw
@@ -146,33 +143,7 @@ def _is_json(text: str) -> bool:
         return False
 
 
-_GOES_ON = "enable_mid_stream_fallback_continuation"
-
-
-@pytest.mark.skipif(_GOES_ON not in inspect.signature(Router).parameters, reason="a newer LiteLLM has it")
-def test_litellms_fallback_goes_on_with_a_stream_that_breaks(tmp_path: Path, server: RawServer) -> None:
-    """Behind our last chunk, by a deployment that is guarded as well."""
-    entries = [server.entry("first"), server.entry("second")]
-    entries[1]["model_info"]["supports_assistant_prefill"] = True
-    routing = {"num_retries": 0, "fallbacks": [{"first": ["second"]}], _GOES_ON: True}
-    with open_bench(tmp_path, [], {"background": "off"}, entries=entries, router_settings=routing) as bench:
-        then = [_events({"content": " four."})]
-        got = _asked(bench, server, "chat", "first", _events(_SAID)[:1], stream=True, then=then)
-        assert (got.text, got.is_whole) == ("One two three four.", True)
-        assert all("max_tokens" in body for body in server.bodies)
-        assert server.bodies[-1]["messages"][-1]["content"] == _TEXT
-
-
-def _asked(
-    bench: Bench,
-    server: RawServer,
-    route: str,
-    model: str,
-    pieces: Sequence[bytes],
-    *,
-    stream: bool,
-    then: Sequence[Sequence[bytes]] = (),
-) -> Read:
-    server.pieces, server.then = pieces, then
+def _asked(bench: Bench, server: RawServer, route: str, model: str, pieces: Sequence[bytes], *, stream: bool) -> Read:
+    server.pieces = pieces
     server.bodies.clear()
     return ask_raw(bench.proxy, route, model, stream=stream)

@@ -14,7 +14,7 @@ from tests.integration.restart_bench import (
     asked,
     without_restarts,
 )
-from tests.lmstudio_double import Fault, Reply
+from tests.lmstudio_double import Reply
 
 _numbers = itertools.count()
 
@@ -57,22 +57,3 @@ def test_rows_of_a_restarted_answer(restarting: Restarting, stream: bool) -> Non
     # A stopped stream is counted with a stand-in for the model's vocabulary.
     assert own[0]["completion_tokens"] == pytest.approx(generated, rel=0.35)
     assert own[0]["prompt_tokens"] == pytest.approx(watch.chats[0].prompt_tokens, rel=0.35)
-
-
-def test_stream_that_overflowed_is_one_row(restarting: Restarting) -> None:
-    """Where the server breaks off with an error, and another stream goes on, none is billed twice."""
-    name, key = _new_key()
-    text = "\n".join(LONG.splitlines()[:80])
-    overflow = Fault("error_event", "mid_text", after_tokens=600, message="Context size has been exceeded.")
-    watch = restarting.watch("breaking", Teller(Reply(text, fault=overflow)))
-    restarting.watch("local", Teller(Reply("Hello.")))
-    answer = restarting.proxy.stream_body({"model": "breaking", "messages": asked("broken"), "stream": True}, **key)
-    assert without_restarts(answer.text) == text
-    assert len(watch.chats) == 2
-    expected = 1 + len(watch.summaries)
-    restarting.rows.of(name, expected)
-    restarting.proxy.post({"model": "local", "messages": [{"role": "user", "content": "Hi."}]}, headers=key)
-    rows = restarting.rows.of(name, expected + 1)
-    own = [row for row in rows if row["opening"].startswith("You write what")]
-    assert [row["event"] for row in own] == ["success"]
-    assert len({row["call_id"] for row in rows}) == len(rows) == expected + 1

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any
 
 import pytest
 
-from tests.builders import prose
 from tests.integration.forms import END, ROUTES, ask
 from tests.integration.restart_bench import (
     LONG,
@@ -34,27 +32,6 @@ def test_an_answer_is_carried_over(restarting: Restarting, route: str, stream: b
     assert (without_restarts(said.text), said.ends) == (TEXTS["prose"], [END[route]])
     assert len(watch.chats) > 1
     assert not any(record.truncated for record in watch.records)
-
-
-@pytest.mark.parametrize("limit", [8000, 40])
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_anthropics_clients_are_told_where_the_window_ends(restarting: Restarting, stream: bool, limit: int) -> None:
-    """In Anthropic's own word for it, which is not that for the client's own limit; read by its own client."""
-    restarting.watch("local", Teller(Reply(TEXTS["prose"])))
-    anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed")
-    asking: dict[str, Any] = {"model": "local", "max_tokens": limit}
-    # It leaves no room for a continuation.
-    asking["messages"] = [{"role": "user", "content": prose(f"sacred {stream} {limit}", 1450)}]
-    with anthropic.Anthropic(base_url=restarting.proxy.base_url, api_key=restarting.proxy.key, max_retries=0) as client:
-        if stream:
-            with client.messages.stream(**asking) as events:
-                message = events.get_final_message()
-        else:
-            message = client.messages.create(**asking)
-    assert message.stop_reason == ("max_tokens" if limit == 40 else "model_context_window_exceeded")
-    said = "".join(block.text for block in message.content if block.type == "text")
-    assert TEXTS["prose"].startswith(said.partition("\n\n⚠️")[0])
-    assert message.usage.output_tokens >= 40
 
 
 def test_every_token_counts_against_the_key(restarting: Restarting) -> None:

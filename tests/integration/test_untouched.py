@@ -110,15 +110,6 @@ def test_below_the_trigger_only_bounds_are_added(
     assert _normal(got.raw) == _normal(expected.raw)
 
 
-def test_opting_out_needs_the_operators_leave(guarded: Bench) -> None:
-    """Where `allow_opt_out` is not set, metadata opts nobody out."""
-    watch = guarded.watch("local")
-    messages = talk("no leave", 20_000)
-    answer = guarded.proxy.chat("local", messages, metadata={"compaction": "off"})
-    assert answer.headers["x-litellm-compaction"] == "compacted"
-    assert watch.problems(messages) == []
-
-
 def _comparable(request: RawRequest) -> tuple[str, str, dict[str, str], bytes]:
     headers = {name: value for name, value in request.headers.items() if name not in _VOLATILE_SENT}
     return request.method, request.path, headers, request.body

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 
-from litellm_compaction.errors import ModelNotLoaded
 from litellm_compaction.proxy.routing import (
     Deployment,
     asked_deployment_of,
     deployment_of,
     unknown_model,
 )
-from litellm_compaction.windows.windows import Target, Windows
+from litellm_compaction.windows.windows import Target
 
 ON = {"compaction": {"enabled": True}}
 LOCAL, HOSTED = "http://127.0.0.1:8080/v1", "https://api.example.com/v1"
@@ -70,25 +68,6 @@ def test_a_hosted_pruning_model_has_a_supposed_window(model: str, params: dict[s
     asked = asked_deployment_of({"model": model, **params}, {}, group="g", environ={})
     assert (asked.other_target or asked.target).context_length == tokens
     assert opted(model, **params).context_length is None
-
-
-@pytest.mark.parametrize(("models", "is_known"), [([], False), ([{"name": "x:latest", "context_length": 8192}], True)])
-async def test_what_ollama_has_not_loaded_is_loaded_first(models: list[dict[str, Any]], is_known: bool) -> None:
-    """It has no window before, and a guess may be above what it will allocate; its operator's number is none."""
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json={"models": models}) if request.url.path == "/api/ps" else httpx.Response(404)
-
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
-        windows = Windows(cache_s=5.0, http=http)
-        target = opted("ollama/x")
-        if is_known:
-            assert (await windows.resolve(target)).tokens == 8192
-        else:
-            with pytest.raises(ModelNotLoaded, match="x is not loaded in Ollama"):
-                await windows.resolve(target)
-            assert (await windows.resolve(opted("ollama/x", num_ctx=4096))).tokens == 4096
-        await windows.aclose()
 
 
 def test_lm_studio_has_no_default() -> None:

@@ -29,34 +29,21 @@ from litellm_compaction.proxy.wire import (
 )
 
 _END = b'event: message_delta\ndata: {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {}}\n\n'
-
-
 _CUT, _WHOLE = {"outcome": "attempts", "restarts": 3}, {"outcome": "completed", "restarts": 1}
 
 
-def test_the_windows_end_has_anthropics_own_word() -> None:
-    """In the one event that says it, and in a whole message, of which a copy goes out: LiteLLM logs its own."""
-    assert with_details(_END, _CUT).count(b"model_context_window_exceeded") == 1
-    assert with_details(_END, _WHOLE).count(b"max_tokens") == 1
-    message = {"type": "message", "content": [], "stop_reason": "max_tokens"}
-    assert with_details(message, _CUT) == {**message, "stop_reason": "model_context_window_exceeded"}
-    assert with_details(message, _WHOLE) is message
-    assert message["stop_reason"] == "max_tokens"
-
-
 def test_the_details_of_an_answer_stand_in_its_usage() -> None:
-    """On Anthropic's route, too: in the one event that has the usage, and in a copy of a whole message."""
-    details = _CUT
-    told = with_details(_END, details)
-    assert json_object(told.partition(b"data:")[2])["usage"] == {"compaction": details}
-    message = {"type": "message", "usage": {"input_tokens": 3}}
-    assert with_details(message, details)["usage"] == {"input_tokens": 3, "compaction": details}
-    assert message["usage"] == {"input_tokens": 3}
-    usage = ResponseAPIUsage(input_tokens=1, output_tokens=1, total_tokens=2)
-    with_details(SimpleNamespace(response=SimpleNamespace(usage=usage)), details)
-    assert usage.model_dump()["compaction"] == details
-    for other in (_END.replace(b"delta\n", b"start\n", 1), {"usage": {}}, {"type": "message"}, None, "x"):
-        assert with_details(other, details) is other
+    """On Anthropic's route with its own word for the window's end, and in a copy: LiteLLM logs its own message."""
+    told = json_object(with_details(_END, _CUT).partition(b"data:")[2])
+    assert (told["usage"], told["delta"]) == ({"compaction": _CUT}, {"stop_reason": "model_context_window_exceeded"})
+    assert with_details(_END, _WHOLE).count(b"max_tokens") == 1
+    message = {"type": "message", "usage": {"input_tokens": 3}, "stop_reason": "max_tokens"}
+    usage = {"input_tokens": 3, "compaction": _CUT}
+    assert with_details(message, _CUT) == {**message, "usage": usage, "stop_reason": "model_context_window_exceeded"}
+    assert (message["stop_reason"], message["usage"]) == ("max_tokens", {"input_tokens": 3})
+    shown = ResponseAPIUsage(input_tokens=1, output_tokens=1, total_tokens=2)
+    with_details(SimpleNamespace(response=SimpleNamespace(usage=shown)), _CUT)
+    assert shown.model_dump()["compaction"] == _CUT
     assert with_details(_END, None) is _END
 
 
@@ -68,8 +55,9 @@ def test_the_details_of_an_answer_stand_in_its_usage() -> None:
         b"event: message_delta\ndata: [1]\n\n",
         b'event: message_delta\ndata: {"delta": null}\n\n',
         _END.replace(b"max_tokens", b"end_turn").replace(b', "usage": {}', b""),
-        b'event: content_block_delta\ndata: {"delta": {"stop_reason": "max_tokens"}}\n\n',
-        {"object": "chat.completion", "stop_reason": "max_tokens"},
+        _END.replace(b"delta\n", b"start\n", 1),
+        {"object": "chat.completion", "stop_reason": "max_tokens", "usage": {}},
+        {"type": "message"},
         "event: message_delta",
         None,
     ],

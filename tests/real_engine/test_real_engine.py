@@ -41,7 +41,7 @@ async def test_texts_are_counted_as_the_engine_reads_them(bench: Bench) -> None:
         for text in (*_TEXTS, " ".join(_TEXTS), "x" * 300):
             asked = {"content": text, "add_special": False, "parse_special": True}
             counted = len((await engine.post("/tokenize", json=asked)).json()["tokens"])
-            assert words.length(text) == counted, text
+            assert words.lengths([text]) == [counted], text
 
 
 class Turns(NamedTuple):

@@ -15,7 +15,7 @@ from litellm_compaction.cli import main
 from litellm_compaction.config import LIVE
 from litellm_compaction.events import HarmlessRecords, harmless
 from tests.integration.bench import Bench
-from tests.integration.page_forms import PAGE, look, reset
+from tests.integration.page_forms import PAGE, reset
 
 # What terminals and editors obey, as a model's name may have it.
 _COMMANDS = {
@@ -76,35 +76,6 @@ def test_no_command_writes_what_commands_a_terminal(
 _OFF = b'{"values": {"mode": "off"}}'
 _KEYED = {"authorization": "Bearer sk-admin"}
 _SENT_BY_A_BROWSER = {"origin": "https://evil.example", "sec-fetch-site": "cross-site", "content-type": "text/plain"}
-# (method, path below the page, headers, body, status): what somebody sends, or makes an administrator's browser send.
-_ODD: dict[str, tuple[str, str, dict[str, str], bytes, int]] = {
-    "another site's form": ("POST", "/settings", _SENT_BY_A_BROWSER, _OFF, 401),
-    "a browser's password": ("POST", "/settings", {"authorization": "Basic eDpzay1hZG1pbg=="}, _OFF, 401),
-    "a key as a password": ("POST", "/settings", {"authorization": "Basic sk-admin"}, _OFF, 401),
-    "a cookie": ("POST", "/settings", {"cookie": "token=sk-admin; key=sk-admin"}, _OFF, 401),
-    "a key in the address": ("GET", "/events?key=sk-admin&api_key=sk-admin", {}, b"", 401),
-    "a body of 70 kB": ("POST", "/settings", _KEYED, b'{"values": {"mode": "' + b"x" * 70_000 + b'"}}', 413),
-    "a form": ("POST", "/settings", _KEYED, b"do=save&mode=off", 400),
-    "deep JSON": ("POST", "/settings", _KEYED, b"[" * 60_000, 400),
-    "another shape": ("POST", "/settings", _KEYED, b'{"values": ["mode"]}', 400),
-    "no UTF-8": ("POST", "/settings", _KEYED, b'{"values": {"mode": "\xff\xfe"}}', 400),
-    "another method": ("PUT", "/settings", _KEYED, _OFF, 405),
-    "deleting": ("DELETE", "", _KEYED, b"", 405),
-    "a form for the page": ("POST", "", _KEYED, b"do=save&mode=off", 405),
-    "a message of the address": ("GET", "?done=<script>alert(1)</script>&next=https://evil.example", {}, b"", 200),
-}
-
-
-@pytest.mark.parametrize("odd", _ODD)
-def test_an_administrators_browser_cannot_be_used(office: Bench, odd: str) -> None:
-    """Nothing is saved without the key in the page's own header; nothing of the address is shown, or followed."""
-    method, path, headers, body, status = _ODD[odd]
-    answer = office.proxy.client.request(method, f"{PAGE}{path}", headers=headers, content=body)
-    assert answer.status_code == status
-    assert "evil" not in answer.text + answer.headers.get("location", "")
-    assert "alert(1)" not in answer.text
-    assert not [name for name in answer.headers if name.startswith("access-control") and "evil" in answer.headers[name]]
-    assert not any(row["is_changed"] for row in look(office.proxy, key="sk-admin").json()["settings"])
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from litellm_compaction import templates
-from litellm_compaction.errors import CompactionError
 from litellm_compaction.templates import Template, TemplateRefusal, template
 from tools.build_packs import traits
 
@@ -53,11 +52,6 @@ def test_a_prompt_much_longer_than_its_messages_is_refused() -> None:
     long = Template("{% for a in range(99999) %}{{ messages[0].content * 1000 }}{% endfor %}")
     with pytest.raises(TemplateRefusal, match=r"more than 16000000 characters"):
         long.render(MESSAGES, ())
-
-
-def test_an_unknown_name_is_an_error() -> None:
-    with pytest.raises(CompactionError, match="no such template"):
-        template("no such template")
 
 
 def test_indented_json_is_what_python_writes() -> None:

@@ -50,7 +50,7 @@ def test_texts_are_counted_as_the_file_says(tmp_path: Path) -> None:
 def test_a_text_that_the_file_has_no_rule_for_counts_high(tmp_path: Path) -> None:
     """A vocabulary without an unknown token refuses texts; no token is shorter than a byte."""
     Tokenizer(WordLevel(vocab={"a": 0}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
-    assert read(tmp_path).length("héé") == 5
+    assert read(tmp_path).lengths(["héé"]) == [5]
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[" * 100_000, b"\xff\xfe", b'{"model": {"type": "BPE"}}', b"GGUF"])

@@ -6,15 +6,18 @@ import hashlib
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.registry import token_length, vocabulary
+from litellm_compaction.tokenizers.vocabulary import Encoder, by_tokenizers, by_words
 
 NAMES = ("cl100k_base", "o200k_base", "gpt-oss", "llama3", "llama2", "mistral-v3", "tekken", "qwen2", "deepseek-v3")
 ANY_TEXT = st.text(st.characters(codec=None))
@@ -60,3 +63,24 @@ def test_a_damaged_pack_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(CompactionError, match="llama2 cannot be read or used"):
             vocabulary("llama2")
     assert "LZMAError" in registry.why_broken("llama2")
+
+
+@settings(max_examples=settings().max_examples * 3, deadline=None)
+@given(
+    name=st.sampled_from(["llama2", "mistral-v3", "phi3"]),
+    text=st.lists(st.sampled_from(["  ", "▁", "\n", "> </", "a" * 100, " the", "né", "中文", "👍🏽"]) | ANY_TEXT).map(
+        "".join
+    ),
+)
+def test_words_take_what_the_text_takes(name: str, text: str) -> None:
+    """In each vocabulary in which no token reaches over the space between two words."""
+    text = text.encode("utf-8", "replace").decode()
+    words, whole = program(name)
+    assert words(text) == whole(text)
+
+
+@cache
+def program(name: str) -> tuple[Encoder, Encoder]:
+    head, body = registry._read_pack(name)
+    tokenizer = Tokenizer.from_buffer(body)
+    return by_words(tokenizer, head["words"]), by_tokenizers(tokenizer)

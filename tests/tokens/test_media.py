@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import JsonValue
-from litellm_compaction.tokens.media import image_tokens, inline_size
+from litellm_compaction.tokens.prompt import image_tokens, inline_size
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + struct.pack(">II", 640, 480) + b"\x08\x06\0\0\0"
 GIF = b"GIF89a" + struct.pack("<HH", 640, 480) + b"\0"

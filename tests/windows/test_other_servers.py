@@ -135,17 +135,6 @@ async def test_a_model_that_is_loaded_meanwhile_is_found(server: FakeLMStudio, w
     assert (await windows.resolve(asked)).tokens == 2048
 
 
-async def test_a_limit_outlives_a_guess(windows: Windows, clock: Clock) -> None:
-    """What a server's own error named is better than an assumption for good, better than the operator for 600 s."""
-    guess, written = target(apis=()), target("other", (), context_source="operator")
-    for each in (guess, written):
-        windows.learn(each, 9000)
-        assert (await windows.resolve(each)).source == "learned"
-    clock.now_s += 601
-    assert (await windows.resolve(guess)).tokens == 9000
-    assert (await windows.resolve(written)).tokens == 128_000
-
-
 # ------------------------------------------------------------------ a server's own number for a request
 
 ONE_SLOT = {**PROPS, "total_slots": 1}

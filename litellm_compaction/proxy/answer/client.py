@@ -12,7 +12,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from litellm_compaction.core.messages import Request
@@ -32,7 +31,6 @@ _BROWSER_PREFIX, _NO_BROWSER = "mozilla/", "electron/"
 # Routes on which thoughts are a delta of their own, and the one on which those of a whole answer have their own field.
 _ROUTES_WITH_THOUGHTS, _ROUTE_WITH_THOUGHTS_APART = ("/chat/completions", "/messages"), "/chat/completions"
 _USAGE_DETAILS = "completion_tokens_details"
-_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Notices(NamedTuple):
@@ -200,27 +198,16 @@ class OneAnswer:
         self._progress = progress
         self._notices = notices
         self._base: Chunk = {}
-        self._closing: Chunk = {}
         self._role_sent = False
-
-    def adopt(self, chunk: Chunk) -> None:
-        """Makes the first chunk's id, model and time those of the whole answer; it may be one that is held."""
-        choices = chunk.get("choices")
-        is_first, is_last = not self._base, not choices or choices[0].get("finish_reason") is not None
-        if not (is_first or is_last) or chunk.get("error"):
-            return
-        fields = {key: chunk[key] for key in chunk if key not in ("choices", "usage")}
-        if is_first:
-            self._base = fields
-        else:
-            # Fields that a server adds to its last chunks only, such as LM Studio's `stats` and llama.cpp's `timings`.
-            self._closing.update((key, fields[key]) for key in fields if key not in self._base)
 
     def written(self, chunk: Chunk, deltas: Sequence[Chunk]) -> list[Chunk]:
         """What the client gets for `chunk`, which says `deltas`: the chunk itself if it says all of them and no more.
 
-        Most chunks do: reading and writing each anew would be most of our cost for a stream.
+        Most chunks do: reading and writing each anew would be most of our cost for a stream. The first one's id, model
+        and time are those of the whole answer.
         """
+        if not self._base and not chunk.get("error"):
+            self._base = {key: value for key, value in chunk.items() if key not in ("choices", "usage")}
         if not isinstance(chunk, Received) or len(deltas) != 1 or chunk.get("id") != self._base.get("id"):
             return [self.dressed(delta) for delta in deltas]
         choices = chunk["choices"]
@@ -269,12 +256,10 @@ class OneAnswer:
         self._progress.delivered = delivered
         return chunk
 
-    def ending(self, reason: str, usage: Mapping[str, Any] | None, fields: Mapping[str, Any] = _NONE) -> list[Chunk]:
-        """The last chunks, with the server's other `fields` of its choice; no usage if the client did not ask."""
-        choice = {**fields, "index": 0, "delta": {}, "finish_reason": reason}
-        base = {**self._base, **self._closing}
-        chunks: list[Chunk] = [{**base, "choices": [choice]}]
-        return chunks if usage is None else [*chunks, {**base, "choices": [], "usage": usage}]
+    def ending(self, reason: str, usage: Mapping[str, Any] | None) -> list[Chunk]:
+        """The last chunks; no usage if the client did not ask."""
+        chunks: list[Chunk] = [{**self._base, "choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}]
+        return chunks if usage is None else [*chunks, {**self._base, "choices": [], "usage": usage}]
 
 
 def joined(chunks: Iterable[Chunk]) -> Chunk:

@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import Overflow, overflow_from_text
 from litellm_compaction.events import AnswerOutcome
 
-# A prompt this close to the window explains an answer that breaks off without a word.
-NEAR_FULL_RATIO = 0.80
-# The same if the server has counted the prompt itself.
-FULL_RATIO = 0.98
-# The share of a window that still counts after an overflow that named no number.
-_SHRINK_RATIO = 0.80
+UNNAMED = Overflow(None, None)
+# A prompt this close to the window explains an answer that breaks off without a word; if the server has counted it.
+NEAR_FULL_RATIO, FULL_RATIO = 0.80, 0.98
 # After so many stops for others something is wrong: a compaction has to help.
 MAX_CUTS = 24
 
@@ -37,12 +33,10 @@ class Ended(NamedTuple):
 
     Attributes:
         is_way_refused: the server refuses a continuation by this way, and another one is left.
-        is_delivered: the client has some of the answer.
         has_whole_calls: of several tool calls only the last was cut.
         only_recalls: the answer ended with calls of our own tool, and no other.
         is_used_up: the client has got as many tokens as it asked for.
         is_stuck: going on would repeat a call that the client has begun to receive.
-        is_thoughts: there is no word of the answer yet.
         is_full: the window, and not a share of it, has ended it.
     """
 
@@ -69,7 +63,6 @@ class State:
         cuts: stops for others, or at its share of a context.
         is_resumed: the last leg goes on without a compaction.
         is_closing: its thoughts were ended, since the window or their budget was spent.
-        has_gained: the last compaction made room.
         is_joined: it is made of more than one upstream answer.
     """
 
@@ -135,13 +128,8 @@ def restart_of(ended: Ended, state: State) -> Restart | None:
     return "pressed" if ended.is_full else "compacted"
 
 
-class Judged(NamedTuple):
-    overflow: Overflow
-    teaches: bool
-
-
-def judged(text: str, client_text: Callable[[], str], *, used_tokens: float, window_tokens: int) -> Judged | None:
-    """An overflow in an error text, as far as it is credible; None if the text tells of none.
+def judged(text: str, client_text: Callable[[], str], *, used_tokens: float, window_tokens: int) -> Overflow | None:
+    """An overflow in an error text, with the numbers that are credible; None if the text tells of none.
 
     A client must not teach a window to others: its own words, quoted by the server, are none of the server's; and no
     server runs over a limit far above the `used_tokens` that prompt and answer have at most.
@@ -151,18 +139,7 @@ def judged(text: str, client_text: Callable[[], str], *, used_tokens: float, win
     overflow = overflow_from_text(text, client_text())
     if overflow is None:
         # Quoted, or the client's agent is at work on such messages: then only a window that is nearly full tells.
-        return Judged(Overflow(None, None), teaches=False) if used_tokens >= NEAR_FULL_RATIO * window_tokens else None
+        return UNNAMED if used_tokens >= NEAR_FULL_RATIO * window_tokens else None
     named = overflow.window_tokens
-    if named is not None and named < window_tokens and used_tokens < NEAR_FULL_RATIO * named:
-        return Judged(Overflow(None, None), teaches=False)
-    return Judged(overflow, teaches=True)
-
-
-def taught(overflow: Overflow, prepared: PreparedRequest, *, is_shared: bool) -> Overflow:
-    """`overflow` with a credible size of the window, also if the server named no number.
-
-    Not where the context `is_shared`: others may have filled it.
-    """
-    if overflow.window_tokens is not None or is_shared:
-        return overflow
-    return overflow._replace(window_tokens=int(_SHRINK_RATIO * prepared.window.tokens))
+    is_far_off = named is not None and named < window_tokens and used_tokens < NEAR_FULL_RATIO * named
+    return UNNAMED if is_far_off else overflow

@@ -35,7 +35,7 @@ from litellm_compaction.engine import (
     RequestContext,
     Reservation,
 )
-from litellm_compaction.errors import CompactionError, Overflow
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import ContinuationOutcome, Cut
 from litellm_compaction.proxy.answer.client import Asked, OneAnswer, Progress
 from litellm_compaction.proxy.answer.endings import (
@@ -43,12 +43,11 @@ from litellm_compaction.proxy.answer.endings import (
     MAX_CUTS,
     NEAR_FULL_RATIO,
     STOPPED,
+    UNNAMED,
     Ended,
-    Judged,
     State,
     next_leg,
     restart_of,
-    taught,
 )
 from litellm_compaction.proxy.answer.relay import LegBound, Relay
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, UpstreamDropped, UpstreamError
@@ -262,7 +261,6 @@ class Answer:
 
     def _taken(self, chunk: Chunk, relay: Relay) -> list[Chunk]:
         """What the client gets for a chunk of the server's; the leg ends if others wait for its room."""
-        self._one.adopt(chunk)
         deltas, is_delivered = relay.take(chunk), self._progress.delivered
         is_at_a_seam = not (is_delivered and relay.is_inside_a_word)
         if relay.has_company and is_at_a_seam and self._is_called_back(relay):
@@ -335,9 +333,7 @@ class Answer:
         if step == "anew":
             self._progress.begin_anew()
             self._becomes(is_resumed=True)
-            # By the number that the server has told.
-            again = partial(self._compactor.finish, relay.prepared)
-            return _Next([], self._guarded if relay.bound.is_doubted else again)
+            return _Next([], self._guarded)
         if step == "look_up":
             parting = self._progress.part()
             return _Next(self._dressed([{"content": parting}] if parting else []), self._guarded)
@@ -451,7 +447,7 @@ class Answer:
         progress.lost_tokens += relay.lost_tokens
         is_others = self._is_overflow_of_all(relay)
         try:
-            self._learn(relay, is_others=is_others)
+            self._learn(relay)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client has its answer; a lesson that is lost must not take it away again.
             log_failure("learn", error)
@@ -473,9 +469,8 @@ class Answer:
         LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
         shared context even if the server lists none (four answers of 150 tokens over 4,096).
         """
-        if relay.end != "overflow" or self._state.cuts >= MAX_CUTS or relay.looks_full(NEAR_FULL_RATIO):
-            return False
-        if relay.judged != Judged(Overflow(None, None), teaches=True):
+        is_others = relay.end == "overflow" and relay.overflow == UNNAMED and not relay.looks_full(NEAR_FULL_RATIO)
+        if not is_others or self._state.cuts >= MAX_CUTS:
             return False
         window = relay.prepared.window
         others = self._room.beside(window)
@@ -487,18 +482,14 @@ class Answer:
         self._compactor.learn_shared(self._context, max(others + 1, window.slots))
         return True
 
-    def _learn(self, relay: Relay, *, is_others: bool) -> None:
+    def _learn(self, relay: Relay) -> None:
         """Notes what a leg shows of the window, of our count, and of the ways in which its server goes on.
 
         Refused ways count only after another one has worked: a server that refuses every way says nothing about ways.
         """
         context, prepared, replies = self._context, relay.prepared, self._compactor.replies
         if relay.end == "overflow":
-            overflow, teaches = relay.judged or Judged(Overflow(None, None), teaches=True)
-            if teaches:
-                is_shared = is_others or self._room.is_shared(prepared.window)
-                overflow = taught(overflow, prepared, is_shared=is_shared)
-            replies.learn_overflow(context, prepared, overflow)
+            replies.learn_overflow(context, prepared, relay.overflow or UNNAMED)
         if relay.usage is not None:
             replies.learn(context, prepared, **relay.usage._asdict())
         outcomes: dict[Way, Outcome] = {}
@@ -551,8 +542,7 @@ class Answer:
         receipt = {} if self._asked.is_whole else self._exchange.late_receipt
         if details := self._progress.details(self._state.outcome, receipt):
             self._exchange.ended(details)
-        fields = relay.ending_fields if reason == relay.finish_reason else {}
-        return self._one.ending(reason, self._progress.usage(details) if self._asked.wants_usage else None, fields)
+        return self._one.ending(reason, self._progress.usage(details) if self._asked.wants_usage else None)
 
     def _tell_background(self) -> None:
         """Lets the answer's conversation be compacted ahead, unless a restart has done that already."""

@@ -25,7 +25,15 @@ from litellm_compaction.engine import RECALL, Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer.calls import Calls
 from litellm_compaction.proxy.answer.client import Asked, Progress
-from litellm_compaction.proxy.answer.endings import FULL_RATIO, GIVES_WAY, NEAR_FULL_RATIO, STOPPED, End, Judged, judged
+from litellm_compaction.proxy.answer.endings import (
+    FULL_RATIO,
+    GIVES_WAY,
+    NEAR_FULL_RATIO,
+    STOPPED,
+    UNNAMED,
+    End,
+    judged,
+)
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES, REASONING_FIELDS, Chunk, UpstreamError, broken, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.counter import GeneratedTokens
@@ -35,11 +43,10 @@ _DANGER_RATIO = 0.80
 _DANGER_OUTPUT_RATIO = 0.60
 _CALL_ROOM_TOKENS = 4096
 _KNOWN_FIELDS = frozenset({"role", "content", "tool_calls", *REASONING_FIELDS})
-_CHOICE_FIELDS = frozenset({"index", "delta", "finish_reason", "logprobs"})
 _KEPT_REASONING_CHARS = 40_000
 _NO_CHOICE = object()
 _WORTH_A_RESTART_TOKENS = 32
-# No model writes so many windows full, however wrong our count is; nor does a server send so many pieces.
+# No model writes so many windows full, however wrong our count is.
 _ENDLESS_RATIO = 4
 
 
@@ -69,10 +76,8 @@ class Relay:
         calls: those that have begun: an answer cannot be cut inside them, nor go on once the client has a part of one.
         has_company: others in its context can end it at any moment: nothing is sent that ends inside a word.
         is_inside_a_word: the sent text may end inside a word, since no other answer shared the window then.
-        usage_fields: the usage with all its fields, and `ending_fields` those of the last choice, as the server wrote
-            them.
-        judged: an overflow that the server has told.
-        refusal: the form of the overflow, in one word for logs.
+        usage_fields: the usage with all its fields, as the server wrote them.
+        overflow: as the server has told it, and `refusal` its form, in one word for logs.
     """
 
     def __init__(
@@ -98,16 +103,14 @@ class Relay:
         self.calls = Calls(RECALL if prepared.tools is not None else None)
         # Of the choice that is the answer; nobody has asked for others.
         self._index: object = _NO_CHOICE
-        self._pieces = 0
         self.has_begun = False
         self.has_company = False
         self.is_inside_a_word = False
         self.usage: Usage | None = None
         self.usage_fields: Mapping[str, Any] = {}
-        self.ending_fields: Mapping[str, Any] = {}
         self.finish_reason: str | None = None
         self.end: End | None = None
-        self.judged: Judged | None = None
+        self.overflow: Overflow | None = None
         self.refusal = ""
         self.error: UpstreamError | None = None
 
@@ -116,7 +119,7 @@ class Relay:
         if error := chunk.get("error"):
             self._fail_inside(error, chunk)
             return []
-        if (usage := usage_of(chunk)) is not None:
+        if chunk.get("usage") and (usage := usage_of(chunk)) is not None:
             self.usage, self.usage_fields = usage, dict(chunk["usage"])
         choices = chunk.get("choices") or ()
         if self._index is _NO_CHOICE and choices:
@@ -126,7 +129,6 @@ class Relay:
             return []
         if choice.get("finish_reason"):
             self.finish_reason = choice["finish_reason"]
-            self.ending_fields = {key: value for key, value in choice.items() if key not in _CHOICE_FIELDS and value}
         delta = choice.get("delta")
         if not isinstance(delta, dict):
             return []
@@ -139,21 +141,20 @@ class Relay:
         }
         if others:
             deltas = [{**deltas[0], **others}, *deltas[1:]] if deltas else [others]
-        self._pieces += bool(deltas)
         self._stop_if_full()
         return deltas
 
     def _stop_if_full(self) -> None:
-        if max(self.generated.tokens, self._pieces) > _ENDLESS_RATIO * self._window_tokens:
+        if self.generated.tokens > _ENDLESS_RATIO * self._window_tokens:
             self.end, self.error = "failed", unreadable("its answer does not end")
-        elif self.finish_reason is not None:
+        if self.calls or self.end is not None or self.finish_reason is not None:
             return
-        elif self.used_tokens >= self._stop_tokens and not self.calls:
+        if self.used_tokens >= self._stop_tokens:
             self.end = "limit"
         elif self.generated.tokens >= self._most_thoughts_tokens:
             self._most_thoughts_tokens = math.inf
             text = self._progress.sent_text + "".join(self._tail)
-            if not self.calls and (text or self._progress.reasoning) and is_only_thoughts(text):
+            if (text or self._progress.reasoning) and is_only_thoughts(text):
                 self.end = "overthought"
 
     def _reasoning(self, delta: Mapping[str, Any]) -> list[Chunk]:
@@ -197,7 +198,7 @@ class Relay:
         if joiner.echoed_text and not had_echo:
             # The server repeats the text that it was shown; nothing of that has been generated.
             self._echo_tokens = self.generated.of(joiner.echoed_text)
-            self.generated = self.generated.anew()
+            self.generated = GeneratedTokens(self.generated.of)
             self.generated.add(text)
         return text
 
@@ -276,9 +277,9 @@ class Relay:
         used_tokens = self.prepared.count.high + self.completion_tokens()
         found = judged(error.text, self._asked.client_text, used_tokens=used_tokens, window_tokens=self._window_tokens)
         if found is None and is_crash(error.text) and self.looks_full(NEAR_FULL_RATIO):
-            found = Judged(Overflow(None, None), teaches=False)
+            found = UNNAMED
         if found is not None:
-            self.end, self.judged = "overflow", found
+            self.end, self.overflow = "overflow", found
             named = "error_event" if error.is_inside else f"http_{error.status}" if error.status else "error"
             self.refusal = "crash" if is_crash(error.text) else named
 
@@ -352,14 +353,9 @@ class Relay:
 
     @property
     def lost_tokens(self) -> int:
-        """Generated tokens that the client never gets: cut calls, ours, and text that the joiner took out.
-
-        No more than their share of what the server has counted: a client's limit is in the server's tokens.
-        """
+        """Generated tokens that the client never gets: cut calls, ours, and text that the joiner took out."""
         ours = sum(self.generated.of(call.text) for call in self.calls.ours)
-        lost = self.cut_call_tokens + self._removed_tokens() + ours
-        written = self.generated.exact() + self._repeated_tokens()
-        return min(lost, lost * self.completion_tokens() // max(written, 1))
+        return min(self.cut_call_tokens + self._removed_tokens() + ours, self.completion_tokens())
 
     @property
     def cut_call_tokens(self) -> int:

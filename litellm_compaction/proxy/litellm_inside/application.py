@@ -49,6 +49,7 @@ def before_end(job: Callable[[], Awaitable[None]]) -> None:
 
         return ended
 
+    # LiteLLM gives callbacks no such moment; its lifespan looks this function up when it is over.
     Seam.END.wrap(with_job)
 
 
@@ -66,6 +67,7 @@ async def key_owner(scope: Mapping[str, Any], headers: Mapping[str, str], path: 
     """Returns LiteLLM's record of the key in `headers` (lower case), as if it asked to GET `path`; else its error."""
     from fastapi import Request
 
+    # As a POST it could be refused for what its body does not have (`enforce_user_param`).
     user_api_key_auth = Seam.KEYS.needed()
     raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
     asked = {
@@ -96,6 +98,7 @@ def _header_of(marker: object) -> str:
 
 def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
     """True if the lists of models that a key and its team carry allow `model_name` `model`; no look into a database."""
+    # A call through the router skips the proxy's own check.
     auth, check = _auth(metadata), Seam.LISTED.get()
     for attribute, kind in (("models", "key"), ("team_models", "team")):
         allowed = getattr(auth, attribute, None)

@@ -16,8 +16,6 @@ _KEYS: dict[str, dict[str, Any]] = {
     "sk-bert": {"user_id": "bert", "team_id": "blue"},
     "sk-carl": {"user_id": "carl"},
     "sk-dora": {"user_id": "dora"},
-    "sk-left-alone": {"user_id": "fred", "metadata": {"compaction": {"mode": "off"}}},
-    "sk-only-pruned": {"user_id": "erik", "models": ["pruned"]},
 }
 
 
