@@ -280,7 +280,7 @@ class SummaryClient:
             most_tokens = max(counted.likely, counted.tokens + MARGIN_MIN_TOKENS)
             does_fit = most_tokens + job.summary_tokens + job.thinking_tokens <= measured.window.tokens
         else:
-            media_tokens = math.ceil(counted.own.amounts.media * self._counter.known.price(target.key).usual)
+            media_tokens = math.ceil(counted.own.amounts.media * counted.rates[1].usual)
             does_fit = told + media_tokens <= job.prompt_limit_tokens
         if not does_fit:
             return None

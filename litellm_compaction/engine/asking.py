@@ -217,7 +217,7 @@ class Asker:
         which are added as the template shows them.
         """
         target, own, protocol = measured.context.target, count.own, self._counter.protocol
-        reasons, price = any(message.reasoning for message in request.messages), self._counter.known.price(target.key)
+        reasons, price = any(message.reasoning for message in request.messages), count.rates[1]
         if target.is_lmstudio:
             is_sayable = (own.rendered or not reasons) and (price.is_confirmed or not own.images)
             told = count.told if count.is_counted else None
