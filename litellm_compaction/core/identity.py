@@ -159,7 +159,11 @@ def _is_note(text: str) -> bool:
 def _is_piece(text: str, was: Datum) -> bool:
     """Returns True if a text is the head, the tail, or both, of what was there, with a mark where it was cut."""
     ending = _ENDING.search(text, max(len(text) - _MOST_ENDING_CHARS, 0))
-    body = text if ending is None else text[: ending.start()]
+    # A line in brackets at the end may be the client's, or have stood there.
+    return _is_cut(text, was) or (ending is not None and _is_cut(text[: ending.start()], was, has_ending=True))
+
+
+def _is_cut(body: str, was: Datum, *, has_ending: bool = False) -> bool:
     head = _equal_pieces(_pieces(body), was.head)
     rest = body[head * _PIECE_CHARS :]
     tail = _equal_pieces(_pieces(rest, backwards=True), was.tail)
@@ -168,7 +172,7 @@ def _is_piece(text: str, was: Datum) -> bool:
         head + tail >= _LEAST_EQUAL_PIECES
         and len(rest) <= 8 * _NOTE_TOKENS
         and roughly_tokens(rest) <= _NOTE_TOKENS + _PIECE_CHARS // 2
-        and (_MARK.search(rest) is not None or (ending is not None and len(rest) < _PIECE_CHARS))
+        and (_MARK.search(rest) is not None or (has_ending and len(rest) < _PIECE_CHARS))
     )
 
 

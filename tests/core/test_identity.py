@@ -54,6 +54,13 @@ def test_what_was_cleared_or_cut_is_the_same_conversation(now: list[JsonDict]) -
     assert _entry(_talk(), now) == chain(parsed(_talk()))[-1]
 
 
+def test_a_cut_result_may_end_with_a_line_in_brackets_of_its_own() -> None:
+    """Which is no client's word about the cut."""
+    output = f"{OUTPUT}\n(File has 62 lines total.)"
+    cut = f"{output[:400]}\n... [truncated] ...\n{output[-400:]}"
+    assert _entry(_talk(output), _talk(cut)) == chain(parsed(_talk(output)))[-1]
+
+
 @pytest.mark.parametrize(
     "now",
     [
