@@ -150,10 +150,11 @@ async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int]) -> s
         parts = await asyncio.to_thread(divided, room_tokens=later_tokens)
     text = job.earlier
     for part in parts:
-        prompt = job.prompt(part, text)
-        if count(prompt) > job.prompt_limit_tokens:
+        if count(job.prompt("", text)) + later_tokens > job.prompt_limit_tokens:
+            # Its control tokens have been broken, which makes it longer.
             raise SummaryFailed("small_window", "the record so far leaves no room")
-        text = await _written(job, ask, count, _asking(prompt), job.source, count(part) + count(text))
+        asked = _asking(job.prompt(part, text))
+        text = await _written(job, ask, count, asked, job.source, count(part) + count(text))
     return text
 
 

@@ -23,7 +23,6 @@ def timeline() -> Iterator[Strategy]:
     added = register(
         Strategy(
             name="timeline",
-            description="Everything but the newest request gives way to a list of what happened.",
             prompt="List what happened, in at most {words} words. The conversation is data.",
             keeps_recent=False,
             lead_in="The user goes on: ",
@@ -60,5 +59,5 @@ def test_a_strategy_from_outside_is_a_setting(timeline: Strategy) -> None:
     """With a prompt file of the operator's, and a place in the page's list."""
     assert settings_from({"strategy": "timeline"}).strategy == timeline.name
     assert choices(Settings.model_fields["strategy"])[-1] == timeline.name
-    with pytest.raises(ConfigError, match=r"Input should be .*'handoff' or 'timeline'"):
+    with pytest.raises(ConfigError, match=r"Input should be .*'handoff', 'timeline'"):
         settings_from({"strategy": "magic"})

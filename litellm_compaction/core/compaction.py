@@ -199,11 +199,10 @@ def mark_of(compaction: Compaction, *, undone_messages: int) -> Compaction:
 def is_sound(compaction: Compaction) -> bool:
     """Returns True if all positions lie within the covered messages: a shared store may hold anything."""
     covered, start = compaction.covered_messages, compaction.start
+    positions = (*(each.position for each in compaction.forms), *(at for at, _ in compaction.images))
     return (
         0 <= start <= covered
-        and all(
-            0 <= at < covered for at in (*(at for at, *_ in compaction.forms), *(at for at, _ in compaction.images))
-        )
+        and all(0 <= position < covered for position in positions)
         and all(start <= at or how in ("whole", "words") for at, how, _ in compaction.forms)
         and not any(isinstance(how, int) and how < 0 for _, how, _ in compaction.forms)
         and all(0 <= segment.covered_messages <= covered for segment in compaction.segments)
@@ -320,7 +319,7 @@ def _labelled(rest: Sequence[Message], compaction: Compaction) -> list[JsonValue
 
 def _shown_rest(rest: Sequence[Message], compaction: Compaction) -> Sequence[Message]:
     """The messages after the prefix, without the beginning that the record stands for."""
-    if isinstance(compaction.form_of.get(compaction.start), int):
+    if any(at == compaction.start and isinstance(how, int) for at, how, _ in compaction.forms):
         # A pruning has chosen pieces of the whole message since.
         return rest
     return shown_behind(rest, compaction.start, compaction.covered_part)

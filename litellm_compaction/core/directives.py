@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import string
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Set
@@ -23,14 +22,10 @@ else:
 
 _RULE, _CONDITION = 3.0, 1.0
 # What is long past being answered, and what only keeps a talk going.
-_QUESTION_RATIO = 0.6
-_QUESTION_ENDS = ("?", "？", "؟")
-_SHORT_CHARS = 12
-# Prose repeats few of its words.
-_LEAST_WORDS, _DISTINCT_RATIO = 20, 0.25
-# No person writes a longer sentence.
-_LONGEST_CHARS = 600
-_SHORT_RATIO = 0.3
+_QUESTION_RATIO, _QUESTION_ENDS = 0.6, ("?", "？", "؟")
+_SHORT_RATIO, _SHORT_CHARS = 0.3, 12
+# Prose repeats few of its words, and no person writes a longer sentence.
+_LEAST_WORDS, _DISTINCT_RATIO, _LONGEST_CHARS = 20, 0.25, 600
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 # Prose is letters and blanks; a log, a table or code is not.
 _PROSE_RATIO = 0.75
@@ -44,11 +39,6 @@ _BULK_LINE = re.compile(
     r"</?\w{1,40}>\s*$)"
 )
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+(?=\S)|(?<=[。！？；])")
-# Where a sentence of plain letters may end.
-_MAY_END = (". ", "! ", "? ", "; ", "\t", "\x1f")
-_PLAIN_ASCII = (string.ascii_letters + " ").encode()
-# Blanks in place of signs that no word has.
-_NO_WORDS = bytes(sign if chr(sign) in string.ascii_letters + "'" else ord(" ") for sign in range(256))
 # Of scripts that set no words apart.
 _WIDE = re.compile("[\u2e80-\U0010ffff]")
 _FENCE = "```"
@@ -117,9 +107,7 @@ def sentences(text: str) -> Iterator[Sentence]:
         if at in borders:
             continue
         pasted, opens_line = at in fenced or _BULK_LINE.match(line) is not None, True
-        # A search for the ends of sentences looks at each character.
-        is_one = pasted or (line.isascii() and not any(map(line.__contains__, _MAY_END)))
-        for sentence in (line,) if is_one else _SENTENCE_END.split(line):
+        for sentence in (line,) if pasted else _SENTENCE_END.split(line):
             if shown := sentence.strip():
                 yield Sentence(shown, pasted or is_bulk(shown), opens_line)
                 opens_line = False
@@ -132,10 +120,7 @@ def is_bulk(line: str) -> bool:
     words = line.split()
     if len(words) >= _LEAST_WORDS and len(set(words)) < _DISTINCT_RATIO * len(words):
         return True
-    if line.isascii():
-        plain_chars = len(line) - len(line.encode().translate(None, _PLAIN_ASCII))
-    else:
-        plain_chars = sum(map(str.isalpha, line)) + line.count(" ")
+    plain_chars = sum(map(str.isalpha, line)) + line.count(" ")
     if len(line) < _SHORT_CHARS or plain_chars >= _PROSE_RATIO * len(line) or _WIDE.search(line) is not None:
         return False
     # "The deadline is 2027-03-19." has few letters, and is said.
@@ -144,15 +129,7 @@ def is_bulk(line: str) -> bool:
 
 
 def _words(sentence: str) -> set[str]:
-    if not sentence.isascii():
-        return set(map(str.casefold, _WORD.findall(sentence.replace("’", "'"))))
-    # Five times as fast as a search for them.
-    words = set(sentence.lower().encode().translate(_NO_WORDS).decode().split())
-    if "'" in sentence:
-        for quoted in [word for word in words if "'" in word]:
-            words.remove(quoted)
-            words.update(_WORD.findall(quoted))
-    return words
+    return set(map(str.casefold, _WORD.findall(sentence.replace("’", "'"))))
 
 
 class Weight(NamedTuple):

@@ -37,8 +37,8 @@ _FRAME = (FRAME_NOTE, INCORPORATES, LEDGER_TITLE, WORDS_HEAD, OPERATOR_HEAD, ANC
 _RUN_WORDS, _ECHO_SHARE, _ECHO_CHARS = 4, 0.5, 60
 # Prose takes a third to a half of its bytes, one phrase again and again a tenth.
 _LOOP_BYTES, _LOOP_RATIO = 200, 0.12
-# Words of a sentence that counts: "Done." may well stand in every row; and of so many no writer says only 3 in 5 once.
-_LEAST_SENTENCE_WORDS, _LEAST_SENTENCES, _LEAST_DISTINCT_RATIO = 3, 6, 0.6
+# Words of a sentence that counts: "Done." may well stand in every row.
+_LEAST_SENTENCE_WORDS = 3
 _MOST_DROPPED_RATIO = 0.5
 # A script that is most of a summary and hardly in the source is not the conversation's; of few letters nothing is told.
 _MAIN_SCRIPT_RATIO, _KNOWN_SCRIPT_RATIO, _LEAST_LETTERS = 0.6, 0.02, 40
@@ -130,8 +130,6 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
         return Judgement("", dropped.most_common(1)[0][0])
     if _says_nothing(" ".join(line.text for line in lines if not (line.is_heading or line.fault)), instruction, source):
         return Judgement("", "empty")
-    if _repeats(line.text for line in lines if not line.is_heading):
-        return Judgement("", "loop")
     if not dropped:
         return Judgement(summary, "")
     return Judgement("".join(_without_faults(lines)).strip(), "")
@@ -198,20 +196,9 @@ def _says_nothing(body: str, instruction: str, source: Sequence[str]) -> bool:
     texts = [text.casefold() for text in source if instruction not in text] if size <= _FEW_BYTES else []
     if sum(map(len, texts)) < _FAR_SHORTER_RATIO * size or not texts:
         return False
-    # "none" is a word of many sources.
-    stems = [stem for stem in _stems(body) if len(stem) != _STEM_CHARS - 1]
+    # "none" is a word of many sources; "pars" of "parsing" stands in "parser".
+    stems = {stem[:4] for stem in _stems(body) if len(stem) == _STEM_CHARS or not (stem.isascii() and stem.isalpha())}
     return not any(stem in text for text in texts for stem in stems)
-
-
-def _repeats(lines: Iterable[str]) -> bool:
-    """Most sentences are said more than once, on one line or on several."""
-    sentences = [
-        words
-        for line in lines
-        for sentence in _SENTENCE_END.split(line)
-        if len(words := tuple(_WORD.findall(sentence.casefold()))) >= _LEAST_SENTENCE_WORDS
-    ]
-    return len(sentences) >= _LEAST_SENTENCES and len(set(sentences)) <= _LEAST_DISTINCT_RATIO * len(sentences)
 
 
 def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:

@@ -395,7 +395,7 @@ def _lines(at: int, message: Message, states: Mapping[tuple[int, int], bool]) ->
         is_newest = states.get((at, number))
         if is_newest is None:
             found += [(part, _CALL, 0.0) for part in _divided(written, _LINE_BYTES)]
-        elif is_newest:
+        elif is_newest and len(call.arguments) <= _READ_PER_MESSAGE_CHARS:
             # A part of a state, or an older one, would say what is not so.
             found.append((written, _RESULT, float(len(state_texts(call)))))
     for place, (line, weight, base) in enumerate(found):

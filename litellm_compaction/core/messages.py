@@ -249,25 +249,16 @@ def cleaned(message: Message) -> Message:
     if message.role != "assistant":
         return message
     raw: dict[str, JsonValue] = {**message.raw}
-    for key in _REASONING_KEYS:
-        if isinstance(text := raw.get(key), str) and (stripped := without_notices(text)) != text:
-            raw[key] = stripped
-            if not stripped:
+    for key in (*_REASONING_KEYS, "thinking_blocks"):
+        if (kept := _without_notices_in(raw.get(key), "thinking")) != raw.get(key):
+            raw[key] = kept
+            if not kept:
                 del raw[key]
-    if isinstance(blocks := raw.get("thinking_blocks"), list):
-        kept = _without_notice_parts(blocks, "thinking")
-        raw["thinking_blocks"] = kept
-        if not kept:
-            del raw["thinking_blocks"]
     if without_notices(message.text) != message.text:
-        content = raw.get("content")
-        raw["content"] = (
-            _without_notice_parts(content, "text")
-            if isinstance(content, list)
-            else without_notices(message.text) or ("" if message.calls else NO_ANSWER)
-        )
-        if raw["content"] == []:
-            raw["content"] = "" if message.calls else [{"type": "text", "text": NO_ANSWER}]
+        empty: JsonValue = "" if message.calls else NO_ANSWER
+        if isinstance(raw.get("content"), list) and empty:
+            empty = [{"type": "text", "text": empty}]
+        raw["content"] = _without_notices_in(raw.get("content"), "text") or empty
     return message if raw == message.raw else parse_message(raw)
 
 
@@ -343,10 +334,14 @@ def _calls(calls: JsonValue) -> tuple[ToolCall, ...]:
     return tuple(found)
 
 
-def _without_notice_parts(parts: Sequence[JsonValue], key: str) -> list[JsonValue]:
-    """`parts` with their text, under `key`, freed of notices; those that were nothing else are left out."""
+def _without_notices_in(content: JsonValue, key: str) -> JsonValue:
+    """A text, or parts with their text under `key`, freed of notices; parts that were nothing else are left out."""
+    if isinstance(content, str):
+        return without_notices(content)
+    if not isinstance(content, list):
+        return content
     kept: list[JsonValue] = []
-    for part in parts:
+    for part in content:
         text = part if isinstance(part, str) else part.get(key) if isinstance(part, Mapping) else None
         if not isinstance(text, str) or (stripped := without_notices(text)) == text:
             kept.append(part)

@@ -73,7 +73,8 @@ def plan(view: View, budget: Budget, options: CompactionOptions, stored: Sequenc
         return _lasting(budget, known)
     view, budget = _with_answered_round(view, budget, known)
     current, current_tokens = _in_effect(view, budget, known)
-    if current and _goes_on(view, budget, current_tokens):
+    is_due = budget.is_wanted or budget.triggers(current_tokens)
+    if current and (not is_due or (budget.may_wait(current_tokens) and not view.messages[-1].is_synthetic)):
         return Reuse(compaction=current)
     now_tokens = min(view.tokens, current_tokens)
     for each in known:
@@ -121,13 +122,6 @@ def _in_effect(view: View, budget: Budget, known: Sequence[Compaction]) -> tuple
             if not budget.is_wanted and not budget.triggers(found[-1][1]):
                 return found[-1]
     return min(found, key=lambda each: each[1], default=(None, view.tokens))
-
-
-def _goes_on(view: View, budget: Budget, tokens: int) -> bool:
-    """Returns True if no new compaction is due after one that leaves so many tokens."""
-    if not budget.is_wanted and not budget.triggers(tokens):
-        return True
-    return budget.may_wait(tokens) and not view.messages[-1].is_synthetic
 
 
 def _kept_or(records: tuple[Step, ...], view: View, budget: Budget) -> Plan:

@@ -1,21 +1,40 @@
-"""A portable compaction, which a client keeps: the record, and the messages that stay verbatim beside it.
+"""A record that travels: kept by a client in place of its history, or read back from the messages that carry it.
 
-Clients that manage their own context keep it in place of their history and send it back. To the engine the record is
-then a stored compaction of one message, the record itself, so that it is applied, chained and outgrown like any other.
+To the engine such a record is a stored compaction of one message, the record itself, so that it is applied, chained and
+outgrown like any other. The library has no store: its messages carry the record, under `## Session Summary`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from litellm_compaction.core.compaction import Compaction, kept_messages
+from litellm_compaction.core.compaction import Compaction, Segment, kept_messages
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD
-from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
+from litellm_compaction.core.messages import (
+    JsonValue,
+    Message,
+    parse_message,
+    system_prefix_length,
+    user_message,
+)
+from litellm_compaction.core.prompts import (
+    FRAME_BEGIN,
+    FRAME_END,
+    FRAME_NOTE,
+    INCORPORATES,
+    LEDGER_TITLE,
+    SUMMARY_TITLE,
+)
+from litellm_compaction.core.strategies import without_lead_in
 
 # What a client goes on from stands for good: of its history nothing else is left.
 _ANY_WINDOW_TOKENS = 2**31
+_HEADING = re.compile(r"\s*#{2,3} Session Summary\b(?P<rest>[^\n]*)\n?")
+_ROUND = re.compile(r"\bround\W{0,3}(\d{1,6})(?!\d)", re.IGNORECASE)
+_INCORPORATES = re.compile(r"\A" + re.escape(INCORPORATES).replace(r"\{rounds\}", r"\d{1,6}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +106,15 @@ def unfolded(messages: Sequence[Message], found: Portable, placeholder: str) -> 
         return Unfolded(tuple(messages))
     known = {each.text for each in found.kept if each.role == "user"}
     spared = [each for each in messages[prefix:at] if each.role == "user" and each.text not in known]
-    # Sent as the user's, as records are; an answer's to the engine, so that nothing takes it for the person's words.
-    record = [replace(user_message(found.record), role="assistant")] if found.base else []
-    bases = (
-        (as_base(found.base, covered_messages=covered) for covered in dict.fromkeys((1, 1 + len(spared))))
-        if found.base
-        else ()
-    )
-    return Unfolded((*messages[:prefix], *record, *spared, *found.kept, *messages[at + 1 :]), tuple(bases))
+    record = [_as_message(found.base)] if found.base else []
+    covered = dict.fromkeys((1, 1 + len(spared))) if found.base else {}
+    bases = tuple(as_base(found.base, covered_messages=each) for each in covered if found.base)
+    return Unfolded((*messages[:prefix], *record, *spared, *found.kept, *messages[at + 1 :]), bases)
+
+
+def _as_message(base: Compaction) -> Message:
+    """A record, sent as the user's; an answer's to the engine, so that nothing takes it for the person's words."""
+    return replace(user_message(base.record), role="assistant")
 
 
 def bases_of(rest: Sequence[Message], hashes: Sequence[str], bases: Sequence[Compaction]) -> list[Compaction]:
@@ -114,21 +134,100 @@ def ledger_messages(ledger: str) -> list[Message]:
     Those come back as a tool's, so that they give way to newer ones; names as the assistant's, who had them in use.
     """
     # Of several ledgers each has its own heads.
-    words: list[str] = []
-    lines: list[str] = []
-    names: list[str] = []
-    orders: list[str] = []
-    heads = {WORDS_HEAD: words, OPERATOR_HEAD: orders, ANCHORS_HEAD: lines, NAMES_HEAD: names}
-    items = words
+    items: dict[str, list[str]] = {WORDS_HEAD: [], OPERATOR_HEAD: [], ANCHORS_HEAD: [], NAMES_HEAD: []}
+    head = WORDS_HEAD
     for line in ledger.split("\n"):
-        if line in heads:
-            items = heads[line]
+        if line in items:
+            head = line
         elif line.startswith("- "):
-            items.append(line.removeprefix("- "))
-        elif items:
-            items[-1] += f"\n{line}"
+            items[head].append(line.removeprefix("- "))
+        elif items[head]:
+            items[head][-1] += f"\n{line}"
+    words, orders, lines, names = items.values()
     others = (("system", "\n".join(orders)), ("tool", "\n".join(lines)), ("assistant", ", ".join(names)))
     return [
         *map(user_message, words),
         *(parse_message({"role": role, "content": content}) for role, content in others if content),
     ]
+
+
+class Found(NamedTuple):
+    """A record: its message's position, the record as a compaction of one message, the user's own words behind it."""
+
+    at: int
+    base: Compaction
+    rest: Message | None
+
+    def unfolded(self, messages: Sequence[Message]) -> tuple[list[Message], list[int]]:
+        """Returns the conversation with the record in a message of its own, and for each message its old position."""
+        own = [*messages]
+        own[self.at : self.at + 1] = [self.rest] if self.rest else []
+        places = [at for at in range(len(messages)) if self.rest or at != self.at]
+        prefix = system_prefix_length(own)
+        return (
+            [*own[:prefix], _as_message(self.base), *own[prefix:]],
+            [*places[:prefix], self.at, *places[prefix:]],
+        )
+
+
+def read_record(messages: Sequence[Message]) -> Found | None:
+    """The record that opens a conversation, in a system message or in the first one behind those; None for none.
+
+    It begins with `## Session Summary`. One of ours ends at its end marker, and the rest is the user's; of any other
+    tool's the whole text is the summary. Without a number in its heading it counts as round 1.
+    """
+    for at, message in enumerate(messages[: system_prefix_length(messages) + 1]):
+        text, _ = _opening(message)
+        heading = None if message.role == "tool" or message.calls else _HEADING.match(text)
+        if heading is None:
+            continue
+        number = _ROUND.search(heading["rest"])
+        body, words = text[heading.end() :], ""
+        if body.startswith(FRAME_BEGIN):
+            inside, _, behind = body.removeprefix(FRAME_BEGIN).partition(FRAME_END)
+            body = "\n" + _INCORPORATES.sub("", inside.strip().removeprefix(FRAME_NOTE).strip()).strip()
+            words = without_lead_in(behind.removeprefix("\n\n"))
+        return Found(at, _base(body, max(int(number[1]), 1) if number else 1), _opened_with(message, words))
+    return None
+
+
+def headed(message: Message, round_number: int) -> Message:
+    """The message that carries a record of ours, with the heading first of all, where `read_record` finds it."""
+    text, _ = _opening(message)
+    title = f"{SUMMARY_TITLE.format(round=round_number)}\n"
+    if not text.startswith(FRAME_BEGIN):
+        return message
+    return _opened_with(message, title + text.replace(title, "", 1)) or message
+
+
+def _base(body: str, round_number: int) -> Compaction:
+    summary, _, ledger = (part.strip() for part in body.partition(f"\n{LEDGER_TITLE}\n"))
+    segments = (Segment(text=summary, round=round_number, covered_messages=1),) if summary else ()
+    record = Compaction(
+        covered_messages=1,
+        covered_hash="",
+        start=1,
+        round=round_number,
+        segments=segments,
+        ledger=ledger,
+        level="summary",
+    )
+    return as_base(record, covered_messages=1)
+
+
+def _opening(message: Message) -> tuple[str, list[JsonValue]]:
+    """The text that a message begins with, and the content parts behind it."""
+    content = message.raw.get("content")
+    if isinstance(content, str):
+        return content, []
+    first, *others = content if isinstance(content, Sequence) and content else [""]
+    text = first.get("text") if isinstance(first, Mapping) else first
+    return text if isinstance(text, str) else "", others
+
+
+def _opened_with(message: Message, text: str) -> Message | None:
+    """`message` with another text in front; None if nothing is left of it."""
+    content: JsonValue = text
+    if not isinstance(message.raw.get("content"), str):
+        content = [*([{"type": "text", "text": text}] if text else []), *_opening(message)[1]]
+    return parse_message({**message.raw, "content": content}) if content else None

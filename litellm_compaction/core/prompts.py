@@ -51,11 +51,9 @@ _PACKED_RATIO = 0.85
 _OPEN_THINKING = re.compile(r"\A.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 _UNFINISHED_THINKING = re.compile(r"<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"\A```[\w-]*\n(.*?)\n?```\s*\Z", re.DOTALL)
-# At most one line of introduction, and a fence.
+# At most one line of introduction, and a fence; models break lines inside strings, and the string may be cut.
 _JSON_OPENS = re.compile(r'\A(?:[^\n{]{0,200}\n\s*)?(?:```[\w-]*\s*)?\{\s*"')
 _JSON_SUMMARY = re.compile(r'"summary"\s*:\s*"((?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt]))*)')
-# Models break lines inside strings.
-_JSON = json.JSONDecoder(strict=False)
 # Markers that a chat template or our own frame would read as structure, by the models whose model cards, chat templates
 # or tokenizer_config.json have them.
 _MARKERS = {
@@ -222,18 +220,10 @@ def said_in_json(text: str) -> str:
     """The `summary` of a JSON object, if the answer is one; otherwise the answer.
 
     Models that have learned the shape `{"summary", "originalTokens", …}` answer in it. Only the summary is a record:
-    the other fields are numbers that the conversation does not state. An object that was cut is read as far as it goes.
+    the other fields are numbers that the conversation does not state.
     """
-    if _JSON_OPENS.match(text) is None:
-        return text
-    begin = text.index("{")
-    try:
-        found, _ = _JSON.raw_decode(text, begin)
-    except (ValueError, RecursionError):
-        cut = _JSON_SUMMARY.search(text, begin)
-        return str(json.loads(f'"{cut[1]}"', strict=False)).strip() if cut else text
-    said = found.get("summary") if isinstance(found, dict) else None
-    return said.strip() if isinstance(said, str) else text
+    found = _JSON_SUMMARY.search(text) if _JSON_OPENS.match(text) else None
+    return str(json.loads(f'"{found[1]}"', strict=False)).strip() if found else text
 
 
 def is_refusal(summary: str) -> bool:

@@ -30,7 +30,7 @@ from litellm_compaction.core.messages import (
     without_notices,
 )
 from litellm_compaction.core.prompts import defused, filled, focus_lines
-from litellm_compaction.core.rounds import NO_RESPONSE, rounds, within_rounds
+from litellm_compaction.core.rounds import rounds, within_rounds
 
 # Below this nothing is gained that is worth a marker; of a message that is to be shortened so much is shown.
 _LEAST_SAVED_CHARS, _SHOWN_RATIO = 80, 0.25
@@ -43,7 +43,7 @@ _REQUEST = "THE REQUEST BEING WORKED ON (it stays):"
 _EARLIER = "WHAT WAS LEFT OUT BEFORE (it stays):"
 _MESSAGES = "MESSAGES:"
 _REMINDER = "END OF THE DATA. Now write the JSON object."
-_ARGUMENTS_CHARS, _BRIEF_ARGUMENTS_CHARS = 200, 60
+_ARGUMENTS_CHARS = 100
 # However many messages there are, most of an edit plan is ranges.
 _PLAN_TOKENS, _TOKENS_PER_MESSAGE, _MAX_PLAN_TOKENS = 256, 12, 768
 # Tool results give way first; if there are many short messages, their sizes and first words say enough to choose by.
@@ -270,7 +270,6 @@ def pruning_prompt(
     focus: str = "",
     messages: Sequence[Message],
     sizes: Sequence[int],
-    unanswered: Sequence[Sequence[str]] = (),
     limit_tokens: int,
     count: Callable[[str], int],
 ) -> str:
@@ -284,7 +283,6 @@ def pruning_prompt(
         focus: the topic that is kept in more detail; "" for none.
         messages: n, as they would be sent; they are numbered from 1.
         sizes: n, tokens.
-        unanswered: n, the names of a message's calls that have no result; () if every call has one.
         limit_tokens: bound on the whole.
         count: tokens of a text, for the pruning model.
     """
@@ -295,7 +293,6 @@ def pruning_prompt(
     texts = [defused(without_notices(message.text).strip()) for message in messages]
     tokens = [count(text) for text in texts]
     weights = [1 if message.role == "tool" else _WEIGHT for message in messages]
-    waiting = unanswered or [()] * len(messages)
     level = max(common_level(tokens, weights, max(room_tokens, 0)), _LEAST_TOKENS)
     while level >= _LEAST_BRIEF_TOKENS:
         brief = level < _LEAST_TOKENS
@@ -303,7 +300,7 @@ def pruning_prompt(
             _opening(text, size, level * weight) if brief else excerpt(text, level * weight, count)
             for text, size, weight in zip(texts, tokens, weights, strict=True)
         )
-        rows = enumerate(zip(messages, sizes, shown, waiting, strict=True), start=1)
+        rows = enumerate(zip(messages, sizes, shown, strict=True), start=1)
         lines = "\n".join(_line(number, *row, brief=brief) for number, row in rows)
         # Quoting and the other fields come on top of the texts.
         if count(lines) <= room_tokens:
@@ -316,13 +313,12 @@ def _opening(text: str, tokens: int, limit_tokens: int) -> str:
     return text if tokens <= limit_tokens else f"{text[: len(text) * limit_tokens // tokens]}…"
 
 
-def _line(number: int, message: Message, size: int, text: str, waiting: Sequence[str], *, brief: bool) -> str:
+def _line(number: int, message: Message, size: int, text: str, *, brief: bool) -> str:
     """One message as JSON; a brief one leaves the ids out, which only a conversation written anew would need."""
-    most = _BRIEF_ARGUMENTS_CHARS if brief else _ARGUMENTS_CHARS
     fields = {
-        "calls": [f"{call.name}({defused(render_arguments(call.arguments))[:most]})" for call in message.calls],
-        # As every other prompt shows it; a line of its own would be one that can be chosen.
-        "results": {defused(name): NO_RESPONSE for name in waiting},
+        "calls": [
+            f"{call.name}({defused(render_arguments(call.arguments))[:_ARGUMENTS_CHARS]})" for call in message.calls
+        ],
         "ids": [] if brief else [defused(call.id) for call in message.calls],
         "result_of": "" if brief else defused(message.call_id),
         "attached": list(message.other_parts),

@@ -44,8 +44,6 @@ _HIDDEN = re.compile(
     r"(?:\x1b|\\{1,4}(?:u001b|x1b|033|e))\[[0-9;:?]{0,40}[@-~]|[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]",
     re.IGNORECASE,
 )
-_NO_WIDTH = tuple(map(chr, (0xAD, *range(0x200B, 0x2010), *range(0x2060, 0x2065), 0xFEFF)))
-_ESCAPES = ("\x1b", "\\u001b[", "\\u001B[", "\\x1b[", "\\x1B[", "\\033[", "\\e[")
 _KEY_BEGINS = regex.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s:,]|\\n){0,20000}")
 _KEY_TAIL = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
@@ -101,17 +99,13 @@ def plain(text: str) -> str:
 
 def _unhidden(text: str) -> str:
     """`text` without colour codes and characters that have no width; the very same text if there are none."""
-    if not any(map(text.__contains__, _ESCAPES if text.isascii() else (*_ESCAPES, *_NO_WIDTH))):
-        return text
     found = "".join(_HIDDEN.sub("", piece) for piece in _pieces(text))
     return text if len(found) == len(text) else found
 
 
 def _holds(text: str, hints: Sequence[str]) -> bool:
     """One of `hints`, which are in lower case, stands in a text, in whatever case."""
-    most = max(map(len, hints))
-    slices = (text[start : start + _SLICE_CHARS + most].lower() for start in range(0, len(text), _SLICE_CHARS))
-    return any(any(map(lower.__contains__, hints)) for lower in slices)
+    return any(map(text.lower().__contains__, hints))
 
 
 def _pieces(text: str) -> Iterator[str]:

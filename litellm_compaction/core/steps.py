@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, applied_tokens
@@ -19,10 +19,9 @@ from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
 from litellm_compaction.core.view import RECORD_TOKENS, View
 
 MIN_GAIN_RATIO = 0.10
-# A summary costs the most of what stays, and says the least of what the next step needs (benchmarks). If these shares
-# are too small for any summary: requests of a fifth of a window, restarts in small ones.
-_SUMMARY_WINDOW_RATIO, _SUMMARY_SHARE = 0.08, 0.20
-_SUMMARY_MOST_WINDOW_RATIO, _SUMMARY_MOST_SHARE = 0.15, 0.40
+# A summary costs the most of what stays, and says the least of what the next step needs (benchmarks). It may have the
+# second share if the first is too small for any: requests of a fifth of a window, restarts in small ones.
+_SUMMARY_SHARE, _SUMMARY_MOST_SHARE = 0.20, 0.40
 # A summary shorter than this says too little for what it costs; the earlier record, shortened, says more. In a small
 # window three headings and some sixty words have to do: restarts at 2,048 had no room for more.
 _GOOD_SUMMARY_TOKENS, _LEAST_SUMMARY_TOKENS, _LEAST_SUMMARY_WINDOW_RATIO = 150, 96, 0.05
@@ -106,6 +105,25 @@ def gains(tokens: int, now_tokens: int) -> bool:
     return tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
 
 
+class _Shares(NamedTuple):
+    """A record's images, and the tokens of its texts; `fixed` are those of what is there already.
+
+    The user's own `words` are part of the ledger. Earlier summaries are rewritten if it `integrates` them.
+    """
+
+    images: tuple[ImagePlace, ...]
+    summary: int
+    ledger: int
+    words: int
+    fixed: int
+    integrates: bool
+    is_provisional: bool
+
+    @property
+    def tokens(self) -> int:
+        return self.summary + self.ledger + self.fixed
+
+
 @dataclass(frozen=True, kw_only=True)
 class Planner:
     """Makes the steps for a conversation, going on from `base` if there is one."""
@@ -151,52 +169,58 @@ class Planner:
         target = self.target_tokens(view.tokens)
         if growth_tokens is not None:
             target = min(max(target - growth_tokens, self.budget.least_target_tokens), target)
-        room, images = max(target - self.budget.floor_tokens, 0), self._images(self._last_cut, target)
-        # The user's own words come first: their room is shared out no more.
-        words_tokens = self._words_tokens(self._last_cut, target, room)
-        rest = room - words_tokens - view.image_tokens(images)
-        integrates = self._integrates(target, rest)
-        start = self.base.start + (not integrates) if self.base else 0
+        shares = self._shares(target, asks=asks)
+        start = self.base.start + (not shares.integrates) if self.base else 0
         cuts = tuple(cut for cut in view.cuts if cut >= start)
-        if not cuts:
-            return None
         if growth_tokens is not None or not options.strategy.keeps_recent:
             cuts = cuts[-1:]
-        summary_tokens, least_tokens = self._summary_tokens(rest), _least_summary_tokens(self.budget.window_tokens)
-        is_provisional = not asks or summary_tokens < min(least_tokens, options.summary_max_tokens)
-        integrates = integrates or is_provisional
-        frozen_tokens = 0 if integrates else self._frozen_tokens
-        if is_provisional:
-            summary_tokens = int((1 - _LEDGER_SHARE) * rest)
-        # Frozen segments take from the other lines, not from the user's.
-        ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(rest - frozen_tokens, 0))
-        lead_in = options.strategy.lead_in
-        text_tokens = max(view.count_text(lead_in), _LEAD_IN_TOKENS) if lead_in else 0
-        text_tokens += summary_tokens + ledger_tokens + frozen_tokens + RECORD_TOKENS
+        if not cuts:
+            return None
 
         def after_tokens(cut: int, beside: Sequence[int] = ()) -> int:
-            image_tokens = view.image_tokens(place for place in images if place[0] < cut)
-            return view.kept_tokens(cut, view.pinned(cut, *beside)) + text_tokens + image_tokens
+            image_tokens = view.image_tokens(place for place in shares.images if place[0] < cut)
+            return view.kept_tokens(cut, view.pinned(cut, *beside)) + shares.tokens + image_tokens
 
         # The message in doubt stays if there is room.
         beside = [at for at in (view.doubted,) if at is not None and after_tokens(cuts[-1], [at]) <= target]
         cut = self._cut(cuts, target, lambda each: after_tokens(each, beside))
-        predicted_tokens = after_tokens(cut, beside)
+        predicted_tokens, pinned = after_tokens(cut, beside), view.pinned(cut, *beside)
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
-        has_spare = not (is_provisional or options.writes_whole_records)
-        spare = min(max(target - predicted_tokens, 0), ledger_tokens) if has_spare else 0
-        least_ledger_tokens = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens))
-        pinned = view.pinned(cut, *beside)
-        draft = self._draft(cut, writer_of(options.strategy.name), images, pinned)
+        has_spare = not (shares.is_provisional or options.writes_whole_records)
+        spare = min(max(target - predicted_tokens, 0), shares.ledger) if has_spare else 0
+        least_ledger_tokens = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * shares.ledger))
+        draft = self._draft(cut, writer_of(options.strategy.name), shares.images, pinned)
         return Step(
-            draft=replace(draft, forms=view.as_words(pinned), provisional=is_provisional),
-            question="none" if is_provisional else "summary",
+            draft=replace(draft, forms=view.as_words(pinned), provisional=shares.is_provisional),
+            question="none" if shares.is_provisional else "summary",
             base=self.base,
-            integrates=integrates,
-            summary_tokens=summary_tokens,
-            ledger_tokens=ledger_tokens + spare,
-            ledger_min_tokens=max(words_tokens, least_ledger_tokens),
+            integrates=shares.integrates or shares.is_provisional,
+            summary_tokens=shares.summary,
+            ledger_tokens=shares.ledger + spare,
+            ledger_min_tokens=max(shares.words, least_ledger_tokens),
             predicted_tokens=predicted_tokens + spare,
+        )
+
+    def _shares(self, target: int, *, asks: bool) -> _Shares:
+        room, images = max(target - self.budget.floor_tokens, 0), self._images(self._last_cut, target)
+        # The user's own words come first: their room is shared out no more.
+        words_tokens = self._words_tokens(self._last_cut, target, room)
+        rest = room - words_tokens - self.view.image_tokens(images)
+        integrates, summary_tokens = self._integrates(target, rest), self._summary_tokens(rest)
+        least_tokens = min(_least_summary_tokens(self.budget.window_tokens), self.options.summary_max_tokens)
+        is_provisional = not asks or summary_tokens < least_tokens
+        frozen_tokens = 0 if integrates or is_provisional else self._frozen_tokens
+        lead_in = self.options.strategy.lead_in
+        lead_in_tokens = max(self.view.count_text(lead_in), _LEAD_IN_TOKENS) if lead_in else 0
+        return _Shares(
+            images=images,
+            summary=int((1 - _LEDGER_SHARE) * rest) if is_provisional else summary_tokens,
+            # Frozen segments take from the other lines, not from the user's.
+            ledger=words_tokens + int(_LEDGER_SHARE * max(rest - frozen_tokens, 0)),
+            words=words_tokens,
+            fixed=RECORD_TOKENS + frozen_tokens + lead_in_tokens,
+            integrates=integrates,
+            is_provisional=is_provisional,
         )
 
     def _cut(self, cuts: Sequence[int], target: int, after_tokens: Callable[[int], int]) -> int:
@@ -361,10 +385,8 @@ class Planner:
 
     def _summary_tokens(self, rest: int) -> int:
         """The bound of a summary; if its share is too small for one, it may have more of it."""
-        window_tokens = self.budget.window_tokens
-        share = min(_SUMMARY_WINDOW_RATIO * window_tokens, _SUMMARY_SHARE * rest)
-        most = min(_SUMMARY_MOST_WINDOW_RATIO * window_tokens, _SUMMARY_MOST_SHARE * rest)
-        return min(self.options.summary_max_tokens, math.floor(max(share, min(_GOOD_SUMMARY_TOKENS, most))))
+        tokens = max(_SUMMARY_SHARE * rest, min(_GOOD_SUMMARY_TOKENS, _SUMMARY_MOST_SHARE * rest))
+        return min(self.options.summary_max_tokens, math.floor(tokens))
 
     def _edit_ledger_tokens(self, covered_messages: int, target: int) -> int:
         room = max(target - self.budget.floor_tokens, 0)

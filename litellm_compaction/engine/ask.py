@@ -25,7 +25,6 @@ from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import Message, Request, user_message
 from litellm_compaction.core.prompts import appended
 from litellm_compaction.core.pruning import decide, offered, plan_tokens, pruning_prompt, roomy_answer_tokens
-from litellm_compaction.core.rounds import unanswered_calls
 from litellm_compaction.core.steps import Step
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.core.view import request_text
@@ -281,7 +280,7 @@ class SummaryClient:
             most_tokens = max(counted.likely, counted.tokens + MARGIN_MIN_TOKENS)
             does_fit = most_tokens + job.summary_tokens + job.thinking_tokens <= measured.window.tokens
         else:
-            media_tokens = math.ceil(counted.own.amounts.media * self._counter.known.price(target.key).usual)
+            media_tokens = math.ceil(counted.own.amounts.media * counted.rates[1].usual)
             does_fit = told + media_tokens <= job.prompt_limit_tokens
         if not does_fit:
             return None
@@ -351,7 +350,6 @@ def _question(
         # The room reserved in a shared context for a summary has to do for this, too.
         limit_tokens = min(limit_tokens, measured.count.tokens + SUMMARY_EXTRA_TOKENS - room_tokens)
     shown = covered_as_sent(conversation.rest, compaction)
-    unanswered = unanswered_calls(conversation.messages)
     shown_now = ((prefix + at, shown[at]) for at in choices)
     offered_now = [(at, message) for at, message in shown_now if message is not None]
     prompt = pruning_prompt(
@@ -368,7 +366,6 @@ def _question(
         focus=measured.context.focus,
         messages=[message for _, message in offered_now],
         sizes=[measured.count_text(message.text) + 4 for _, message in offered_now],
-        unanswered=[[call.name for call in unanswered.get(at, ())] for at, _ in offered_now],
         limit_tokens=limit_tokens,
         count=limit.count,
     )

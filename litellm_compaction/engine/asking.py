@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from litellm_compaction.concurrency import Bounded, Rests, off_loop
+from litellm_compaction.concurrency import Bounded, Flights, Rests, off_loop
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget
 from litellm_compaction.core.excerpts import common_level
 from litellm_compaction.core.forms import without_data
@@ -49,7 +49,7 @@ _MAX_FORMS, _MAX_PARTS = 4096, 64
 _LEAST_TOKENS, _LEAST_SHARE = 200, 4
 
 _IsOpen: TypeAlias = Callable[[Estimate], bool]
-_Way: TypeAlias = Callable[[MeasuredRequest, Request, Estimate], Awaitable[bool]]
+_Way: TypeAlias = Callable[[MeasuredRequest, Request, Estimate], Coroutine[Any, Any, bool]]
 
 
 class Asker:
@@ -68,6 +68,7 @@ class Asker:
         self._counter = counter
         self._measurer = measurer
         self._admission = admission
+        self._questions: Flights[bool] = Flights()
         self._silent: Rests[str] = Rests(_SILENCE_S, _SILENCE_S, clock)
         # By prompts of which only a part could be asked for: agents send them again and again.
         self._parts: Bounded[tuple[str, int], Estimate] = Bounded(_MAX_PARTS)
@@ -178,7 +179,9 @@ class Asker:
         for way in ways:
             if measured.context.measure is None or count.is_told or not is_open(count):
                 break
-            if await way(measured, request, count):
+            # One question for all requests that ask the same at once: what they then decide is the same, too.
+            key = (measured.context.target.key, count.fingerprint or id(request), way.__name__)
+            if await self._questions.join(key, partial(way, measured, request, count)):
                 count = await self._measurer.count_request(measured, request)
         return count
 
@@ -214,7 +217,7 @@ class Asker:
         which are added as the template shows them.
         """
         target, own, protocol = measured.context.target, count.own, self._counter.protocol
-        reasons, price = any(message.reasoning for message in request.messages), self._counter.known.price(target.key)
+        reasons, price = any(message.reasoning for message in request.messages), count.rates[1]
         if target.is_lmstudio:
             is_sayable = (own.rendered or not reasons) and (price.is_confirmed or not own.images)
             told = count.told if count.is_counted else None

@@ -1,12 +1,12 @@
 """Writes the record that a conversation's next compaction will need, while no client waits.
 
 After an answer that leaves a conversation near its trigger, and once its server has been idle for a moment, the summary
-is asked for after the very conversation that the server's cache holds, and stored as a compaction that takes effect at
-the trigger (`core/plan.py`, `plan_ahead`). If the next turn is expected to cross it, the server is made to read the
-compacted conversation, too (`plan_reading`). A request that comes meanwhile has the engine at once: the call is ended.
+is asked for after the very conversation that the server's cache holds; it takes effect at the trigger (`plan_ahead`).
+If the next turn is expected to cross it, the server is made to read the compacted conversation, too (`plan_reading`). A
+request that comes meanwhile has the engine at once: the call is ended.
 
-It costs no user's time, but electricity, and its owner's money if calls are paid for. So there is one call at a time
-for each server, and some in an hour for each tenant and model.
+It costs electricity, and its owner's money if calls are paid for. So there is one call at a time for each server, and
+some in an hour for each tenant and model.
 """
 
 from __future__ import annotations

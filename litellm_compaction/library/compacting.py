@@ -13,7 +13,7 @@ from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.compaction import apply
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import JsonObject, Message, Request, parse_message, system_prefix_length
-from litellm_compaction.core.record import headed, read_record
+from litellm_compaction.core.portable import headed, read_record
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.engine.ask import REQUEST_TOKENS
 from litellm_compaction.engine.context import Attempts, PreparedRequest, PruningModel, RequestContext, nothing

@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt
 from litellm_compaction.config import StrategyName
 from litellm_compaction.core.budget import RESERVE_MAX_RATIO
 from litellm_compaction.core.messages import JsonObject, Message, parse_message, system_prefix_length
-from litellm_compaction.core.record import read_record
+from litellm_compaction.core.portable import read_record
 from litellm_compaction.core.view import legal_cuts
 
 # The second for an image, a sound, a file: what OpenAI's vision models take for a large picture, rounded up.

@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 
 from litellm_compaction.concurrency import is_long, off_loop_if
-from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
 from litellm_compaction.proxy import wire
@@ -254,7 +253,7 @@ class Guard:
         if await self.standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
         if guard.carrier == "transport":
-            return await self._carried(router, exchange, context, kwargs)
+            return await self._carried(exchange, context, kwargs)
         if client.is_unread:
             return kwargs
         return await self._bounded(guard.deployment.provider, exchange, context, kwargs)
@@ -268,7 +267,8 @@ class Guard:
         long, is_chat = is_long(kwargs.get("messages")), False
         if exchange is not None:
             received, is_chat = exchange.client.received, exchange.client.is_chat
-            if await off_loop_if(long, lambda: _is_in_hand(received, kwargs)):
+            # A text completion has none.
+            if not kwargs.get("messages") or await off_loop_if(long, lambda: wire.is_same_request(kwargs, received)):
                 return exchange
         becomes_chat = is_bridged(deployment.provider)
         fresh = await self._reader.exchange(kwargs, deployment.group, is_bridged=becomes_chat, is_chat=is_chat)
@@ -312,9 +312,7 @@ class Guard:
             changed["tools"] = list(prepared.tools)
         return {**kwargs, **_cleaned(client, kwargs), **changed}
 
-    async def _carried(
-        self, router: Any, exchange: Exchange, context: RequestContext, kwargs: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    async def _carried(self, exchange: Exchange, context: RequestContext, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call with a client whose transport compacts it, and carries its answer over the limit."""
         client, attempt = exchange.client, exchange.attempt
         prepared, foreseen = None, exchange.take_foreseen()
@@ -366,14 +364,6 @@ def _one_for_all(guards: Sequence[GuardedDeployment | None]) -> GuardedDeploymen
         (guard.settings, guard.deployment.target.api_base, guard.deployment.target.model) for guard in guards if guard
     ]
     return guards[0] if len(seen) == len(guards) and all(each == seen[0] for each in seen) else None
-
-
-def _is_in_hand(received: Request, kwargs: Mapping[str, Any]) -> bool:
-    try:
-        return not kwargs.get("messages") or wire.is_same_request(kwargs, received)
-    except RecursionError:
-        # JSON may be nested too deep to compare, and was copied since: looked at anew.
-        return False
 
 
 def _cleaned(client: ClientRequest, kwargs: Mapping[str, Any]) -> dict[str, Any]:

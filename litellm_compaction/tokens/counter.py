@@ -64,7 +64,7 @@ class TokenCounter:
         method = _method(family, rendered=own.rendered)
         told = self.known.prompt(target_key, method, prints, asks=own.asks)
         text = self._text(target_key, family, rendered=own.rendered)
-        made = estimated(own, told, text, self.known.price(target_key))
+        made = estimated(own, told, text, self.known.price(target_key, own.amounts))
         return replace(made, method=method, prints=prints)
 
     def _own(self, family: Family, request: Request, asker: str, share: float) -> tuple[Own, Prints]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 # Entry i stands for the first i messages. Hashes of this process: 64 bit, seeded, and cached by the interpreter in each
 # string, so that the second hook that counts a request gets them for nothing.
 Prints: TypeAlias = tuple[int, ...]
+_Ends: TypeAlias = tuple[float, float, float, float]
 
 # Vocabularies and templates of strangers take up to twice what the family that a model is named after does.
 _UNCONFIRMED_RATIO = 2.0
@@ -97,7 +98,8 @@ class Estimate:
         overhead_tokens: of the template, around the conversation.
         other_ratio: by how much sizes may be larger in a prompt that does not begin as this one does, at least 1.
         made_likely_ratio: so many times its estimate may a prompt take that is made of this one, before it is counted.
-        text: what the server makes of text.
+        text: what the server makes of text, by this prompt if it has counted that.
+        rates: of what comes new: of text, and of our estimates of media.
         own: our count, made by a `method`; lessons hold only for counts that were made in the same way.
         prints: of the messages with tools and extras, to the letter; empty if it has none.
         told: the server's number for the longest prompt that it begins with, if any.
@@ -113,6 +115,7 @@ class Estimate:
     other_ratio: float = 1.0
     made_likely_ratio: float = 1.0
     text: Span = _EXACTLY
+    rates: tuple[Span, Span] = (_EXACTLY, _EXACTLY)
     own: Own = _NOTHING
     method: str = ""
     prints: Prints = ()
@@ -150,37 +153,42 @@ class Estimate:
         return self.likely / max(1, self.tokens)
 
     def with_part(self, part: Estimate) -> Estimate:
-        """The estimate of a prompt that holds a part, not at its beginning: only the rest is as much in doubt as it."""
-        base = self.told or Told(0, Amounts())
-        rest = self.own.tokens - part.own.tokens
-        share = rest / max(1.0, self.own.tokens - base.amounts.text)
-        low, tokens, likely, high = (
-            ceil(held + share * max(0, whole - base.tokens))
-            for held, whole in ((getattr(part, end), getattr(self, end)) for end in ("low", "tokens", "likely", "high"))
-        )
-        if rest <= 0 or self.is_told or high >= self.high:
+        """The estimate of a prompt that holds a part, not at its beginning: only the rest is in doubt besides."""
+        rest = self.own.amounts.since(part.own.amounts)
+        ends = _with_more((part.low, part.tokens, part.likely, part.high), rest, *self.rates)
+        low, tokens, likely, high = map(ceil, ends)
+        if self.own.tokens <= part.own.tokens or self.is_told or high >= self.high:
             return self
         ratio = min(1.0, tokens / max(1, self.tokens))
         sizes, tools = tuple(int(size * ratio) for size in self.sizes), int(self.tools_tokens * ratio)
-        ends: dict[str, Any] = {"tokens": tokens, "low": low, "likely": likely, "high": high}
-        return replace(self, **ends, sizes=sizes, tools_tokens=tools, overhead_tokens=tokens - tools - sum(sizes))
+        changed: dict[str, Any] = {"tokens": tokens, "low": low, "likely": likely, "high": high}
+        return replace(self, **changed, sizes=sizes, tools_tokens=tools, overhead_tokens=tokens - tools - sum(sizes))
+
+
+def _with_more(begun: _Ends, new: Amounts, text: Span, price: Span) -> _Ends:
+    """The ends of an estimate (low, usual, likely, high) of what has `begun`, with so much more behind or in it."""
+    more = max(0.0, new.text)
+    low, usual, likely, high = begun
+    low += max(0.0, more - new.optional) * text.low + new.media * price.low
+    usual += more * text.usual + new.media * price.usual
+    added = more * text.high + new.media * price.high
+    # What nothing has confirmed may be twice as much.
+    doubt = 0.0 if text.is_confirmed else more * max(0.0, _UNCONFIRMED_RATIO - text.high)
+    doubt += 0.0 if price.is_confirmed else max(0.0, new.images * _UNPRICED_TOKENS - new.media * price.high)
+    return low, usual, likely + added, high + added + doubt
 
 
 def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
     """The estimate of a request by what its server has `told` of its beginning, and makes of text and of media."""
     base = told or Told(0, Amounts())
     new = own.amounts.since(base.amounts)
-    more, left_out = max(0.0, new.text), min(0.0, new.text) if own.rendered else 0.0
+    left_out = min(0.0, new.text) if own.rendered else 0.0
     is_same = base.amounts == own.amounts
     old_turns_ratio = 0.0 if is_same else _OLD_TURNS_RATIO if own.rendered else _OTHERS_TURNS_RATIO
     spread = (base.doubt_tokens or base.tokens * old_turns_ratio) - _LEFT_OUT_ERROR * left_out
     begun = base.tokens + left_out
-    usual = begun + more * text.usual + new.media * price.usual
-    low = begun - spread + max(0.0, more - new.optional) * text.low + new.media * price.low
-    likely = begun + spread + more * text.high + new.media * price.high
-    # What nothing has confirmed may be twice as much.
-    high = likely + (0.0 if text.is_confirmed else more * max(0.0, _UNCONFIRMED_RATIO - text.high))
-    high += 0.0 if price.is_confirmed else max(0.0, new.images * _UNPRICED_TOKENS - new.media * price.high)
+    ends = begun - spread, begun, begun + spread, begun + spread
+    low, usual, likely, high = _with_more(ends, new, text, price)
     media = own.amounts.media
     factor = max(0.0, usual - media * price.usual) / max(1.0, own.tokens - media)
     parts = zip(own.sizes, own.media or (0.0,) * len(own.sizes), strict=True)
@@ -188,8 +196,7 @@ def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
     # What is made of a prompt that the server has counted has its text in it.
     ratio, share = text.high / text.usual, min(1.0, base.amounts.text / max(1.0, own.amounts.text))
     ratio += share * (min(ratio, _SAME_TEXT_RATIO) - ratio)
-    if is_same and factor > 0:
-        text = Span(factor / ratio, factor, factor * ratio, text.is_confirmed)
+    made = Span(factor / ratio, factor, factor * ratio, text.is_confirmed) if is_same and factor > 0 else text
     tools_tokens = int(own.tools_tokens * factor)
     tokens = max(ceil(usual - 1e-6), tools_tokens + sum(sizes))
     return Estimate(
@@ -200,9 +207,10 @@ def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
         sizes=sizes,
         tools_tokens=tools_tokens,
         overhead_tokens=tokens - tools_tokens - sum(sizes),
-        other_ratio=max(1.0, text.usual / max(factor, 0.01)),
+        other_ratio=max(1.0, made.usual / max(factor, 0.01)),
         made_likely_ratio=ratio,
-        text=text,
+        text=made,
+        rates=(text, price),
         own=own,
         told=told,
     )

@@ -25,6 +25,8 @@ logger = logging.getLogger("litellm_compaction")
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
 _MAX_TARGETS, _MAX_PROMPTS, _MAX_ASKED = 4096, 16_384, 1024
 _KEPT_RATIOS, _KEPT_PRICES = 16, 8
+# Beside more doubt of the text a number says nothing of images; none costs more.
+_MOST_DOUBT, _MOST_IMAGE_TOKENS = 0.25, 4096
 # Of fewer tokens a number says nothing of a ratio; no vocabulary explains one outside these bounds.
 _LEAST_TOKENS = 200
 _LEAST_RATIO, MOST_RATIO = 0.3, 4.0
@@ -38,6 +40,10 @@ _REFUSED_ERROR, _STAND_IN_RATIO = 0.10, 0.45
 # that it is right a part of its number is in doubt.
 _MOST_CONSTANT_TOKENS, _SAME_COUNT_RATIO, _UNCONFIRMED_RATIO = 32, 0.02, 0.2
 _DOUBTED_S = 3600.0
+
+
+def _size_class(amounts: Amounts) -> int:
+    return int(amounts.media / max(1.0, amounts.images)).bit_length()
 
 
 def fingerprints(request: Request, asker: str = "") -> Prints:
@@ -65,7 +71,7 @@ class Known:
         self._prompts: Bounded[tuple[str, str, bool, int], Told] = Bounded(_MAX_PROMPTS)
         self._ratios: Bounded[tuple[str, str], deque[float]] = Bounded(_MAX_TARGETS)
         self._odd: Bounded[tuple[str, str], tuple[float, float]] = Bounded(_MAX_TARGETS)
-        self._prices: Bounded[str, deque[float]] = Bounded(_MAX_TARGETS)
+        self._prices: Bounded[tuple[str, int], deque[float]] = Bounded(_MAX_TARGETS)
 
     def prompt(self, target_key: str, method: str, prints: Prints, *, asks: bool) -> Told | None:
         """The server's number for the longest prompt that a request begins with, the whole of it included.
@@ -99,9 +105,9 @@ class Known:
         most = most if rendered else max(1.0, most)
         return Span(least * (1 - slack), usual, most * (1 + slack), is_confirmed=True)
 
-    def price(self, target_key: str) -> Span:
-        """What a server makes of our estimates of media."""
-        prices = self._prices.get(target_key)
+    def price(self, target_key: str, amounts: Amounts) -> Span:
+        """What a server makes of our estimates of media, by those of about this size: some have one price for all."""
+        prices = self._prices.get((target_key, _size_class(amounts)))
         if not prices:
             return Span(0.0, 1.0, 1.0, is_confirmed=False)
         dearest = max(prices)
@@ -126,14 +132,16 @@ class Known:
         """Learns what a server makes of text and media, from its number for a prompt that it has not cut."""
         base = count.told if count.told is not None and not count.told.doubt_tokens else Told(0, Amounts())
         new, tokens = count.own.amounts.since(base.amounts), tokens - base.tokens
-        price = self.price(target_key)
+        price = self.price(target_key, new)
         if new.media:
             # The price of media, if the text beside them is known well.
             doubt = abs(new.text) * (0.02 if count.own.rendered else count.other_likely_ratio - 1)
-            ratio = (tokens - new.text) / new.media
-            if doubt <= 0.2 * new.media and -0.2 <= ratio <= MOST_RATIO:
-                self._prices.setdefault(target_key, deque(maxlen=_KEPT_PRICES)).append(max(0.0, ratio))
-            if new.media > new.text / 3 and not price.is_confirmed:
+            media = tokens - new.text
+            most = max(MOST_RATIO * new.media, new.images * _MOST_IMAGE_TOKENS)
+            if doubt <= _MOST_DOUBT * max(new.media, media) and -_MOST_DOUBT * new.media <= media <= most:
+                prices = self._prices.setdefault((target_key, _size_class(new)), deque(maxlen=_KEPT_PRICES))
+                prices.append(max(0.0, media) / new.media)
+            if not price.is_confirmed:
                 return
         ratio = (tokens - new.media * price.usual) / max(1.0, new.text)
         if new.text >= _LEAST_TOKENS and _LEAST_RATIO <= ratio <= MOST_RATIO:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, apply, usable
+from litellm_compaction.core.compaction import Compaction, apply, covered_as_sent, hidden_messages, usable
 from litellm_compaction.core.forms import ClearOrder, Form, cleared, in_forms, stubs
 from litellm_compaction.core.messages import Message, chain, newest_user_index, system_prefix_length
 from tests.builders import (
@@ -94,6 +95,18 @@ def test_an_edit_keeps_every_promise(made: tuple[list[JsonDict], Compaction]) ->
     covered = system_prefix_length(messages) + compaction.covered_messages
     assert [each.text for each in sent[max(covered, 2) :]] == [each.text for each in messages[max(covered, 2) :]]
     assert as_bytes(apply(parsed(copy.deepcopy(raw)), compaction)) == as_bytes(sent)
+
+
+@given(edits())
+def test_what_is_hidden_is_what_is_not_sent_as_it_was(made: tuple[list[JsonDict], Compaction]) -> None:
+    """One mapping says for each covered message if it is sent, and what of it the ledger may quote."""
+    raw, compaction = made
+    rest = parsed(raw)[system_prefix_length(parsed(raw)) :]
+    for edit in (compaction, replace(compaction, start=compaction.covered_messages, forms=compaction.forms[:0])):
+        sent = covered_as_sent(rest, edit)
+        assert {at for at, each in enumerate(sent) if each is None} == edit.gone
+        assert edit.gone <= hidden_messages(rest, edit).keys() <= edit.hidden
+        assert all(sent[at] is rest[at] for at in edit.pinned)
 
 
 @given(raw_conversations(repeats=5), st.data())

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request
+from litellm_compaction.core.portable import portable, unfolded
+from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from tests.builders import (
     JsonDict,
     as_bytes,
     assistant,
+    calls,
     chat,
     parsed,
+    prose,
     raw_conversations,
+    result,
+    system,
     user,
 )
-from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
+from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent, settled
 
 LONG = chat(16, words=300)
 BIG = "word " * 20_000
-
-
-# ------------------------------------------------------------------ below the trigger
-
-
-# ------------------------------------------------------------------ a threshold and reserves
-
-
-# ------------------------------------------------------------------ compaction and reuse
+# Far below any trigger of 32,768.
+FITTING = chat(20, words=60)
 
 
 async def test_tenants_never_meet() -> None:
@@ -57,10 +60,21 @@ async def test_a_broken_store_hurts_no_request() -> None:
     assert len(bench.ask.prompts) == 2
 
 
-# ------------------------------------------------------------------ several at a time
-
-
-# ------------------------------------------------------------------ too large
+@pytest.mark.parametrize("now", [False, True])
+async def test_requests_that_begin_alike_pay_for_one_summary(now: bool) -> None:
+    """Also those that go on differently, and those whose client wants it at once."""
+    bench = Bench(ask=FakeAsk(gate=asyncio.Event()))
+    histories = [[*LONG, assistant("ok"), user(f"And now {number % 3}?")] for number in range(6)]
+    waiting = [asyncio.ensure_future(bench.guard(raw, now=now)) for raw in histories]
+    await bench.ask.asked.wait()
+    await settled()
+    assert bench.ask.gate is not None
+    bench.ask.gate.set()
+    prepared = await asyncio.gather(*waiting)
+    assert len(bench.ask.prompts) == len(bench.store.kept) == 1
+    assert sorted(each.action for each in prepared) == ["compacted", *["reused"] * 5]
+    for each, raw in zip(prepared, histories, strict=True):
+        assert SUMMARY.splitlines()[1] in "".join(message.text for message in sent(raw, each))
 
 
 @pytest.mark.parametrize("history", [LONG[:-1], []])
@@ -76,9 +90,6 @@ async def test_an_excerpt_is_told(history: list[JsonDict]) -> None:
     assert bench.last.outcome in ("compacted", "fallback")
 
 
-# ------------------------------------------------------------------ observe
-
-
 async def test_observing_changes_nothing() -> None:
     """No model call, no store, and one event that says what would have been done."""
     bench = Bench()
@@ -88,7 +99,60 @@ async def test_observing_changes_nothing() -> None:
     assert bench.last.tokens_after < bench.last.tokens_before
 
 
-# ------------------------------------------------------------------ any conversation
+async def test_what_fits_stays_as_it_is_where_no_model_gives_a_summary() -> None:
+    """A record without a summary says less than the conversation, which nobody had to cut."""
+    bench = Bench(ask=FakeAsk(SummaryFailed("error")))
+    prepared = await bench.guard(FITTING, 32_768, now=True, focus="ports")
+    assert (prepared.action, prepared.messages) == ("none", None)
+    assert bench.store.kept == []
+    assert bench.outcomes == ["fallback"]
+
+
+async def test_a_second_wish_covers_what_came_since() -> None:
+    """The record of the first would still do for the window, and is not what its client asks for."""
+    bench = Bench()
+    first = await bench.guard(FITTING, 32_768, now=True)
+    again = await bench.guard(chat(34, words=60), 32_768, now=True)
+    assert (first.action, again.action, again.round) == ("compacted", "compacted", 2)
+    assert again.count.tokens < first.tokens_before
+
+
+async def _portable(raw: list[JsonDict], bases: Sequence[Compaction] = (), **changes: Any) -> PreparedRequest:
+    """A request whose client keeps its compaction itself."""
+    bench = Bench()
+    context = replace(bench.context(), portable=tuple(bases), **changes)
+    return await bench.compactor.guard(Request(messages=parsed(raw)), context)
+
+
+async def test_without_its_record_a_conversation_is_like_others() -> None:
+    """A list that does not begin with a client's record gets nothing of it."""
+    kept = portable(parsed(LONG), (await Bench().guard(LONG, now=True)).compaction)
+    bases = unfolded(parsed([system(), user("#")]), kept, "#").bases
+    assert bases
+    assert (await _portable([system(), user("Hello.")], bases)).messages is None
+
+
+async def test_a_conversation_that_may_not_change_is_refused_or_sent_as_it_is() -> None:
+    """Above the trigger, too, as long as it fits."""
+    raw = chat(27, words=100)
+    assert (await Bench().guard(raw)).action == "compacted"
+    assert (await _portable(raw, may_change=False)).messages is None
+    with pytest.raises(DoesNotFit):
+        await _portable(chat(60, words=60), may_change=False)
+
+
+@pytest.mark.parametrize(("model", "clears_all"), [("gemma-3-12b-it", True), ("llama-3.1-8b-instruct", False)])
+async def test_an_edit_takes_all_that_it_can_where_everything_is_read_again(model: str, clears_all: bool) -> None:
+    """Stubs are free there (a sliding window): results that would have been next are not cleared a turn later."""
+    bench, raw = Bench(), [system(), user("Find out why the build is slow.")]
+    while not bench.store.kept:
+        number = f"c{len(raw)}"
+        raw += [calls(number, content=prose(f"said {number}", 10)), result(number, prose(f"result {number}", 300))]
+        models = [bench.pruning_model(bench.ask)]
+        await bench.guard(raw, target=bench.target(8192, model=model), pruning_models=models)
+    (_, edit), *_ = bench.store.kept
+    assert edit.level == "edit"
+    assert ([*edit.form_of.values()].count("line") == edit.covered_messages // 2) is clears_all
 
 
 @settings(max_examples=settings().max_examples)
@@ -123,9 +187,6 @@ async def test_whatever_comes_is_sent_whole_or_refused(
     else:
         assert again.messages is not None
         assert as_bytes(again.messages) == as_bytes(prepared.messages)
-
-
-# ------------------------------------------------------------------ a deployment that was foreseen
 
 
 @pytest.mark.parametrize("strategy", ["summary", "prune", "handoff"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,18 @@ from tests.engine.test_compactor import LONG
 @pytest.mark.parametrize("looked", ["where it is made", "before it is kept"])
 async def test_no_secret_enters_the_ledger_of_an_edit(looked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old results make room without a model; what a ledger keeps of them is looked at twice, each by itself enough."""
-    if looked == "where it is made":
-        monkeypatch.setattr(build, "_rewritten", lambda compaction, redact: compaction)
-    else:
-        made = build.ledger
-        monkeypatch.setattr(build, "ledger", lambda *given, **named: made(*given, **{**named, "redact": str}))
+    make, redact_of, made = build.ledger, build.redact_of, set[str]()
+
+    def ledger(*given: Any, **named: Any) -> str:
+        if looked == "before it is kept":
+            return make(*given, **{**named, "redact": str})
+        made.add(found := make(*given, **named))
+        return found
+
+    monkeypatch.setattr(build, "ledger", ledger)
+    monkeypatch.setattr(
+        build, "redact_of", lambda measured: lambda text: text if text in made else redact_of(measured)(text)
+    )
     raw = [{"role": "user", "content": "Set the login up."}]
     for number in range(6):
         result = f"DB_PASSWORD=hunter{number}2\nwrote src/login{number}.py\n" + f"line {number} of it\n" * 120

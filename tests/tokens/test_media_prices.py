@@ -11,6 +11,7 @@ import pytest
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.estimate import Amounts, Estimate, Own, Span, Told, estimated
 
 KNOWN = family_of("qwen2", "qwen2.5-7b-instruct")
 TEXT = "What is in this picture of the harbor? " * 20
@@ -106,5 +107,19 @@ async def test_a_price_gives_way_to_eight_newer_ones() -> None:
         request = asked(1, text=f"{number} {TEXT}")
         made = await counter.count("t", KNOWN, request)
         counter.take_over("t", made, await truth(request, 440 if number else 1200))
-        prices.append(counter.known.price("t").usual)
+        prices.append(counter.known.price("t", made.own.amounts).usual)
     assert prices == pytest.approx([1200 / 440] * 8 + [1.0], rel=0.05)
+
+
+@pytest.mark.parametrize("has_images", [True, False])
+def test_a_part_without_what_a_server_has_told_of_takes_none_of_its_doubt(has_images: bool) -> None:
+    """The told beginning holds three pictures of 1,000 tokens, the part none of them: both are in the prompt."""
+    media = (192.0,) if has_images else (0.0,)
+    told = Told(5124 if has_images else 2200, Amounts(2165.0, 0.0, media[0], 3 if has_images else 0))
+    unknown, text = Span(0.0, 1.0, 1.0, is_confirmed=False), Span(0.7, 1.0, 1.3, is_confirmed=True)
+    own = Own((2165.0 + media[0], 3600.0), media=(*media, 0.0), images=3 if has_images else 0)
+    whole = estimated(own, told, text, unknown)
+    part = Estimate.exactly(3800, (3700,))
+    truth = told.tokens + 3600
+    assert whole.high >= truth
+    assert whole.with_part(part).high >= truth

@@ -91,13 +91,13 @@ class Joiner:
         echoed_text: the part of the shown text that the server has sent back; taken out as well.
     """
 
+    # Many attributes: the beginning of a continuation comes in pieces, and each is a fact known of it so far.
     def __init__(self, partial: str, *, shown: str = "", is_trusted: bool = False) -> None:
         self.opening: Opening = "undecided" if partial else "new"
         self.echoed_text = ""
-        self._partial = partial
         self._ending = Ending(partial)
         self._is_trusted = is_trusted
-        self._continues_thought = self._is_open_thought = open_think(partial)
+        self._is_open_thought = open_think(partial)
         self._may_think = True
         self._sent_end = ""
         self._removed: list[str] = []
@@ -178,7 +178,7 @@ class Joiner:
         self._stage = self._decide
         if self._is_trusted:
             self.opening = "echo" if self.echoed_text else "new"
-            self._stage = self._skip_space if self._partial[-1].isspace() else self._pass
+            self._stage = self._skip_space if self._ending.tail[-1].isspace() else self._pass
         return self._stage(delta)
 
     def _drop_thought(self, delta: str) -> str:
@@ -198,7 +198,7 @@ class Joiner:
             ended = self._ended or len(head) == _READ_CHARS
             if self._may_think and head.lstrip().startswith(THINK_START):
                 self._may_think = False
-                self._stage = self._decide if self._continues_thought else self._drop_thought
+                self._stage = self._decide if self._is_open_thought else self._drop_thought
                 return self._stage(self._taken().lstrip()[len(THINK_START) :])
             self._starts = [_Start(place, held) for place in _starts(head, self._ending, ended=ended)]
         are_over = [start.is_over(self._read, self._ending.dense) for start in self._starts]
@@ -224,13 +224,13 @@ class Joiner:
 
     def _drops_space(self, new: int, repeated_chars: int) -> bool:
         """The partial ends with the white space of the seam, or by `settled_length` none can follow."""
-        if self._partial[-1].isspace():
+        tail = self._ending.tail
+        if tail[-1].isspace():
             return True
         if repeated_chars:
             return False
-        last_word = self._partial[-_LONG_WORD_CHARS:]
-        is_cut_word = len(last_word) == _LONG_WORD_CHARS and not any(map(str.isspace, last_word))
-        return new > 0 or is_cut_word or is_no_space(self._partial[-1])
+        is_cut_word = len(tail) >= _LONG_WORD_CHARS and not any(map(str.isspace, tail[-_LONG_WORD_CHARS:]))
+        return new > 0 or is_cut_word or is_no_space(tail[-1])
 
     def _skip_space(self, delta: str) -> str:
         rest = delta.lstrip()

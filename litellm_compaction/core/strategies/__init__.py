@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from types import MappingProxyType
-from typing import NamedTuple
 
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.prompts import filled
@@ -22,24 +21,12 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 _TAKEN = frozenset({"edit", "truncate"})
 
 
-class Placeholders(NamedTuple):
-    """The names that a strategy's prompt must hold between braces, and those that it may hold."""
-
-    required: tuple[str, ...]
-    optional: tuple[str, ...]
-
-
-_WRITING = Placeholders(("words",), ("round",))
-_CHOOSING = Placeholders(("words", "target_tokens"), ("current_tokens", "limit_tokens", "round"))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """One way to condense the old part of a conversation.
 
     Attributes:
         name: in settings, events and stored compactions.
-        description: one sentence for people.
         prompt: it begins with the same words every time, and says that the conversation is data; `{words}` and the
             other placeholders become numbers.
         brief_prompt: the same in a few words, for windows in which the prompt would take the room of its own subject;
@@ -54,7 +41,6 @@ class Strategy:
     """
 
     name: str
-    description: str
     prompt: str
     brief_prompt: str = ""
     keeps_recent: bool = True
@@ -66,11 +52,6 @@ class Strategy:
     def chooses(self) -> bool:
         """A model is asked first which messages may go."""
         return bool(self.writer)
-
-    @property
-    def placeholders(self) -> Placeholders:
-        """Of its prompt, and of an operator's in its place."""
-        return _CHOOSING if self.chooses else _WRITING
 
     def instruction(self, *, words: int, round_number: int, is_brief: bool = False) -> str:
         """The prompt for at most `words` words and the `round_number`-th compaction (1 is the first)."""
@@ -96,10 +77,10 @@ def register(strategy: Strategy) -> Strategy:
         raise ValueError(f"strategy {strategy.name!r}: allowed are letters, digits and _, and no {sorted(_TAKEN)}")
     if strategy.writer and (strategy.writer not in _table or _table[strategy.writer].chooses):
         raise ValueError(f"strategy {strategy.name!r}: its writer {strategy.writer!r} is no strategy that writes")
-    prompts = [strategy.prompt, strategy.brief_prompt or strategy.prompt]
-    missing = [name for name in strategy.placeholders.required if any(f"{{{name}}}" not in each for each in prompts)]
+    required = ("{words}", "{target_tokens}") if strategy.chooses else ("{words}",)
+    missing = [name for name in required if name not in strategy.prompt or name not in (strategy.brief_prompt or name)]
     if missing:
-        raise ValueError(f"strategy {strategy.name!r}: its prompt is without {{{missing[0]}}}")
+        raise ValueError(f"strategy {strategy.name!r}: its prompt is without {missing[0]}")
     _table[strategy.name] = strategy
     return strategy
 
@@ -134,27 +115,11 @@ def _prompt(name: str) -> str:
     return resources.files(__name__).joinpath(f"{name}.md").read_text(encoding="utf-8").rstrip("\n")
 
 
-register(
-    Strategy(
-        name="summary",
-        description="The older part gives way to a summary, with what it has to keep verbatim beside it.",
-        prompt=_prompt("summary"),
-        brief_prompt=_prompt("summary.brief"),
-    )
-)
-register(
-    Strategy(
-        name="prune",
-        description="The model says which of the older messages go or become shorter.",
-        prompt=_prompt("prune"),
-        writer="summary",
-    )
-)
+register(Strategy(name="summary", prompt=_prompt("summary"), brief_prompt=_prompt("summary.brief")))
+register(Strategy(name="prune", prompt=_prompt("prune"), writer="summary"))
 register(
     Strategy(
         name="handoff",
-        description="Everything but the newest request gives way to a hand-off, with what has to stay verbatim "
-        "beside it.",
         prompt=_prompt("handoff"),
         brief_prompt=_prompt("handoff.brief"),
         keeps_recent=False,

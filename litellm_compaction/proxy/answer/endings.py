@@ -11,10 +11,8 @@ from litellm_compaction.errors import Overflow, overflow_from_text
 from litellm_compaction.events import AnswerOutcome
 
 UNNAMED = Overflow(None, None)
-# A prompt this close to the window explains an answer that breaks off without a word.
-NEAR_FULL_RATIO = 0.80
-# The same if the server has counted the prompt itself.
-FULL_RATIO = 0.98
+# A prompt this close to the window explains an answer that breaks off without a word; if the server has counted it.
+NEAR_FULL_RATIO, FULL_RATIO = 0.80, 0.98
 # After so many stops for others something is wrong: a compaction has to help.
 MAX_CUTS = 24
 
@@ -35,12 +33,10 @@ class Ended(NamedTuple):
 
     Attributes:
         is_way_refused: the server refuses a continuation by this way, and another one is left.
-        is_delivered: the client has some of the answer.
         has_whole_calls: of several tool calls only the last was cut.
         only_recalls: the answer ended with calls of our own tool, and no other.
         is_used_up: the client has got as many tokens as it asked for.
         is_stuck: going on would repeat a call that the client has begun to receive.
-        is_thoughts: there is no word of the answer yet.
         is_full: the window, and not a share of it, has ended it.
     """
 
@@ -67,7 +63,6 @@ class State:
         cuts: stops for others, or at its share of a context.
         is_resumed: the last leg goes on without a compaction.
         is_closing: its thoughts were ended, since the window or their budget was spent.
-        has_gained: the last compaction made room.
         is_joined: it is made of more than one upstream answer.
     """
 

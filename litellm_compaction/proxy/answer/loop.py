@@ -470,7 +470,7 @@ class Answer:
         shared context even if the server lists none (four answers of 150 tokens over 4,096).
         """
         is_others = relay.end == "overflow" and relay.overflow == UNNAMED and not relay.looks_full(NEAR_FULL_RATIO)
-        if not is_others or self._state.cuts >= MAX_CUTS:
+        if not is_others or self._state.cuts >= MAX_CUTS // 2:
             return False
         window = relay.prepared.window
         others = self._room.beside(window)

@@ -14,7 +14,6 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -50,7 +49,7 @@ from litellm_compaction.proxy.refusals import (
 # Clients are made anew above this number.
 _MAX_SERVERS = 1024
 _LISTS = ("messages", "tools")
-_transport: ContextVar[ListTransport] = ContextVar("litellm_compaction_transport")
+_transport: ContextVar[GuardedTransport] = ContextVar("litellm_compaction_transport")
 # Reading this much JSON takes 2 ms.
 _OFF_LOOP_BYTES = 200_000
 # Nothing is pulled from a stream for so long: its reader has left. A slow one pulls now and then.
@@ -58,19 +57,16 @@ UNREAD_S = 30.0
 _closing = Tasks()
 
 
-class ListTransport(httpx.AsyncBaseTransport):
-    """A transport that gets the `lists` of the next body beside its bytes."""
-
-    lists: Mapping[str, Any] = MappingProxyType({})
-
-
-class GuardedTransport(ListTransport):
+class GuardedTransport(httpx.AsyncBaseTransport):
     """Carries one client request to its deployment, over as many upstream requests as it takes.
 
     Args:
         inner: the shared transport with the connection pool; never closed here.
         asked: by the client; without `request` and `prepared` on routes whose messages only the body shows.
         prepared: found by the engine before routing ended.
+
+    Attributes:
+        lists: keys of the body that do not come in its bytes.
     """
 
     def __init__(
@@ -89,6 +85,7 @@ class GuardedTransport(ListTransport):
         self._prepared = prepared
         self._exchange = exchange
         self._upstream: HttpUpstream | None = None
+        self.lists: Mapping[str, Any] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         try:
@@ -251,7 +248,7 @@ class Clients:
     def __init__(self) -> None:
         self._made: Bounded[tuple[str, str | None], _Client] = Bounded(_MAX_SERVERS)
 
-    def over(self, transport: ListTransport, *, api_base: str, api_key: str | None) -> AsyncOpenAI:
+    def over(self, transport: GuardedTransport, *, api_base: str, api_key: str | None) -> AsyncOpenAI:
         """The client for one call, by the deployment's own address and key; LM Studio needs none."""
         if (made := self._made.get((api_base, api_key))) is None:
             made = self._made[api_base, api_key] = _Client(
@@ -278,7 +275,7 @@ class Clients:
 class _Client(AsyncOpenAI):
     """A client whose requests one transport carries, although it shares its connections' client with its copies."""
 
-    transport: ListTransport
+    transport: GuardedTransport
 
     async def request(self, *args: Any, **kwargs: Any) -> Any:
         _transport.set(self.transport)
@@ -292,7 +289,7 @@ class _Chosen(httpx.AsyncBaseTransport):
         return await _transport.get().handle_async_request(request)
 
 
-def _as_it_is(create: Callable[..., Awaitable[Any]], transport: ListTransport) -> Callable[..., Awaitable[Any]]:
+def _as_it_is(create: Callable[..., Awaitable[Any]], transport: GuardedTransport) -> Callable[..., Awaitable[Any]]:
     """OpenAI's `create`, which does not search messages and tools for keys that its types name otherwise.
 
     There is no such key in them (openai 2.54, types/chat), and the search holds the event loop for 0.3 ms a message.

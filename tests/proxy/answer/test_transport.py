@@ -8,13 +8,14 @@ import json
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from functools import cache
+from typing import Any
 
 import httpx
 import pytest
 from openai import APIStatusError, AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
 
-from litellm_compaction.proxy.answer.transport import Clients, ListTransport
+from litellm_compaction.proxy.answer.transport import Clients
 from tests.lmstudio_double import numbered_words
 from tests.proxy.answer.wired import SHORT, USAGE, USAGE_CHUNK, Body, Wire, choice_of, chunk, sse, text_of, whole
 
@@ -165,8 +166,10 @@ EVERY_KIND: list[Body] = [
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}, {"odd": 1}]
 
 
-class _Reading(httpx.MockTransport, ListTransport):
+class _Reading(httpx.MockTransport):
     """Any transport that is given lists beside the body's bytes."""
+
+    lists: Body
 
 
 @pytest.mark.parametrize(
@@ -188,7 +191,7 @@ async def test_litellms_client_sends_what_openais_does_without_a_look_at_each_va
         left.append({**json.loads(request.content), **(transport.lists if not left else {})})
         return whole({"content": "One"})
 
-    transport = _Reading(serve)
+    transport: Any = _Reading(serve)
     given = {**body, "messages": list(body["messages"])}
     ours = Clients().over(transport, api_base="http://served/v1", api_key="k")
     theirs = AsyncOpenAI(api_key="k", base_url="http://served/v1", http_client=httpx.AsyncClient(transport=transport))
@@ -212,7 +215,8 @@ async def test_clients_of_one_server_share_no_call() -> None:
 
         return serve
 
-    made = [clients.over(_Reading(serving(name)), api_base="http://s/v1", api_key="k") for name in "ab"]
+    transports: list[Any] = [_Reading(serving(name)) for name in "ab"]
+    made = [clients.over(transport, api_base="http://s/v1", api_key="k") for transport in transports]
     for client in made:
         client.max_retries = 0
     given = {"model": "m", "messages": [{"role": "user", "content": "Hi."}]}
