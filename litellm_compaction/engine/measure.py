@@ -273,7 +273,7 @@ class RequestMeasurer:
                 rules=context.rules(reasons=family.reasons),
                 window_tokens=window.tokens,
                 floor_tokens=conversation.floor_tokens,
-                likely_ratio=count.other_likely_ratio,
+                likely_ratio=count.made_likely_ratio,
                 own_likely_ratio=count.likely_ratio,
                 fixed_tokens=conversation.prefix_tokens,
             ).with_trigger(context.threshold_tokens),

@@ -15,8 +15,10 @@ _Ends: TypeAlias = tuple[float, float, float, float]
 _UNCONFIRMED_RATIO = 2.0
 # The most that an image takes whose price is unknown: what an encoder charges that has one price for all.
 _UNPRICED_TOKENS = 1616
-# So much of a prompt that was counted is rendered otherwise when its turns are old, and of what is left out then.
-_OLD_TURNS_RATIO, _LEFT_OUT_ERROR = 0.005, 0.02
+# So much of a counted prompt is rendered otherwise when its turns are old, by our templates or by others'.
+_OLD_TURNS_RATIO, _OTHERS_TURNS_RATIO = 0.005, 0.03
+# Of what is left out then.
+_LEFT_OUT_ERROR = 0.02
 # So much more may a part of a prompt take that the server has counted as a whole.
 _SAME_TEXT_RATIO = 1.10
 
@@ -95,7 +97,8 @@ class Estimate:
         likely: the upper end for a server that counts as the model's family does, or as it has done so far.
         overhead_tokens: of the template, around the conversation.
         other_ratio: by how much sizes may be larger in a prompt that does not begin as this one does, at least 1.
-        text: what the server makes of text in prompts that are made of this one.
+        made_likely_ratio: so many times its estimate may a prompt take that is made of this one, before it is counted.
+        text: what the server makes of text, by this prompt if it has counted that.
         rates: of what comes new: of text, and of our estimates of media.
         own: our count, made by a `method`; lessons hold only for counts that were made in the same way.
         prints: of the messages with tools and extras, to the letter; empty if it has none.
@@ -110,6 +113,7 @@ class Estimate:
     tools_tokens: int = 0
     overhead_tokens: int = 0
     other_ratio: float = 1.0
+    made_likely_ratio: float = 1.0
     text: Span = _EXACTLY
     rates: tuple[Span, Span] = (_EXACTLY, _EXACTLY)
     own: Own = _NOTHING
@@ -180,7 +184,8 @@ def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
     new = own.amounts.since(base.amounts)
     left_out = min(0.0, new.text) if own.rendered else 0.0
     is_same = base.amounts == own.amounts
-    spread = (base.doubt_tokens or (0.0 if is_same else base.tokens * _OLD_TURNS_RATIO)) - _LEFT_OUT_ERROR * left_out
+    old_turns_ratio = 0.0 if is_same else _OLD_TURNS_RATIO if own.rendered else _OTHERS_TURNS_RATIO
+    spread = (base.doubt_tokens or base.tokens * old_turns_ratio) - _LEFT_OUT_ERROR * left_out
     begun = base.tokens + left_out
     ends = begun - spread, begun, begun + spread, begun + spread
     low, usual, likely, high = _with_more(ends, new, text, price)
@@ -191,7 +196,7 @@ def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
     # What is made of a prompt that the server has counted has its text in it.
     ratio, share = text.high / text.usual, min(1.0, base.amounts.text / max(1.0, own.amounts.text))
     ratio += share * (min(ratio, _SAME_TEXT_RATIO) - ratio)
-    text_usual = factor if is_same and factor > 0 else text.usual
+    made = Span(factor / ratio, factor, factor * ratio, text.is_confirmed) if is_same and factor > 0 else text
     tools_tokens = int(own.tools_tokens * factor)
     tokens = max(ceil(usual - 1e-6), tools_tokens + sum(sizes))
     return Estimate(
@@ -202,8 +207,9 @@ def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
         sizes=sizes,
         tools_tokens=tools_tokens,
         overhead_tokens=tokens - tools_tokens - sum(sizes),
-        other_ratio=max(1.0, text_usual / max(factor, 0.01)),
-        text=Span(text.low, text_usual, text_usual * ratio, text.is_confirmed),
+        other_ratio=max(1.0, made.usual / max(factor, 0.01)),
+        made_likely_ratio=ratio,
+        text=made,
         rates=(text, price),
         own=own,
         told=told,
