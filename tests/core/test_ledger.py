@@ -281,9 +281,6 @@ def test_lines_with_anchors_survive(line: str) -> None:
     assert f"- {line}" in written([result("1", f"nothing here\n{line}\nor there")])
 
 
-# ------------------------------------------------------------------ a person's sentences
-
-
 # ------------------------------------------------------------------ names that were in use
 
 

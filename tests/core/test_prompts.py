@@ -55,9 +55,6 @@ def test_a_frame_cannot_be_left(summary: str, ledger: str) -> None:
     assert "<|im_start|>" not in framed
 
 
-# ------------------------------------------------------------------ rendering
-
-
 # ------------------------------------------------------------------ transcripts
 
 
@@ -69,9 +66,6 @@ def test_every_part_fits_its_room(raw: list[JsonDict], room: int, max_parts: int
     for part in parts:
         assert _o200k(defused(part)) <= room
     assert parts == transcript_parts(parsed(raw), room_tokens=room, max_parts=max_parts, count=_o200k)
-
-
-# ------------------------------------------------------------------ prompts
 
 
 # ------------------------------------------------------------------ answers

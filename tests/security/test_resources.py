@@ -52,17 +52,17 @@ _REASONING = {
 }
 _WALKS = """
 import time
-from litellm_compaction.core import clearing, excerpts, ledger, messages, prompts, record, secrets
+from litellm_compaction.core import excerpts, forms, ledger, messages, portable, prompts, secrets
 from litellm_compaction.core.continuation import text as inside
 def tokens(text): return len(text) // 4
 def message(role, text): return messages.parse_message({"role": role, "content": text})
-def read(text): return record.read_record([message("user", "## Session Summary" + text)])
+def read(text): return portable.read_record([message("user", "## Session Summary" + text)])
 def kept(role):
     return lambda text: ledger.ledger(
         [message(role, text)], budget_tokens=2_000, count=tokens)
 walks = {
     "summary": prompts.read_summary,
-    "edited": lambda text: clearing.edited([message("assistant", text)], ()),
+    "edited": lambda text: forms.in_forms([message("assistant", text)], ()),
     "open_think": inside.open_think,
     "open_fence": inside.open_fence,
     "defused": prompts.defused,
