@@ -194,6 +194,10 @@ class Asker:
         """
         limit_tokens = int(_PART_RATIO * measured.window.tokens * count.tokens / max(count.high, 1))
         part = beginning_of(request, count, limit_tokens)
+        is_priced = count.rates[1].is_confirmed or not count.own.images
+        if part is not None and not (is_priced or any(message.other_parts for message in part.messages)):
+            # It would say nothing of images whose price nobody knows.
+            part = None
         for _ in range(_MOST_CUTS):
             part = part or await off_loop(request.messages, partial(cut, measured, request, count, limit_tokens))
             if part is None:
