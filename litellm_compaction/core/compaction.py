@@ -240,7 +240,7 @@ def hidden_messages(rest: Sequence[Message], compaction: Compaction) -> dict[int
     return {at: message for at, message in found.items() if message is not None}
 
 
-def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | None = None) -> tuple[Message, ...]:
+def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message, ...]:
     """The conversation as the model gets it: prefix, record in the first user message, kept tail.
 
     Covered messages that are sent in a form of their own stand after the record, with their ids.
@@ -250,11 +250,10 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     Args:
         messages: the original conversation.
         compaction: made for a conversation that begins with the same messages.
-        record: travels in place of the compaction's own record, or None.
     """
     prefix = system_prefix_length(messages)
     rest = messages[prefix:]
-    record = compaction.record if record is None else record
+    record = compaction.record
     beside, tail = _beside_record(rest, compaction)
     if record:
         if tail and tail[0].role == "user":

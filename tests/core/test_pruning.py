@@ -55,13 +55,13 @@ def talk() -> list[JsonDict]:
     ]
 
 
-def covering(covered: int, *, pinned: tuple[int, ...] = (), dropped: tuple[int, ...] = ()) -> Compaction:
+def covering(covered: int, *, pinned: tuple[int, ...] = ()) -> Compaction:
     """A compaction of edited messages, before its first pruning."""
     return Compaction(
         covered_messages=covered,
         covered_hash="",
         start=0,
-        forms=(*(Form(at, "whole") for at in pinned), *(Form(at, "gone") for at in dropped)),
+        forms=tuple(Form(at, "whole") for at in pinned),
         round=0,
         level="prune",
     )
