@@ -90,7 +90,7 @@ class Compaction:
         covered_messages: how many of them it replaces or shows in another form; `covered_hash` is their chain entry.
         start: the record stands for what is before this position, but for what has a form there, `whole` or `words`:
             the user's in its message, after it a call and its results, whose answer was carried over the limit. From
-            here on messages are sent in their forms (rung 1, or pruned).
+            here on messages are sent in their forms (`edit`, or pruned).
         forms: in which covered messages are sent, ascending by position.
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.

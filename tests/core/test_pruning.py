@@ -150,7 +150,7 @@ NOT_SHOWN = frozenset({1, 2, 3})
             Wishes(dropped=frozenset(range(6)), summary="The parser was read."),
         ),
         ([*full(), user("It all went well.")], Wishes(dropped=NOT_SHOWN, summary="It all went well.")),
-        # A result without its call: the round stays, the missing result becomes a stub.
+        # A result without its call: the round stays, the missing result becomes a line.
         ([*full()[:1], result("a", LONG), *full()[1:]], Wishes(dropped=frozenset({1, 3}))),
     ],
 )
