@@ -17,8 +17,6 @@ from tests.integration.validity import JsonDict
 Convert = Callable[[bytes], Iterator[JsonDict]]
 # Agents cut long results before they send them; those that are recorded whole would fill a small context alone.
 _RESULT_CHARACTERS = 6_000
-# Of what others say in a row: scenes in which the assistant does not appear are no message to it.
-_MOST_LINES = 20
 
 
 def said(role: str, content: str) -> JsonDict:

@@ -21,7 +21,6 @@ _NO_WORDS = "Nothing was searched: the query has no words."
 _MOST_WORDS, _MOST_WORD_CHARS = 20, 60
 # A shorter excerpt says nothing.
 _LEAST_TOKENS = 48
-_HITS = 5
 
 
 def told(found: Found, *, limit_tokens: int, count: Callable[[str], int], is_all: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""Opens the store for compactions, learned facts, settings and the history: rows, by their URL.
+"""Opens the store for compactions, facts, settings and the history: rows, by their URL.
 
 Originals, and the notes by which processes tell each other their work, are parts of the same file or server.
 """
@@ -19,7 +19,6 @@ from litellm_compaction.stores.originals import Covered, Originals, Stretch
 from litellm_compaction.stores.rows import MemoryRows, Rows, SteadyRows
 from litellm_compaction.stores.sqlite import SqliteFile, SqliteRows
 from litellm_compaction.stores.store import (
-    FACTS_SCOPE,
     MAX_LEASE_S,
     Board,
     CompactionStore,
@@ -34,7 +33,6 @@ from litellm_compaction.stores.store import (
 )
 
 __all__ = [
-    "FACTS_SCOPE",
     "Board",
     "CompactionStore",
     "Covered",

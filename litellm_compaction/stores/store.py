@@ -32,8 +32,6 @@ _COMPACTION, _FACT, _NAME, _WORDS = "c:", "f:", "n:", "w:"
 _MOST_OF_WORDS = 4
 # In place of more: which of them is meant cannot be told.
 _TOO_MANY = "*"
-# The scope of facts about models, which belong to no tenant: tenants' scopes are hashes.
-FACTS_SCOPE = "models"
 # Longer than any lease: a note that ends later was written by a clock that has been set back, or before a restart.
 MAX_LEASE_S = 60.0
 # A note that says nothing new is written again when so much of its life is over.
@@ -202,7 +200,7 @@ class CompactionStore(_OverRows):
 
 
 class Facts(_OverRows):
-    """Learned facts by scope and key."""
+    """Facts by scope and key: pins, and what LiteLLM lacks."""
 
     async def get_fact(self, scope: str, key: str) -> str | None:
         """The fact that was last put under `key`, which may be forgotten at any time."""
@@ -243,7 +241,7 @@ class EventLog(_OverRows):
 
 
 class Store(CompactionStore, Facts, SettingStore, EventLog):
-    """Keeps compactions, learned facts, settings and the history; most callers ask for one of these alone."""
+    """Keeps compactions, facts, settings and the history; most callers ask for one of these alone."""
 
     async def aclose(self) -> None:
         """Ends it; any number of times."""

@@ -32,7 +32,6 @@ class Owned:
 
     def __init__(self) -> None:
         self.bench = Bench()
-        self._written = 0
 
     async def guard(self, raw: list[JsonDict], window: int = WINDOW, **context: Any) -> CompactionEvent | None:
         """The event of a request, None for none."""

@@ -50,7 +50,6 @@ def _call(name: str = "read", arguments: Any = '{"path": "a"}', **fields: Any) -
 
 
 _SAID = {"content": "One two three"}
-_TEXT = "One two three"
 _LIMITED = json.dumps(
     {**_frame(None, usage=_USAGE), "choices": [{"index": 0, "message": _SAID, "finish_reason": "length"}]}
 ).encode()

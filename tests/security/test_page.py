@@ -73,9 +73,7 @@ def test_no_command_writes_what_commands_a_terminal(
     assert [char for char in written if not char.isprintable() and char != "\n"] == []
 
 
-_OFF = b'{"values": {"mode": "off"}}'
 _KEYED = {"authorization": "Bearer sk-admin"}
-_SENT_BY_A_BROWSER = {"origin": "https://evil.example", "sec-fetch-site": "cross-site", "content-type": "text/plain"}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -13,10 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import Attempts
 from litellm_compaction.proxy.client import tenant_of
-from litellm_compaction.proxy.exchange import ClientRequest, Exchange
 from tests.integration.app import in_loop
 from tests.integration.bench import Bench
 from tests.integration.harness import CHAT
@@ -217,9 +214,3 @@ def test_what_was_counted_for_another_tenant_is_counted_anew(office: Bench, liar
     answers = [ask(office, key, body) for key in ("sk-alice", "sk-key-only")]
     alice, another = (answer.headers["x-litellm-compaction-tokens-before"] for answer in answers)
     assert alice != another
-
-
-def _call(tenant: str) -> Exchange:
-    request = Request(messages=())
-    client = ClientRequest(received=request, original=request, group="g", tenant=tenant)
-    return Exchange(client, Attempts(summary_calls_left=1))
