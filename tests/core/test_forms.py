@@ -124,10 +124,6 @@ def test_editing_twice_changes_nothing_more(raw: list[JsonDict], data: st.DataOb
 RAW = [user("Look."), *(each for n in "abcd" for each in (calls(n, name=f"tool_{n}"), result(n, f"Result of {n}.")))]
 
 
-def results(messages: tuple[Message, ...]) -> list[str]:
-    return [message.text for message in messages if message.role == "tool"]
-
-
 @pytest.mark.parametrize(("inputs", "kept"), [(False, "abcd"), (True, "cd"), (frozenset({"tool_b"}), "acd")])
 def test_arguments_go_only_if_that_is_ordered(inputs: bool | frozenset[str], kept: str) -> None:
     """Of all tools, or of those named."""

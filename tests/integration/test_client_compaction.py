@@ -31,10 +31,6 @@ ECHO = (
     "<command-name>/compact</command-name>\n<command-message>compact</command-message>\n<command-args></command-args>",
     "<local-command-stdout>Compacted (ctrl+o to see full summary)</local-command-stdout>",
 )
-CRITICAL = (
-    "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\nYour task is to create a detailed summary of the "
-)
-CRITICAL += "conversation so far, paying close attention to the user's explicit requests.\n"
 CHECKPOINT = "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary for another LLM that will "
 CHECKPOINT += "resume the task.\n\nInclude:\n- Current progress and key decisions made\n"
 NOTICE = "Compacting conversation history"
