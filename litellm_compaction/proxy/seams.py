@@ -65,17 +65,11 @@ class Seams:
         self._of_router: LiteLLMChanged | None = None
         self._of_client: LiteLLMChanged | None = None
         self._look: asyncio.Task[LiteLLMChanged | None] | None = None
-        self._has_looked = False
 
     @property
     def fault(self) -> LiteLLMChanged | None:
         """What is known to be missing."""
         return self._of_router or self._of_client
-
-    @property
-    def is_sound(self) -> bool:
-        """All has been looked at, and nothing is missing."""
-        return self._has_looked and self.fault is None
 
     def of_router(self, router: Any) -> LiteLLMChanged | None:
         """What the router lacks; None if nothing."""
@@ -88,7 +82,6 @@ class Seams:
         if self._look is None:
             self._look = asyncio.get_running_loop().create_task(_look_at_client())
         self._of_client = await asyncio.shield(self._look)
-        self._has_looked = True
         return self._of_client
 
     async def aclose(self) -> None:

@@ -87,15 +87,14 @@ async def test_a_client_that_litellm_passes_on_is_asked(monkeypatch: pytest.Monk
     told: list[Any] = []
     monkeypatch.setattr(litellm, "success_callback", [lambda *args: told.append(args)])
     sound = Seams()
-    assert not sound.is_sound
     assert await sound.of_client() is None
-    assert sound.is_sound
+    assert sound.fault is None
     monkeypatch.setenv("EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER", "true")
     broken = Seams()
     fault = await broken.of_client()
     assert "client= is missing" in str(fault)
     assert "`carrier: hooks`" in str(fault)
-    assert not broken.is_sound
+    assert broken.fault is fault
     assert told == []
 
 
