@@ -174,7 +174,7 @@ class Settings(_OwnSettings):
     max_restarts: Annotated[int, Field(ge=0, le=20)] = 3
     """Restarts of one answer, over all its phases."""
     summary_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
-    """Time limit of a summary, its parts and their merging included."""
+    """Time limit of a summary, all its parts included."""
     carrier: Literal["auto", "hooks"] = "auto"
     """Carries answers over the limit. auto: below LiteLLM's OpenAI client if possible. hooks: only by LiteLLM's
     hooks."""

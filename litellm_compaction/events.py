@@ -12,9 +12,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-Outcome: TypeAlias = Literal[
-    "reused", "compacted", "fallback", "kept", "refused", "observed", "failed_open", "prepared", "given_up"
-]
+Outcome: TypeAlias = Literal["reused", "compacted", "fallback", "kept", "refused", "observed", "prepared", "given_up"]
 # Of records that are written before they are needed, while no request waits.
 AHEAD: frozenset[Outcome] = frozenset(("prepared", "given_up"))
 # The reason of a reuse that puts such a record into effect.
@@ -39,7 +37,6 @@ Phase: TypeAlias = Literal["pre_request", "tool_response", "streaming"]
 
 _LEVELS: Mapping[str, int] = {
     "refused": logging.WARNING,
-    "failed_open": logging.ERROR,
     "observed": logging.INFO,
     "prepared": logging.INFO,
 }

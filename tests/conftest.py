@@ -101,7 +101,6 @@ _SLOW_PLACES = (
 _FULL_PLACES = (
     "processes/test_newcomer.py",
     "real_engine/test_cut_answers.py",
-    "real_engine/test_thoughts.py",
 )
 
 

@@ -56,7 +56,6 @@ def event(outcome: Outcome = "compacted", **changes: object) -> CompactionEvent:
         ("fallback", "excerpt", logging.INFO),
         ("compacted", "client_summary", logging.INFO),
         ("refused", "does_not_fit", logging.WARNING),
-        ("failed_open", "error", logging.ERROR),
         ("reused", "", logging.DEBUG),
         ("kept", "", logging.DEBUG),
         ("kept", "undone", logging.INFO),

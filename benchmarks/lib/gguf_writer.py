@@ -40,7 +40,6 @@ def gguf(
     fields: dict[str, Value] | Sequence[tuple[str, Value]],
     *,
     version: int = 3,
-    tail: bytes = b"",
     zeros: Mapping[str, Tensor] | None = None,
 ) -> bytes:
     """A file with these metadata fields: a text, (kind, number), or an Array; and these tensors, of zeros only."""
@@ -54,7 +53,7 @@ def gguf(
     head = b"GGUF" + struct.pack("<IQQ", version, len(zeros or {}), len(pairs)) + body + infos
     if data_bytes:
         head = head.ljust(_aligned(len(head)), b"\0") + bytes(data_bytes)
-    return head + tail
+    return head
 
 
 def string(text: str | bytes) -> bytes:

@@ -19,7 +19,7 @@ import click
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config
 from litellm_compaction.config import Settings, settings_from
-from litellm_compaction.engine.records import View, undo, view_of
+from litellm_compaction.engine.records import RecordView, undo, view_of
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.events import event_from_json, harmless
 from litellm_compaction.master_key import KEY_VARIABLE, known_master_key
@@ -176,7 +176,7 @@ def _table(known: Sequence[StoredCompaction], unreadable: int) -> Iterator[str]:
     yield f"{len(known)} records, {total_bytes:,} bytes, {len({stored.scope for stored in known})} scopes"
 
 
-def _lines(view: View, *, text: bool) -> Iterator[str]:
+def _lines(view: RecordView, *, text: bool) -> Iterator[str]:
     stored, compaction = view.stored, view.stored.compaction
     yield f"record    {stored.id}"
     yield f"scope     {stored.scope}"

@@ -90,7 +90,7 @@ class Compaction:
         covered_messages: how many of them it replaces or shows in another form; `covered_hash` is their chain entry.
         start: the record stands for what is before this position, but for what has a form there, `whole` or `words`:
             the user's in its message, after it a call and its results, whose answer was carried over the limit. From
-            here on messages are sent in their forms (rung 1, or pruned).
+            here on messages are sent in their forms (`edit`, or pruned).
         forms: in which covered messages are sent, ascending by position.
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.
@@ -240,7 +240,7 @@ def hidden_messages(rest: Sequence[Message], compaction: Compaction) -> dict[int
     return {at: message for at, message in found.items() if message is not None}
 
 
-def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | None = None) -> tuple[Message, ...]:
+def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message, ...]:
     """The conversation as the model gets it: prefix, record in the first user message, kept tail.
 
     Covered messages that are sent in a form of their own stand after the record, with their ids.
@@ -250,11 +250,10 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     Args:
         messages: the original conversation.
         compaction: made for a conversation that begins with the same messages.
-        record: travels in place of the compaction's own record, or None.
     """
     prefix = system_prefix_length(messages)
     rest = messages[prefix:]
-    record = compaction.record if record is None else record
+    record = compaction.record
     beside, tail = _beside_record(rest, compaction)
     if record:
         if tail and tail[0].role == "user":

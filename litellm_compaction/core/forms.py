@@ -86,20 +86,20 @@ def in_forms(
             text = ends(normal_text(message), how) if how else REMOVED
             return with_text(_bare(message, at, images), text)
         if how == "line" and message.role == "tool":
-            return with_text(_without_images(message, at, images), stub(message, calls.get(at), size))
+            return with_text(_without_images(message, at, images), line_for(message, calls.get(at), size))
         return _bare(without_data(message) if how else message, at, images)
 
     return [sent(at, message) if at >= start or at in known else None for at, message in enumerate(messages)]
 
 
-def stub(result: Message, call: ToolCall | None, size: str = "") -> str:
+def line_for(result: Message, call: ToolCall | None, size: str = "") -> str:
     """The text that stands for an old tool result: tool, short arguments, size ("" for today's), how to get it back."""
     said = f"{called(call)}, {size or size_of(result)}"
     return f"[Old result of {said}, was removed. Call the tool again if it is needed.]"
 
 
 def size_of(result: Message) -> str:
-    """The size of a result as its stub tells it."""
+    """The size of a result as its line tells it."""
     text = result.text
     line_count = text.count("\n", 0, len(text) - 1) + 1
     return f"{line_count} lines" if line_count > 1 else f"about {roughly_tokens(text)} tokens"
@@ -113,7 +113,7 @@ def called(call: ToolCall | None) -> str:
     return f"{call.name}({line if len(line) <= _ARGUMENTS_CHARS else line[:_ARGUMENTS_CHARS] + '…'})"
 
 
-def stubs(messages: Sequence[Message]) -> dict[int, str]:
+def lines_for(messages: Sequence[Message]) -> dict[int, str]:
     """The shorter text in place of each result and each message with attached data, by position.
 
     The client's own words that come again later go first, then superseded reads, then the oldest.
@@ -121,7 +121,7 @@ def stubs(messages: Sequence[Message]) -> dict[int, str]:
     calls, superseded = calls_by_position(messages), superseded_reads(messages)
     recurring = [at for at, each in enumerate(messages) if _recurs_in(each)][:-1]
     found = {
-        at: stub(message, calls.get(at)) if message.role == "tool" else without_data(message).text
+        at: line_for(message, calls.get(at)) if message.role == "tool" else without_data(message).text
         for at, message in enumerate(messages)
         if message.role in ("tool", "user")
     }

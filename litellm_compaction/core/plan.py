@@ -150,7 +150,7 @@ def _plan_client_summary(view: View, budget: Budget, options: CompactionOptions,
     """Decides about a request for a summary that the client goes on with in place of its history, and that is too long.
 
     The known record of the oldest part stands for as much of it as has to go, without a model call; without one the
-    oldest results become stubs.
+    oldest results become lines.
     """
     base = next((each for each in usable(view, stored) if each.segments and not each.provisional), None)
     planner = Planner(view=view, budget=budget, options=options, base=base)

@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.excerpts import common_level, excerpt
-from litellm_compaction.core.forms import Form, size_of, stubs
+from litellm_compaction.core.forms import Form, lines_for, size_of
 from litellm_compaction.core.messages import (
     JsonObject,
     JsonValue,
@@ -70,13 +70,13 @@ def offered(rest: Sequence[Message], compaction: Compaction) -> list[int]:
 def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[int], wishes: Wishes) -> Compaction:
     """The compaction with as much of the wishes as leaves a valid conversation; what it leaves out already stays out.
 
-    A stretch goes if every message in it is to go (`_units`). Of anything smaller a result becomes a stub, a
+    A stretch goes if every message in it is to go (`_units`). Of anything smaller a result becomes a line, a
     text leaves a line in its place, and a call stays.
     """
     span = _span(compaction)
     wanted = {*compaction.gone.intersection(span), *wishes.dropped.intersection(choices)}
     dropped = {at for unit in _units(rest, span, wanted) if wanted.issuperset(unit) for at in unit}
-    shrinking = {span.start + at for at in stubs(rest[span.start : span.stop])}
+    shrinking = {span.start + at for at in lines_for(rest[span.start : span.stop])}
     forms = {each.position: each for each in compaction.forms}
     lines = {at for at, each in forms.items() if each.how == "line"}
     new_lines = {at for at in (wanted - dropped) & shrinking - lines if rest[at].role == "tool"}

@@ -132,14 +132,6 @@ def open_round_start(messages: Sequence[Message]) -> int | None:
     return next((index for index in behind if messages[index].role == "tool"), None)
 
 
-def unanswered_calls(messages: Sequence[Message]) -> dict[int, list[ToolCall]]:
-    """The calls that nothing answers, by the position of the message that makes them."""
-    found: dict[int, list[ToolCall]] = {}
-    for made in (made for each in rounds(messages) for made in each.unanswered):
-        found.setdefault(made.at, []).append(made.call)
-    return found
-
-
 def cleaned_history(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages without open ends: every call has a result, and the last word is not a tool's."""
     shown = with_every_result(messages)

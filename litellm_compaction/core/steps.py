@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, applied_tokens
-from litellm_compaction.core.forms import Form, ImagePlace, size_of, stubs
+from litellm_compaction.core.forms import Form, ImagePlace, lines_for, size_of
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
 from litellm_compaction.core.view import RECORD_TOKENS, View
 
@@ -73,7 +73,7 @@ class Step:
 
     @property
     def is_edit(self) -> bool:
-        """Old results become stubs, without a model, and that alone reaches the target (rung 1)."""
+        """Old results become lines, without a model, and that alone reaches the target."""
         return self.question == "none" and not self.is_record
 
 
@@ -83,7 +83,7 @@ class CompactionOptions:
 
     Attributes:
         keep_recent_messages: at the end, if they fit.
-        edits: True if rung 1 may do alone.
+        edits: True if an edit may do alone.
         rereads: True if the server reads all of a prompt again after any change of it, so that changes are to be rare
             and an edit may as well take all that it can.
         keep_images: how many images stay if there is room for them, those of the kept messages among them.
@@ -251,7 +251,7 @@ class Planner:
     # ------------------------------------------------------------------ edits and choices
 
     def edit(self) -> Step | None:
-        """The edit that reaches the target with as few stubs as possible; deeper if one turn could fill the rest."""
+        """The edit that reaches the target with as few lines as possible; deeper if one turn could fill the rest."""
         if not self.options.edits:
             return None
         target, budget = self.budget.target_tokens(self.view.tokens), self.budget
@@ -266,7 +266,7 @@ class Planner:
         tokens = applied_tokens(self.view, draft) + RECORD_TOKENS + ledger_tokens
         covered = self.view.rest[start:cut]
         forms = {each.position: each for each in draft.forms}
-        for at, line in stubs(covered).items():
+        for at, line in lines_for(covered).items():
             if tokens <= target and not self.options.rereads:
                 break
             if start + at not in forms:

@@ -258,7 +258,8 @@ class SummaryClient:
     async def _appended(self, measured: MeasuredRequest, step: Step, job: SummaryJob) -> tuple[Request, int] | None:
         """The conversation to send again in append mode, and the tokens that its summary replaces.
 
-        None if it does not fit, or does not show everything: a record with stubs, or with a gap after its last summary.
+        None if it does not fit, or does not show everything: a record with lines in place of results, or with a gap
+        after its last summary.
         """
         base, conversation, target = step.base, measured.conversation, measured.context.target
         shows_all = base is None or (base.is_record and base.summarized_messages == base.covered_messages)

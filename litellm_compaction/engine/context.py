@@ -119,7 +119,7 @@ class RequestContext:
         return CompactionOptions(
             keep_recent_messages=self.settings.keep_recent_messages,
             summary_max_tokens=self.settings.constants.summary_max_tokens,
-            # Stubs know no topic.
+            # Lines in place of results know no topic.
             edits=self.settings.constants.clear_tool_results and not self.focus,
             strategy=STRATEGIES[self.settings.strategy],
             keep_images=self.settings.constants.keep_images,

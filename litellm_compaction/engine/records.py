@@ -57,7 +57,7 @@ class Pair(NamedTuple):
     is_pinned: bool = False
 
 
-class View(NamedTuple):
+class RecordView(NamedTuple):
     """A record with what is known of it.
 
     Attributes:
@@ -92,7 +92,7 @@ async def _events_about(log: EventLog, record: str, tenant: str | None) -> list[
 
 async def view_of(
     stored: StoredCompaction, store: Store, originals: Originals | None, tenant: str | None = None
-) -> View:
+) -> RecordView:
     """Returns a record beside what it covers.
 
     Args:
@@ -110,7 +110,7 @@ async def view_of(
         pinned = await kept_pins(store, stored.scope, entries[0])
         pairs = [pair._replace(is_pinned=entry in pinned) for pair, entry in zip(pairs, entries, strict=True)]
     missing = _why_incomplete(len(kept), compaction.covered_messages)
-    return View(stored, await events_of(store, stored.id, tenant), pairs, missing)
+    return RecordView(stored, await events_of(store, stored.id, tenant), pairs, missing)
 
 
 def pairs_of(compaction: Compaction, kept: Sequence[Message]) -> list[Pair]:

@@ -205,7 +205,7 @@ def _settings(config: CompactionConfig, *, is_known: bool) -> Settings:
         output_buffer_min_tokens=0,
         answer_min_tokens=answer_tokens,
         reasoning_answer_min_tokens=answer_tokens,
-        # The messages are all there is: of a stub no later summary could read the result.
+        # The messages are all there is: of a line no later summary could read the result.
         clear_tool_results=False,
     )
     return defaults.model_copy(update=update).with_constants(constants)

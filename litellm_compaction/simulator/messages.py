@@ -35,7 +35,6 @@ class Message:
     role: str
     parts: tuple[str | Image, ...]
     tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str = ""
     reasoning: str = ""
 
     @property
@@ -113,7 +112,6 @@ def _message(index: int, item: object) -> Message:
         role="system" if role == "developer" else role,
         parts=_parts(index, item.get("content"), optional=bool(raw_calls)),
         tool_calls=tuple(_tool_call(index, call) for call in raw_calls),
-        tool_call_id=tool_call_id if role == "tool" else "",
         reasoning=reasoning if isinstance(reasoning, str) else "",
     )
 

@@ -41,7 +41,7 @@ class ModelSettings(NamedTuple):
     warnings: tuple[str, ...]
 
 
-class Instance(NamedTuple):
+class InstanceAddress(NamedTuple):
     """A loaded copy of a model: its server, the key to ask with, its identifier."""
 
     rpc: LMStudioRpc

@@ -114,7 +114,7 @@ class LocalServer(ABC):
 
     Attributes:
         name: in logs, events, `doctor`, and as a window's source.
-        title: for people; `says` is the field that says the window.
+        title: for people.
         path: of the question; a GET that loads nothing.
         providers: LiteLLM's names for it, each with the variable that holds the address of one whose deployment names
             none, and the address without that (LiteLLM, main.py, llms/hosted_vllm, llms/llamafile).
@@ -130,7 +130,6 @@ class LocalServer(ABC):
 
     name: ClassVar[Api]
     title: ClassVar[str]
-    says: ClassVar[str]
     path: ClassVar[str]
     providers: ClassVar[Mapping[str, tuple[str, str | None]]] = MappingProxyType({})
     cloud_hosts: ClassVar[tuple[str, ...]] = ()
@@ -167,7 +166,6 @@ class LlamaCpp(LocalServer):
 
     name = "llama.cpp"
     title = "llama.cpp"
-    says = "llama.cpp's /props"
     path = "/props"
     providers = MappingProxyType({"llamafile": ("LLAMAFILE_API_BASE", "http://127.0.0.1:8080/v1")})
     continues = True
@@ -213,7 +211,6 @@ class Vllm(LocalServer):
 
     name = "vllm"
     title = "vLLM"
-    says = "vLLM's max_model_len"
     path = "/v1/models"
     providers = MappingProxyType({"hosted_vllm": ("HOSTED_VLLM_API_BASE", None)})
     continues = True
@@ -243,7 +240,6 @@ class Ollama(LocalServer):
 
     name = "ollama"
     title = "Ollama"
-    says = "Ollama's /api/ps"
     path = "/api/ps"
     providers = MappingProxyType(
         dict.fromkeys(("ollama", "ollama_chat"), ("OLLAMA_API_BASE", "http://localhost:11434"))

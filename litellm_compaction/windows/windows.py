@@ -21,7 +21,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import ModelNotLoaded, ServerUnavailable, WindowUnknown, WindowUnread
 from litellm_compaction.windows.fetch import NotThisApi, Unreached, without_userinfo
 from litellm_compaction.windows.lmstudio import LMStudioListing, answers_as_lmstudio, list_models, server_root
-from litellm_compaction.windows.lmstudio_questions import Instance, LoadedModel, ModelSettings
+from litellm_compaction.windows.lmstudio_questions import InstanceAddress, LoadedModel, ModelSettings
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.other_servers import SERVERS, Api, LocalServer, Served, list_served, tokens_by_server
 from litellm_compaction.windows.window import Found, Listing, Source, Window
@@ -149,7 +149,7 @@ class Windows:
         self._learned: Bounded[tuple[str, str], tuple[int, float]] = Bounded(_MOST)
         self._rpc = rpc if rpc is not None else LMStudioRpc(is_on=False)
         # The models that were loaded with an instance when a list was last read for it.
-        self._loaded: Bounded[Instance, frozenset[LoadedModel]] = Bounded(_MOST)
+        self._loaded: Bounded[InstanceAddress, frozenset[LoadedModel]] = Bounded(_MOST)
 
     async def resolve(self, target: Target, *, fresh: bool = False) -> Window:
         """The window of a target: its server's own number, else the operator's, else a learned limit.
@@ -214,12 +214,12 @@ class Windows:
         if target.place is not None:
             self._readings.invalidate(target.place)
 
-    def instance(self, target: Target) -> Instance | None:
+    def instance(self, target: Target) -> InstanceAddress | None:
         """The loaded copy that a target's requests reach, if LM Studio may be asked about it now; else None."""
         base, window = target.api_base, self._last_seen(target)
         if base is None or window is None or not target.is_lmstudio or not self._rpc.is_usable(base, target.api_key):
             return None
-        return Instance(self._rpc, base, target.api_key, window.instance_id)
+        return InstanceAddress(self._rpc, base, target.api_key, window.instance_id)
 
     async def confirmed(self, target: Target, window: Window) -> Window:
         """`window`, or the one that holds now if LM Studio's own protocol shows that a model was loaded anew since.

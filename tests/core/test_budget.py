@@ -35,8 +35,8 @@ def budgets(draw: st.DrawFn) -> Budget:
     )
 
 
-def _budget(window_tokens: int, *, floor_tokens: int = 0, likely_ratio: float = 1.0) -> Budget:
-    return Budget(rules=RULES, window_tokens=window_tokens, floor_tokens=floor_tokens, likely_ratio=likely_ratio)
+def _budget(window_tokens: int, *, floor_tokens: int = 0) -> Budget:
+    return Budget(rules=RULES, window_tokens=window_tokens, floor_tokens=floor_tokens, likely_ratio=1.0)
 
 
 @settings(max_examples=settings().max_examples * 4)
@@ -89,13 +89,12 @@ def test_a_compaction_is_due_in_time_and_aims_at_what_may_be_sent(budget: Budget
 # ------------------------------------------------------------------ a threshold and a reserve in place of the ratio
 
 
-def _ruled(window_tokens: int = 32_768, *, fixed_tokens: int = 0, floor_tokens: int = 0, **rules: int) -> Budget:
+def _ruled(window_tokens: int = 32_768, **rules: int) -> Budget:
     return Budget(
         rules=replace(RULES, **rules),  # type: ignore[arg-type]
         window_tokens=window_tokens,
-        floor_tokens=max(floor_tokens, fixed_tokens),
+        floor_tokens=0,
         likely_ratio=1.0,
-        fixed_tokens=fixed_tokens,
     )
 
 

@@ -1,4 +1,4 @@
-"""Old results that become stubs or go as a client orders it: which, and that nothing else changes."""
+"""Old results that become lines or go as a client orders it: which, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, apply, covered_as_sent, hidden_messages, usable
-from litellm_compaction.core.forms import ClearOrder, Form, cleared, in_forms, stubs
+from litellm_compaction.core.forms import ClearOrder, Form, cleared, in_forms, lines_for
 from litellm_compaction.core.messages import Message, chain, newest_user_index, system_prefix_length
 from tests.builders import (
     JsonDict,
@@ -66,7 +66,7 @@ def edits(draw: st.DrawFn) -> tuple[list[JsonDict], Compaction]:
     hashes = chain(messages)
     covered = draw(st.integers(0, len(messages) - prefix - 1))
     rest = messages[prefix : prefix + covered]
-    chosen = draw(st.sets(st.sampled_from(sorted(stubs(rest))))) if stubs(rest) else set()
+    chosen = draw(st.sets(st.sampled_from(sorted(lines_for(rest))))) if lines_for(rest) else set()
     pinned = (newest - prefix,) if newest - prefix < covered else ()
     return raw, Compaction(
         covered_messages=covered,
@@ -113,10 +113,10 @@ def test_what_is_hidden_is_what_is_not_sent_as_it_was(made: tuple[list[JsonDict]
 def test_editing_twice_changes_nothing_more(raw: list[JsonDict], data: st.DataObject) -> None:
     """Idempotent: what an edit leaves has nothing more to drop."""
     messages = parsed(raw)
-    chosen = data.draw(st.sets(st.sampled_from(sorted(stubs(messages))))) if stubs(messages) else set()
+    chosen = data.draw(st.sets(st.sampled_from(sorted(lines_for(messages))))) if lines_for(messages) else set()
     once = sent_in(messages, [Form(at, "line") for at in chosen])
     assert as_bytes(sent_in(once, ())) == as_bytes(once)
-    assert not set(stubs(once)) & chosen
+    assert not set(lines_for(once)) & chosen
 
 
 # ------------------------------------------------------------------ as a client orders it

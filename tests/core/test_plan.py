@@ -46,10 +46,10 @@ def decide(
     return first_step(weighed, limits, options, stored), weighed, limits
 
 
-def written(step: Step, *, word: str = "sum ") -> Compaction:
+def written(step: Step) -> Compaction:
     """The record that a step asks for, its summary and ledger as long as they may be."""
     draft = step.draft
-    text = (word * step.summary_tokens)[: 4 * step.summary_tokens]
+    text = ("sum " * step.summary_tokens)[: 4 * step.summary_tokens]
     segment = Segment(text=text, round=draft.round, covered_messages=draft.covered_messages)
     earlier = () if step.integrates else draft.segments
     return replace(draft, segments=(*earlier, segment), ledger="l" * 4 * step.ledger_tokens)

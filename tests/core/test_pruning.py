@@ -55,13 +55,13 @@ def talk() -> list[JsonDict]:
     ]
 
 
-def covering(covered: int, *, pinned: tuple[int, ...] = (), dropped: tuple[int, ...] = ()) -> Compaction:
+def covering(covered: int, *, pinned: tuple[int, ...] = ()) -> Compaction:
     """A compaction of edited messages, before its first pruning."""
     return Compaction(
         covered_messages=covered,
         covered_hash="",
         start=0,
-        forms=(*(Form(at, "whole") for at in pinned), *(Form(at, "gone") for at in dropped)),
+        forms=tuple(Form(at, "whole") for at in pinned),
         round=0,
         level="prune",
     )
@@ -150,7 +150,7 @@ NOT_SHOWN = frozenset({1, 2, 3})
             Wishes(dropped=frozenset(range(6)), summary="The parser was read."),
         ),
         ([*full(), user("It all went well.")], Wishes(dropped=NOT_SHOWN, summary="It all went well.")),
-        # A result without its call: the round stays, the missing result becomes a stub.
+        # A result without its call: the round stays, the missing result becomes a line.
         ([*full()[:1], result("a", LONG), *full()[1:]], Wishes(dropped=frozenset({1, 3}))),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.forms import stubs, without_data
+from litellm_compaction.core.forms import lines_for, without_data
 from litellm_compaction.core.recurring import marked
 from litellm_compaction.core.refusal import with_less_data
 from litellm_compaction.core.stretches import own_words
@@ -148,7 +148,7 @@ def test_stale_ones_go_first_the_newest_last() -> None:
     note = f"## Open files\n{LIST}"
     messages = marked(parsed(_steps(note)))
     assert request_indices(messages) == (12,)
-    assert [*stubs(messages)][:3] == [0, 4, 8]
+    assert [*lines_for(messages)][:3] == [0, 4, 8]
     assert LIST not in without_data(messages[0]).text
     assert without_data(messages[0]).text.startswith("Port the parser.\n\n## Open files\n")
     file = f"<file>\n{LIST}\n</file>"

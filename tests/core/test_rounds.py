@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from litellm_compaction.core.rounds import NO_RESPONSE, unanswered_calls, with_every_result
+from litellm_compaction.core.rounds import NO_RESPONSE, rounds, with_every_result
 from tests.builders import (
     JsonDict,
     agent_conversations,
@@ -53,7 +53,7 @@ def test_a_filler_stands_only_for_what_nothing_answers(
     shown = with_every_result(messages)
     fillers = [message for message in shown if message.text == NO_RESPONSE]
     assert [message.call_id for message in fillers] == unanswered
-    assert [call.id for each in unanswered_calls(messages).values() for call in each] == unanswered
+    assert [made.call.id for each in rounds(messages) for made in each.unanswered] == unanswered
     assert [message for message in shown if message not in fillers] == [*messages]
     assert with_every_result(shown) == shown
 

@@ -37,9 +37,9 @@ def is_appended(asked: tuple[Message, ...]) -> bool:
     return len(asked) > 1 and asked[-1].text.startswith("You write the record")
 
 
-async def asked_of(bench: Bench, *, turns: int = 60, **context: Any) -> tuple[Message, ...]:
+async def asked_of(bench: Bench, **context: Any) -> tuple[Message, ...]:
     """What the first summary call of a growing conversation sends."""
-    for turn in range(turns):
+    for turn in range(60):
         await bench.guard(talk(turn), tools=TOOLS, **context)
         if bench.ask.messages:
             return bench.ask.messages[0]

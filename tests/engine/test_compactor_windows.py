@@ -96,10 +96,9 @@ async def test_a_model_that_was_loaded_since_the_list_was_read_is_served(
 class WarmUp:
     """Loads the model, once its gate is open."""
 
-    def __init__(self, server: LMStudio, *, loads: int | None = 8192, failure: Exception | None = None) -> None:
+    def __init__(self, server: LMStudio, *, loads: int | None = 8192) -> None:
         self.server = server
         self.loads = loads
-        self.failure = failure
         self.runs = 0
         self.running = asyncio.Event()
         self.gate = asyncio.Event()
@@ -109,8 +108,6 @@ class WarmUp:
         self.runs += 1
         self.running.set()
         await self.gate.wait()
-        if self.failure is not None:
-            raise self.failure
         self.server.context_length = self.loads
 
 

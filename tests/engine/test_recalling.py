@@ -55,7 +55,6 @@ class Scene:
         prepared: PreparedRequest,
         *queries: str,
         left: int = MOST_LOOKUPS,
-        said: str = "",
         ids: Sequence[str] = (),
     ) -> None:
         recaller = self.bench.compactor.recaller
@@ -63,7 +62,7 @@ class Scene:
         given = ids or [f"c{at}" for at in range(len(queries))]
         calls = [ToolCall(id=each, name=RECALL, arguments=query) for each, query in zip(given, queries, strict=True)]
         context = self.bench.context(keep_originals="compacted", carries_calls=True)
-        await recaller.look_up(context, prepared, said, calls, left)
+        await recaller.look_up(context, prepared, "", calls, left)
 
 
 def shown(prepared: PreparedRequest) -> list[str]:

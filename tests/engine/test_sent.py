@@ -39,14 +39,14 @@ class _Told(NamedTuple):
     longest: int
 
 
-async def _replayed(how: str, turns: int = 50, window: int = 8192) -> _Told:
+async def _replayed(how: str) -> _Told:
     bench, raw = Bench(), [system("You are an agent. " * 40), user("Port the parser, and never touch the tests.")]
     before: list[str] = []
     shares: list[float] = []
     longest = 0
-    for turn in range(turns):
+    for turn in range(50):
         shown = _cleared(raw, how)
-        prepared = await bench.guard(shown, window)
+        prepared = await bench.guard(shown, 8192)
         messages = sent(shown, prepared)
         now = as_bytes(messages)
         same = next((at for at, (one, other) in enumerate(zip(before, now, strict=False)) if one != other), len(before))

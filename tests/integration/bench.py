@@ -41,7 +41,7 @@ def is_question(body: Mapping[str, Any] | None) -> bool:
     return asked.get("max_tokens") == 1 and not loads
 
 
-def edit_plan(prompt: str, said: str = SUMMARY, *, orphans: bool = False) -> str:
+def edit_plan(prompt: str, said: str = SUMMARY) -> str:
     """An edit plan for the messages that a pruning prompt shows, "" where a prompt asks for none.
 
     It drops the older ones, and shortens the longest of the rest.
@@ -49,13 +49,12 @@ def edit_plan(prompt: str, said: str = SUMMARY, *, orphans: bool = False) -> str
     Args:
         prompt: what the pruning model is asked.
         said: of what goes.
-        orphans: whether calls go without their results.
     """
     shown = [json.loads(line) for line in prompt.splitlines() if line.startswith('{"n": ')]
     if not shown:
         return ""
     older = shown[: len(shown) * 6 // 10]
-    drop = [each["n"] for each in older if not (orphans and each["role"] == "tool")]
+    drop = [each["n"] for each in older]
     longest = max(shown[len(older) :], key=lambda each: len(each["content"]))
     shorten = [{"n": longest["n"], "text": longest["content"][:60]}]
     return json.dumps({"drop": drop, "shorten": shorten, "summary": said})

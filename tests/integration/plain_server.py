@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,9 +33,8 @@ class Listener(ThreadingHTTPServer):
 
 @dataclass(frozen=True)
 class RawRequest:
-    """One request; `came_s` is `time.monotonic()` seconds."""
+    """One request, as it came."""
 
-    came_s: float
     method: str
     path: str
     headers: dict[str, str]
@@ -138,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _record(self, body: bytes) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        self.plain.requests.append(RawRequest(time.monotonic(), self.command, self.path, headers, body))
+        self.plain.requests.append(RawRequest(self.command, self.path, headers, body))
 
     def _send_json(self, status: int, answer: JsonDict) -> None:
         body = json.dumps(answer).encode()

@@ -39,8 +39,8 @@ def _frame(choice: dict[str, Any] | None, **fields: Any) -> dict[str, Any]:
     return {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": choices, **fields}
 
 
-def _events(*deltas: Any, reason: Any = "stop", key: str = "delta") -> list[bytes]:
-    frames = [_frame({key: delta}) for delta in deltas]
+def _events(*deltas: Any, reason: Any = "stop") -> list[bytes]:
+    frames = [_frame({"delta": delta}) for delta in deltas]
     frames += [_frame({"delta": {}, "finish_reason": reason}), _frame(None, usage=_USAGE)]
     return [b"data: " + json.dumps(frame).encode() + b"\n\n" for frame in frames] + [_DONE]
 

@@ -168,7 +168,7 @@ class Generation:
             elif self.fault.at == "mid_text":
                 slow_at = point
         ends = [end for end in (total, max_at, window_at, fault_at) if end is not None]
-        return _Limits(total, min(ends), max_at, window_at, fault_at, slow_at)
+        return _Limits(total, min(ends), max_at, fault_at, slow_at)
 
     def _raw(self, scaled_tokens: int, *, minimum: int) -> int:
         return max(minimum, math.floor(scaled_tokens / self._factor))
@@ -207,7 +207,6 @@ class _Limits(NamedTuple):
     total: int
     stop_at: int
     max_at: int | None
-    window_at: int | None
     fault_at: int | None
     slow_at: int | None
 

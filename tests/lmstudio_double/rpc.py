@@ -140,7 +140,6 @@ class SdkConnection:
             return False
         if key is None:
             return False
-        self._socket.client_identifier, self._socket.client_passkey = key
         if self._sdk.mode == "mute":
             await self._until_closed()
             return False
@@ -180,7 +179,6 @@ class SdkConnection:
                 endpoint=endpoint,
                 parameter=message.get("parameter", message.get("creationParameter")),
                 socket=self._socket,
-                asked_s=time.monotonic(),
                 is_fault=kind in _CHANNELS or endpoint in _CHANGING,
             )
             self._sdk.calls.append(call)
@@ -330,7 +328,7 @@ class SdkConnection:
             await self._say({"type": "communicationWarning", "warning": str(unreadable), "kind": unreadable.kind})
 
     def _note(self, call: SdkCall, outcome: Literal["result", "error", "warning", "none"]) -> None:
-        call.outcome, call.answered_s = outcome, time.monotonic()
+        call.outcome = outcome
         self._simulator.notify()
 
     async def _read(self) -> JsonObject | None:
@@ -380,7 +378,7 @@ def _messages(history: list[JsonObject]) -> list[Message]:
         if each["role"] == "tool":
             for part in each["content"]:
                 told = (part["content"],) if part["content"] else ()
-                messages.append(Message(role="tool", parts=told, tool_call_id=part.get("toolCallId", "")))
+                messages.append(Message(role="tool", parts=told))
             continue
         calls = []
         for part in each["content"]:

@@ -90,21 +90,13 @@ def numbered_words(n: int, start: int = 1) -> str:
     return " ".join(f"word{number}" for number in range(start, start + n))
 
 
-def summary_of_facts(
-    prompt_text: str, facts: Iterable[str], keep_ratio: float = 1.0, max_chars: int | None = None
-) -> str:
+def summary_of_facts(prompt_text: str, facts: Iterable[str], keep_ratio: float = 1.0) -> str:
     """A structured markdown summary with those `facts` that stand literally in `prompt_text`.
 
     Args:
         keep_ratio: the share (0–1) of them that survives; which ones depends only on the fact's own text.
-        max_chars: bound of the summary; facts are dropped from the end until it fits.
     """
-    kept = [fact for fact in facts if fact in prompt_text and _stable_ratio(fact) < keep_ratio]
-    summary = _summary(kept)
-    while max_chars is not None and len(summary) > max_chars and kept:
-        kept.pop()
-        summary = _summary(kept)
-    return summary if max_chars is None else summary[:max_chars]
+    return _summary([fact for fact in facts if fact in prompt_text and _stable_ratio(fact) < keep_ratio])
 
 
 def _summary(facts: list[str]) -> str:
@@ -161,16 +153,14 @@ class SdkCall:
     """One message of a client; `endpoint` is "" for a message without one, such as keepAlive.
 
     `outcome` is "running" until it is known, "none" for a call that is never answered, "warning" for one that the
-    server cannot read. Times are `time.monotonic()` seconds.
+    server cannot read.
     """
 
     kind: str
     endpoint: str
     parameter: object
     socket: SdkSocket
-    asked_s: float
     outcome: Literal["running", "result", "error", "warning", "none"] = "running"
-    answered_s: float | None = None
     is_fault: bool = False
 
 
@@ -181,8 +171,6 @@ class SdkSocket:
     namespace: str
     headers: dict[str, str]
     opened_s: float
-    client_identifier: str = ""
-    client_passkey: str = ""
     is_accepted: bool = False
     closed_s: float | None = None
 

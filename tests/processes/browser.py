@@ -125,11 +125,11 @@ class Browser:
             f" if (!e.contains(over)) throw new Error('covered'); e.click(); }})({found})"
         )
 
-    def press(self, key: str, times: int = 1) -> None:
+    def press(self, key: str) -> None:
         """Presses a key where the focus is: Enter, Tab, or one that writes itself."""
         text = {"Enter": "\r", "Tab": ""}.get(key, key)
         code = {"Enter": 13, "Tab": 9}.get(key, 0)
-        for kind in ("keyDown", "keyUp") * times:
+        for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, text=text, windowsVirtualKeyCode=code)
 
     def until(self, expression: str) -> None:

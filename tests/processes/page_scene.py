@@ -56,12 +56,12 @@ def scene(folder: Path) -> Iterator[Proxy]:
         yield running
 
 
-def sign_in(browser: Any, running: Proxy, key: str = MASTER_KEY, path: str = PAGE) -> None:
+def sign_in(browser: Any, running: Proxy) -> None:
     """Opens the page in a tab without a key, and enters one; returns when all is drawn."""
-    browser.open(f"{running.base_url}{path}")
+    browser.open(f"{running.base_url}{PAGE}")
     browser.evaluate("sessionStorage.clear()")
-    browser.open(f"{running.base_url}{path}?again")
-    browser.fill("#key", key)
+    browser.open(f"{running.base_url}{PAGE}?again")
+    browser.fill("#key", MASTER_KEY)
     browser.click("#sign-in button")
     browser.until(DRAWN)
 

@@ -36,7 +36,7 @@ def test_an_id_comes_before_words() -> None:
 
 
 def test_a_handle_finds_its_message() -> None:
-    """A stub names a handle; asking for that gives the message first."""
+    """A line in place of a result names a handle; asking for that gives the message first."""
     messages, hashes = made(*talk(_CHAT))
     index = Index()
     index.add(messages, hashes)

@@ -23,9 +23,9 @@ given = json.loads(sys.stdin.read())
 """
 
 
-def in_child(code: str, given: Any, *, cpu_s: int, memory_mb: int = 2048) -> Any:
+def in_child(code: str, given: Any, *, cpu_s: int) -> Any:
     """What `code` prints as JSON; it finds `given` under that name. Fails the test where it uses more than allowed."""
-    preamble = _PREAMBLE.format(cpu_s=cpu_s, memory_bytes=memory_mb * 2**20)
+    preamble = _PREAMBLE.format(cpu_s=cpu_s, memory_bytes=2 * 2**30)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", preamble + code],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import pytest
 
@@ -33,13 +32,13 @@ class Slow(MemoryRows):
 class Steady:
     """A store over rows that may fail, with a clock."""
 
-    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self) -> None:
         kept = Slow(ttl_s=100, max_bytes=1_000_000)
         self.rows = FailingRows(kept)
         self.durable = Store(kept)
         self.now_s = 0.0
         spare = MemoryRows(ttl_s=1e6, max_bytes=1_000_000)
-        self.store = Store(SteadyRows(self.rows, spare, clock=clock or (lambda: self.now_s)))
+        self.store = Store(SteadyRows(self.rows, spare, clock=lambda: self.now_s))
 
     async def hand_over(self) -> None:
         """Lets what was begun behind a call end."""

@@ -91,7 +91,7 @@ def writer_of(name: str) -> str:
 
 
 def is_level(name: str) -> bool:
-    """Returns False for the rung of a stored compaction whose strategy is not there any more."""
+    """Returns False for the level of a stored compaction whose strategy is not there any more."""
     return name in _TAKEN or name in _table
 
 

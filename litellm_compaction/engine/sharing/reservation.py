@@ -1,9 +1,9 @@
 """Holds one answer's part of its instance's context, from its first request to its last.
 
 If nothing is shared, or the operator does not want it, a `Reservation` only says that the answer is there. Else it
-takes a seat (`pool.py`) for each request that is sent, a summary's too, and gives the bound for the server.
+takes a seat (`admission.py`) for each request that is sent, a summary's too, and gives the bound for the server.
 
-Room belongs to the answer that a server is writing, not to its reader: it is given back soon after that has ended.
+Room belongs to the answer that a server is writing: it is given back soon after the end of that has been read.
 """
 
 from __future__ import annotations

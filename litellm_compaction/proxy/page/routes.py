@@ -154,8 +154,7 @@ class _Routes:
             **{name: getattr(compaction, name) for name in _TOLD},
             "made_s": stored.created_s,
             "used_s": stored.used_s,
-            # Without their entries in the hash chain.
-            "messages": [{key: item for key, item in pair._asdict().items() if key != "entry"} for pair in view.pairs],
+            "messages": [pair._asdict() for pair in view.pairs],
             "why_incomplete": view.why_incomplete,
             "events": [fields_of(event) for event in view.events],
         }

@@ -464,13 +464,13 @@ async def test_chunks_that_come_together_go_out_as_if_they_had_come_one_by_one(k
     assert len(read[0]) >= 5
 
 
-def _beside_others(scene: Scene, parallel: int = 4) -> Scene:
+def _beside_others(scene: Scene) -> Scene:
     """The same server, as one that serves several answers from one context."""
     windows = scene.compactor.windows
     resolve = windows.resolve
 
     async def shared(target: Target, *, fresh: bool = False) -> Window:
-        return replace(await resolve(target, fresh=fresh), parallel=parallel)
+        return replace(await resolve(target, fresh=fresh), parallel=4)
 
     windows.resolve = shared  # type: ignore[method-assign]
     return scene

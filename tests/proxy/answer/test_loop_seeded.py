@@ -74,7 +74,6 @@ class _Drawn:
 
     scene: Scene
     model: _Model
-    summary_s: float
     gaps_s: list[float] = field(default_factory=list)
 
     async def read(self) -> Read:
@@ -129,7 +128,7 @@ def _drawn(seed: int) -> _Drawn:
         settings={"max_restarts": 20, "max_summary_calls": 20},
         ask=ask,
     )
-    return _Drawn(scene, model, summary_s)
+    return _Drawn(scene, model)
 
 
 def _text(rng: random.Random) -> str:
