@@ -63,7 +63,9 @@ _FRESH, _FRESH_MESSAGES, _NAME_COST_CHARS = 6.0, 5, 8
 _MOST_MISSES, _MOST_NAMES = 200, 2_000
 _ANNOUNCING_CHARS = 100
 
-_ID, _NUMBER, _PATH, _IDENTIFIER, _NAME = 3.0, 2.5, 2.0, 1.5, 1.0
+_ID, _NUMBER, _PATH, _IDENTIFIER, _NAME = 3.0, 3.0, 2.0, 1.5, 1.0
+# A bare number in a tool's output is mostly a line's.
+_RESULT_NUMBER = 1.0
 _MOST_WORD_CHARS = 120
 _WORD = re.compile(r"[^\s\"`“”„«»「」『』,;(){}\[\]<>|=*…、，；：（）【】《》]+")
 _AROUND, _SENTENCE_ENDS = "'’‘.:!?。！？-–—#&~+\\/", ".!?:。！？"
@@ -398,9 +400,10 @@ def _lines(at: int, message: Message, states: Mapping[tuple[int, int], bool]) ->
         elif is_newest and len(call.arguments) <= _READ_PER_MESSAGE_CHARS:
             # A part of a state, or an older one, would say what is not so.
             found.append((written, _RESULT, float(len(state_texts(call)))))
+    number_weight = _RESULT_NUMBER if message.role == "tool" else _NUMBER
     for place, (line, weight, base) in enumerate(found):
         if len(line) >= _LEAST_LINE_CHARS:
-            yield _Piece(at, place, message.role, line, named(line), weight, base)
+            yield _Piece(at, place, message.role, line, named(line, number_weight), weight, base)
 
 
 def _divided(line: str, most_bytes: int) -> Iterator[str]:
@@ -425,17 +428,17 @@ def _ends(text: str, most_chars: int) -> str:
     return text if len(text) <= most_chars else f"{text[:half]}\n{text[-half:]}"
 
 
-def named(text: str) -> dict[str, float]:
-    """Names and values in a sentence or a line, with the weight of each; a number goes with the word before it."""
+def named(text: str, number_weight: float = _NUMBER) -> dict[str, float]:
+    """Names and values in a sentence or a line, with the weight of each; a number goes with the words next to it."""
     words = _WORD.findall(text)
     found: dict[str, float] = {}
     for at, word in enumerate(words):
         for name, weight in _names_in(word):
-            if weight == _NUMBER:
+            if not weight:
                 # "12 months" and "12 eggs" are two things to know.
                 before = words[at - 1].strip(_AROUND).lower() if at else ""
                 behind = words[at + 1].strip(_AROUND).lower() if at + 1 < len(words) else ""
-                found[f"{before}\t{name}\t{behind}"] = weight
+                found[f"{before}\t{name}\t{behind}"] = number_weight
             elif weight != _NAME or (at and words[at - 1][-1] not in _SENTENCE_ENDS):
                 found[name] = weight
     for groups in _SPAN.findall(text):
@@ -450,14 +453,14 @@ def _bare(name: str) -> str:
 
 @lru_cache(maxsize=16_384)
 def _names_in(word: str) -> tuple[tuple[str, float], ...]:
-    """The names in a word, with their weights. Remembered: words come back."""
+    """The names in a word, with their weights, 0 for a bare number. Remembered: words come back."""
     bare = word.strip(_AROUND)
     if not bare or len(bare) > _MOST_WORD_CHARS:
         return ()
     if not bare.isascii() and _UNSPACED.search(bare):
         return tuple((name, _PATH) for name in (*_IN_UNSPACED.findall(bare), *([bare] if "/" in bare else [])))
     if any(map(str.isdigit, bare)):
-        return ((bare, _ID if len(bare) > 4 and any(map(str.isalpha, bare)) else _NUMBER),)
+        return ((bare, _ID if len(bare) > 4 and any(map(str.isalpha, bare)) else 0.0),)
     if _ERROR_SIGN.search(word):
         return ((f"{bare}:", _ID),)
     if _IDENTIFIER_SIGN.search(word.strip("'’‘.:!?")):

@@ -194,8 +194,15 @@ def _change_key(request: Request) -> list[tuple[object, ...]]:
 
 def asked_output_tokens(body: Mapping[str, Any]) -> int | None:
     """The client's limit for the answer: the smallest of all spellings; None without a limit."""
-    limits = [value for key in (*_OUTPUT_LIMITS, _LLAMA_LIMIT) if _is_count(value := body.get(key)) and value >= 0]
-    return min(limits, default=None)
+    limits = [_limit(body.get(key)) for key in (*_OUTPUT_LIMITS, _LLAMA_LIMIT)]
+    return min((limit for limit in limits if limit is not None and limit >= 0), default=None)
+
+
+def _limit(value: object) -> int | None:
+    """A limit as servers read it, for which 512.0 is 512; None for what is none."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if _is_count(value) else None
 
 
 def asked_thoughts_tokens(original: Mapping[str, Any]) -> float | None:
@@ -337,11 +344,11 @@ def with_usage(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_output_limit(body: Mapping[str, Any], limit_tokens: int) -> dict[str, Any]:
     """The keys that bound the answer; a value that is not a number stays, for the server to refuse."""
-    if any(body.get(key) is not None and not _is_count(body[key]) for key in _OUTPUT_LIMITS):
+    if any(body.get(key) is not None and _limit(body[key]) is None for key in _OUTPUT_LIMITS):
         return {}
     changed = {"max_tokens": limit_tokens}
-    given = body.get("max_completion_tokens")
-    if _is_count(given):
+    given = _limit(body.get("max_completion_tokens"))
+    if given is not None:
         changed["max_completion_tokens"] = min(given, limit_tokens) if given >= 0 else limit_tokens
     if body.get(_LLAMA_LIMIT) is not None:
         changed[_LLAMA_LIMIT] = limit_tokens

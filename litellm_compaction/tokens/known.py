@@ -27,6 +27,8 @@ _MAX_TARGETS, _MAX_PROMPTS, _MAX_ASKED = 4096, 16_384, 1024
 _KEPT_RATIOS, _KEPT_PRICES = 16, 8
 # Beside more doubt of the text a number says nothing of images; none costs more.
 _MOST_DOUBT, _MOST_IMAGE_TOKENS = 0.25, 4096
+# Prices so near to each other may be one for all.
+_ONE_PRICE_RATIO = 1.15
 # Of fewer tokens a number says nothing of a ratio; no vocabulary explains one outside these bounds.
 _LEAST_TOKENS = 200
 _LEAST_RATIO, MOST_RATIO = 0.3, 4.0
@@ -71,7 +73,8 @@ class Known:
         self._prompts: Bounded[tuple[str, str, bool, int], Told] = Bounded(_MAX_PROMPTS)
         self._ratios: Bounded[tuple[str, str], deque[float]] = Bounded(_MAX_TARGETS)
         self._odd: Bounded[tuple[str, str], tuple[float, float]] = Bounded(_MAX_TARGETS)
-        self._prices: Bounded[tuple[str, int], deque[float]] = Bounded(_MAX_TARGETS)
+        # To our estimate, and for each.
+        self._prices: Bounded[tuple[str, int], deque[tuple[float, float]]] = Bounded(_MAX_TARGETS)
 
     def prompt(self, target_key: str, method: str, prints: Prints, *, asks: bool) -> Told | None:
         """The server's number for the longest prompt that a request begins with, the whole of it included.
@@ -110,10 +113,16 @@ class Known:
         prices = self._prices.get((target_key, _size_class(amounts)))
         if not prices:
             return Span(0.0, 1.0, 1.0, is_confirmed=False)
-        dearest = max(prices)
+        ratios, each = zip(*prices, strict=True)
+        dearest = max(ratios)
         # Another picture may be of another kind.
         high = 1.05 * dearest if len(prices) > 2 else max(1.15 * dearest, 0.5 + 0.5 * dearest)
-        return Span(0.95 * min(prices), dearest, high, is_confirmed=True)
+        low = 0.95 * min(ratios)
+        if max(each) <= _ONE_PRICE_RATIO * min(each):
+            # Whatever their size.
+            size = amounts.media / max(1.0, amounts.images) or 1.0
+            low, high = min(low, 0.95 * min(each) / size), max(high, 1.05 * max(each) / size)
+        return Span(low, dearest, high, is_confirmed=True)
 
     def note_prompt(self, target_key: str, count: Estimate, told: Told, *, is_sure: bool) -> None:
         """A second number stands only if it is higher, or was asked for: some servers leave out what was cached."""
@@ -140,7 +149,7 @@ class Known:
             most = max(MOST_RATIO * new.media, new.images * _MOST_IMAGE_TOKENS)
             if doubt <= _MOST_DOUBT * max(new.media, media) and -_MOST_DOUBT * new.media <= media <= most:
                 prices = self._prices.setdefault((target_key, _size_class(new)), deque(maxlen=_KEPT_PRICES))
-                prices.append(max(0.0, media) / new.media)
+                prices.append((max(0.0, media) / new.media, max(0.0, media) / max(1.0, new.images)))
             if not price.is_confirmed:
                 return
         ratio = (tokens - new.media * price.usual) / max(1.0, new.text)

@@ -15,6 +15,7 @@ from litellm.types.llms.openai import ResponseAPIUsage
 
 from litellm_compaction.proxy.answer.sse import json_object
 from litellm_compaction.proxy.wire import (
+    asked_output_tokens,
     asked_thoughts_tokens,
     decode,
     encode,
@@ -25,6 +26,7 @@ from litellm_compaction.proxy.wire import (
     usage_of,
     with_details,
     with_fields,
+    with_output_limit,
     without_overrides,
 )
 
@@ -85,6 +87,19 @@ def test_usage_is_the_whole_prompts_or_none(prompt_tokens: Any, cached_tokens: A
     assert usage_of({"usage": {**told, "prompt_tokens_details": {"cached_tokens": cached_tokens}}}) == read
     assert usage_of({"usage": {**told, "prompt_tokens_details": 7}}) == (read and (prompt_tokens, 3))
     assert usage_of({"usage": {"prompt_tokens": 900}}) is None is usage_of({"usage": None})
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "sent"),
+    [
+        ({"max_tokens": 1e9, "max_completion_tokens": 600.0}, 600, {"max_tokens": 512, "max_completion_tokens": 512}),
+        ({"max_tokens": 10.5}, None, {}),
+    ],
+)
+def test_a_limit_without_a_fraction_is_a_limit(asked: dict[str, float], tokens: int, sent: dict[str, int]) -> None:
+    """Servers read 512.0 as 512; what they refuse stays for them to refuse."""
+    assert asked_output_tokens(asked) == tokens
+    assert with_output_limit(asked, 512) == sent
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Amounts, Estimate, Own, Span, Told, estimated
+from litellm_compaction.tokens.known import Known
 
 KNOWN = family_of("qwen2", "qwen2.5-7b-instruct")
 TEXT = "What is in this picture of the harbor? " * 20
@@ -109,6 +111,22 @@ async def test_a_price_gives_way_to_eight_newer_ones() -> None:
         counter.take_over("t", made, await truth(request, 440 if number else 1200))
         prices.append(counter.known.price("t", made.own.amounts).usual)
     assert prices == pytest.approx([1200 / 440] * 8 + [1.0], rel=0.05)
+
+
+@pytest.mark.parametrize("price", [256, 1000])
+def test_a_smaller_picture_may_cost_the_same(price: int) -> None:
+    """Three of one size do not tell a price by area from one for all; the other end is that of the larger ones."""
+    known, print_ = Known(), Estimate.exactly(0, ())
+    for _ in range(3):
+        own = Own((1653.0,), media=(1653.0,), images=1)
+        known.note("t", replace(print_, own=own), price)
+    for size in (1064.0, 2040.0):
+        span = known.price("t", Amounts(0.0, 0.0, size, 1))
+        assert span.low * size <= price * min(1, size / 1653) <= price * max(1, size / 1653) <= span.high * size
+    # Two sizes that cost as their areas do leave no doubt.
+    known.note("t", replace(print_, own=Own((1064.0,), media=(1064.0,), images=1)), price * 1064 // 1653)
+    span = known.price("t", Amounts(0.0, 0.0, 1064.0, 1))
+    assert span.high < 1.1 * price / 1653
 
 
 @pytest.mark.parametrize("has_images", [True, False])
