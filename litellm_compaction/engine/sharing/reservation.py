@@ -1,7 +1,7 @@
 """Holds one answer's part of its instance's context, from its first request to its last.
 
 If nothing is shared, or the operator does not want it, a `Reservation` only says that the answer is there. Else it
-takes a seat (`admission.py`) for each request that is sent, a summary's too, and gives the bound for the server.
+takes a seat (`pool.py`) for each request that is sent, a summary's too, and gives the bound for the server.
 
 Room belongs to the answer that a server is writing: it is given back soon after the end of that has been read.
 """
@@ -18,7 +18,8 @@ from typing import Literal
 
 from litellm_compaction.core.budget import margin_tokens
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
-from litellm_compaction.engine.sharing.admission import Admission, Seat
+from litellm_compaction.engine.sharing.admission import Admission
+from litellm_compaction.engine.sharing.pool import Seat
 from litellm_compaction.errors import DoesNotFit, Share
 from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.windows import Window

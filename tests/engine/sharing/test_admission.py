@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from litellm_compaction.engine.sharing.admission import Admission, Seat
+from litellm_compaction.engine.sharing.admission import Admission
+from litellm_compaction.engine.sharing.pool import Seat
 from litellm_compaction.errors import Overloaded
 from tests.engine.bench import settled, usage
 

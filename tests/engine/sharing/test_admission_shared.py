@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.concurrency import ended
-from litellm_compaction.engine.sharing.admission import Admission, Seat
+from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.engine.sharing.leases import LEASE_S, Leases, shared_name
+from litellm_compaction.engine.sharing.pool import Seat
 from litellm_compaction.errors import Overloaded, StoreError
 from tests.stores.made import MemoryBoard
 from tests.virtual_time import played, run
