@@ -207,7 +207,7 @@ def _limit(value: object) -> int | None:
 
 def asked_thoughts_tokens(original: Mapping[str, Any]) -> float | None:
     """A client's own bound on thinking in its body as it came: infinite for high effort, None for none."""
-    budgets = [value for path in _THOUGHT_BUDGETS if _is_count(value := _at(original, path))]
+    budgets = [value for path in _THOUGHT_BUDGETS if (value := _limit(_at(original, path))) is not None]
     if budgets:
         return math.inf if min(budgets) < 0 else min(budgets)
     efforts = [_at(original, path) for path in _EFFORTS]

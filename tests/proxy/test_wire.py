@@ -114,6 +114,7 @@ def test_a_limit_without_a_fraction_is_a_limit(asked: dict[str, float], tokens: 
         ({"reasoning_effort": {"effort": "max"}}, math.inf),
         ({"reasoning_effort": ["high"]}, None),
         ({"thinking_budget_tokens": 0}, 0),
+        ({"thinking_budget_tokens": 512.0}, 512),
         ({"reasoning_budget_tokens": -1}, math.inf),
         ({"generationConfig": {"thinkingConfig": {"thinkingBudget": 512}}}, 512),
         ({"generationConfig": {"thinkingConfig": {"thinkingBudget": -1}}}, math.inf),
