@@ -16,11 +16,7 @@ from litellm_compaction.config import DeploymentSettings, Settings, deployment_s
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import KEY_VARIABLE
 from litellm_compaction.places import ENVIRONMENT_PREFIX
-from litellm_compaction.proxy.routing import (
-    as_entry,
-    serves,
-    unknown_model,
-)
+from litellm_compaction.proxy.routing import as_entry, unknown_model
 from litellm_compaction.tokenizers.sources import check_tokenizer
 
 SECTION = "litellm_compaction"
@@ -34,7 +30,6 @@ _OTHER_CALLBACK_LISTS = ("success_callback", "failure_callback", "service_callba
 # `mode` is LiteLLM's own key in model_info (chat, embedding, …).
 _OWN_KEYS = frozenset(DeploymentSettings.model_fields) - {"mode"}
 _LIKENESS_RATIO = 0.92
-_AUTO_ROUTER = "auto_router/complexity_router"
 # Sections in which settings of ours are looked for, though nobody reads them there.
 _SECTIONS = ("general_settings", "litellm_settings", "callback_settings")
 # Words that another callback, or a later LiteLLM, may use for itself.
@@ -86,7 +81,6 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
         yield problem("model_list", "there is no deployment: add one, as in the shipped config.yaml.")
     for index, entry in enumerate(deployments):
         yield from _deployment(data, entry, entry_name(entry, index), settings)
-        yield from _auto_router(data, as_entry(entry.get("litellm_params")), entry_name(entry, index))
     yield from _variables(data, environ)
 
 
@@ -164,22 +158,6 @@ def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, se
         yield _refused(place, named, error)
         return
     yield from _pruning_model(data, own.pruning_model, place, named)
-
-
-def _auto_router(data: Mapping[str, Any], params: Mapping[str, Any], name: str) -> Iterator[Finding]:
-    """LiteLLM's auto-router has a provider compact what nears the window of a tier, or refuses it."""
-    own = as_entry(params.get("complexity_router_config"))
-    if params.get("model") != _AUTO_ROUTER or not own.get("context_compaction", True):
-        return
-    tiers = [text for _, text in _texts(own.get("tiers"), "")]
-    params_of = {entry_name(each, at): as_entry(each.get("litellm_params")) for at, each in enumerate(entries_of(data))}
-    local = [at for at, each in params_of.items() if "api_base" in each or "lm_studio/" in str(each.get("model"))]
-    if any(serves(group, tier) for group in local for tier in tiers):
-        yield problem(
-            f"{name}: litellm_params.complexity_router_config.context_compaction",
-            "LiteLLM's own compaction goes before the guard, and refuses what nears a local model's window: "
-            "write `context_compaction: false`.",
-        )
 
 
 def _variables(data: object, environ: Mapping[str, str]) -> Iterator[Finding]:
