@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.concurrency import ended
-from litellm_compaction.engine.sharing.admission import Admission
+from litellm_compaction.engine.sharing.admission import Admission, Seat
 from litellm_compaction.engine.sharing.leases import LEASE_S, Leases, shared_name
-from litellm_compaction.engine.sharing.pool import Seat
 from litellm_compaction.errors import Overloaded, StoreError
 from tests.stores.made import MemoryBoard
 from tests.virtual_time import played, run
@@ -74,7 +73,7 @@ class Fleet:
     @property
     def used_tokens(self) -> int:
         """In all processes together, as they know it themselves."""
-        return sum(place.used_tokens for each in self.admissions for place in each._pools.values())
+        return sum(each.held().tokens for each in self.admissions)
 
 
 def together(
@@ -88,7 +87,7 @@ async def _with_fleet(processes: int, test: Callable[[Fleet], Coroutine[Any, Any
     clock = asyncio.get_running_loop().time
     board = CountedBoard(clock)
     leases = [Leases(board, clock=clock) for _ in range(processes)]
-    fleet = Fleet([Admission(clock, leases=each) for each in leases], board, leases)
+    fleet = Fleet([Admission(leases=each) for each in leases], board, leases)
     try:
         await test(fleet)
     finally:
