@@ -28,8 +28,8 @@ from litellm_compaction.core.pruning import decide, offered, plan_tokens, prunin
 from litellm_compaction.core.steps import Step
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.core.view import request_text
+from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.context import Effort, MeasuredRequest, PruningModel
-from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.sharing.reservation import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
 from litellm_compaction.events import USELESS
