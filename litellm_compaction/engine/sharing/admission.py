@@ -1,14 +1,13 @@
 """Which requests may run in one loaded context at the same time, and which is next.
 
 LM Studio ≥ 0.4 shares the loaded context among its parallel slots, and when the running requests together outgrow it,
-all of them die (lmstudio-bug-tracker 1628, 1757, 2201). So a request takes a seat before it is sent, and the seats of
-a context never hold more than its window. `reservation.py` takes it for an answer, and says how much that needs.
+all of them die (lmstudio-bug-tracker 1628, 1757, 2201). So the seats of a context never hold more than its window.
 
 A seat holds all that its request can come to: the prompt, and the `max_tokens` that the server was told. The server
-would not know of a change, so a running seat never grows: an answer that comes to its bound goes on as another request
-(`exchange`). Alone it gets all that it would like, beside others an even part, and while another waits the least with
-which it is worth beginning. What it could do without is asked back when another waits (`must_give_way`): an answer that
-can be cut is stopped at its next chunk, if that lets the next one in.
+would not know of a change, so a running seat never grows: an answer that comes to its bound goes on as another request.
+Alone it gets all that it would like, beside others an even part, and while another waits the least with which it is
+worth beginning. What it could do without is asked back when another waits (`must_give_way`): an answer that can be cut
+is stopped at its next chunk, if that lets the next one in.
 
 First come, first served, restarts first, over all processes that share a store: each writes down what it holds and what
 the first of its requests that wait needs, and reads the same of the others, in one step before it lets any in.
@@ -20,7 +19,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -52,8 +50,8 @@ class Note(NamedTuple):
         ticket: its place among those of all processes.
     """
 
-    held_tokens: int = 0
-    seats: int = 0
+    held_tokens: int
+    seats: int
     wanted_tokens: int = 0
     is_later: bool = False
     ticket: int = 0
@@ -65,13 +63,13 @@ class Held(NamedTuple):
 
 
 class Seat:
-    """One request's share of a context; used by one task at a time, released by the one that entered.
+    """One answer's share of a context, for one upstream request after another; used by one task at a time.
 
     Release it when the server is done with the request: a closed upstream may still finish its prefill.
 
     Attributes:
         owner: whose it is; `Admission.holds` knows it by that.
-        tokens: what it holds; 0 while it waits, after an exchange that failed, and after it has left.
+        tokens: what it holds; 0 while it waits, after a wait that failed, and after it has left.
         needed_tokens: what it would hold if it were stopped now and went on; None if its answer cannot be cut.
         gives_way: it was told to stop, so that what it could do without is as good as free.
         wanted_tokens, most_tokens, is_later, ticket, turn: of its last wait, which is over when `turn` is done.
@@ -79,13 +77,11 @@ class Seat:
     """
 
     def __init__(self, pool: Pool, owner: object) -> None:
-        self.pool = pool
+        self._pool = pool
         self.owner = owner
-        self.tokens = 0
+        self.tokens = self.wanted_tokens = self.most_tokens = self.ticket = 0
         self.needed_tokens: int | None = None
-        self.gives_way = False
-        self.wanted_tokens = self.most_tokens = self.ticket = 0
-        self.is_later = True
+        self.gives_way = self.is_later = False
         self.turn, self.left = (asyncio.get_running_loop().create_future() for _ in range(2))
         self.turn.set_result(None)
 
@@ -96,12 +92,12 @@ class Seat:
     @property
     def has_company(self) -> bool:
         """Returns True if others run in the context or may wait for room; asked for each chunk of each answer."""
-        return len(self.pool.seats) > 1 or bool(self.pool.others) or self.is_waited_for
+        return len(self._pool.seats) > 1 or bool(self._pool.others) or self.is_waited_for
 
     @property
     def is_waited_for(self) -> bool:
         """Returns True if a request waits for room in its context."""
-        return self.pool.missing_tokens > 0
+        return self._pool.missing_tokens > 0
 
     @property
     def spare_tokens(self) -> int:
@@ -115,45 +111,73 @@ class Seat:
         """
         self.needed_tokens = needed_tokens
         self.gives_way = self.gives_way and needed_tokens is not None
-        self.pool.call_back()
+        self._pool.call_back()
         return self.gives_way
 
-    def shrink(self, tokens: int) -> None:
-        """Gives back what it holds above `tokens` (≥ 0); no more than it holds is no change."""
-        if tokens < self.tokens:
-            self.tokens = tokens
-            self.pool.changed()
+    async def take(
+        self, tokens: int, *, window_tokens: int, timeout_s: float, most_tokens: int = 0, is_restart: bool = False
+    ) -> None:
+        """Waits until it holds `tokens` (≥ 1) in place of what it holds, for another upstream request.
 
-    async def exchange(self, tokens: int, *, timeout_s: float, most_tokens: int = 0) -> None:
-        """Makes it hold `tokens` (≥ 1), more or fewer, for another upstream request in place of the one before.
+        It first gives back everything: it holds nothing while it waits, so restarts cannot block each other however
+        many wait. The upstream before must have ended. On any exception it holds nothing and may try again. Not to be
+        wrapped in `asyncio.wait_for`, which before Python 3.12 can lose the room; `timeout_s` is the limit.
 
-        What fits into the room that it holds is exchanged at once. For more it first gives back everything and then
-        waits, before all entries and after earlier exchanges: it holds nothing while it waits, so restarts cannot
-        block each other however many wait. The upstream before must have ended. On any exception it holds nothing
-        and may exchange again. Up to `most_tokens` it may get, as in `Admission.enter`.
+        Args:
+            tokens: of the prompt and the answer's reserve. More than the whole window is let into an empty context
+                only: to refuse it is the budget's business.
+            window_tokens: the context's length; the newest that was given counts. A smaller one stops no running
+                request.
+            timeout_s: for the wait; with 0, room must be free now.
+            most_tokens: up to so much it gets of what is free, if nothing waits: alone all of it, else an even part.
+            is_restart: its answer has begun: before all that have not, after earlier restarts.
 
         Raises:
             Overloaded: `timeout_s` is over.
             RuntimeError: it has left, or waits already: an error of the caller.
         """
-        pool = self.pool
+        pool, loop = self._pool, asyncio.get_running_loop()
         if self not in pool.seats or self.waits:
-            raise RuntimeError("A seat was exchanged after it left or while it waited.")
-        self.gives_way, self.needed_tokens = False, None
-        beside_tokens = pool.used_tokens - self.tokens
-        does_fit = tokens <= self.tokens and (not beside_tokens or beside_tokens + tokens <= pool.window_tokens)
-        if does_fit and most_tokens <= tokens:
-            self.shrink(tokens)
-            return
-        self.tokens = tokens if does_fit else 0
-        await pool.wait(self, tokens, math.inf if does_fit else timeout_s, most_tokens, is_restart=True)
+            raise RuntimeError("A seat was taken after it left or while it waited.")
+        since_s, pool.window_tokens = loop.time(), window_tokens
+        self.tokens, self.gives_way, self.needed_tokens = 0, False, None
+        self.wanted_tokens, self.most_tokens, self.is_later = tokens, most_tokens, not is_restart
+        self.ticket, self.turn = 0, loop.create_future()
+        pool.begins_wait()
+        try:
+            limit_s = max(timeout_s, _ANSWERED_S) if pool.is_shared else timeout_s
+            # Not `asyncio.wait_for`: before Python 3.12 it swallows a cancellation that meets a finished future.
+            if self.waits:
+                await asyncio.wait({self.turn}, timeout=min(limit_s, TOLD_AFTER_S))
+            if self.waits and limit_s > TOLD_AFTER_S:
+                pool.tell_operator(tokens)
+                await asyncio.wait({self.turn}, timeout=limit_s - TOLD_AFTER_S)
+        except BaseException:
+            # What was granted in the same moment would be lost.
+            self._give_back()
+            raise
+        if self.waits:
+            self._give_back()
+            used_tokens, waited_s = pool.used_tokens, loop.time() - since_s
+            raise Overloaded(
+                pool.name, tokens=tokens, in_use_tokens=used_tokens, window_tokens=window_tokens, waited_s=waited_s
+            )
         if self not in pool.seats:
-            raise RuntimeError("A seat left while it waited for an exchange.")
+            raise RuntimeError("A seat left while it waited.")
 
     def release(self) -> None:
-        """Gives everything back, for good; again is no change."""
-        if self in self.pool.seats:
-            self.pool.leave(self)
+        """Gives everything back, for good; again is no change. A wait ends."""
+        if not self.left.done():
+            self.left.set_result(None)
+            self._pool.seats.remove(self)
+            self._give_back()
+            self._pool.end_if_empty()
+
+    def _give_back(self) -> None:
+        self.tokens = 0
+        if self.waits:
+            self.turn.set_result(None)
+        self._pool.changed()
 
 
 class _Decision(NamedTuple):
@@ -179,9 +203,8 @@ def _decided(window_tokens: int, seats: Sequence[Seat], others: Sequence[Note]) 
         seat.ticket = seat.ticket or last
     held_tokens = sum(seat.tokens for seat in seats)
     used_tokens, missing_tokens = held_tokens + sum(note.held_tokens for note in others), 0
-    # Those that hold what they need, and would like more, stand outside of the queue.
-    granted = {seat: seat.tokens for seat in waiting if seat.wanted_tokens <= seat.tokens}
-    queue = [(seat.is_later, seat.ticket, seat.wanted_tokens, seat) for seat in waiting if seat not in granted]
+    granted: dict[Seat, int] = {}
+    queue = [(seat.is_later, seat.ticket, seat.wanted_tokens, seat) for seat in waiting]
     theirs = [(note.is_later, note.ticket, note.wanted_tokens, None) for note in others if note.wanted_tokens]
     for _, _, tokens, next_seat in sorted((*queue, *theirs), key=lambda each: each[:2]):
         if used_tokens and used_tokens + tokens > window_tokens:
@@ -196,9 +219,8 @@ def _decided(window_tokens: int, seats: Sequence[Seat], others: Sequence[Note]) 
         part_tokens = min(window_tokens // count, tokens + max(window_tokens - used_tokens, 0))
         granted[seat] = max(tokens, seat.most_tokens if count == 1 else min(seat.most_tokens, part_tokens))
         used_tokens += granted[seat] - tokens
-    held_tokens += sum(tokens - seat.tokens for seat, tokens in granted.items())
     head = min((each[:3] for each in queue if each[3] not in granted), default=(False, 0, 0))
-    note = Note(held_tokens, len(seats), head[2], *head[:2]) if seats else None
+    note = Note(held_tokens + sum(granted.values()), len(seats), head[2], *head[:2]) if seats else None
     return _Decision(note, {seat.turn: tokens for seat, tokens in granted.items()}, missing_tokens)
 
 
@@ -229,6 +251,12 @@ class Pool:
     def used_tokens(self) -> int:
         return sum(seat.tokens for seat in self.seats) + sum(note.held_tokens for note in self.others)
 
+    def begins_wait(self) -> None:
+        """A seat waits: the other processes are asked from now on, until the last seat has left."""
+        if self._leases is not None and self._telling is None:
+            self.is_shared, self._telling = True, self._leases.tasks.begin(self._tell_others(self._leases))
+        self.changed()
+
     def changed(self) -> None:
         """Gives free room to waiting requests, and asks some back: here, or when the others have been asked."""
         self._has_changed.set()
@@ -247,60 +275,30 @@ class Pool:
             seat.gives_way = missing_tokens > 0
             missing_tokens -= seat.spare_tokens
 
-    def leave(self, seat: Seat) -> None:
-        self.seats.remove(seat)
-        seat.left.set_result(None)
-        self._give_back(seat)
+    def end_if_empty(self) -> None:
         # If there are others it is forgotten when they know.
         if not self.seats and (self._telling is None or self._telling.done()):
             self._admission.forget(self.name)
 
-    async def wait(self, seat: Seat, tokens: int, timeout_s: float, most_tokens: int, *, is_restart: bool) -> None:
-        """Returns when `seat` holds `tokens`, or more up to `most_tokens`; on any exception it holds nothing."""
-        loop = asyncio.get_running_loop()
-        since_s, turn = loop.time(), loop.create_future()
-        if self._leases is not None and self._telling is None:
-            self.is_shared, self._telling = True, self._leases.tasks.begin(self._tell_others(self._leases))
-        seat.wanted_tokens, seat.most_tokens, seat.is_later = tokens, most_tokens, not is_restart
-        seat.ticket, seat.turn = 0, turn
-        self.changed()
-        try:
-            limit_s = max(timeout_s, _ANSWERED_S) if self.is_shared else timeout_s
-            # Not `asyncio.wait_for`: before Python 3.12 it swallows a cancellation that meets a finished future.
-            if not turn.done():
-                await asyncio.wait({turn}, timeout=min(limit_s, TOLD_AFTER_S))
-            if not turn.done() and limit_s > TOLD_AFTER_S:
-                self._tell_operator(seat)
-                await asyncio.wait({turn}, timeout=limit_s - TOLD_AFTER_S)
-        except BaseException:
-            # What was granted in the same moment would be lost.
-            self._give_back(seat)
-            raise
-        if not turn.done():
-            self._give_back(seat)
-            raise Overloaded(
-                self.name,
-                tokens=tokens,
-                in_use_tokens=self.used_tokens,
-                window_tokens=self.window_tokens,
-                waited_s=loop.time() - since_s,
-            )
-
-    def _give_back(self, seat: Seat) -> None:
-        """Makes `seat` neither hold nor wait for anything; an exchange that it waits for ends."""
-        seat.tokens = 0
-        if seat.waits:
-            seat.turn.set_result(None)
-        self.changed()
+    def tell_operator(self, tokens: int) -> None:
+        """Logs a request that has waited long for so many tokens."""
+        logger.warning(
+            "waits_for_room model=%s tokens=%d in_use=%d window=%d answers=%d waited_s=%.0f",
+            self.name.rpartition(" ")[2],
+            tokens,
+            self.used_tokens,
+            self.window_tokens,
+            sum(seat.tokens > 0 for seat in self.seats) + sum(note.seats for note in self.others),
+            TOLD_AFTER_S,
+        )
 
     def _apply(self, decision: _Decision, others: Sequence[Note]) -> None:
         """Gives waiting requests what all processes have agreed on, and tells those that have to give way."""
         for seat in self.seats:
             # One that was cancelled while the others were asked gets nothing.
-            turn = seat.turn
-            if turn in decision.grants and not turn.done():
-                seat.tokens = decision.grants[turn]
-                turn.set_result(None)
+            if seat.waits and seat.turn in decision.grants:
+                seat.tokens = decision.grants[seat.turn]
+                seat.turn.set_result(None)
         self.others, self.missing_tokens = others, decision.missing_tokens
         self.call_back()
 
@@ -334,7 +332,6 @@ class Pool:
             self.is_shared = not leases.is_lost
             if self.is_shared:
                 return _RUNNING_S
-            self.others = ()
             self.changed()
             self._has_changed.clear()
             return RENEWED_EVERY_S if self.seats else None
@@ -349,17 +346,6 @@ class Pool:
             leases.tasks.begin(self._admission.make_way(self.name.partition(" ")[0]))
         return _WAITING_S if any(seat.waits for seat in self.seats) else _RUNNING_S
 
-    def _tell_operator(self, seat: Seat) -> None:
-        logger.warning(
-            "waits_for_room model=%s tokens=%d in_use=%d window=%d answers=%d waited_s=%.0f",
-            self.name.rpartition(" ")[2],
-            seat.wanted_tokens,
-            self.used_tokens,
-            self.window_tokens,
-            sum(each.tokens > 0 for each in self.seats) + sum(note.seats for note in self.others),
-            TOLD_AFTER_S,
-        )
-
 
 def _notes(bodies: Iterable[bytes]) -> Iterator[Note]:
     """The others' notes; what cannot be understood is as if it were not there."""
@@ -372,8 +358,8 @@ def _notes(bodies: Iterable[bytes]) -> Iterator[Note]:
 class Admission:
     """Seats by context, and who is there; not for use from several event loops.
 
-    The queue is strict: a small request never overtakes a large one, so none starves; as many from its head are
-    admitted together as fit.
+    The queue is strict: a small request never overtakes a large one, so none starves; as many from its head are let in
+    together as fit.
 
     Args:
         stopping_s: how long a server generates on at most after its stream was closed.
@@ -388,6 +374,14 @@ class Admission:
         self.make_way: MakeWay | None = None
         self._leases = leases
         self._pools: dict[str, Pool] = {}
+
+    def seat(self, pool: str, owner: object = None) -> Seat:
+        """Returns a seat in a context, `pool`, that errors name: an answer is there, and holds nothing yet."""
+        if pool not in self._pools:
+            self._pools[pool] = Pool(pool, self, self._leases)
+        seat = Seat(self._pools[pool], owner)
+        self._pools[pool].seats.append(seat)
+        return seat
 
     def running(self, pool: str) -> int:
         """Returns how many answers run or wait in `pool`, those of other processes included if they are known."""
@@ -411,53 +405,6 @@ class Admission:
         """Waits until all answers have left that are there now: a server of one slot takes them in turn."""
         if pool in self._pools:
             await asyncio.wait({seat.left for seat in self._pools[pool].seats}, timeout=timeout_s)
-
-    def be_present(self, pool: str, owner: object) -> Seat:
-        """Returns a seat that shows that an answer is there, and holds nothing: its context is not shared."""
-        place = self._pools.get(pool)
-        if place is None:
-            place = self._pools[pool] = Pool(pool, self, self._leases)
-        seat = Seat(place, owner)
-        place.seats.append(seat)
-        return seat
-
-    async def enter(
-        self,
-        pool: str,
-        *,
-        window_tokens: int,
-        tokens: int,
-        timeout_s: float,
-        most_tokens: int = 0,
-        is_restart: bool = False,
-        owner: object = None,
-    ) -> Seat:
-        """Waits for its turn and for room, then returns a seat that holds `tokens`.
-
-        A holder must call `exchange` instead: entering twice would deadlock. Not to be wrapped in `asyncio.wait_for`,
-        which before Python 3.12 can lose the seat; `timeout_s` is the limit.
-
-        Args:
-            pool: the loaded instance; named in errors.
-            window_tokens: its context length; the newest that was given counts. A smaller one stops no running request.
-            tokens: of the prompt and the answer's reserve, ≥ 1. More than the whole window is admitted into an
-                empty pool only: to refuse it is the budget's business.
-            timeout_s: for the wait; with 0, room must be free now.
-            most_tokens: up to so much it gets of what is free, if nothing waits: alone all of it, else an even part.
-            is_restart: its answer has begun, in room that was given back since.
-
-        Raises:
-            Overloaded: `timeout_s` is over.
-        """
-        seat = self.be_present(pool, owner)
-        seat.pool.window_tokens = window_tokens
-        try:
-            await seat.pool.wait(seat, tokens, timeout_s, most_tokens, is_restart=is_restart)
-        except BaseException:
-            # Also on cancellation: a caller without the seat cannot leave it.
-            seat.release()
-            raise
-        return seat
 
     def release_later(self, seat: Seat, *, after_s: float | None = None) -> None:
         """Has a seat left when the server has stopped: after so long, or as soon as it notices a closed stream."""

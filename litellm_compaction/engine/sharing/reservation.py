@@ -73,8 +73,6 @@ class Reservation:
     ) -> int:
         """Waits for room for a prompt and its answer; returns the bound on the answer that the server has to be told.
 
-        Once for each that is sent. It may have all that the window leaves if it is alone, else a share.
-
         Args:
             prepared: what is sent.
             limit_tokens: what the window leaves, and the client wants.
@@ -148,9 +146,8 @@ class Reservation:
 
         For an answer that waits for another's summary: that may need the very room.
         """
-        if self._seat is not None:
-            self._seat.shrink(0)
-            self._taken_for = None
+        if not self._is_running:
+            self._give_back()
 
     @property
     def is_waited_for(self) -> bool:
@@ -164,18 +161,13 @@ class Reservation:
     def is_called_back(self, prepared: PreparedRequest, generated_tokens: int, *, can_be_cut: bool) -> bool:
         """Returns True if a running answer has to stop, since another waits for room that it could do without.
 
-        Args:
-            prepared: what was sent.
-            generated_tokens: of its answer so far.
-            can_be_cut: it could go on later if it stops now.
+        `generated_tokens` are those of its answer to `prepared` so far; `can_be_cut` if it could go on later.
         """
         if self._seat is None:
             return False
-        if not can_be_cut:
-            return self._seat.must_give_way(None)
         again_tokens = prepared.count.tokens + generated_tokens + _GOING_ON_TOKENS
-        margin = margin_tokens(again_tokens, prepared.count.likely_ratio)
-        return self._seat.must_give_way(again_tokens + margin + self._reserve_tokens(prepared))
+        needed_tokens = again_tokens + margin_tokens(again_tokens, prepared.count.likely_ratio)
+        return self._seat.must_give_way(needed_tokens + self._reserve_tokens(prepared) if can_be_cut else None)
 
     def stay(self) -> None:
         """Notes that an answer which was called back runs on: it could not go on later."""
@@ -184,7 +176,7 @@ class Reservation:
 
     def started(self) -> None:
         """Notes that the server has begun, and generates for as long as it is not told to stop."""
-        self._is_running = self._has_begun = True
+        self._is_running = True
 
     async def stopped(self) -> None:
         """Waits until the server has noticed that its answer was stopped: until then it holds the room all the same."""
@@ -240,10 +232,11 @@ class Reservation:
             self._leaving.cancel()
             self._leaving = None
 
-    def _be_present(self, window: Window) -> None:
+    def _be_present(self, window: Window) -> Seat:
         if self._seat is None:
             self._loop = asyncio.get_running_loop()
-            self._seat = self._admission.be_present(self._pool(window), self._context.attempts)
+            self._seat = self._admission.seat(self._pool(window), self._context.attempts)
+        return self._seat
 
     def _pool(self, window: Window) -> str:
         return f"{server_of(self._context)} {window.instance_id}"
@@ -257,22 +250,16 @@ class Reservation:
     async def _hold(self, window: Window, tokens: int, most_tokens: int = 0) -> Seat:
         self._keep()
         timeout_s = self._context.settings.constants.admission_timeout_s
-        tokens = max(min(tokens, window.tokens), 1)
-        if self._seat is not None:
-            self._seat.pool.window_tokens = window.tokens
-            await self._seat.exchange(tokens, timeout_s=timeout_s, most_tokens=most_tokens)
-            return self._seat
-        self._loop = asyncio.get_running_loop()
-        self._seat = await self._admission.enter(
-            self._pool(window),
+        seat = self._be_present(window)
+        await seat.take(
+            max(min(tokens, window.tokens), 1),
             window_tokens=window.tokens,
-            tokens=tokens,
             timeout_s=timeout_s,
             most_tokens=most_tokens,
             is_restart=self._has_begun,
-            owner=self._context.attempts,
         )
-        return self._seat
+        self._has_begun = True
+        return seat
 
 
 def _prompt_tokens(prepared: PreparedRequest) -> int:
@@ -281,7 +268,6 @@ def _prompt_tokens(prepared: PreparedRequest) -> int:
 
 
 def _too_many(prompts: int, prompt_tokens: int, written: int, shortest_tokens: int, window_tokens: int) -> DoesNotFit:
-    """Several answers that never fit the context, not even the shortest."""
     counted = "its prompt" if prompts == 1 else f"{prompts} prompts"
     needed_tokens = prompt_tokens + written * shortest_tokens
     return DoesNotFit(

@@ -57,9 +57,13 @@ class Fleet:
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
 
     async def enter(self, at: int, tokens: int, most_tokens: int = 0, *, timeout_s: float = LONG_S) -> Seat:
-        return await self.admissions[at].enter(
-            POOL, window_tokens=WINDOW_TOKENS, tokens=tokens, most_tokens=most_tokens, timeout_s=timeout_s
-        )
+        seat = self.admissions[at].seat(POOL)
+        try:
+            await seat.take(tokens, window_tokens=WINDOW_TOKENS, most_tokens=most_tokens, timeout_s=timeout_s)
+        except BaseException:
+            seat.release()
+            raise
+        return seat
 
     def started(self, measured: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(measured)
@@ -153,7 +157,9 @@ def test_everybody_is_served_and_never_over_the_window(seed: int, processes: int
                     await asyncio.sleep(0.2)
                     if seat.must_give_way(needed_tokens):
                         break
-                await seat.exchange(chance.randint(1, 110), timeout_s=limit_s, most_tokens=chance.randint(0, 150))
+                tokens, most_tokens = chance.randint(1, 110), chance.randint(0, 150)
+                limits: dict[str, Any] = {"window_tokens": WINDOW_TOKENS, "timeout_s": limit_s}
+                await seat.take(tokens, most_tokens=most_tokens, is_restart=True, **limits)
         except Overloaded:
             return
         finally:
