@@ -43,10 +43,9 @@ def _hold(phase: str, _info: dict[str, Any]) -> None:
 
 
 class Bounded(OrderedDict[_Key, _Value]):
-    """A dict of `most` entries, 1 or more, that forgets the one that was written longest ago.
+    """A dict of `most` entries, 1 or more, that forgets the one that was written longest ago; threads may write.
 
-    Reading keeps nothing alive; `move_to_end` does. Threads that write at the same time lose nothing of each other:
-    `setdefault` gives all of them the same value, which an OrderedDict's own does not once writing is Python code.
+    Reading keeps nothing alive; `move_to_end` does.
     """
 
     def __init__(self, most: int) -> None:
@@ -155,13 +154,7 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 
 
 class Kept(Generic[_Key, _Value]):
-    """Values by key: each is obtained once at a time for all who ask, and kept for a while.
-
-    Args:
-        obtain: its error reaches those who wait, and is not kept.
-        life_s: of a value, from when it was obtained.
-        most: the number of values that are kept.
-    """
+    """Values by key, `most` of them: each is obtained once at a time for all who ask, and kept for its `life_s`."""
 
     def __init__(
         self,

@@ -36,25 +36,20 @@ Phase: TypeAlias = Literal["pre_request", "tool_response", "streaming"]
 class CompactionEvent:
     """One decision about a request above the trigger, or a record that was written, or given up, before it is needed.
 
+    Texts that do not apply are "".
+
     Attributes:
         model: `model_name` or deployment that was asked.
         tokens_before, tokens_after: estimated prompt as it came and as it was sent.
-        covered_messages: the number of messages that the record stands for.
-        rung: how the newest part of the record was condensed, "" if there is none.
-        summary_calls: jobs of the pruning model that this request paid for.
+        rung: how the newest part of the record was condensed.
         duration_ms: from the first count to sending; it includes `summary_ms`.
-        reason: one word that explains a fallback or a failure, or tells that a reused record was written ahead:
-            `prepared`, or `early` below the trigger.
-        when_s: wall clock, seconds since 1970.
-        compaction_id: of the record that is sent, "" if there is none.
-        continues_id: of the record that a new one goes on from, "" for a conversation's first.
-        tenant: fingerprint of the request's owner (promise P9: never a name or a key), "" if not known.
-        refusal: the earlier refusal as too long: `http_400`, `error_event`, `empty_stream`, `crash`; "" for none.
-        result_tokens: of the newest tool results, in the phase `tool_response`.
-        projected_tokens: the prompt that those results made, after the part that was sent before them, uncompacted.
-        limit_tokens: the largest prompt that may be sent.
+        reason: one word for a fallback or a failure; `prepared`, below the trigger `early`: a record written ahead.
+        compaction_id, continues_id: of the record that is sent, and of that from which a new one goes on.
+        tenant: fingerprint of the request's owner (promise P9: never a name or a key).
+        refusal: the earlier refusal as too long: `http_400`, `error_event`, `empty_stream`, `crash`.
+        result_tokens, projected_tokens: of the newest tool results in the phase `tool_response`, and of the prompt that
+            they made behind the part that was sent before them.
         messages: the client's, without the leading system ones.
-        excerpts, excerpt_tokens: quotations of the earlier conversation before the person's newest words.
     """
 
     outcome: Outcome

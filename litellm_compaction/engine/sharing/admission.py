@@ -3,11 +3,10 @@
 LM Studio ≥ 0.4 shares the loaded context among its parallel slots, and when the running requests together outgrow it,
 all of them die (lmstudio-bug-tracker 1628, 1757, 2201). So the seats of a context never hold more than its window.
 
-A seat holds all that its request can come to: the prompt, and the `max_tokens` that the server was told. The server
-would not know of a change, so a running seat never grows: an answer that comes to its bound goes on as another request.
-Alone it gets all that it would like, beside others an even part, and while another waits the least with which it is
-worth beginning. What it could do without is asked back when another waits (`must_give_way`): an answer that can be cut
-is stopped at its next chunk, if that lets the next one in.
+A seat holds all that its request can come to: the prompt, and the `max_tokens` that the server was told, which never
+change. Alone it gets all that it would like, beside others an even part, and while another waits the least with which
+it is worth beginning. What it could do without is asked back then (`must_give_way`): an answer that can be cut is
+stopped at its next chunk, if that lets the next one in, and goes on as another request.
 
 First come, first served, restarts first, over all processes that share a store: each writes down what it holds and what
 the first of its requests that wait needs, and reads the same of the others, in one step before it lets any in.
@@ -65,8 +64,6 @@ class Held(NamedTuple):
 class Seat:
     """One answer's share of a context, for one upstream request after another; used by one task at a time.
 
-    Release it when the server is done with the request: a closed upstream may still finish its prefill.
-
     Attributes:
         owner: whose it is; `Admission.holds` knows it by that.
         tokens: what it holds; 0 while it waits, after a wait that failed, and after it has left.
@@ -119,16 +116,13 @@ class Seat:
     ) -> None:
         """Waits until it holds `tokens` (≥ 1) in place of what it holds, for another upstream request.
 
-        It first gives back everything: it holds nothing while it waits, so restarts cannot block each other however
-        many wait. The upstream before must have ended. On any exception it holds nothing and may try again. Not to be
-        wrapped in `asyncio.wait_for`, which before Python 3.12 can lose the room; `timeout_s` is the limit.
+        It holds nothing while it waits, so restarts cannot block each other, nor after an exception. Not to be wrapped
+        in `asyncio.wait_for`, which before Python 3.12 can lose the room.
 
         Args:
-            tokens: of the prompt and the answer's reserve. More than the whole window is let into an empty context
-                only: to refuse it is the budget's business.
-            window_tokens: the context's length; the newest that was given counts. A smaller one stops no running
-                request.
-            timeout_s: for the wait; with 0, room must be free now.
+            tokens: of the prompt and the answer's reserve; more than the window is let into an empty context only.
+            window_tokens: the context's length; the newest that was given counts.
+            timeout_s: with 0, room must be free now.
             most_tokens: up to so much it gets of what is free, if nothing waits: alone all of it, else an even part.
             is_restart: its answer has begun: before all that have not, after earlier restarts.
 
@@ -181,13 +175,7 @@ class Seat:
 
 
 class _Decision(NamedTuple):
-    """What a process does next.
-
-    Attributes:
-        note: its own from now on, which the others have to see before it moves.
-        grants: the tokens that seats hold from now on, by their turns.
-        missing_tokens: by which the next one does not fit; 0 if none waits.
-    """
+    """What a process does once the others have its `note`: the tokens that seats get, by their turns."""
 
     note: Note | None
     grants: dict[asyncio.Future[None], int]
@@ -303,7 +291,7 @@ class Pool:
         self.call_back()
 
     async def _tell_others(self, leases: Leases) -> None:
-        """Tells this process's part to the others, and does what it may beside theirs, until its last seat has left."""
+        """Tells the others, and does what it may beside them, until the last seat has left."""
         loop = asyncio.get_running_loop()
         try:
             while (pause_s := await self._agreed(leases)) is not None:
@@ -356,14 +344,11 @@ def _notes(bodies: Iterable[bytes]) -> Iterator[Note]:
 
 
 class Admission:
-    """Seats by context, and who is there; not for use from several event loops.
-
-    The queue is strict: a small request never overtakes a large one, so none starves; as many from its head are let in
-    together as fit.
+    """Seats by context, and who is there; for one event loop.
 
     Args:
         stopping_s: how long a server generates on at most after its stream was closed.
-        leases: held together with the other processes that send to the same contexts; None for no others.
+        leases: of the processes that send to the same contexts; None for no others.
 
     Attributes:
         make_way: gives the engine back to an answer that comes; not called for what is written ahead.
@@ -389,7 +374,7 @@ class Admission:
         return 0 if place is None else len(place.seats) + sum(note.seats for note in place.others)
 
     def held(self) -> Held:
-        """Returns what all answers of this process hold, those that are about to leave and those that wait included."""
+        """Returns what all answers of this process hold, with those that wait or are about to leave."""
         seats = [seat for pool in self._pools.values() for seat in pool.seats]
         return Held(len(seats), sum(seat.tokens for seat in seats))
 

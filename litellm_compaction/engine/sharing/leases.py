@@ -68,13 +68,7 @@ class Leases:
     async def update(self, topic: str, decide: Decide[_Result], *, name: str = "") -> _Result:
         """Reads the other processes' notes, and writes this one's, as one step of all; arguments as `Board.update`.
 
-        Args:
-            topic: hashed, so it may hold names and addresses.
-            decide: is given the others' notes.
-            name: if one process has several notes under a topic.
-
-        Raises:
-            StoreError: the board failed, now or a moment ago.
+        The topic may hold addresses; `name` is for a process of several notes. Raises StoreError if the board failed.
         """
         if self._clock() < self._silent_until_s:
             raise StoreError("the other processes could not be reached a moment ago")
@@ -106,10 +100,9 @@ class Leases:
     async def one_of_all(
         self, topic: str, look: Callable[[], Awaitable[_Result | None]], *, limit_s: float
     ) -> AsyncGenerator[_Result | None, None]:
-        """Lets one process do what several need: gives another one's result, or None to the one that has to do it.
+        """Lets one process do what several need: gives another's result, which `look` finds, or None to do it oneself.
 
-        None is the right to it until the block ends; it looks again first, since another may just have done it. If its
-        owner fails or is killed, or after `limit_s`, the next one does it. `look` finds what another process has done.
+        None is the right to it until the block ends. If its owner fails, or after `limit_s`, the next one has it.
         """
         # Several in one process are strangers to each other.
         name = f"-{uuid.uuid4().hex}"
@@ -171,10 +164,7 @@ class Leases:
 
 
 def shared_name(pool: str) -> str:
-    """Returns the same name in all processes that mean the same loaded context.
-
-    `pool` is the server's address as this process has it, a blank, and the instance.
-    """
+    """Returns the same name in all processes for an address as one of them has it, a blank, and an instance."""
     address, _, instance = pool.partition(" ")
     root = address.rstrip("/").removesuffix("/v1").rstrip("/")
     return f"{_OWN_HOST.sub(f'//{socket.gethostname()}', root)} {instance}"

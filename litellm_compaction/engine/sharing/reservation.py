@@ -25,8 +25,7 @@ from litellm_compaction.windows.windows import Window
 SUMMARY_EXTRA_TOKENS = 2100
 # Most answers are far shorter than their bound: no request waits longer for one without a reader.
 _ABANDONED_S = 10.0
-# An answer that its server has ended keeps its room for so long, in case that it goes on as another request. Its reader
-# may be slower, or may have left without a word.
+# An answer that its server has ended keeps its room for so long, in case that it goes on as another request.
 _KEPT_S = 1.0
 # Our request to go on, and the template's text around the answer so far.
 _GOING_ON_TOKENS = 128
@@ -119,8 +118,7 @@ class Reservation:
     ) -> AsyncGenerator[None, None]:
         """Waits for room for a summary of so much history, in place of what is held now.
 
-        A summary may have more readers than the answer whose room this is: if its client leaves meanwhile, the room is
-        held until the summary is made.
+        It is held until the summary is made, which may have other readers than the client that leaves meanwhile.
 
         Raises:
             Overloaded: there was none in time.
@@ -142,10 +140,7 @@ class Reservation:
                 self.ended()
 
     def pause(self) -> None:
-        """Gives back what is held until the next answer, which then stands before those that have not started.
-
-        For an answer that waits for another's summary: that may need the very room.
-        """
+        """Gives back what is held while another's summary is waited for, which may need the very room."""
         if not self._is_running:
             self._give_back()
 
@@ -191,10 +186,7 @@ class Reservation:
             self._leaving = asyncio.get_running_loop().call_later(_KEPT_S, self._give_back)
 
     def was_cut(self, *, is_spent: bool) -> None:
-        """Notes that an answer goes on as another request, not for its own length's sake.
-
-        If its share `is_spent`, its next part starts with the double, so that it comes to an end.
-        """
+        """Notes that an answer goes on as another request; if its share `is_spent`, with the double."""
         self._cuts += is_spent
         self._taken_for = None
 
@@ -203,16 +195,12 @@ class Reservation:
         return max(self._admission.running(self._pool(window)) - (self._seat is not None), 0)
 
     def abandon(self) -> None:
-        """Gives everything back when the server must have ended an answer that is no stream, and that has no reader.
-
-        It writes that to its end (a llama.cpp whose client had left a plain request, for half a minute) and does not
-        say when.
-        """
+        """Gives everything back of an answer without a reader that is no stream: its server writes it to the end."""
         self._has_left = True
         self._give_back(_ABANDONED_S)
 
     def release(self) -> None:
-        """Gives everything back; what an answer holds that has just been stopped, when its server has noticed it."""
+        """Gives everything back, of an answer that has just been stopped when its server has noticed it."""
         self._has_left = True
         self._give_back()
 
