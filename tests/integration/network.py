@@ -259,9 +259,7 @@ class Socket:
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def opened(
-        cls, server: Application, url: str, headers: list[tuple[bytes, bytes]], longest: int
-    ) -> Socket:
+    async def opened(cls, server: Application, url: str, headers: list[tuple[bytes, bytes]], longest: int) -> Socket:
         made, parts = cls(longest), urlsplit(url)
         scope = {
             "type": "websocket",
