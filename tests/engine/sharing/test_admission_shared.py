@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,33 +16,23 @@ from hypothesis import strategies as st
 from litellm_compaction.concurrency import ended
 from litellm_compaction.engine.sharing.admission import Admission, Seat
 from litellm_compaction.engine.sharing.leases import LEASE_S, Leases, shared_name
-from litellm_compaction.errors import Overloaded, StoreError
+from litellm_compaction.errors import Overloaded
 from tests.stores.made import MemoryBoard
-from tests.virtual_time import played, run
+from tests.virtual_time import run
 
 POOL = "http://127.0.0.1:1234 qwen3-8b"
 WINDOW_TOKENS = 100
 LONG_S = 600.0
 
 
-class CountedBoard(MemoryBoard):
-    """A board that knows how often it was asked, and fails when told."""
+class SlowBoard(MemoryBoard):
+    """Others may be faster while it answers."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__(clock=clock)
-        self.asked = 0
-        self.is_broken = False
-        self.delay_s = 0.0
-        self.delays_s: Iterator[float] = itertools.repeat(0.0)
+    delay_s = 0.0
 
     async def update(self, *args: Any, **options: Any) -> Any:
-        self.asked += 1
-        if self.is_broken:
-            raise StoreError("the board is down")
-        # Others may be faster meanwhile, before it and behind it.
-        await asyncio.sleep(next(self.delays_s))
         result = await super().update(*args, **options)
-        await asyncio.sleep(self.delay_s or next(self.delays_s))
+        await asyncio.sleep(self.delay_s)
         return result
 
 
@@ -52,7 +41,7 @@ class Fleet:
     """Processes that share a board, in one loop in virtual time."""
 
     admissions: list[Admission]
-    board: CountedBoard
+    board: SlowBoard
     leases: list[Leases]
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
 
@@ -70,26 +59,10 @@ class Fleet:
         self.tasks.append(task)
         return task
 
-    def kill(self, at: int) -> None:
-        """Ends a process as `kill -9` does: it says nothing any more."""
-        self.leases[at].board = CountedBoard(self.board.clock)
-
-    @property
-    def used_tokens(self) -> int:
-        """In all processes together, as they know it themselves."""
-        return sum(each.held().tokens for each in self.admissions)
-
-
-def together(
-    processes: int = 2,
-) -> Callable[[Callable[[Fleet], Coroutine[Any, Any, None]]], Callable[[], None]]:
-    """Runs a test with so many processes, in virtual time."""
-    return lambda test: played(test, lambda: _with_fleet(processes, test))
-
 
 async def _with_fleet(processes: int, test: Callable[[Fleet], Coroutine[Any, Any, None]]) -> None:
     clock = asyncio.get_running_loop().time
-    board = CountedBoard(clock)
+    board = SlowBoard(clock=clock)
     leases = [Leases(board, clock=clock) for _ in range(processes)]
     fleet = Fleet([Admission(leases=each) for each in leases], board, leases)
     try:
@@ -100,32 +73,22 @@ async def _with_fleet(processes: int, test: Callable[[Fleet], Coroutine[Any, Any
             await each.aclose()
 
 
-@together()
-async def test_a_process_that_is_killed_delays_others_by_its_lease(fleet: Fleet) -> None:
+def test_a_process_that_is_killed_delays_others_by_its_lease() -> None:
     """What it held and what it waited for is gone then."""
-    await fleet.enter(0, 90)
-    fleet.started(fleet.enter(0, 50))
-    await asyncio.sleep(3)
-    waiting = fleet.started(fleet.enter(1, 80))
-    await asyncio.sleep(1)
-    fleet.kill(0)
-    killed_s = asyncio.get_running_loop().time()
-    await waiting
-    waited_s = asyncio.get_running_loop().time() - killed_s
-    assert 0 < waited_s <= LEASE_S + 1
 
+    async def killed(fleet: Fleet) -> None:
+        await fleet.enter(0, 90)
+        fleet.started(fleet.enter(0, 50))
+        await asyncio.sleep(3)
+        waiting = fleet.started(fleet.enter(1, 80))
+        await asyncio.sleep(1)
+        # As `kill -9` does it: it says nothing any more.
+        fleet.leases[0].board = SlowBoard(clock=fleet.board.clock)
+        killed_s = asyncio.get_running_loop().time()
+        await waiting
+        assert 0 < asyncio.get_running_loop().time() - killed_s <= LEASE_S + 1
 
-@together()
-async def test_a_client_that_leaves_while_it_is_let_in_gives_all_back(fleet: Fleet) -> None:
-    """Its room was told to the others already."""
-    fleet.board.delay_s = 0.5
-    entry = fleet.started(fleet.enter(0, 100))
-    await asyncio.sleep(0.2)
-    entry.cancel()
-    await asyncio.sleep(5)
-    assert fleet.used_tokens == 0
-    assert (await fleet.enter(1, 100)).tokens == 100
-    assert not fleet.admissions[0]._pools
+    run(_with_fleet(2, killed))
 
 
 def test_each_machine_has_its_own_localhost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
-from litellm_compaction.concurrency import ended
-from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.engine.sharing.leases import LEASE_S, Leases
 from litellm_compaction.errors import StoreError
 from tests.builders import chat
 from tests.engine.bench import Bench, FakeAsk, RecordingStore
 from tests.stores.made import MemoryBoard
-from tests.virtual_time import played, run
-
-WINDOW = 8192
-LONG = chat(44, words=60)
-HANG_S = 60.0
+from tests.virtual_time import run
 
 
 class BrokenBoard(MemoryBoard):
@@ -39,58 +32,28 @@ class HangingBoard(MemoryBoard):
         await asyncio.sleep(600)
 
 
-class Pair:
-    """Two processes with one store and one board, in virtual time."""
-
-    def __init__(self) -> None:
-        clock = asyncio.get_running_loop().time
-        self.board = BrokenBoard(clock=clock)
-        store = RecordingStore()
-        self.asks = [FakeAsk(gate=asyncio.Event()) for _ in range(2)]
-        self.benches = [Bench(store=store, board=self.board, ask=ask, clock=clock) for ask in self.asks]
-        self.tasks: list[asyncio.Task[PreparedRequest]] = []
-
-    def start(self, at: int, raw: Any = LONG, **settings: Any) -> asyncio.Task[PreparedRequest]:
-        self.tasks.append(asyncio.create_task(self.benches[at].guard(raw, WINDOW, **settings)))
-        return self.tasks[-1]
-
-    def write(self, at: int) -> None:
-        gate = self.asks[at].gate
-        assert gate is not None
-        gate.set()
-
-    @property
-    def calls(self) -> list[int]:
-        return [len(ask.prompts) for ask in self.asks]
-
-
-def together(test: Callable[[Pair], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Runs a test with two processes, in virtual time."""
-
-    async def with_pair() -> None:
-        pair = Pair()
-        try:
-            await test(pair)
-        finally:
-            await ended(pair.tasks)
-            for each in pair.benches:
-                await each.compactor.aclose()
-
-    return played(test, with_pair)
-
-
-@together
-async def test_a_client_that_leaves_lets_the_other_process_make_it(pair: Pair) -> None:
+def test_a_client_that_leaves_lets_the_other_process_make_its_summary() -> None:
     """At once, and not when the lease ends."""
-    first = pair.start(0)
-    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
-    second = pair.start(1)
-    await asyncio.sleep(0.2)
-    first.cancel()
-    pair.write(1)
-    prepared = await asyncio.wait_for(second, LEASE_S / 2)
-    assert prepared.action == "compacted"
-    assert pair.calls == [1, 1]
+
+    async def both() -> None:
+        clock = asyncio.get_running_loop().time
+        store, board = RecordingStore(), MemoryBoard(clock=clock)
+        asks = [FakeAsk(gate=asyncio.Event()) for _ in range(2)]
+        benches = [Bench(store=store, board=board, ask=ask, clock=clock) for ask in asks]
+        first = asyncio.create_task(benches[0].guard(chat(44, words=60), 8192))
+        await asks[0].asked.wait()
+        second = asyncio.create_task(benches[1].guard(chat(44, words=60), 8192))
+        await asyncio.sleep(0.2)
+        assert not asks[1].asked.is_set()
+        first.cancel()
+        assert asks[1].gate is not None
+        asks[1].gate.set()
+        assert (await asyncio.wait_for(second, LEASE_S / 2)).action == "compacted"
+        assert [len(ask.prompts) for ask in asks] == [1, 1]
+        for bench in benches:
+            await bench.compactor.aclose()
+
+    run(both())
 
 
 async def takes(leases: Leases, topic: str, held: AsyncExitStack) -> bool:
