@@ -106,7 +106,7 @@ class SummaryClient:
                 is_brief=min(measured.window.tokens, limit.window_tokens) < _BRIEF_BELOW_TOKENS,
             )
             # A record written ahead must leave the conversation in the server's cache.
-            is_ahead = step.draft.ahead and model.is_same
+            is_ahead = step.draft.state == "ready" and model.is_same
             appended = await self._appended(measured, step, bounded) if model.is_same else None
             if appended is not None:
                 try:
