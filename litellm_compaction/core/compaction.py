@@ -191,15 +191,9 @@ class Compaction:
 
 def mark_of(compaction: Compaction, *, undone_messages: int) -> Compaction:
     """Returns the mark that is stored in place of a record that its owner has undone."""
-    return Compaction(
-        covered_messages=compaction.covered_messages,
-        covered_hash=compaction.covered_hash,
-        start=compaction.covered_messages,
-        round=compaction.round,
-        undone_messages=undone_messages,
-        words_hash=compaction.words_hash,
-        seen=compaction.seen,
-    )
+    bare = replace(compaction, start=compaction.covered_messages, forms=(), segments=(), ledger="", level="truncate")
+    bare = replace(bare, state="applied", omissions="", covered_part=None, images=())
+    return replace(bare, undone_messages=undone_messages)
 
 
 def is_sound(compaction: Compaction) -> bool:
@@ -312,11 +306,10 @@ def _labelled(rest: Sequence[Message], compaction: Compaction) -> list[JsonValue
     parts: list[JsonValue] = []
     for at, index in places:
         message = rest[at]
+        words = " ".join(message.text[: 4 * _LABEL_CHARS].split())[:_LABEL_CHARS]
+        source = f"sent by the {message.role}{words and ': '}{words}"
         if message.role == "tool" or shows_results(message):
             source = f"result of {called(calls.get(at) or calls.get(at - 1))}"
-        else:
-            words = " ".join(message.text[: 4 * _LABEL_CHARS].split())[:_LABEL_CHARS]
-            source = f"{'sent by the user' if message.role == 'user' else 'of an answer'}{words and ': '}{words}"
         parts.append({"type": "text", "text": defused(f"[An image from earlier in the conversation, {source}]")})
         parts += image_parts(message)[index : index + 1]
     return parts
@@ -412,8 +405,6 @@ def _sent_size(view: View, index: int, new: Message) -> int:
     old, size, count = view.messages[index], view.sizes[index], view.count_text
     if new is old:
         return size
-    if len(image_parts(new)) < len(image_parts(old)):
-        images_tokens = len(image_parts(new)) * view.part_tokens(index)
-        return min(count(new.text) + 8 + images_tokens, size)
-    dropped = count(old.text) + count(old.reasoning)
+    images = len(image_parts(old)) - len(image_parts(new))
+    dropped = count(old.text) + count(old.reasoning) + images * (view.part_tokens(index) if images else 0)
     return min(max(size - dropped, 4) + count(new.text), size)
