@@ -346,8 +346,7 @@ def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
         covered, part = compaction.covered_messages, compaction.covered_part
         if covered not in cuts or (part is not None and not begins(view.rest[compaction.start], part)):
             return False
-        requests = {index - view.prefix for index in view.requests if 0 <= index - view.prefix < covered}
-        return requests.issubset(compaction.pinned)
+        return {*view.pinned(covered)}.issubset(compaction.pinned)
 
     return sorted(filter(holds, known), key=lambda each: (each.state == "provisional", -each.round))
 
@@ -395,7 +394,7 @@ def applied_tokens(view: View, compaction: Compaction) -> int:
     sent = dict(enumerate(covered_as_sent(view.rest, compaction)))
     if compaction.covered_part is not None and start == covered < len(view.rest):
         sent[start] = _shown_rest(view.rest, compaction)[start]
-    kept = view.prefix_tokens + view.span_tokens(len(sent), len(view.rest))
+    kept = view.prefix_tokens + sum(view.sizes[view.prefix + len(sent) :])
     kept += sum(_sent_size(view, view.prefix + at, message) for at, message in sent.items() if message is not None)
     kept += view.image_tokens(place for place in compaction.images if place[0] < start)
     return kept + view.count_text(compaction.record) + 8

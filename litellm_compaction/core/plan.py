@@ -128,7 +128,7 @@ def _with_answered_round(view: View, budget: Budget, known: Sequence[Compaction]
     held = replace(budget, floor_tokens=budget.floor_tokens + sum(view.sizes[index] for index in staying))
     if held.least_target_tokens > held.early_start_tokens:
         return view, budget
-    return replace(view, staying=staying), held
+    return replace(view, pins=(*view.pins, *staying)), held
 
 
 def _plan_client_summary(view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]) -> Plan:
@@ -216,12 +216,10 @@ def expected_growth_tokens(view: View, window_tokens: int) -> int:
 
     The largest of the last steps between two answers, of those after a call if the last answer has called tools.
     """
-    answers = [at for at, each in enumerate(view.messages) if each.role == "assistant"]
+    messages, usual = view.messages, math.ceil(_USUAL_GROWTH_RATIO * window_tokens)
+    answers = [at for at, each in enumerate(messages) if each.role == "assistant"]
     # A call counts with its results.
-    steps = [
-        (has := bool(view.messages[at].calls), sum(view.sizes[at + (not has) : end])) for at, end in pairwise(answers)
-    ]
-    ends_in_call = view.messages[-1].role == "assistant"
-    alike = [tokens for is_call, tokens in steps if is_call == ends_in_call]
-    likely = alike if len(alike) >= _LATEST_STEPS else [tokens for _, tokens in steps]
-    return max(likely[-_LATEST_STEPS:], default=math.ceil(_USUAL_GROWTH_RATIO * window_tokens))
+    steps = {at: sum(view.sizes[at + (not messages[at].calls) : end]) for at, end in pairwise(answers)}
+    ends_in_call = messages[-1].role == "assistant"
+    alike = [tokens for at, tokens in steps.items() if bool(messages[at].calls) == ends_in_call]
+    return max((alike if len(alike) >= _LATEST_STEPS else [*steps.values()])[-_LATEST_STEPS:], default=usual)

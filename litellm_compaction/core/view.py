@@ -41,9 +41,8 @@ def shows_results(message: Message) -> bool:
 
 def is_injected(message: Message) -> bool:
     """Returns True if a user message holds nothing that the person wrote; a picture or a file is the person's."""
-    if shows_results(message):
-        return True
-    return message.role == "user" and not message.other_parts and not has_words(message)
+    has_nothing = not message.other_parts and not has_words(message)
+    return message.role == "user" and (has_nothing or shows_results(message))
 
 
 def is_persons(message: Message) -> bool:
@@ -173,8 +172,7 @@ class View:
         words_hashes: as many, of the chain of words alone.
         seen: what the first messages were before the client edited them; empty if no record says so.
         own_tokens: the whole prompt as it came, if it is known better than by its parts; else None.
-        staying: indices of messages that stay verbatim although a compaction may cover them.
-        pins: indices of messages that the client wants verbatim: they count as requests.
+        pins: indices of further messages that stay verbatim: they count as requests.
         words_sizes: of requests with data attached to them: their tokens without it, by index.
     """
 
@@ -186,7 +184,6 @@ class View:
     words_hashes: tuple[str, ...] = ()
     seen: tuple[Seen, ...] = ()
     own_tokens: int | None = None
-    staying: tuple[int, ...] = ()
     pins: tuple[int, ...] = ()
     words_sizes: Mapping[int, int] = field(default_factory=dict)
 
@@ -241,10 +238,6 @@ class View:
         sizes = self.words_sizes
         return tuple(sizes.get(at, size) if at < self.latest_cut else size for at, size in enumerate(self.sizes))
 
-    def span_tokens(self, start: int, end: int) -> int:
-        """Returns the tokens of the messages at positions `start` to `end`."""
-        return sum(self.sizes[self.prefix + start : self.prefix + end])
-
     def kept_tokens(self, covered_messages: int, staying: Iterable[int] | None = None) -> int:
         """Returns the tokens beside a record that stands for all but the positions `staying`, which go without data."""
         staying = self.pinned(covered_messages) if staying is None else staying
@@ -258,17 +251,17 @@ class View:
 
     def own_words_tokens(self, positions: Iterable[int]) -> int:
         """Returns the tokens of the person's own words in messages, without the requests."""
-        users = (at for at in positions if self.rest[at].role == "user" and not self.rest[at].is_synthetic)
-        return sum(
-            self.sizes[self.prefix + at] * len(words) // max(len(self.rest[at].text), 1) + 2
-            for at in users
-            if self.prefix + at not in self.requests and (words := own_words(self.rest[at]))
-        )
+        tokens = 0
+        for at in positions:
+            message = self.rest[at]
+            if message.role == "user" and not message.is_synthetic and self.prefix + at not in self.requests:
+                words = own_words(message)
+                tokens += self.sizes[self.prefix + at] * len(words) // max(len(message.text), 1) + 2 if words else 0
+        return tokens
 
     def pinned(self, covered_messages: int) -> tuple[int, ...]:
-        """Returns the positions of covered messages that stay verbatim: requests, and those `staying`."""
-        positions = sorted(index - self.prefix for index in {*self.requests, *self.staying})
-        return tuple(at for at in positions if 0 <= at < covered_messages)
+        """Returns the positions of covered messages that stay verbatim, the requests."""
+        return tuple(at for index in self.requests if 0 <= (at := index - self.prefix) < covered_messages)
 
     def as_words(self, positions: Iterable[int]) -> tuple[Form, ...]:
         """Returns the forms of messages that stay without the data that is attached to them."""
