@@ -69,21 +69,15 @@ class Marks:
 
     Attributes:
         names: of elements.
-        paragraphs: whole ones.
-        headings: first lines of paragraphs.
-        lines: the others below headings, and what such lines begin with.
-        footers: last lines of longer paragraphs.
+        lines: that begin the client's paragraphs, or end the person's.
+        items: those that follow in such paragraphs, and what such lines begin with.
         is_beside: True for a message next to another one that no answer separates from it.
-        is_behind: True for one behind tool results.
     """
 
     names: frozenset[str] = frozenset()
-    paragraphs: frozenset[str] = frozenset()
-    headings: frozenset[str] = frozenset()
     lines: frozenset[str] = frozenset()
-    footers: frozenset[str] = frozenset()
+    items: frozenset[str] = frozenset()
     is_beside: bool = False
-    is_behind: bool = False
 
 
 NO_MARKS = Marks()
