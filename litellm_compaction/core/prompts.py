@@ -134,17 +134,16 @@ def one_line_topic(text: str) -> str:
     return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
 
 
-def focus_lines(focus: str) -> list[str]:
-    """The topic that a client wants kept, framed as data: one quoted line under its heading; nothing for ""."""
-    return [_FOCUS, defused(json.dumps(focus, ensure_ascii=False)), ""] if focus else []
+def data_lines(focus: str, *blocks: tuple[str, str]) -> list[str]:
+    """The topic that a client wants kept, and texts under their titles, all as data; nothing for an empty one."""
+    topic = (_FOCUS, json.dumps(focus, ensure_ascii=False) if focus else "")
+    return [line for title, text in (topic, *blocks) if text for line in (title, defused(text), "")]
 
 
 def summary_prompt(*, instruction: str, earlier: str, request: str, transcript: str, focus: str = "") -> str:
     """One user message that asks for a record of `transcript` (reformat mode); the rest as in `SummaryJob`."""
-    data = focus_lines(focus)
-    data += [_REQUEST, defused(request), ""] if request else []
-    data += [_EARLIER, defused(earlier), ""] if earlier else []
-    return "\n".join([instruction, "", *data, _TRANSCRIPT, defused(transcript), "", _REMINDER])
+    data = data_lines(focus, (_REQUEST, request), (_EARLIER, earlier), (_TRANSCRIPT, transcript))
+    return "\n".join([instruction, "", *data, _REMINDER])
 
 
 def appended(
@@ -162,7 +161,7 @@ def appended(
         focus: the topic that is kept in more detail; "" for none.
     """
     notes = {"none": "", "stays": _KEEP_EARLIER, "goes": _MERGE_EARLIER}
-    topic = ["\n".join(focus_lines(focus)[:2])] if focus else []
+    topic = ["\n".join(data_lines(focus)[:2])] if focus else []
     request = user_message("\n\n".join((instruction, *topic, _ABOVE.format(earlier=notes[earlier]).replace("  ", " "))))
     ends_in_answer = messages[-1].role == "assistant" and not messages[-1].calls
     pause = () if ends_in_answer else (parse_message({"role": "assistant", "content": _PAUSE}),)

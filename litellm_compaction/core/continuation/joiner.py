@@ -76,13 +76,12 @@ _ELLIPSIS = re.compile(r"(?:\.{3,}|…+)[ \t]*")
 class Joiner:
     """The one answer that a client sees, made of a partial answer and its continuation.
 
-    The first line is held back, of at most 160 characters (after an announcement the next one), then whatever repeats
-    the partial word by word. It is decided once; then everything passes through untouched.
+    The first line is held back (after an announcement the next one), then whatever repeats the partial. It is decided
+    once; then everything passes through untouched.
 
     Args:
         partial: the visible text sent so far, without our notices, cut by `settled_length`: the next character of the
-            answer is not white space. The model should be shown at most its last 8,000 characters or all of it, so that
-            a repeat from the beginning of what it was shown is found.
+            answer is not white space.
         shown: the end of the partial with which a server was told to go on itself; "" if the model was asked to.
         is_trusted: the server has shown that it does, so that nothing but an echo of `shown` is taken out.
 
@@ -106,7 +105,8 @@ class Joiner:
         self._held_chars = 0
         # Of what is held, without white space.
         self._read = ""
-        self._starts: list[_Start] = []
+        # Where it may start: in the held text, and in what is read of it.
+        self._starts: list[tuple[int, int]] = []
         self._ended = False
         # In a text that repeats itself an echo looks like the next round.
         echo = _dense(shown)
@@ -121,7 +121,12 @@ class Joiner:
 
     def feed(self, delta: str) -> str:
         """Returns the text that can be sent now that `delta` has arrived; may be empty."""
-        return self._noted(self._stage(delta))
+        text = self._stage(delta)
+        if self._is_open_thought and text:
+            seen = self._sent_end + text
+            self._is_open_thought = THINK_END not in seen
+            self._sent_end = seen[-len(THINK_END) + 1 :]
+        return text
 
     def finish(self, *, is_complete: bool = False) -> str:
         """Returns the text that is left when the continuation has ended by itself; closes an open reasoning block.
@@ -133,22 +138,15 @@ class Joiner:
                 so none of it is lost.
         """
         self._ended = True
-        rest = self._noted(self._stage(""))
+        rest = self.feed("")
         if is_complete and self._stage == self._drop_thought:
             rest = self.removed_text
             self._removed.clear()
         self._stage = self._pass
-        if not self._is_open_thought:
-            return rest
-        self._is_open_thought = False
-        return f"{rest}\n{THINK_END}\n"
-
-    def _noted(self, text: str) -> str:
-        if self._is_open_thought and text:
-            seen = self._sent_end + text
-            self._is_open_thought = THINK_END not in seen
-            self._sent_end = seen[-len(THINK_END) + 1 :]
-        return text
+        if self._is_open_thought:
+            self._is_open_thought = False
+            rest += f"\n{THINK_END}\n"
+        return rest
 
     def _hold(self, delta: str) -> bool:
         """Holds a delta; returns True if there is something new to read in it."""
@@ -200,8 +198,10 @@ class Joiner:
                 self._may_think = False
                 self._stage = self._decide if self._is_open_thought else self._drop_thought
                 return self._stage(self._taken().lstrip()[len(THINK_START) :])
-            self._starts = [_Start(place, held) for place in _starts(head, self._ending, ended=ended)]
-        are_over = [start.is_over(self._read, self._ending.dense) for start in self._starts]
+            starts = _starts(head, self._ending, ended=ended)
+            self._starts = [(place, len(_dense(held[:place]))) for place in starts]
+        # What was read says another thing than the partial, so that more text changes nothing.
+        are_over = [self._read[begin:] not in self._ending.dense for _, begin in self._starts]
         if not are_over or not (self._ended or all(are_over)):
             return ""
         begins_like_shown = self._read[:_LEAST_START_CHARS] == self._echo[:_LEAST_START_CHARS] != ""
@@ -217,10 +217,10 @@ class Joiner:
 
     def _first_new(self, text: str) -> tuple[int, int]:
         """The start of the new text, and the length of the repeat before it; text that a repeat confirms goes first."""
-        for start in reversed(self._starts):
-            if repeated_chars := self._ending.repeated_chars(text[start.at :], start.place):
-                return start.at + repeated_chars, repeated_chars
-        return self._starts[0].at, 0
+        for start, _ in reversed(self._starts):
+            if repeated_chars := self._ending.repeated_chars(text[start:]):
+                return start + repeated_chars, repeated_chars
+        return self._starts[0][0], 0
 
     def _drops_space(self, new: int, repeated_chars: int) -> bool:
         """The partial ends with the white space of the seam, or by `settled_length` none can follow."""
@@ -240,28 +240,6 @@ class Joiner:
 
     def _pass(self, delta: str) -> str:
         return delta
-
-
-class _Start:
-    """A place where the continuation may start, and the first one in the partial, without white space, that it says.
-
-    Attributes:
-        at: in the held text.
-        place: what was read from there on stands here in the partial, or did until it went on otherwise.
-    """
-
-    def __init__(self, at: int, held: str) -> None:
-        self.at = at
-        self.place = 0
-        self._skipped_chars = len(_dense(held[:at]))
-        self._is_over = False
-
-    def is_over(self, read: str, said: str) -> bool:
-        """Returns True if what was read says another thing than the partial, so that more text changes nothing."""
-        found = -1 if self._is_over else said.find(read[self._skipped_chars :], self.place)
-        self._is_over = found < 0
-        self.place = max(found, self.place)
-        return self._is_over
 
 
 def _starts(head: str, ending: Ending, *, ended: bool) -> list[int]:
@@ -362,16 +340,13 @@ class Ending:
         self._places = [place for place, char in enumerate(self.tail) if not char.isspace()]
         self._last_line = partial[partial.rfind("\n") + 1 :]
 
-    def repeated_chars(self, text: str, place: int) -> int:
-        """Returns how much of the beginning of `text`, in its characters, says the end of the partial again.
-
-        Args:
-            text: the continuation.
-            place: an end of any length that may be said again, in `dense`; others have at most 8,000 characters.
-        """
+    def repeated_chars(self, text: str) -> int:
+        """Returns how much of the beginning of `text`, in its characters, says the end of the partial again."""
         read = _dense(text)
         searched = min(len(read), len(self._places))
-        for start in (place, *range(len(self.dense) - searched, len(self.dense))):
+        # A longer end is looked for by its beginning.
+        longer = self.dense.find(read[:_SEARCHED_CHARS])
+        for start in (max(longer, 0), *range(len(self.dense) - searched, len(self.dense))):
             block = self.dense[start:]
             if block[:1] != read[:1] or not read.startswith(block):
                 continue
