@@ -159,13 +159,13 @@ def parse_message(raw: JsonObject) -> Message:
     if not isinstance(role, str):
         raise ValueError("a message without a role")  # noqa: TRY004 - one error type for every bad shape
     text, other_parts = _content(raw.get("content"))
-    reasoning = raw.get("reasoning_content") or raw.get("reasoning")
+    reasoning, calls = raw.get("reasoning_content") or raw.get("reasoning"), raw.get("tool_calls")
     return Message(
         role=role,
         text=text,
         other_parts=other_parts,
         reasoning=reasoning if isinstance(reasoning, str) else "",
-        calls=_calls(raw.get("tool_calls")),
+        calls=tuple(map(_call, calls)) if isinstance(calls, list) else (),
         call_id=_string(raw.get("tool_call_id")),
         raw=raw,
     )
@@ -183,52 +183,48 @@ def merged(messages: Sequence[Message], text: str, parts: Sequence[JsonValue] = 
     *earlier, last = messages
     if parts or any(message.other_parts for message in earlier):
         own = (part for each in messages for part in _parts(each))
-        return parse_message({**last.raw, "content": [{"type": "text", "text": text}, *parts, *own]})
+        return _with_content(last, [_text_part(text), *parts, *own])
     text += "".join(f"{message.text}\n\n" for message in earlier)
     content = last.raw.get("content")
-    if isinstance(content, list):
-        return parse_message({**last.raw, "content": [{"type": "text", "text": text}, *content]})
-    return parse_message({**last.raw, "content": text + last.text})
+    return _with_content(last, [_text_part(text), *content] if isinstance(content, list) else text + last.text)
 
 
 def with_text(message: Message, text: str) -> Message:
     """`message` with its text replaced; parts that are not text stay, after the text."""
     content = message.raw.get("content")
-    if isinstance(content, list):
-        others = [part for part in content if not is_text_part(part)]
-        return parse_message({**message.raw, "content": [{"type": "text", "text": text}, *others]})
-    return parse_message({**message.raw, "content": text})
+    if not isinstance(content, list):
+        return _with_content(message, text)
+    return _with_content(message, [_text_part(text), *(part for part in content if not is_text_part(part))])
 
 
 def with_only_text(message: Message, text: str) -> Message:
     """`message` with its text replaced and without reasoning and arguments; what it is beside others stays."""
     raw = {key: value for key, value in message.raw.items() if key not in (*_REASONING_KEYS, "function_call")}
-    if isinstance(calls := raw.get("tool_calls"), list):
-        raw["tool_calls"] = [_without_arguments(call) for call in calls]
+    if message.calls:
+        raw["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "{}"}}
+            for call in message.calls
+        ]
     return with_text(parse_message(raw), text)
 
 
-def _without_arguments(call: JsonValue) -> JsonValue:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        return call
-    return {**call, "function": {**function, "arguments": "{}"}}
+def _with_content(message: Message, content: JsonValue) -> Message:
+    return parse_message({**message.raw, "content": content})
+
+
+def _text_part(text: str) -> JsonValue:
+    return {"type": "text", "text": text}
 
 
 def system_prefix_length(messages: Sequence[Message]) -> int:
     """The number of system or developer messages that open the list."""
-    for index, message in enumerate(messages):
-        if not message.is_system:
-            return index
-    return len(messages)
+    return next((index for index, message in enumerate(messages) if not message.is_system), len(messages))
 
 
 def newest_user_index(messages: Sequence[Message]) -> int | None:
     """The index of the newest message with the role `user` that is not ours, of any writer, or None."""
-    for index in range(len(messages) - 1, -1, -1):
-        if messages[index].role == "user" and not messages[index].is_synthetic:
-            return index
-    return None
+    places = range(len(messages) - 1, -1, -1)
+    return next((at for at in places if messages[at].role == "user" and not messages[at].is_synthetic), None)
 
 
 def without_notices(text: str) -> str:
@@ -294,12 +290,8 @@ def last_assistant_index(messages: Sequence[Message]) -> int:
 
 def _content(content: JsonValue) -> tuple[str, tuple[str, ...]]:
     """The text of a content, and the types of its other parts."""
-    if isinstance(content, str):
-        return content, ()
-    if content is None:
-        return "", ()
     if not isinstance(content, list):
-        return _dumped(content, _AS_IT_READS), ()
+        return "" if content is None else content if isinstance(content, str) else _dumped(content, _AS_IT_READS), ()
     others = (part for part in content if not is_text_part(part))
     types = (_string(part.get("type")) if isinstance(part, Mapping) else "unknown" for part in others)
     return "\n".join(_part_text(part) for part in content if is_text_part(part)), tuple(types)
@@ -311,27 +303,16 @@ def _part_text(part: JsonValue) -> str:
 
 def _parts(message: Message) -> Sequence[JsonValue]:
     content = message.raw.get("content")
-    return content if isinstance(content, list) else [{"type": "text", "text": message.text}]
+    return content if isinstance(content, list) else [_text_part(message.text)]
 
 
-def _calls(calls: JsonValue) -> tuple[ToolCall, ...]:
-    if not isinstance(calls, list):
-        return ()
-    found: list[ToolCall] = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-            found.append(ToolCall(id="", name="", arguments=_dumped(call, _ESCAPED)))
-            continue
-        arguments = function.get("arguments")
-        found.append(
-            ToolCall(
-                id=_string(call.get("id")),
-                name=_string(function.get("name")),
-                arguments=arguments if isinstance(arguments, str) else _dumped(arguments, _ESCAPED),
-            )
-        )
-    return tuple(found)
+def _call(call: JsonValue) -> ToolCall:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        return ToolCall(id="", name="", arguments=_dumped(call, _ESCAPED))
+    arguments = function.get("arguments")
+    written = arguments if isinstance(arguments, str) else _dumped(arguments, _ESCAPED)
+    return ToolCall(id=_string(call.get("id")), name=_string(function.get("name")), arguments=written)
 
 
 def _without_notices_in(content: JsonValue, key: str) -> JsonValue:
