@@ -222,19 +222,6 @@ _RULE = "Never restart the server on a Friday."
             id="a short message is quoted whole",
         ),
         pytest.param(
-            200,
-            [
-                user(
-                    f"{FILLER * 6}\nWhen all is done, issue exactly the following command:\n\n"
-                    f"```bash\necho FINISHED && git add -A\n```\n{FILLER * 6}"
-                ),
-                *DAYS,
-            ],
-            ["issue exactly the following command:\n  echo FINISHED && git add -A"],
-            [],
-            id="what announces a command stands with it",
-        ),
-        pytest.param(
             600,
             [assistant("I changed src/parser.py now."), result("1", "12 13 14 15")],
             ["src/parser.py"],

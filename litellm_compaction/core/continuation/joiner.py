@@ -25,8 +25,8 @@ from litellm_compaction.core.continuation.text import (
     open_think,
 )
 
-# How a continuation begins: not known yet; with something new; with all that the server was told to go on with, which
-# some servers send back before the model's own words; with another part of the answer, or with words about it.
+# How a continuation begins: not known yet; with something new; with what the server was told to go on with, sent back;
+# with another part of the answer, or words about it.
 Opening: TypeAlias = Literal["undecided", "new", "echo", "anew"]
 
 # A shorter echo could be the answer's own words; so could a shorter beginning like that of the shown text.
@@ -46,24 +46,20 @@ _RARE_CHARS = 6
 _ROW = re.compile(r"[ \t>]*(?:\||[-*+] |\d+[.)] )")
 
 
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
 # Words of announcements: of those that agree, that say what is done, and all others.
-_ASSENTS = _set("sure certainly okay ok alright absolutely understood sorry gerne natürlich klar bien claro 好")
-_GOING_ON = _set(
-    "continuing continue continued continuation resuming resume proceeding picking rest remainder remaining"
-    " fort fortsetzung weiter suite poursuis reprends continúo continuo continuación sigo resto 继 续 接 剩"
-)
-_OTHERS = _set(
-    "of course got it thing my me here is s the i ll will let m am just now exactly right from at where we you was left"
-    " off stopped ended cut interrupted up with in answer response message text part previous last point"
-    " ich fahre setze mache dort da genau wo aufgehört habe hier geht es ist kommt folgt die der antwort"
-    " sûr d accord je j là où me suis arrêté voici la le de ma réponse"
-    " por supuesto desde donde quedé aquí está tienes el mi respuesta"
-    " 的 我 将 会 来 现 在 从 上 文 次 停 断 处 下 以 是 为 写 内 容 着 后 部 分"
-)
+_ANNOUNCING = """
+sure certainly okay ok alright absolutely understood sorry gerne natürlich klar bien claro 好
+
+continuing continue continued continuation resuming resume proceeding picking rest remainder remaining
+fort fortsetzung weiter suite poursuis reprends continúo continuo continuación sigo resto 继 续 接 剩
+
+of course got it thing my me here is s the i ll will let m am just now exactly right from at where we you was left
+off stopped ended cut interrupted up with in answer response message text part previous last point
+ich fahre setze mache dort da genau wo aufgehört habe hier geht es ist kommt folgt die der antwort
+sûr d accord je j là où me suis arrêté voici la le de ma réponse
+por supuesto desde donde quedé aquí está tienes el mi respuesta
+的 我 将 会 来 现 在 从 上 文 次 停 断 处 下 以 是 为 写 内 容 着 后 部 分"""
+_ASSENTS, _GOING_ON, _OTHERS = (frozenset(words.split()) for words in _ANNOUNCING.split("\n\n"))
 _WORDS = _ASSENTS | _GOING_ON | _OTHERS
 _WORD = re.compile(r"[^\W\d_]+")
 # Signs that may open a line of an answer, but not an announcement.
@@ -131,11 +127,8 @@ class Joiner:
     def finish(self, *, is_complete: bool = False) -> str:
         """Returns the text that is left when the continuation has ended by itself; closes an open reasoning block.
 
-        Not called before a further restart: text held then was never sent, and the next continuation brings it.
-
-        Args:
-            is_complete: the model says that this was all. A reasoning block that it never closed may hold the answer,
-                so none of it is lost.
+        Not called before a further restart, which brings the held text again. If it `is_complete`, a reasoning block
+        that was never closed may hold the answer, and none of it is lost.
         """
         self._ended = True
         rest = self.feed("")
@@ -193,16 +186,15 @@ class Joiner:
         if not self._starts and is_new:
             held = "".join(self._held)
             head = held[:_READ_CHARS]
-            ended = self._ended or len(head) == _READ_CHARS
             if self._may_think and head.lstrip().startswith(THINK_START):
                 self._may_think = False
                 self._stage = self._decide if self._is_open_thought else self._drop_thought
                 return self._stage(self._taken().lstrip()[len(THINK_START) :])
-            starts = _starts(head, self._ending, ended=ended)
-            self._starts = [(place, len(_dense(held[:place]))) for place in starts]
-        # What was read says another thing than the partial, so that more text changes nothing.
-        are_over = [self._read[begin:] not in self._ending.dense for _, begin in self._starts]
-        if not are_over or not (self._ended or all(are_over)):
+            starts = _starts(head, self._ending, ended=self._ended or len(head) == _READ_CHARS)
+            self._starts = [(start, len(_dense(held[:start]))) for start in starts]
+        # Once what was read says another thing than the partial, more text changes nothing.
+        may_repeat = any(self._read[begin:] in self._ending.dense for _, begin in self._starts)
+        if not self._starts or (may_repeat and not self._ended):
             return ""
         begins_like_shown = self._read[:_LEAST_START_CHARS] == self._echo[:_LEAST_START_CHARS] != ""
         text = self._taken()
@@ -216,7 +208,7 @@ class Joiner:
         return self._stage(text[new:])
 
     def _first_new(self, text: str) -> tuple[int, int]:
-        """The start of the new text, and the length of the repeat before it; text that a repeat confirms goes first."""
+        """The start of the new text, and the length of the repeat before it; a later start is taken for its repeat."""
         for start, _ in reversed(self._starts):
             if repeated_chars := self._ending.repeated_chars(text[start:]):
                 return start + repeated_chars, repeated_chars
@@ -245,11 +237,7 @@ class Joiner:
 def _starts(head: str, ending: Ending, *, ended: bool) -> list[int]:
     """The places where a continuation may start after its opening, ascending; [] while a first line is incomplete.
 
-    Before the first place all goes: the partial could hardly be followed by it. Before a later one it only goes if the
-    text from there on repeats the partial's end.
-
-    Args:
-        ended: nothing that counts comes after `head`.
+    Before the first place all goes. Before a later one it goes if the text from there on repeats the partial's end.
     """
     starts = [0]
     position = 0
@@ -318,15 +306,13 @@ def _announces(line: str) -> bool:
 class Ending:
     """The end of a partial answer; tells which of its ends are a restart when they come again.
 
-    The longest end counts that is telling: 12 characters without white space (letters of scripts without spaces count
-    two) or 3 words with letters, from a word's start (inside one 24); or inside the unfinished last line, but for a
-    table's, all of the line's words, 2 or more, or 6 characters, if they stand nowhere else. It is repetition all the
-    same, and stays, if the partial shows that it comes repeatedly: twice in a row, or as rows of a table or list that
-    have come twice in a row.
+    The longest telling end counts: 12 characters without white space (letters of scripts without spaces count two) or
+    3 words with letters, from a word's start (inside one 24); or inside the unfinished last line, but for a table's,
+    its words, 2 or more, or 6 characters, if they stand nowhere else. It stays if the partial shows that it comes
+    repeatedly: twice in a row, or as rows of a table or list that have come twice in a row.
 
-    Ambiguous by nature: the *first* time that a telling block is legitimately repeated back to back and the cut falls
-    exactly between the two, it looks like a restart and is removed; a restart of a block for which the partial shows
-    repetition looks legitimate and is kept.
+    Ambiguous by nature: the *first* time that a block is rightly repeated back to back and the cut falls between the
+    two, it is removed; a restart of a block that the partial has repeated is kept.
     """
 
     def __init__(self, partial: str) -> None:
@@ -364,7 +350,7 @@ class Ending:
         return 0
 
     def repeats_itself(self, block: str) -> bool:
-        """Returns True if the partial goes round by `block`, its end without white space: it ends with it twice."""
+        """Returns True if the partial goes round by `block`, its end without white space."""
         return _is_power(block) or self.dense.endswith(block + block)
 
     @cached_property
