@@ -1,7 +1,7 @@
-"""Messages and tool rounds: the vocabulary of every other module.
+"""Messages: the vocabulary of every other module, and the hash chain that tells when two conversations are the same.
 
-A later request continues an earlier conversation if the normal forms of its first messages are the same. A hash chain
-over these normal forms tells: a compaction is stored under the entry of exactly the messages that it covers.
+A later request continues an earlier conversation if the normal forms of its first messages are the same: a compaction
+is stored under the entry of exactly the messages that it covers.
 """
 
 from __future__ import annotations
@@ -25,28 +25,17 @@ NEARLY_FULL_NOTICE = "⚠️ Context limit nearly full ({used}/{window} tokens).
 ATTEMPTS_NOTICE = "⚠️ Max compaction attempts reached"
 THOUGHTS_NOTICE = "⚠️ The model only thought and gave no answer ({used}/{window} tokens)."
 
-# A notice is a line of its own; with it go the blank lines that set it apart, so that the answer is left as the
-# model gave it.
+# A notice is a line of its own; with it go the blank lines that set it apart.
 _NOTICES = regex.compile(
-    r"(?:\n\n|\A|(?<=\n))(?:"
-    + "|".join(
-        (
-            rf"{re.escape(START_NOTICE)}(?:\n{re.escape(DONE_NOTICE)})?",
-            re.escape(DONE_NOTICE),
-            r"⚠️ Context limit (?:exceeded|nearly full) \(\d+/\d+ tokens\)\. Aborting\.",
-            re.escape(ATTEMPTS_NOTICE),
-            r"⚠️ The model only thought and gave no answer \(\d+/\d+ tokens\)\.",
-        )
-    )
-    + r")(?:\n\n|\n?\Z|\n(?=</think))"
+    rf"(?:\n\n|\A|(?<=\n))(?:{re.escape(START_NOTICE)}(?:\n{re.escape(DONE_NOTICE)})?|{re.escape(DONE_NOTICE)}"
+    r"|⚠️ Context limit (?:exceeded|nearly full) \(\d+/\d+ tokens\)\. Aborting\."
+    rf"|{re.escape(ATTEMPTS_NOTICE)}|⚠️ The model only thought and gave no answer \(\d+/\d+ tokens\)\."
+    r")(?:\n\n|\n?\Z|\n(?=</think))"
 )
 # A client that writes thoughts into its text leaves this if they were a notice only.
 _EMPTY_THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>\s*</think(?:ing)?>\s*")
-_AS_IT_READS = json.JSONEncoder(ensure_ascii=False, default=str)
-_ESCAPED = json.JSONEncoder(default=str)
 _REASONING_KEYS = ("reasoning_content", "reasoning")
-# Stands for an answer of nothing but a notice: some templates refuse an empty message, and without
-# it two user messages would meet (promise P3).
+# For an answer of nothing but a notice: some templates refuse an empty message, or two users in a row.
 NO_ANSWER = "(interrupted)"
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 # Reading and writing more at once would hold up other threads, and with them the event loop.
@@ -67,14 +56,9 @@ class ToolCall:
 class Marks:
     """The forms by which a conversation's client is known in it (`recurring.py`); texts are levelled.
 
-    Attributes:
-        names: of elements.
-        paragraphs: whole ones.
-        headings: first lines of paragraphs.
-        lines: the others below headings, and what such lines begin with.
-        footers: last lines of longer paragraphs.
-        is_beside: True for a message next to another one that no answer separates from it.
-        is_behind: True for one behind tool results.
+    Names of elements, whole paragraphs, first lines of paragraphs, the lines below them and what such lines begin with,
+    last lines of longer paragraphs; if a message stands next to another one that no answer separates from it, and if it
+    stands behind tool results.
     """
 
     names: frozenset[str] = frozenset()
@@ -97,8 +81,7 @@ class Message:
         role: as the client sent it; unknown roles are kept.
         text: the content's text; parts joined by newlines, "" for null.
         other_parts: types of the content parts that are not text ("image_url", "input_audio", …), in order.
-        reasoning: `reasoning_content` or `reasoning` of an assistant message, "" when absent.
-        calls: tool calls of an assistant message.
+        reasoning: of an assistant message, "" when absent.
         call_id: of a tool result, the call that it answers.
         is_synthetic: put there by us so that an answer goes on: a request to go on, never the user's newest message and
             never cut at; or the end of the answer, if the model goes on with that itself.
@@ -128,13 +111,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request to a model, as far as it takes room in the window.
+    """A request to a model, as far as it takes room in the window; tools and extras are never edited.
 
-    Attributes:
-        messages: n, oldest first.
-        tools: in the client's order, never edited.
-        extras: other fields that a server may write into the prompt, by their names (`documents`,
-            `chat_template_kwargs`), never edited; none if what they add lies within every margin.
+    `extras` are other fields that a server may write into the prompt, by their names (`documents`,
+    `chat_template_kwargs`).
     """
 
     messages: tuple[Message, ...]
@@ -150,11 +130,7 @@ class Request:
 
 
 def parse_message(raw: JsonObject) -> Message:
-    """Parses the client's JSON; whatever a server may accept gets a place in the message.
-
-    Raises:
-        ValueError: `role` is not a string.
-    """
+    """Parses the client's JSON; whatever a server may accept gets a place. A ValueError says that it has no role."""
     role = raw.get("role")
     if not isinstance(role, str):
         raise ValueError("a message without a role")  # noqa: TRY004 - one error type for every bad shape
@@ -229,15 +205,11 @@ def newest_user_index(messages: Sequence[Message]) -> int | None:
 
 def without_notices(text: str) -> str:
     """`text` without the lines that we put into answers: clients send them back as the assistant's words."""
-    # One character each: a search for two takes ten times as long.
-    if "⚙" not in text and "✅" not in text and "⚠" not in text:
+    if not any(sign in text for sign in "⚙✅⚠"):
         return text
     # Other threads run meanwhile.
     stripped: str = _NOTICES.sub("", text, concurrent=True)
-    if stripped == text:
-        return text
-    thoughts = _EMPTY_THOUGHTS.match(stripped)
-    return stripped[thoughts.end() :] if thoughts is not None else stripped
+    return text if stripped == text else _EMPTY_THOUGHTS.sub("", stripped)
 
 
 def cleaned(message: Message) -> Message:
@@ -291,7 +263,8 @@ def last_assistant_index(messages: Sequence[Message]) -> int:
 def _content(content: JsonValue) -> tuple[str, tuple[str, ...]]:
     """The text of a content, and the types of its other parts."""
     if not isinstance(content, list):
-        return "" if content is None else content if isinstance(content, str) else _dumped(content, _AS_IT_READS), ()
+        text = "" if content is None else content if isinstance(content, str) else _dumped(content)
+        return text, ()
     others = (part for part in content if not is_text_part(part))
     types = (_string(part.get("type")) if isinstance(part, Mapping) else "unknown" for part in others)
     return "\n".join(_part_text(part) for part in content if is_text_part(part)), tuple(types)
@@ -309,9 +282,9 @@ def _parts(message: Message) -> Sequence[JsonValue]:
 def _call(call: JsonValue) -> ToolCall:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        return ToolCall(id="", name="", arguments=_dumped(call, _ESCAPED))
+        return ToolCall(id="", name="", arguments=_dumped(call))
     arguments = function.get("arguments")
-    written = arguments if isinstance(arguments, str) else _dumped(arguments, _ESCAPED)
+    written = arguments if isinstance(arguments, str) else _dumped(arguments)
     return ToolCall(id=_string(call.get("id")), name=_string(function.get("name")), arguments=written)
 
 
@@ -331,9 +304,9 @@ def _without_notices_in(content: JsonValue, key: str) -> JsonValue:
     return kept
 
 
-def _dumped(value: JsonValue, encoder: json.JSONEncoder) -> str:
+def _dumped(value: JsonValue) -> str:
     # Value by value: written at once, a large one would hold up all other threads.
-    return "".join(encoder.iterencode(value))
+    return "".join(json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value))
 
 
 def _string(value: JsonValue) -> str:
@@ -343,11 +316,8 @@ def _string(value: JsonValue) -> str:
 def chain(messages: Sequence[Message], *, after: str = "") -> tuple[str, ...]:
     """The hash chain of a conversation: entry i stands for exactly the first i messages after the leading system ones.
 
-    Equal entries mean equal normal forms: leading system messages, notices, reasoning and cache markers do not count,
-    null equals "", text is trimmed, tool arguments are compared as parsed JSON.
-
-    Args:
-        after: the entry that stands for all before the first message; "" for a whole conversation.
+    Equal entries mean equal normal forms: notices, reasoning and cache markers do not count, null equals "", text is
+    trimmed, tool arguments are compared as parsed JSON. `after` is the entry that stands for all before the first one.
     """
     digest = bytes.fromhex(after) if after else hashlib.blake2b(b"litellm_compaction:1", digest_size=16).digest()
     entries = [digest.hex()]
@@ -378,18 +348,14 @@ def normal_text(message: Message) -> str:
 
 def _normal_form(message: Message) -> Iterator[bytes]:
     content = message.raw.get("content")
-    others = [part for part in content if not is_text_part(part)] if isinstance(content, list) else []
+    others = [normal_part(part) for part in content if not is_text_part(part)] if isinstance(content, list) else []
     text = normal_text(message)
     calls = [[call.id, call.name, canonical_arguments(call.arguments)] for call in message.calls]
-    behind = [calls, message.call_id, [normal_part(part) for part in others]]
-    if len(text) <= _HASHED_CHARS:
-        yield _json([message.role, text, *behind])
-        return
     yield _json([message.role, ""])[:-2]
     for start in range(0, len(text), _HASHED_CHARS):
         # As ASCII each character is written by itself.
         yield _json(text[start : start + _HASHED_CHARS])[1:-1]
-    yield b'",' + _json(behind)[1:]
+    yield b'",' + _json([calls, message.call_id, others])[1:]
 
 
 def _json(value: object) -> bytes:

@@ -82,7 +82,7 @@ def as_base(compaction: Compaction, *, covered_messages: int) -> Compaction:
 class Unfolded(NamedTuple):
     """A conversation in full, and its record as compactions that may stand for its beginning, the smallest one first.
 
-    The larger one stands for the user's messages, too, that the client sends beside it: for when they do not fit.
+    The larger one stands for the user's messages, too, that the client sends beside it, if they do not fit.
     """
 
     messages: tuple[Message, ...]
@@ -156,7 +156,7 @@ def read_record(messages: Sequence[Message]) -> Found | None:
     """The record that opens a conversation, in a system message or in the first one behind those; None for none.
 
     It begins with `## Session Summary`. One of ours ends at its end marker, and the rest is the user's; of any other
-    tool's the whole text is the summary. Without a number in its heading it counts as round 1.
+    tool's the whole text is the summary, of round 1 if its heading has no number.
     """
     for at, message in enumerate(messages[: system_prefix_length(messages) + 1]):
         text, _ = _opening(message)
