@@ -45,7 +45,8 @@ _HIDDEN = re.compile(
     re.IGNORECASE,
 )
 _KEY_BEGINS = regex.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-_KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s:,]|\\n){0,20000}")
+# A URL behind a key that is cut short may hold another secret.
+_KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s,]|:(?!//)|\\n){0,20000}")
 _KEY_TAIL = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_LINE = re.compile(r"[A-Za-z0-9+/=]{16,80}\r?\Z")
 _KEY_ENDS, _KEY_CHARS = "-----END", 20_000
