@@ -24,7 +24,7 @@ from litellm_compaction.core.forms import Form, in_forms
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import Message, Request, user_message
 from litellm_compaction.core.prompts import appended
-from litellm_compaction.core.pruning import decide, offered, plan_tokens, pruning_prompt, roomy_answer_tokens
+from litellm_compaction.core.pruning import offered, plan_tokens, pruned, pruning_prompt, read_answer
 from litellm_compaction.core.steps import Step
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.core.view import request_text
@@ -131,7 +131,7 @@ class SummaryClient:
         """
         messages = measured.conversation.messages
         choices = offered(measured.conversation.rest, step.draft)
-        answer_tokens = step.summary_tokens + plan_tokens(len(choices))
+        answer_tokens = plan_tokens(step.summary_tokens, len(choices))
 
         async def asked(model: PruningModel, limit: _Limit) -> Compaction:
             asking = partial(_question, measured, step, choices, limit, answer_tokens, is_same=model.is_same)
@@ -371,7 +371,8 @@ def _question(
     )
     spare_tokens = limit_tokens - limit.count(prompt)
     offered_tokens = sum(conversation.sizes[prefix + at] for at in choices)
-    return prompt, roomy_answer_tokens(room_tokens, spare_tokens=spare_tokens, offered_tokens=offered_tokens)
+    # All that is offered may be written once more, and a model that only thought is asked again with twice the room.
+    return prompt, room_tokens + min(max(spare_tokens - room_tokens, 0) // 2, offered_tokens)
 
 
 def _compaction(
@@ -379,13 +380,17 @@ def _compaction(
 ) -> Compaction | None:
     """The compaction that the answer stands for; None if it is no answer, or changes nothing."""
     base = step.draft
-    decided = decide(answer, measured.conversation.rest, base, choices, prompt=prompt)
-    if decided is None:
+    rest = measured.conversation.rest
+    try:
+        wishes = read_answer(answer, rest, choices, prompt=prompt)
+    except ValueError:
         return None
-    compaction, summary = decided
-    texts = [message.text for message in measured.conversation.rest]
+    compaction = pruned(rest, base, choices, wishes)
+    if compaction == base:
+        return None
     # Words of a model, as any other summary.
-    summary = judged(summary, instruction=STRATEGIES[base.level].prompt, source=texts).text
+    texts = [message.text for message in rest]
+    summary = judged(wishes.summary, instruction=STRATEGIES[base.level].prompt, source=texts).text
     said = "\n\n".join(filter(None, (base.omissions, summary)))
     if not said and set(choices) <= compaction.gone:
         return None
