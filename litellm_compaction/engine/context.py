@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, Rules
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.core.continuation.request import Partial, Way, keyed
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.core.rounds import open_round_start
 from litellm_compaction.core.steps import CompactionOptions, Step
@@ -192,6 +192,10 @@ class MeasuredRequest:
     def options(self) -> CompactionOptions:
         return replace(self.context.options, rereads=self.rereads)
 
+    def keyed(self, compaction: Compaction) -> Compaction:
+        """A compaction of this request as it is stored: for the next turn, if an answer was carried over."""
+        return keyed(self.conversation.messages, self.conversation.hashes, compaction)
+
     @property
     def is_voluntary(self) -> bool:
         """Nothing but the client's wish asks for a compaction."""
@@ -236,7 +240,6 @@ class PreparedRequest:
     # None if the client's stay; the last of them is ours, which looks up what `applied` covers.
     tools: tuple[JsonValue, ...] | None = None
     applied: Compaction | None = field(default=None, compare=False, repr=False)  # By which `messages` were made.
-    compaction: Compaction | None = field(default=None, compare=False, repr=False)  # The same as it is stored.
     way: Way | None = None  # How the server is made to go on with an answer; None for a request that starts one.
     prompt: BegunPrompt | None = None  # All of it as it is to be sent, for the way `raw`.
     is_trusted: bool = False  # The server has gone on by this way before, so that it says nothing but the rest.
@@ -257,6 +260,13 @@ class PreparedRequest:
     def count_text(self) -> Callable[[str], int]:
         """Tokens of a text, for this model."""
         return self.measured.count_text
+
+    @property
+    def compaction(self) -> Compaction | None:
+        """The compaction that was applied as it is stored; None for none, and for one of which nothing is kept."""
+        if self.applied is None or self.measured.context.is_client_summary:
+            return None
+        return self.measured.keyed(self.applied)
 
     @property
     def round(self) -> int:
@@ -296,5 +306,25 @@ class PreparedRequest:
 
 # What is sent, or what has to be made first.
 Decided: TypeAlias = PreparedRequest | CompactionNeeded
+
+
+class ContinuationPlan(NamedTuple):
+    """A way for an answer, `partial`, to go on.
+
+    Attributes:
+        request: the conversation as the client sent it.
+        messages: the conversation that makes the model go on, before any compaction.
+        prepared: the same as the engine would send it, or what has to be made first.
+        ways: in which the server goes on itself, best first; none if the model is asked to.
+    """
+
+    request: Request
+    partial: Partial
+    context: RequestContext
+    messages: tuple[Message, ...]
+    prepared: Decided
+    ways: tuple[Way, ...]
+
+
 # The same for the deployment that a request would go to, before its deployment was chosen.
 Foreseen: TypeAlias = Decided

@@ -29,7 +29,7 @@ async def test_thoughts_stay_whole_where_they_leave_room(text: str, is_long: boo
         partial = Partial(text=text + thoughts, closes=True)
     context = bench.context(WINDOW)
     context = replace(context, target=replace(context.target, is_lmstudio=True))
-    plan = await bench.compactor.continuing.plan(Request(messages=parsed(ASKED)), partial, context, ways=("raw",))
+    plan = await bench.compactor.go_on(Request(messages=parsed(ASKED)), partial, context, ways=("raw",))
     assert plan.ways == ("raw",)
     assert isinstance(plan.prepared, PreparedRequest)
     shown = plan.messages[-1].text

@@ -49,9 +49,7 @@ async def continued(
     bench = Bench()
     context = bench.context(target=bench.target(4096, model="qwen2.5-7b-instruct", is_lmstudio=True))
     request = Request(messages=parsed(raw), tools=tools)
-    return await bench.compactor.continuing.continue_answer(
-        request, Partial(**{"text": BEGUN, **partial}), context, ways=ways
-    )
+    return await bench.compactor.continue_answer(request, Partial(**{"text": BEGUN, **partial}), context, ways=ways)
 
 
 async def test_the_prompt_ends_inside_the_answer() -> None:
