@@ -103,7 +103,7 @@ class Compactor:
         self.measurer = measurer = RequestMeasurer(
             windows=windows, counter=counter, sources=self.sources, leases=leases, recaller=recaller, clock=clock
         )
-        client = SummaryClient(windows=windows, counter=counter, sources=self.sources, recaller=recaller, clock=clock)
+        client = SummaryClient(windows, counter, self.sources, recaller, clock)
         self.maker = Maker(client, store, originals)
         self.asker = Asker(windows=windows, counter=counter, measurer=measurer, admission=admission, clock=clock)
         self.pins, self.quoter = Pins(store), Quoter(measurer)

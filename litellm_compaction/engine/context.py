@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, Rules
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.continuation.request import Partial, Way, keyed
-from litellm_compaction.core.messages import JsonValue, Message, Request
+from litellm_compaction.core.messages import JsonValue, Message, Request, with_text
 from litellm_compaction.core.rounds import open_round_start
 from litellm_compaction.core.steps import CompactionOptions, Step
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.events import Phase
-from litellm_compaction.summarizer import Ask, ending_in
 from litellm_compaction.tokenizers.families import Family, no_thinking_switch
 from litellm_compaction.tokens.begun import BegunPrompt
 from litellm_compaction.tokens.estimate import Estimate
@@ -61,6 +60,21 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryAnswer:
+    """A pruning model's answer; `calls_tool` if it called a tool, with or without words."""
+
+    text: str
+    reasoning: str = ""
+    finish_reason: str = "stop"
+    calls_tool: bool = False
+
+
+# One call of a pruning model with messages, `max_tokens=`, and `tools=` and `tool_choice=` of the client's if these are
+# the conversation's own (append mode); raises `SummaryFailed` for every failure, and lets cancellation pass.
+Ask: TypeAlias = Callable[..., Awaitable[SummaryAnswer]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PruningModel:
     """A model that writes summaries; `is_same` if it is the one that the client asked. `label` is its name in logs."""
 
@@ -69,10 +83,11 @@ class PruningModel:
     ask: Ask
     is_same: bool
 
-    @property
-    def quiet_ask(self) -> Ask:
+    async def quiet_ask(self, messages: Sequence[Message], **options: Any) -> SummaryAnswer:
         """`ask`, told not to think first if the model has a word for that."""
-        return ending_in(no_thinking_switch(self.target.model), self.ask)
+        if switch := no_thinking_switch(self.target.model):
+            messages = (*messages[:-1], with_text(messages[-1], f"{messages[-1].text} {switch}"))
+        return await self.ask(messages, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

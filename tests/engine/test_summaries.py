@@ -13,15 +13,9 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.prompts import appended
+from litellm_compaction.engine.ask import SummaryJob, summarize, within_s, written
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.summarizer import (
-    SummaryAnswer,
-    SummaryJob,
-    answer_to,
-    summarize,
-    summarize_appended,
-    within_s,
-)
 from tests.builders import (
     JsonDict,
     agent_run,
@@ -262,7 +256,7 @@ async def test_a_tool_call_is_discarded() -> None:
     for text in ("", "Let me look at the file first."):
         ask = FakeAsk(SummaryAnswer(text=text, calls_tool=True, finish_reason="tool_calls"))
         with pytest.raises(SummaryFailed) as raised:
-            await summarize_appended(job(), ask, count, held(*CHAT), 1000)
+            await written(job(), ask, count, held(*CHAT), (), 1000)
         assert raised.value.reason == "tool_call"
         assert len(ask.prompts) == 1
 
@@ -276,10 +270,9 @@ def test_an_assistant_speaks_before_the_instruction(raw: list[JsonDict]) -> None
 
 
 async def test_thinking_alone_is_asked_again_with_room_for_both() -> None:
-    """Of any question: a summary by the text, one behind the conversation, and which messages may go."""
+    """Of a summary by the text, and of one behind the conversation."""
     for asking in (
-        lambda ask: answer_to("Which?", ask, max_tokens=200),
-        lambda ask: summarize_appended(job(), ask, count, held(*CHAT), 1000),
+        lambda ask: written(job(), ask, count, held(*CHAT), (), 1000),
         lambda ask: summarize(job(), ask, count),
     ):
         ask = FakeAsk(SummaryAnswer(text="", reasoning="Let me think."), GOOD)
