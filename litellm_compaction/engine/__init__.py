@@ -6,12 +6,12 @@ from litellm_compaction.engine.context import (
     Attempts,
     CompactionNeeded,
     ContinuationPlan,
-    Foreseen,
     Measure,
     PreparedRequest,
     PruningModel,
     RequestContext,
 )
+from litellm_compaction.engine.context import Decided as Foreseen
 from litellm_compaction.engine.recalling import MOST_LOOKUPS, RECALL
 from litellm_compaction.engine.sharing.admission import Held
 from litellm_compaction.engine.sharing.pool import TOLD_AFTER_S

@@ -28,7 +28,6 @@ from litellm_compaction.engine.context import (
     CompactionNeeded,
     ContinuationPlan,
     Decided,
-    Foreseen,
     PreparedRequest,
     RequestContext,
     nothing,
@@ -144,7 +143,7 @@ class Compactor:
             context.attempts.too_long = None
         return prepared
 
-    async def prepared_for(self, request: Request, context: RequestContext, foreseen: Foreseen | None) -> Decided:
+    async def prepared_for(self, request: Request, context: RequestContext, foreseen: Decided | None) -> Decided:
         """As `prepare`, without doing again what was done for the same request when this deployment was foreseen."""
         if foreseen is None or foreseen.measured.context != context:
             return await self.prepare(request, context)
@@ -156,13 +155,10 @@ class Compactor:
     async def finish(self, decided: Decided, room: Reservation | None = None) -> PreparedRequest:
         """Makes the compaction that `prepare` found necessary, if any, or waits for one that is being made.
 
-        Raises:
-            DoesNotFit: it came out larger than it could have been foreseen, or the window has shrunk meanwhile.
-            WindowUnknown, ModelNotLoaded, Overloaded: as `guard`; making it may take longer than a window may be old.
+        Errors as `guard`: it may come out larger than foreseen, and the window may shrink meanwhile.
         """
         if isinstance(decided, PreparedRequest):
-            await decided.tell()
-            return replace(decided, tell=nothing)
+            return await self.decider.sent(decided)
         measured = decided.measured
         prepared = await self.finish(await self.decider.climbed(decided, room))
         if not await self.has_shrunk(measured.context, prepared):
@@ -236,18 +232,15 @@ class Compactor:
         Args:
             request: the conversation as the client sent it.
             partial: the stopped answer so far.
-            room_tokens: the least room for the rest of the answer; without it no compaction is worth a stop.
+            room_tokens: the least room for its rest, or a DoesNotFit; without it no compaction is worth a stop.
             ways: those that the carrier can send; `turn` always is.
-
-        Raises:
-            DoesNotFit: nothing leaves so much room; others as `guard`.
         """
         window, count = await self.measurer.text_counter(context)
         own_ways = self._own_ways(request, partial, context.target, window, ways)
         # The client's wishes from before its answer are done.
         context = replace(context, now=False, focus="", pins=None, goes_on=True)
         # No server is asked: it may still be writing the very answer.
-        asked = replace(context.with_room(room_tokens) if room_tokens else context, measure=None)
+        asked = replace(context, room_tokens=room_tokens, measure=None)
         whole_tokens = count(partial.thoughts if partial.is_thoughts else partial.text)
         whole = [whole_tokens] if own_ways and partial.closes else []
         for tail_tokens in (*whole, *_tails(whole_tokens, context.settings.target_ratio * window.tokens)):
@@ -323,11 +316,7 @@ class Compactor:
         *,
         ways: Collection[Way],
     ) -> PreparedRequest:
-        """Returns the same list, with its compaction, for a server that does not go on by the way that was tried.
-
-        `prepared` is what `continued` gave, with the end of the answer as its last message, and `ways` are left; other
-        arguments as `go_on`, and errors as `guard`.
-        """
+        """Returns what `continued` gave for a server that does not go on by the way that was tried; `ways` are left."""
         again = replace(prepared, prompt=None, is_trusted=False)
         if not partial.closes:
             if "prefill" in ways and "prefill" in self.known_ways.ways(context.target, prepared.window.source):
@@ -342,10 +331,9 @@ class Compactor:
     # ------------------------------------------------------------------ beside requests
 
     async def prepare_counting(self, target: Target) -> TokenizerSource:
-        """Loads the vocabulary and template that count a target's prompts.
+        """Loads the vocabulary and template that count a target's prompts, before requests come in; errors as `guard`.
 
-        Before requests come in: making a vocabulary holds the interpreter lock for 0.1 to 0.5 s, 1 s for Gemma 4's.
-        Errors as `guard`, if no client uses it yet.
+        Making a vocabulary holds the interpreter lock for 0.1 to 0.5 s, 1 s for Gemma 4's.
         """
         window = await self.windows.resolve(target)
         source = self.sources.source(target, window.architecture)

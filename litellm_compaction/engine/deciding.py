@@ -54,12 +54,7 @@ class Decider:
     # ------------------------------------------------------------------ the decision
 
     async def first(self, measured: MeasuredRequest) -> Decided:
-        """Decides about a request of which only the size is known yet.
-
-        Raises:
-            DoesNotFit: the protected messages alone are too large.
-            BadWish: a pin names nothing.
-        """
+        """Decides about a request of which only the size is known yet; errors as `Compactor.guard`, and BadWish."""
         context, unchanged = measured.context, self._engine.measurer.unchanged
         if not context.may_change and not context.portable:
             measured = await self._engine.asker.settled(measured)
@@ -115,16 +110,13 @@ class Decider:
             settled = measured if stored else await self._engine.asker.settled(measured)
             # A running answer is stopped at this line: nothing begins above it that could begin below.
             limit_tokens = int(settled.budget.rules.streaming_ratio * settled.window.tokens)
-            less = await self._with_less_data(settled, limit_tokens)
+            less = await self._shorter(settled, with_less_data, limit_tokens)
             return await self.decide(less or settled, stored, cut="attached" if less else "")
 
         return await self._engine.maker.without_misfits(measured, found, decided)
 
     async def decide(self, measured: MeasuredRequest, stored: Sequence[Compaction], *, cut: str = "") -> Decided:
-        """Decides about a request with its hashes, by what is `stored` under them; errors as `first`.
-
-        `cut` says in a word why its texts are not whole, for events.
-        """
+        """Decides by what is `stored` under a request's hashes; `cut` says in a word why its texts are not whole."""
         known = stored
         while True:
             again: MeasuredRequest | None
@@ -138,7 +130,7 @@ class Decider:
                 case Reuse(compaction=compaction):
                     prepared = await self._applied(measured, compaction, "reused")
                     if prepared.budget.fits(prepared.count.tokens):
-                        return await self._reusing(prepared, compaction)
+                        return await self._reusing(prepared)
                     # Counted as it is sent it does not do: what is decided without it?
                     known = ()
                 case Compact(steps=steps):
@@ -168,68 +160,57 @@ class Decider:
         return prepared
 
     async def _reused(self, measured: MeasuredRequest, stored: Sequence[Compaction]) -> PreparedRequest | None:
-        """An earlier compaction that still does, counted as it is sent; None if a new one is due or wanted.
-
-        The planner's number is an estimate; the server may have counted all of it but the newest messages.
-        """
+        """An earlier compaction that still does, counted as it is sent, which the planner can only estimate."""
         if not stored or measured.context.is_wanted:
             return None
         found = await off_loop_if(measured.is_long, lambda: usable(measured.conversation, stored))
         if found and not found[0].provisional:
             prepared = await self._applied(measured, found[0], "reused")
             if not prepared.budget.triggers(prepared.count.tokens):
-                return await self._reusing(prepared, found[0])
+                return await self._reusing(prepared)
         return None
 
-    async def _reusing(self, prepared: PreparedRequest, compaction: Compaction) -> PreparedRequest:
-        """A reuse; a record written ahead is in effect once it is sent, also if a later turn is smaller."""
-        prepared, measured = await self._engine.quoter.added(prepared), prepared.measured
-
-        async def tell() -> None:
-            self._engine.reporter.decided(measured, "reused", prepared=prepared, compaction=compaction)
-            if compaction.ahead or compaction.early:
-                await self._engine.maker.put(measured, replace(compaction, ahead=False, early=False))
-
-        return replace(prepared, tell=tell)
+    async def _reusing(self, prepared: PreparedRequest) -> PreparedRequest:
+        return replace(await self._engine.quoter.added(prepared), outcome="reused")
 
     def _kept(self, measured: MeasuredRequest, cut: str, *, is_undone: bool) -> PreparedRequest:
         """The request as it came, or with its texts cut; `is_undone` if the owner of its compaction has undone that."""
         prepared = self._engine.measurer.unchanged(measured)
+        if cut:
+            return replace(prepared, outcome="fallback", reason=cut)
+        is_told = is_undone and measured.budget.own.triggers(measured.count.tokens)
+        return replace(prepared, outcome="kept", reason=UNDONE) if is_told else prepared
 
-        async def tell() -> None:
-            if cut:
-                self._engine.reporter.decided(measured, "fallback", prepared=prepared, reason=cut)
-            elif is_undone and measured.budget.own.triggers(measured.count.tokens):
-                self._engine.reporter.decided(measured, "kept", prepared=prepared, reason=UNDONE)
-
-        return replace(prepared, tell=tell)
+    async def sent(self, prepared: PreparedRequest) -> PreparedRequest:
+        """Tells of a request that is sent as it was decided; a record written ahead is in effect from then on."""
+        measured, compaction = prepared.measured, prepared.applied
+        if prepared.outcome is not None:
+            self._engine.reporter.decided(
+                measured, prepared.outcome, prepared=prepared, compaction=compaction, reason=prepared.reason
+            )
+        if prepared.outcome is not None and compaction is not None and (compaction.ahead or compaction.early):
+            # Also if a later turn is smaller.
+            await self._engine.maker.put(measured, replace(compaction, ahead=False, early=False))
+        return replace(prepared, outcome=None)
 
     async def _cut(self, measured: MeasuredRequest, cut: str) -> tuple[MeasuredRequest, str]:
-        """The request with less attached data, or its largest texts cut to excerpts if the operator allows it.
+        """The request with less attached data, or its largest texts cut if the operator allows it; or the refusal."""
+        limit_tokens, settings = measured.budget.prompt_limit_tokens, measured.context.settings
+        if not measured.is_shortened and (less := await self._shorter(measured, with_less_data, limit_tokens)):
+            return less, "attached"
+        results, words = settings.oversized_tool_result == "excerpt", settings.oversized_user_message == "excerpt"
+        may_cut = {"tool_results": results, "user_message": words}
+        if cut != "excerpt" and (less := await self._shorter(measured, shortened, **may_cut)):
+            return less, "excerpt"
+        raise await self.refusal(measured)
 
-        Else it raises the refusal.
-        """
-        if not measured.is_shortened:
-            less = await self._with_less_data(measured, measured.budget.prompt_limit_tokens)
-            if less is not None:
-                return less, "attached"
-        settings = measured.context.settings
-        excerpts = partial(
-            shortened,
-            measured.conversation,
-            measured.budget,
-            tool_results=settings.oversized_tool_result == "excerpt",
-            user_message=settings.oversized_user_message == "excerpt",
-        )
-        if cut == "excerpt" or not (messages := await off_loop_if(measured.is_long, excerpts)):
-            raise await self.refusal(measured)
-        return await self._engine.measurer.shortened(measured, messages), "excerpt"
-
-    async def _with_less_data(self, measured: MeasuredRequest, limit_tokens: int) -> MeasuredRequest | None:
-        """The request with less of the data attached to unanswered messages; None if all may stay."""
-        make = partial(with_less_data, measured.conversation, measured.budget, limit_tokens)
+    async def _shorter(
+        self, measured: MeasuredRequest, shorten: Callable[..., tuple[Message, ...] | None], *given: Any, **changes: Any
+    ) -> MeasuredRequest | None:
+        """The request with the messages that a function of `core/refusal.py` leaves of it; None if all may stay."""
+        make = partial(shorten, measured.conversation, measured.budget, *given, **changes)
         messages = await off_loop_if(measured.is_long, make)
-        return None if messages is None else await self._engine.measurer.shortened(measured, messages)
+        return await self._engine.measurer.shortened(measured, messages) if messages else None
 
     async def refusal(self, measured: MeasuredRequest) -> DoesNotFit:
         """The error for a request that nothing makes fit; says what takes how many tokens."""
@@ -248,7 +229,7 @@ class Decider:
     # ------------------------------------------------------------------ the steps of a plan
 
     async def climbed(self, needed: CompactionNeeded, room: Reservation | None) -> PreparedRequest:
-        """Returns the request after the first step whose result does, or as else is decided about it by then."""
+        """Returns the request after the first step whose result does, or as is decided about it by then."""
 
         async def finished(stored: Sequence[Compaction]) -> PreparedRequest:
             decided = needed if stored == needed.stored else await self.decide(needed.measured, stored)
@@ -326,8 +307,7 @@ class Decider:
     ) -> tuple[Compaction | None, bool]:
         """The compaction by the first step, None for nothing usable; and True if it was made for this very request.
 
-        If a model is asked for it, one for all requests that need it now: those of equal tenants, models, topics, and
-        messages that the model is asked about.
+        What a model is asked for is made once for all of equal tenants, models, topics, and covered messages.
         """
         measured, context, step, is_ours = needed.measured, needed.measured.context, steps[0], False
         if step.question == "none":
