@@ -5,13 +5,13 @@ from litellm_compaction.engine.context import (
     Action,
     Attempts,
     CompactionNeeded,
-    Foreseen,
+    ContinuationPlan,
     Measure,
     PreparedRequest,
     PruningModel,
     RequestContext,
 )
-from litellm_compaction.engine.continuing import ContinuationPlan
+from litellm_compaction.engine.context import Decided as Foreseen
 from litellm_compaction.engine.recalling import MOST_LOOKUPS, RECALL
 from litellm_compaction.engine.sharing.admission import Held
 from litellm_compaction.engine.sharing.pool import TOLD_AFTER_S

@@ -18,8 +18,8 @@ from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import merged, newest_user_index, visible_text
 from litellm_compaction.core.stretches import own_words
-from litellm_compaction.engine.build import redact_of
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
+from litellm_compaction.engine.make import redact_of
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.engine.recalling import defuser, may_recall
 from litellm_compaction.recall import Beside, Index, beside

@@ -139,7 +139,7 @@ class Service:
         if router is None:
             return
         spare_collections()
-        self._metrics.show_held(self.compactor.held)
+        self._metrics.show_held(self.compactor.admission.held)
         await self.guard.look_at_seams(router)
         if secret := proxy_secret():
             # Remembered: the first request would wait for it.

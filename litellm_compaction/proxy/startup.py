@@ -162,7 +162,7 @@ class Preparing:
             "window model=%s tokens=%d source=%s parallel=%d", name, window.tokens, window.source, window.parallel
         )
         # Uvicorn starts workers as children of multiprocessing's only if there is more than one.
-        is_one_of_several = not self._compactor.is_coordinated and multiprocessing.parent_process() is not None
+        is_one_of_several = self._compactor.leases is None and multiprocessing.parent_process() is not None
         if is_one_of_several and shares_context(guard.settings.admission, window.parallel):
             logger.warning("admission model=%s only within each worker: requests to it share one context", name)
         return f"{name} ({window.tokens:,} tokens)"

@@ -204,7 +204,7 @@ class Answer:
             if prepared.way is None:
                 prepared = await self._guarded()
             else:
-                prepared = await self._compactor.continuing.continue_answer(
+                prepared = await self._compactor.continue_answer(
                     self._asked.request, self._partial(), self._context, self._room, ways=self._state.ways
                 )
 
@@ -350,7 +350,7 @@ class Answer:
         self._becomes(is_resumed=relay.end in GIVES_WAY and not is_new)
         if self._state.is_resumed:
             # Others needed the room, or nobody doubts it now: nothing is compacted, and the client need not know.
-            return _Next([], partial(self._compactor.continuing.continued, plan, self._room))
+            return _Next([], partial(self._compactor.continued, plan, self._room))
         sent: list[Chunk] = []
         if plan.partial.closes:
             self._becomes(is_closing=True)
@@ -371,7 +371,7 @@ class Answer:
             context = self._context.pressed(relay.refusal) if restart == "pressed" else self._context
             room_tokens = self._room_tokens(relay)
         try:
-            plan = await self._compactor.continuing.plan(
+            plan = await self._compactor.go_on(
                 self._asked.request, so_far, context, room_tokens=room_tokens, ways=self._state.ways
             )
         except CompactionError:
@@ -396,7 +396,7 @@ class Answer:
 
     async def _restarted(self, relay: Relay, plan: ContinuationPlan) -> PreparedRequest:
         """The request behind a stop at the window's end, or at that of a budget."""
-        again = await self._compactor.continuing.continued(plan, self._room)
+        again = await self._compactor.continued(plan, self._room)
         self._progress.restarts += 1
         left_tokens = min(relay.filled_tokens, relay.prepared.window.tokens) - relay.lost_tokens
         has_gained = again.count.tokens < left_tokens or plan.partial.closes
@@ -413,7 +413,7 @@ class Answer:
         if error is not None and not error.may_pass:
             refused = (*refused, prepared.way)
         self._becomes(ways=ways, refused=refused)
-        return await self._compactor.continuing.by_another_way(
+        return await self._compactor.by_another_way(
             prepared, self._asked.request, self._partial(), self._context, self._room, ways=ways
         )
 

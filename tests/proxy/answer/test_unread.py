@@ -105,11 +105,11 @@ def test_an_answer_that_goes_on_without_a_reader_is_ended(options: dict[str, int
         left = aiter(answer.stream)  # type: ignore[arg-type]
         await anext(left)
         await asyncio.sleep(UNREAD_S - 1)
-        assert (body.is_closed, scene.compactor.held().answers) == (False, 1)
+        assert (body.is_closed, scene.compactor.admission.held().answers) == (False, 1)
         await asyncio.sleep(1.1)
-        assert (body.is_closed, scene.compactor.held().answers) == (True, 1)
+        assert (body.is_closed, scene.compactor.admission.held().answers) == (True, 1)
         await asyncio.sleep(1)
-        assert scene.compactor.held() == (0, 0)
+        assert scene.compactor.admission.held() == (0, 0)
 
     run(play())
 
