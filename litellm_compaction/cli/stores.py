@@ -193,7 +193,7 @@ def _lines(view: RecordView, *, text: bool) -> Iterator[str]:
     if view.why_incomplete:
         yield view.why_incomplete
     for pair in view.pairs:
-        yield f"[{pair.number}] {pair.role}: {pair.fate}{', pinned' if pair.is_pinned else ''}"
+        yield f"[{pair.number}] {pair.role}: {pair.fate}"
         yield indent(pair.before, "    ")
         if pair.fate == "shorter":
             yield f"  after:\n{indent(pair.after, '    ')}"

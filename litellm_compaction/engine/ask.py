@@ -36,8 +36,8 @@ from litellm_compaction.core.pruning import offered, plan_tokens, pruned, prunin
 from litellm_compaction.core.steps import Step
 from litellm_compaction.core.strategies import STRATEGIES, Strategy
 from litellm_compaction.core.view import request_text
+from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.context import Ask, Effort, MeasuredRequest, PruningModel, SummaryAnswer
-from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.sharing.reservation import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
 from litellm_compaction.events import USELESS

@@ -21,6 +21,7 @@ from litellm_compaction.core.continuation.request import (
 )
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Make, Send
+from litellm_compaction.engine.additions import Quoter, Recaller
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.background import QUIET_S, Background
@@ -36,8 +37,6 @@ from litellm_compaction.engine.deciding import Decider
 from litellm_compaction.engine.make import Maker
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, note_length
 from litellm_compaction.engine.pins import Pins
-from litellm_compaction.engine.quoting import Quoter
-from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.replies import ReplyReader
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.sharing.admission import Admission

@@ -4,7 +4,7 @@ from litellm_compaction.recall.answer import NOT_KEPT, found_fields, message_fie
 from litellm_compaction.recall.beside import BEGIN, END, Beside, beside
 from litellm_compaction.recall.hits import Found, Hit, Piece, QueryTooLong, checked, search
 from litellm_compaction.recall.index import Index, Original
-from litellm_compaction.recall.lookup import KeptStretch, Lookup, indexed, of_request
+from litellm_compaction.recall.lookup import KeptStretch, Lookup, indexed
 
 __all__ = [
     "BEGIN",
@@ -24,7 +24,6 @@ __all__ = [
     "found_fields",
     "indexed",
     "message_fields",
-    "of_request",
     "search",
     "shown_to_people",
     "told",

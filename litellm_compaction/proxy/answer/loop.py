@@ -148,6 +148,10 @@ class Answer:
             self._room.release()
         self._tell_background()
 
+    @property
+    def is_waited_for(self) -> bool:
+        return self._room.is_waited_for
+
     def _begun(self) -> _Next:
         """What a client is told before the first leg, and the compaction that is still needed."""
         decided = self._prepared

@@ -15,7 +15,7 @@ from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json, useless_summarisers
+from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.page.auth import Visitor
@@ -156,9 +156,8 @@ def fields_of(event: Event) -> JsonObject:
 
 
 async def events_of(store: Store, visitor: Visitor, limit: int) -> JsonObject:
-    """The newest events that a visitor may see, the newest first, and remedies for models that write no summaries."""
-    events = await _events(store, visitor, limit)
-    return {"events": [fields_of(event) for event in reversed(events)], "advice": [*useless_summarisers(events)]}
+    """The newest events that a visitor may see, the newest first."""
+    return {"events": [fields_of(event) for event in reversed(await _events(store, visitor, limit))]}
 
 
 async def conversations_of(store: Store, visitor: Visitor) -> JsonObject:
