@@ -143,7 +143,11 @@ class CompactionStore(_OverRows):
                 is_clear = len(named) <= _MOST_OF_WORDS and _TOO_MANY not in named
                 return encode_text(" ".join(named) if is_clear else _TOO_MANY)
 
-            await self.rows.change(scope, _WORDS + compaction.words_hash, add)
+            try:
+                await self.rows.change(scope, _WORDS + compaction.words_hash, add)
+            except StoreError:
+                # In an outage nobody knows which others there are.
+                await self.rows.put(scope, _WORDS + compaction.words_hash, encode_text(_TOO_MANY))
 
     async def name(self, owner: str, scope: str, compaction: Compaction) -> None:
         """Lets a tenant find a compaction by its id; the name lives as long as a compaction that is not used."""
