@@ -27,7 +27,7 @@ from litellm_compaction.core.view import View
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.stores import CompactionStore, Covered, Originals
+from litellm_compaction.stores import Covered, Originals, Store
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 logger = logging.getLogger("litellm_compaction")
@@ -50,9 +50,7 @@ class CompactionBuilder:
         originals: keeps the messages that a stored compaction covers, if the settings say so; None for nowhere.
     """
 
-    def __init__(
-        self, *, summary_client: SummaryClient, store: CompactionStore, originals: Originals | None = None
-    ) -> None:
+    def __init__(self, *, summary_client: SummaryClient, store: Store, originals: Originals | None = None) -> None:
         self._summary_client = summary_client
         self._store = store
         self._originals = originals

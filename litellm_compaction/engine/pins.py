@@ -15,7 +15,7 @@ from dataclasses import replace
 from litellm_compaction.core.view import View, is_persons
 from litellm_compaction.engine.context import MeasuredRequest
 from litellm_compaction.errors import BadWish
-from litellm_compaction.stores import Facts
+from litellm_compaction.stores import Store
 
 # Of the window, for all pinned messages together.
 PINNED_SHARE = 0.10
@@ -27,13 +27,13 @@ _MOST_KEPT = 512
 _HANDLE = re.compile(r"[0-9a-f]{12}")
 
 
-async def kept_pins(store: Facts, scope: str, first_entry: str) -> Sequence[str]:
+async def kept_pins(store: Store, scope: str, first_entry: str) -> Sequence[str]:
     """Returns the entries of messages that are pinned in conversations with one first message."""
     return (await store.get_fact(scope, _FACT + first_entry) or "").split()
 
 
 class Pins:
-    def __init__(self, store: Facts) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     async def applied(self, measured: MeasuredRequest) -> MeasuredRequest:
