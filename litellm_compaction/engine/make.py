@@ -26,7 +26,7 @@ from litellm_compaction.core.view import View
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.stores import CompactionStore, Covered, Originals
+from litellm_compaction.stores import Covered, Originals, Store
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 logger = logging.getLogger("litellm_compaction")
@@ -38,7 +38,7 @@ _Result = TypeVar("_Result")
 class Maker:
     """Makes compactions, and stores them; what a stored one covers is kept by `originals`, if the settings say so."""
 
-    def __init__(self, summary_client: SummaryClient, store: CompactionStore, originals: Originals | None) -> None:
+    def __init__(self, summary_client: SummaryClient, store: Store, originals: Originals | None) -> None:
         self._summary_client = summary_client
         self._store = store
         self._originals = originals
