@@ -158,9 +158,8 @@ def _expectations(stream: bool) -> dict[tuple[str, str], str]:
             table[kind, place] = "whole" if place == "summary" else others.get(kind) or shown
     # A server that fails over a continuation is asked in another way, which teaches nothing about the first.
     failures: tuple[FaultKind, ...] = ("500", "drop", "error_event", *(("empty",) if stream else ()))
-    if stream:
-        # A whole answer may have no words: its server says that it has ended.
-        table |= {("empty", place): "502" for place in ("first", "call")}
+    # Nothing was said, unless that the answer has ended: before its first word only a whole answer's server says so.
+    table |= {("empty", "call"): "502"} | ({("empty", "first"): "502"} if stream else {})
     table |= {(kind, place): "whole" for kind in failures for place in PLACES if place.startswith("stream")}
     return table
 

@@ -30,7 +30,7 @@ from litellm_compaction.proxy.answer.calls import Calls
 from litellm_compaction.proxy.answer.client import Asked, Notices
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, Received, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.answer.upstream import LegRequest
+from litellm_compaction.proxy.answer.upstream import Leg
 from litellm_compaction.stores import open_store
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokens.counter import TokenCounter
@@ -128,7 +128,7 @@ class Server:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
-    async def open(self, leg: LegRequest) -> AsyncIterator[AsyncIterator[Batch]]:
+    async def open(self, leg: Leg) -> AsyncIterator[AsyncIterator[Batch]]:
         """One answer."""
         messages, max_tokens = leg.prepared.messages, leg.max_tokens
         turn = self.turns[min(len(self.opened), len(self.turns) - 1)]
@@ -419,7 +419,7 @@ async def _whole(chunks: AsyncIterator[Chunk]) -> Chunk:
                 else:
                     delta[key] = delta.get(key, "") + value
     if calls:
-        delta["tool_calls"] = calls.given_up()
+        delta["tool_calls"] = calls.given_up("all")
     return answer
 
 

@@ -8,7 +8,6 @@ in the text is for people who read it, and a program takes it for the model's wo
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.events import AnswerOutcome
 from litellm_compaction.proxy.answer.sse import Chunk, Received
 from litellm_compaction.proxy.client import headers_of, metadata_of, sections_of_owners
-
-logger = logging.getLogger("litellm_compaction")
 
 Place: TypeAlias = Literal["content", "reasoning", "off"]
 Choice: TypeAlias = Literal["auto", "content", "reasoning", "off"]
@@ -81,16 +78,11 @@ def shows_text_to_people(headers: Mapping[str, Any]) -> bool:
 
 def _chosen_for_owner(metadata: Mapping[str, Any]) -> Choice | None:
     """The operator's choice for the key, else for its team: `{"compaction": {"notices": "content"}}`."""
-    for section in sections_of_owners(metadata):
-        choice = section.get("notices") if isinstance(section, Mapping) else None
-        if choice is False:
-            return "off"
-        if choice is not None and choice in get_args(Choice):
-            found: Choice = choice
-            return found
-        if choice is not None:
-            logger.warning("notices of a key or team are not one of %s; the setting holds", ", ".join(get_args(Choice)))
-    return None
+    sections = sections_of_owners(metadata)
+    values = [section.get("notices") for section in sections if isinstance(section, Mapping)]
+    # YAML's bare `off`.
+    chosen: list[Choice] = [value or "off" for value in values if value is False or value in get_args(Choice)]
+    return next(iter(chosen), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,12 +166,13 @@ class Progress:
         """The first prompt, all generated tokens, and beside that the cost of all that came in between."""
         prompt, completion = next(iter(self.prompt_tokens), 0), self.completion_tokens
         counted = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        first = {key: value for key, value in next(iter(self.usages), {}).items() if key != _USAGE_DETAILS}
         total: Counter[str] = Counter()
-        for usage in self.usages:
-            if isinstance(own := usage.get(_USAGE_DETAILS), Mapping):
-                total.update({key: value for key, value in own.items() if isinstance(value, int)})
+        parts = [part for usage in self.usages if isinstance(part := usage.get(_USAGE_DETAILS), Mapping)]
+        # A leg that was stopped tells none, and those of the others are no sum.
+        for part in parts if len(parts) == len(self.usages) else ():
+            total.update({key: value for key, value in part.items() if isinstance(value, int)})
         own_details = {_USAGE_DETAILS: dict(total)} if total else {}
-        first = next(iter(self.usages), {})
         return {**first, **counted, **own_details, **({"compaction": details} if details else {})}
 
     def details(self, outcome: AnswerOutcome, receipt: Mapping[str, str]) -> dict[str, Any]:
@@ -209,7 +202,7 @@ class OneAnswer:
         if not self._base and not chunk.get("error"):
             self._base = {key: value for key, value in chunk.items() if key not in ("choices", "usage")}
         if not isinstance(chunk, Received) or len(deltas) != 1 or chunk.get("id") != self._base.get("id"):
-            return [self.dressed(delta) for delta in deltas]
+            return self.dressed(deltas)
         choices = chunk["choices"]
         if len(choices) == 1 and choices[0].get("finish_reason") is None and not chunk.get("usage"):
             own = {key: value for key, value in choices[0]["delta"].items() if value}
@@ -217,10 +210,13 @@ class OneAnswer:
             if own == deltas[0] and has_role != self._role_sent:
                 self._role_sent = self._progress.delivered = True
                 return [chunk]
-        return [self.dressed(deltas[0])]
+        return self.dressed(deltas)
 
-    def dressed(self, delta: Chunk) -> Chunk:
-        """`delta` as a chunk of the one answer: the first stream's id, one role."""
+    def dressed(self, deltas: Iterable[Chunk]) -> list[Chunk]:
+        """`deltas` as chunks of the one answer: the first stream's id, one role."""
+        return [self._dressed(delta) for delta in deltas]
+
+    def _dressed(self, delta: Chunk) -> Chunk:
         delta = {key: value for key, value in delta.items() if key != "role"}
         if not self._role_sent:
             delta = {"role": "assistant", **delta}
@@ -252,7 +248,7 @@ class OneAnswer:
         if not self._base:
             self._base = {"id": f"chatcmpl-{id(self):x}", "object": "chat.completion.chunk", "created": 0, "model": ""}
         delivered = self._progress.delivered
-        chunk = self.dressed({key: text})
+        chunk = self._dressed({key: text})
         self._progress.delivered = delivered
         return chunk
 

@@ -51,9 +51,9 @@ class Ended(NamedTuple):
     is_full: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class State:
-    """What an answer's legs so far leave to the next one.
+    """The marks that an answer's legs so far leave for the next one.
 
     Attributes:
         ways: in which the server may be made to go on, and `refused`, those of the others that it does not know.
@@ -63,6 +63,7 @@ class State:
         cuts: stops for others, or at its share of a context.
         is_resumed: the last leg goes on without a compaction.
         is_closing: its thoughts were ended, since the window or their budget was spent.
+        has_gained: its last compaction has made room.
         is_joined: it is made of more than one upstream answer.
     """
 
@@ -81,7 +82,7 @@ class State:
 
     @property
     def is_last(self) -> bool:
-        """Returns True if no compaction may carry the answer on any more."""
+        """No compaction may carry the answer on any more."""
         return self.restarts_left <= 0 or not self.has_gained
 
 

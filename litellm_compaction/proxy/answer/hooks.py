@@ -22,7 +22,7 @@ from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, Received, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.answer.upstream import WHOLE_DOCUMENT_KEY, LegRequest
+from litellm_compaction.proxy.answer.upstream import WHOLE_DOCUMENT_KEY, Leg
 from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.internal import call_router, log_stopped
 from litellm_compaction.proxy.routing import WAYS_OF
@@ -63,7 +63,7 @@ class HookedUpstream:
         self._parts: list[_Part] = []
 
     @asynccontextmanager
-    async def open(self, leg: LegRequest) -> AsyncIterator[AsyncIterator[Batch]]:
+    async def open(self, leg: Leg) -> AsyncIterator[AsyncIterator[Batch]]:
         stream, part = self._first, _Part(self._data.get("litellm_logging_obj"))
         if stream is None:
             # LiteLLM reads the first chunk before it returns: its errors come from here.
@@ -89,7 +89,7 @@ class HookedUpstream:
                 text = "".join(part.text)
                 await log_stopped(part.log, text, {"prompt_tokens": prompt_tokens, "completion_tokens": count(text)})
 
-    async def _again(self, leg: LegRequest) -> Any:
+    async def _again(self, leg: Leg) -> Any:
         prepared = leg.prepared
         asked: dict[str, Any] = {key: self._data[key] for key in _CLIENT_KEYS if self._data.get(key) is not None}
         if leg.is_document and self._data.get(WHOLE_DOCUMENT_KEY) is not None:
@@ -128,7 +128,7 @@ async def hooked(answer: Answer, upstream: HookedUpstream, prepared: PreparedReq
                 await upstream.log_partials(prepared.count_text, prepared.count.tokens)
 
 
-async def _chunks(stream: Any, part: _Part, leg: LegRequest) -> AsyncIterator[Batch]:
+async def _chunks(stream: Any, part: _Part, leg: Leg) -> AsyncIterator[Batch]:
     if stream is None:
         return
     with _understood(part, leg):
@@ -148,7 +148,7 @@ def _has_reported_usage(stream: Any) -> bool:
 
 
 @contextmanager
-def _understood(part: _Part, leg: LegRequest) -> Iterator[None]:
+def _understood(part: _Part, leg: Leg) -> Iterator[None]:
     """Turns LiteLLM's errors of a stream into those that the loop judges; others stay as they are."""
     try:
         yield

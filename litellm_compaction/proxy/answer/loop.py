@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 
@@ -49,9 +49,9 @@ from litellm_compaction.proxy.answer.endings import (
     next_leg,
     restart_of,
 )
-from litellm_compaction.proxy.answer.relay import LegBound, Relay
+from litellm_compaction.proxy.answer.relay import Relay
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.answer.upstream import LegRequest, Upstream, has_another_way
+from litellm_compaction.proxy.answer.upstream import Leg, Upstream, has_another_way
 from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.refusals import log_failure
 
@@ -169,19 +169,18 @@ class Answer:
                     # Its client learns that an answer comes; from then on a heartbeat says so.
                     self._exchange.may_pause = True
                     yield [self._one.opening()]
-            prepared, bound = await seating
+            leg = await seating
         finally:
             seating.cancel()
-        self._exchange.sent(self._context, prepared)
-        ratio = self._context.settings.streaming_ratio
-        relay = Relay(self._progress, prepared, self._asked, bound, streaming_ratio=ratio)
+        self._exchange.sent(self._context, leg.prepared)
+        relay = Relay(leg, self._progress, self._asked, streaming_ratio=self._context.settings.streaming_ratio)
         try:
             # Closed here and not by the garbage collector: the server generates for as long as it is open.
             async with aclosing(self._stream(relay)) as batches:
                 async for batch in batches:
                     yield batch
         except UpstreamDropped as error:
-            if flushed := self._dressed(relay.drop(error)):
+            if flushed := self._one.dressed(relay.drop(error)):
                 yield flushed
         except UpstreamError as error:
             relay.fail(error)
@@ -192,15 +191,15 @@ class Answer:
             self._room.ended()
         self._relay = relay
 
-    async def _seated(self, prepared: PreparedRequest) -> tuple[PreparedRequest, LegBound]:
+    async def _seated(self, prepared: PreparedRequest) -> Leg:
         """The request as it is sent, as soon as there is room for it; made anew if the window has shrunk meanwhile."""
         while True:
-            bound = self._bound(prepared)
-            tokens = await self._room.acquire(prepared, bound.tokens, is_watched=True)
-            is_share = tokens < bound.tokens
+            leg = self._bounded(prepared)
+            tokens = await self._room.acquire(prepared, leg.max_tokens, is_watched=True)
             if not await self._compactor.has_shrunk(self._context, prepared):
-                is_doubted = bound.is_doubted and not is_share
-                return prepared, replace(bound, tokens=tokens, is_share=is_share, is_doubted=is_doubted)
+                if tokens == leg.max_tokens:
+                    return leg
+                return replace(leg, max_tokens=tokens, is_share=True, is_doubted=False)
             if prepared.way is None:
                 prepared = await self._guarded()
             else:
@@ -208,36 +207,37 @@ class Answer:
                     self._asked.request, self._partial(), self._context, self._room, ways=self._state.ways
                 )
 
-    def _bound(self, prepared: PreparedRequest) -> LegBound:
-        """The bound on the next leg: what the window and the client leave, or less if it can go on behind that."""
-        asked, given_tokens = self._asked.output_tokens, self._progress.given_tokens
-        left_tokens = None if asked is None else max(asked - given_tokens, 1)
+    def _bounded(self, prepared: PreparedRequest) -> Leg:
+        """The next leg with what the window and the client leave it, or less if it can go on behind that.
+
+        A whole answer's thoughts are not seen before its end, and its own bound ends them.
+        """
+        asked, constants, given_tokens = self._asked, self._context.settings.constants, self._progress.given_tokens
+        left_tokens = None if asked.output_tokens is None else max(asked.output_tokens - given_tokens, 1)
         most_tokens = prepared.max_output_tokens(left_tokens, is_certain=True)
         tokens = prepared.max_output_tokens(left_tokens, is_certain=self._state.was_doubted)
-        is_doubted = tokens < most_tokens and not self._asked.is_json
-        return LegBound(tokens, left_tokens, is_doubted=is_doubted, thoughts_tokens=self._thoughts_tokens(prepared))
-
-    def _thoughts_tokens(self, prepared: PreparedRequest) -> float:
-        """The room for thoughts in one request: what the budget leaves, or less once the model is to think no more.
-
-        A whole answer is not seen before its end, and its own bound ends its thoughts.
-        """
-        constants, asked_tokens = self._context.settings.constants, self._asked.thoughts_tokens
-        if prepared.closing is not None and not self._asked.is_whole:
-            return max(constants.reasoning_answer_min_tokens, prepared.max_output_tokens(None) // 2)
-        if self._asked.is_whole or not constants.reasoning_budget_ratio:
-            return math.inf
-        own_tokens = constants.reasoning_budget_ratio * prepared.window.tokens
-        return max((own_tokens if asked_tokens is None else asked_tokens) - self._progress.given_tokens, 1)
+        thoughts_tokens = math.inf
+        if prepared.closing is not None and not asked.is_whole:
+            # The model is to think no more.
+            thoughts_tokens = max(constants.reasoning_answer_min_tokens, prepared.max_output_tokens(None) // 2)
+        elif constants.reasoning_budget_ratio and not asked.is_whole:
+            own_tokens = constants.reasoning_budget_ratio * prepared.window.tokens
+            budget_tokens = own_tokens if asked.thoughts_tokens is None else asked.thoughts_tokens
+            thoughts_tokens = max(budget_tokens - given_tokens, 1)
+        has_begun = bool(self._progress.sent_text.strip()) or prepared.closing is not None
+        return Leg(
+            prepared=prepared,
+            max_tokens=tokens,
+            asked_tokens=left_tokens,
+            thoughts_tokens=thoughts_tokens,
+            goes_on=has_begun and prepared.way is not None,
+            is_doubted=tokens < most_tokens and not asked.is_json,
+        )
 
     async def _stream(self, relay: Relay) -> AsyncGenerator[Batch, None]:
         """What the client gets of a leg as it comes, until the stream ends, or is stopped because that gains room."""
-        prepared = relay.prepared
         self._room.started()
-        has_begun = bool(self._progress.sent_text.strip()) or prepared.closing is not None
-        goes_on = has_begun and prepared.way is not None
-        leg = LegRequest(prepared=prepared, max_tokens=relay.bound.tokens, goes_on=goes_on)
-        async with self._upstream.open(leg) as stream:
+        async with self._upstream.open(relay.leg) as stream:
             async for batch in stream:
                 relay.has_company = self._room.has_company
                 sent: list[Chunk] = []
@@ -255,7 +255,7 @@ class Answer:
                         return
                 if sent:
                     yield sent
-        if flushed := self._dressed(relay.flush()):
+        if flushed := self._one.dressed(relay.flush()):
             yield flushed
         relay.finish()
 
@@ -296,14 +296,14 @@ class Answer:
 
     def _ended(self, relay: Relay) -> Ended:
         """The end of a leg as the next step depends on it, or of one that is about to be stopped."""
-        asked = self._asked.output_tokens
+        asked_tokens = self._asked.output_tokens
         return Ended(
             end=relay.end,
             is_way_refused=relay.end == "failed" and has_another_way(relay.prepared) and not relay.has_begun,
             is_delivered=self._progress.delivered,
             has_whole_calls=relay.calls.has_begun and bool(relay.calls.held),
             only_recalls=bool(relay.recalls) and not relay.calls.clients,
-            is_used_up=asked is not None and self._progress.given_tokens + 1 >= asked,
+            is_used_up=asked_tokens is not None and self._progress.given_tokens + 1 >= asked_tokens,
             is_stuck=relay.calls.has_begun,
             is_thoughts=self._partial().is_thoughts,
             is_full=relay.is_full,
@@ -321,40 +321,41 @@ class Answer:
         if step == "deliver":
             return _Next(self._ending(relay))
         if step == "used_up":
-            return _Next([*self._dressed(relay.surrendered()), *self._ending(relay, "length")])
+            return _Next([*self._one.dressed(relay.surrendered()), *self._ending(relay, "length")])
         if step == "calls":
             # Of several calls the last was cut: the client executes the whole ones, and the model asks again.
-            return _Next([*self._dressed(relay.surrendered("whole")), *self._ending(relay, "tool_calls")])
+            return _Next([*self._one.dressed(relay.surrendered("whole")), *self._ending(relay, "tool_calls")])
         if step == "other_way":
             return _Next([], partial(self._by_another_way, relay))
         if step == "harder":
-            self._becomes(has_retried=True)
+            self._state.has_retried = True
             return _Next([], partial(self._guarded, self._context.pressed(relay.refusal)))
         if step == "anew":
             self._progress.begin_anew()
-            self._becomes(is_resumed=True)
+            self._state.is_resumed = True
             return _Next([], self._guarded)
         if step == "look_up":
             parting = self._progress.part()
-            return _Next(self._dressed([{"content": parting}] if parting else []), self._guarded)
+            return _Next(self._one.dressed([{"content": parting}] if parting else []), self._guarded)
         return await self._going_on(relay)
 
     async def _going_on(self, relay: Relay) -> _Next:
         """Plans the next leg behind one that was cut, and tells of the compaction that it needs; or ends the answer."""
         self._exchange.may_pause = True
-        self._becomes(is_joined=self._state.is_joined or self._progress.delivered)
+        state = self._state
+        state.is_joined = state.is_joined or self._progress.delivered
         plan, self._plan = self._plan or await self._planned(relay), None
         if plan is None:
             return _Next(self._closing(relay))
         is_new = isinstance(plan.prepared, CompactionNeeded)
-        self._becomes(is_resumed=relay.end in GIVES_WAY and not is_new)
-        if self._state.is_resumed:
+        state.is_resumed = relay.end in GIVES_WAY and not is_new
+        if state.is_resumed:
             # Others needed the room, or nobody doubts it now: nothing is compacted, and the client need not know.
             return _Next([], partial(self._compactor.continuing.continued, plan, self._room))
         sent: list[Chunk] = []
         if plan.partial.closes:
-            self._becomes(is_closing=True)
-            sent = self._dressed(relay.closed_thoughts())
+            state.is_closing = True
+            sent = self._one.dressed(relay.closed_thoughts())
         if is_new:
             sent += self._one.notice(f"\n\n{START_NOTICE}\n\n")
         return _Next(sent, partial(self._restarted, relay, plan), is_announced=is_new)
@@ -378,7 +379,7 @@ class Answer:
             return None
         # Behind a bound made for doubt it goes on as it is, or ends, once the compactions are used up.
         is_new = isinstance(plan.prepared, CompactionNeeded)
-        return None if is_new and relay.bound.is_doubted and self._state.is_last else plan
+        return None if is_new and relay.leg.is_doubted and self._state.is_last else plan
 
     def _room_tokens(self, relay: Relay) -> int:
         """The least room that the rest of the answer must have.
@@ -398,23 +399,22 @@ class Answer:
         """The request behind a stop at the window's end, or at that of a budget."""
         again = await self._compactor.continuing.continued(plan, self._room)
         self._progress.restarts += 1
+        self._state.restarts_left -= 1
         left_tokens = min(relay.filled_tokens, relay.prepared.window.tokens) - relay.lost_tokens
-        has_gained = again.count.tokens < left_tokens or plan.partial.closes
-        self._becomes(restarts_left=self._state.restarts_left - 1, has_gained=has_gained)
+        self._state.has_gained = again.count.tokens < left_tokens or plan.partial.closes
         self._tell("restarted", again, relay)
         return again
 
     async def _by_another_way(self, relay: Relay) -> PreparedRequest:
-        prepared, error = relay.prepared, relay.error
+        prepared, error, state = relay.prepared, relay.error, self._state
         if prepared.closing or prepared.way is None:
             # The words alone.
             return replace(prepared, closing={})
-        ways, refused = self._state.ways - {prepared.way}, self._state.refused
+        state.ways -= {prepared.way}
         if error is not None and not error.may_pass:
-            refused = (*refused, prepared.way)
-        self._becomes(ways=ways, refused=refused)
+            state.refused = (*state.refused, prepared.way)
         return await self._compactor.continuing.by_another_way(
-            prepared, self._asked.request, self._partial(), self._context, self._room, ways=ways
+            prepared, self._asked.request, self._partial(), self._context, self._room, ways=state.ways
         )
 
     async def _guarded(self, context: RequestContext | None = None) -> PreparedRequest:
@@ -425,16 +425,10 @@ class Answer:
         """Answers the calls of our own tool, for this answer or, beside calls of the client's, for the next one."""
         calls, left = relay.recalls, MOST_LOOKUPS - self._progress.lookups
         # A model that calls for more is told so once.
-        self._becomes(is_joined=True, may_look_up=len(calls) <= left)
+        self._state.is_joined, self._state.may_look_up = True, len(calls) <= left
         self._progress.lookups += min(len(calls), left)
         if (recaller := self._compactor.recaller) is not None:
             await recaller.look_up(self._context, relay.prepared, self._progress.sent_text, calls, left)
-
-    def _becomes(self, **changes: Any) -> None:
-        self._state = replace(self._state, **changes)
-
-    def _dressed(self, deltas: Iterable[Chunk]) -> list[Chunk]:
-        return [self._one.dressed(delta) for delta in deltas]
 
     def _partial(self) -> Partial:
         so_far = Partial(text=self._progress.sent_text, reasoning=self._progress.reasoning, is_json=self._asked.is_json)
@@ -452,16 +446,15 @@ class Answer:
             # The client has its answer; a lesson that is lost must not take it away again.
             log_failure("learn", error)
         if not state.is_resumed:
-            usage, counted = relay.usage, relay.prepared.count.tokens
-            progress.prompt_tokens.append(usage.prompt_tokens if usage else counted)
+            progress.prompt_tokens.append(relay.usage.prompt_tokens if relay.usage else relay.prepared.count.tokens)
         progress.usages.append(relay.usage_fields)
         if is_others:
             relay.end = "spent"
         if relay.end in GIVES_WAY:
-            is_doubted = relay.bound.is_doubted
+            state.cuts += 1
             # Told of doubt once for each answer: a server that tells no number would end it there again and again.
-            self._becomes(cuts=state.cuts + 1, was_doubted=state.was_doubted or is_doubted)
-            self._room.was_cut(is_spent=relay.end == "spent" and not is_doubted)
+            state.was_doubted = state.was_doubted or relay.leg.is_doubted
+            self._room.was_cut(is_spent=relay.end == "spent" and not relay.leg.is_doubted)
 
     def _is_overflow_of_all(self, relay: Relay) -> bool:
         """A context that several answers fill was full, and not this answer's window; notes that.
@@ -495,7 +488,7 @@ class Answer:
         outcomes: dict[Way, Outcome] = {}
         if relay.has_begun:
             outcomes = dict.fromkeys(self._state.refused, "refused")
-            self._becomes(refused=())
+            self._state.refused = ()
         if prepared.way in _OWN_WAYS and (outcome := relay.outcome()) is not None:
             outcomes[prepared.way] = outcome
         for way, outcome in outcomes.items():
@@ -514,19 +507,19 @@ class Answer:
 
     def _closing(self, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
-        chunks = self._dressed(relay.surrendered())
+        chunks = self._one.dressed(relay.surrendered())
         window_tokens = relay.prepared.window.tokens
         used_tokens = min(relay.filled_tokens, window_tokens)
         outcome: Cut = "aborted"
         if self._partial().is_thoughts and not relay.calls.has_begun:
             outcome, text = "unanswered", THOUGHTS_NOTICE
-            chunks += self._dressed(relay.closed_thoughts())
+            chunks += self._one.dressed(relay.closed_thoughts())
         elif self._state.restarts_left <= 0 and not relay.calls.has_begun:
             outcome, text = "attempts", ATTEMPTS_NOTICE
         else:
             is_exceeded = relay.end == "overflow" or used_tokens >= window_tokens
             text = ABORT_NOTICE if is_exceeded else NEARLY_FULL_NOTICE
-        self._becomes(outcome=outcome)
+        self._state.outcome = outcome
         self._tell(outcome, relay.prepared, relay)
         notice = self._one.closing_notice("\n\n" + text.format(used=used_tokens, window=window_tokens))
         return [*chunks, *notice, *self._ending(relay, "length")]

@@ -12,15 +12,15 @@ import pytest
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.proxy.answer.sse import UpstreamDropped
-from litellm_compaction.proxy.answer.upstream import HttpUpstream, LegRequest
+from litellm_compaction.proxy.answer.upstream import HttpUpstream, Leg
 from litellm_compaction.windows.windows import Source
 from tests.builders import parsed
 from tests.proxy.answer.test_loop_going_on import SHORT, scene
 from tests.proxy.scripted import Scene, Turn
 
 
-def _leg(prepared: PreparedRequest) -> LegRequest:
-    return LegRequest(prepared=prepared, max_tokens=50, goes_on=True)
+def _leg(prepared: PreparedRequest) -> Leg:
+    return Leg(prepared=prepared, max_tokens=50, goes_on=True)
 
 
 async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]:
@@ -71,7 +71,7 @@ async def test_system_messages_keep_the_role_that_litellm_wrote(role: str) -> No
     upstream = HttpUpstream(httpx.MockTransport(serve), request, body)
     ours = parsed([{"role": "developer", "content": "Be brief."}, *SHORT])
     prepared = replace(await scene(Turn()).prepared(), messages=tuple(ours))
-    await upstream.send(LegRequest(prepared=prepared, max_tokens=50))
+    await upstream.send(Leg(prepared=prepared, max_tokens=50))
     assert json.loads(seen[0].content)["messages"] == body["messages"]
 
 
@@ -142,7 +142,7 @@ async def test_a_time_limit_at_a_continuation_is_no_end(error: type[httpx.Transp
                 pass
         assert isinstance(raised.value.__cause__ if expected is UpstreamDropped else raised.value, error)
     with pytest.raises(error):
-        async with upstream.open(LegRequest(prepared=await made.prepared(), max_tokens=50)):
+        async with upstream.open(Leg(prepared=await made.prepared(), max_tokens=50)):
             pass
 
 
@@ -157,7 +157,7 @@ async def test_a_clients_framing_is_not_that_of_our_body() -> None:
     headers = {"transfer-encoding": "chunked", "expect": "100-continue"}
     request = httpx.Request("POST", "http://here/v1/chat/completions", headers=headers)
     upstream = HttpUpstream(httpx.MockTransport(serve), request, {"model": "m", "messages": SHORT})
-    async with upstream.open(LegRequest(prepared=await scene(Turn()).prepared(), max_tokens=50)):
+    async with upstream.open(Leg(prepared=await scene(Turn()).prepared(), max_tokens=50)):
         pass
     assert not {"transfer-encoding", "expect"} & set(seen[0].headers)
     assert seen[0].headers["content-length"] == str(len(seen[0].content))
