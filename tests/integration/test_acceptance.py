@@ -108,7 +108,6 @@ class Office:
                 settings,
                 entries=entries,
                 general_settings={"custom_auth": "tenants.user_api_key_auth"},
-                router_settings={"num_retries": 0, "disable_cooldowns": True},
             )
         )
 

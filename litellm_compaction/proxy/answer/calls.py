@@ -88,10 +88,7 @@ class Calls:
         return all(call.is_whole or not any(call.arguments) for call in self._all)
 
     def take(self, fragments: Sequence[Chunk], *, may_begin: bool) -> list[Chunk]:
-        """Returns the fragments to send now, numbered as if there were no calls but the client's.
-
-        One that `may_begin` is sent as it comes, unless an earlier one is held.
-        """
+        """The fragments to send now, numbered without calls of ours; those of one that `may_begin`, if none is held."""
         sent: list[Chunk] = []
         for fragment in fragments:
             call = self._placed(fragment)

@@ -1,8 +1,7 @@
 """The client's side: its wishes, the places of notices, and the one answer that it reads.
 
-Whatever number of upstream streams it comes from, an answer has one id, one role, one finish_reason, and one usage
-(promise P6). A client is told of compactions in its answer's text, in its thoughts, or not in the stream at all: a line
-in the text is for people who read it, and a program takes it for the model's words.
+An answer has one id, one role, one finish_reason, and one usage, whatever it is made of (promise P6). A line in the
+text is for people who read it: a program takes it for the model's words.
 """
 
 from __future__ import annotations
@@ -196,8 +195,7 @@ class OneAnswer:
     def written(self, chunk: Chunk, deltas: Sequence[Chunk]) -> list[Chunk]:
         """What the client gets for `chunk`, which says `deltas`: the chunk itself if it says all of them and no more.
 
-        Most chunks do: reading and writing each anew would be most of our cost for a stream. The first one's id, model
-        and time are those of the whole answer.
+        Most chunks do: writing each anew would be most of our cost for a stream.
         """
         if not self._base and not chunk.get("error"):
             self._base = {key: value for key, value in chunk.items() if key not in ("choices", "usage")}

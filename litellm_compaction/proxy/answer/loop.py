@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import httpx
 
-from litellm_compaction.core.continuation.request import Partial, Way
+from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import (
     ABORT_NOTICE,
     ATTEMPTS_NOTICE,
@@ -30,7 +30,6 @@ from litellm_compaction.engine import (
     CompactionNeeded,
     Compactor,
     ContinuationPlan,
-    Outcome,
     PreparedRequest,
     RequestContext,
     Reservation,
@@ -41,10 +40,9 @@ from litellm_compaction.proxy.answer.client import Asked, OneAnswer, Progress
 from litellm_compaction.proxy.answer.endings import (
     GIVES_WAY,
     MAX_CUTS,
-    NEAR_FULL_RATIO,
     STOPPED,
-    UNNAMED,
     Ended,
+    Lessons,
     State,
     next_leg,
     restart_of,
@@ -53,24 +51,16 @@ from litellm_compaction.proxy.answer.relay import Relay
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.answer.upstream import Leg, Upstream, has_another_way
 from litellm_compaction.proxy.exchange import Exchange
-from litellm_compaction.proxy.refusals import log_failure
 
 # Of the text that a client has of an answer, before it is cut for others.
 _LEAST_CUT_CHARS = 200
-# Ways in which a server goes on itself, and which some refuse.
-_OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
 # Finish reasons of an answer that its client sends back as it is, and which of these are calls.
 _ENDS, _CALLS = frozenset({"stop", "length", "tool_calls", "function_call"}), frozenset({"tool_calls", "function_call"})
-# An overflow without a number at less than this share of the window is not of this answer alone.
-_FAR_BELOW_RATIO = 0.5
 _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
 
 
 class _Next(NamedTuple):
-    """What is sent to the client behind a leg, and what makes the request of the next one; None at the answer's end.
-
-    Of a compaction that it needs the client may have been told.
-    """
+    """What the client gets behind a leg, and what makes the next one's request, if any; of that it may be told."""
 
     sent: list[Chunk]
     make: Callable[[], Awaitable[PreparedRequest]] | None = None
@@ -80,8 +70,7 @@ class _Next(NamedTuple):
 class Answer:
     """One client's answer, over as many upstream requests as it takes; `prepared` before it began, in its `room`.
 
-    Seven of its attributes are what it was given, and the other five what becomes of it: `_state` and `_progress`, the
-    last leg with the plan behind it, and the client's side.
+    Seven of its attributes are what it was given, and the others what becomes of it.
     """
 
     def __init__(
@@ -102,6 +91,7 @@ class Answer:
         self._prepared = prepared
         self._exchange = exchange
         self._room = room
+        self._lessons = Lessons(compactor, context, room)
         self._progress = Progress()
         self._state = State(ways=upstream.ways, restarts_left=context.settings.max_restarts)
         self._relay: Relay | None = None
@@ -208,14 +198,12 @@ class Answer:
                 )
 
     def _bounded(self, prepared: PreparedRequest) -> Leg:
-        """The next leg with what the window and the client leave it, or less if it can go on behind that.
-
-        A whole answer's thoughts are not seen before its end, and its own bound ends them.
-        """
+        """The next leg with what the window and the client leave it, or less if it can go on behind that."""
         asked, constants, given_tokens = self._asked, self._context.settings.constants, self._progress.given_tokens
         left_tokens = None if asked.output_tokens is None else max(asked.output_tokens - given_tokens, 1)
         most_tokens = prepared.max_output_tokens(left_tokens, is_certain=True)
         tokens = prepared.max_output_tokens(left_tokens, is_certain=self._state.was_doubted)
+        # Those of a whole answer are not seen before its end.
         thoughts_tokens = math.inf
         if prepared.closing is not None and not asked.is_whole:
             # The model is to think no more.
@@ -273,10 +261,7 @@ class Answer:
         return self._one.written(chunk, deltas)
 
     def _is_called_back(self, relay: Relay) -> bool:
-        """The answer has to stop since others wait for its room; a document or a call is not cut.
-
-        Nor is an answer of which the client has too little to tell it from a server's repetition.
-        """
+        """The answer has to stop since others wait for its room; a document, a call or a mere beginning is not cut."""
         if self._asked.is_whole or not self._room.is_waited_for:
             return False
         is_telling = not self._progress.text or len(self._progress.sent_text) >= _LEAST_CUT_CHARS
@@ -382,11 +367,7 @@ class Answer:
         return None if is_new and relay.leg.is_doubted and self._state.is_last else plan
 
     def _room_tokens(self, relay: Relay) -> int:
-        """The least room that the rest of the answer must have.
-
-        After a restart at least an output buffer is free, and that much more than there was before. A call that was cut
-        has to be written again: with no more room than the last time it would be cut again.
-        """
+        """The least room for the rest: an output buffer more than there was, and that of a call that was cut."""
         window_tokens, budget = relay.prepared.window.tokens, relay.prepared.budget
         used_tokens = window_tokens if relay.end == "overflow" else relay.used_tokens
         if relay.is_full:
@@ -439,12 +420,8 @@ class Answer:
         progress, state = self._progress, self._state
         progress.completion_tokens += relay.completion_tokens()
         progress.lost_tokens += relay.lost_tokens
-        is_others = self._is_overflow_of_all(relay)
-        try:
-            self._learn(relay)
-        except Exception as error:  # noqa: BLE001 - fails open (P8)
-            # The client has its answer; a lesson that is lost must not take it away again.
-            log_failure("learn", error)
+        is_others = self._lessons.is_overflow_of_all(relay, state, is_delivered=progress.delivered)
+        self._lessons.learn(relay, state)
         if not state.is_resumed:
             progress.prompt_tokens.append(relay.usage.prompt_tokens if relay.usage else relay.prepared.count.tokens)
         progress.usages.append(relay.usage_fields)
@@ -455,44 +432,6 @@ class Answer:
             # Told of doubt once for each answer: a server that tells no number would end it there again and again.
             state.was_doubted = state.was_doubted or relay.leg.is_doubted
             self._room.was_cut(is_spent=relay.end == "spent" and not relay.leg.is_doubted)
-
-    def _is_overflow_of_all(self, relay: Relay) -> bool:
-        """A context that several answers fill was full, and not this answer's window; notes that.
-
-        LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
-        shared context even if the server lists none (four answers of 150 tokens over 4,096).
-        """
-        is_others = relay.end == "overflow" and relay.overflow == UNNAMED and not relay.looks_full(NEAR_FULL_RATIO)
-        if not is_others or self._state.cuts >= MAX_CUTS // 2:
-            return False
-        window = relay.prepared.window
-        others = self._room.beside(window)
-        if self._room.is_shared(window):
-            return others > 0
-        is_far_below = self._progress.delivered and relay.filled_tokens < _FAR_BELOW_RATIO * window.tokens
-        if others == 0 and not is_far_below:
-            return False
-        self._compactor.learn_shared(self._context, max(others + 1, window.slots))
-        return True
-
-    def _learn(self, relay: Relay) -> None:
-        """Notes what a leg shows of the window, of our count, and of the ways in which its server goes on.
-
-        Refused ways count only after another one has worked: a server that refuses every way says nothing about ways.
-        """
-        context, prepared, replies = self._context, relay.prepared, self._compactor.replies
-        if relay.end == "overflow":
-            replies.learn_overflow(context, prepared, relay.overflow or UNNAMED)
-        if relay.usage is not None:
-            replies.learn(context, prepared, **relay.usage._asdict())
-        outcomes: dict[Way, Outcome] = {}
-        if relay.has_begun:
-            outcomes = dict.fromkeys(self._state.refused, "refused")
-            self._state.refused = ()
-        if prepared.way in _OWN_WAYS and (outcome := relay.outcome()) is not None:
-            outcomes[prepared.way] = outcome
-        for way, outcome in outcomes.items():
-            self._compactor.known_ways.learn(context.target, context.label, way, outcome)
 
     def _tell(self, outcome: ContinuationOutcome, prepared: PreparedRequest, relay: Relay) -> None:
         used_tokens = min(relay.filled_tokens, prepared.window.tokens)

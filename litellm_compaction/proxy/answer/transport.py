@@ -55,13 +55,8 @@ _closing = Tasks()
 class GuardedTransport(httpx.AsyncBaseTransport):
     """Carries one client request to its deployment, over as many upstream requests as it takes.
 
-    Args:
-        inner: the shared transport with the connection pool; never closed here.
-        asked: by the client; without `request` and `prepared` on routes whose messages only the body shows.
-        prepared: found by the engine before routing ended.
-
-    Attributes:
-        lists: keys of the body that do not come in its bytes.
+    `inner` is shared, with its connections, and never closed here. `prepared` was found before routing ended, but where
+    the body alone shows the messages. `lists` are keys of the body that do not come in its bytes.
     """
 
     def __init__(
@@ -197,8 +192,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 class EventStream(httpx.AsyncByteStream):
     """Chunks as server-sent events; closing it ends the answer upstream, and so does nobody's pulling for `UNREAD_S`.
 
-    LiteLLM leaves a stream open whose client has gone while the proxy was behind its server, and its objects still
-    refer to it: nothing else would end the answer, and give its room back.
+    LiteLLM may leave a stream open whose client has gone: nothing else would end the answer, and give its room back.
     """
 
     def __init__(self, first: Batch, batches: AsyncGenerator[Batch, None], exchange: Exchange) -> None:
@@ -274,11 +268,7 @@ def _as_it_is(create: Callable[..., Awaitable[Any]], transport: GuardedTransport
 
 
 def _refusal(error: UpstreamError) -> httpx.Response:
-    """The server's refusal as LiteLLM would have got it.
-
-    Raises:
-        httpx.TransportError: the connection broke.
-    """
+    """The server's refusal as LiteLLM would have got it; the error of a connection that broke is raised."""
     if isinstance(error.__cause__, httpx.TransportError):
         raise error.__cause__
     upstream: httpx.Response | None = error.response if isinstance(error.response, httpx.Response) else None

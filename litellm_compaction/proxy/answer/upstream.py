@@ -70,10 +70,7 @@ class Leg:
 
     @property
     def is_document(self) -> bool:
-        """A format may shape the answer: not behind a begun text, where servers would begin a new document with it.
-
-        (llama.cpp, common/sampling.cpp; vLLM, structured outputs.) Behind thoughts alone all of it is still to come.
-        """
+        """A format may shape the answer, but none that has begun: llama.cpp and vLLM would begin a new document."""
         return not self.goes_on or self.prepared.closing is not None
 
     @property
@@ -100,11 +97,7 @@ class Upstream(Protocol):
         """Ways to make it go on."""
 
     def open(self, leg: Leg) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
-        """The chunks of an answer as they come; leaving the context aborts it.
-
-        Raises:
-            UpstreamError: refused.
-        """
+        """The chunks of an answer as they come, or an `UpstreamError`; leaving the context aborts it."""
 
 
 class HttpUpstream:
@@ -170,11 +163,7 @@ class HttpUpstream:
             raise
 
     async def send(self, leg: Leg) -> httpx.Response:
-        """One request to the server; the caller closes the response.
-
-        Raises:
-            UpstreamError: its answer is compressed in a way that was not asked for.
-        """
+        """The response to one request, which the caller closes; one that nobody asked to compress so is an error."""
         prepared, url = leg.prepared, self._request.url
         body = {**self._body, **wire.with_output_limit(self._body, leg.max_tokens)}
         if self.wants_stream and self._asks_for_usage and not leg.passed:
@@ -208,11 +197,7 @@ class HttpUpstream:
 
 
 async def read_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
-    """A response that is no stream, with its body; of an error only the beginning.
-
-    Raises:
-        UpstreamError: it has not come to its end, or is out of bounds.
-    """
+    """A response that is no stream, with its body; of an error the beginning. One out of bounds is an error itself."""
     is_answer = response.status_code == HTTPStatus.OK
     try:
         body, is_whole = await read_body(response, most_bytes if is_answer else ERROR_BYTES)
@@ -239,11 +224,7 @@ async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
 
 
 def _as_chunk(response: httpx.Response) -> Chunk:
-    """A whole answer as a chunk.
-
-    Raises:
-        UpstreamError: it is not an answer.
-    """
+    """A whole answer as a chunk; what is none is raised."""
     text, status = response.content[:ERROR_BYTES].decode(errors="replace"), response.status_code
     if status != HTTPStatus.OK:
         raise UpstreamError(text, response, status=status)
