@@ -267,18 +267,6 @@ def without_restarts(text: str) -> str:
     return text.replace(RESTARTED, "")
 
 
-def joined_calls(answer: Streamed) -> list[tuple[str, str]]:
-    """Name and arguments of a stream's calls, by index; fails on a call that begins twice."""
-    found: dict[int, list[str]] = {}
-    for call in [call for delta in answer.deltas for call in delta.get("tool_calls") or ()]:
-        function = call["function"]
-        if function.get("name"):
-            assert call["index"] not in found, "a call that begins twice"
-            found[call["index"]] = [function["name"], ""]
-        found[call["index"]][1] += function.get("arguments") or ""
-    return [(name, arguments) for _, (name, arguments) in sorted(found.items())]
-
-
 def calls(*names: str, words: int) -> list[tuple[str, str]]:
     """Tool calls with arguments of about `words` tokens each."""
     return [(name, json.dumps({"path": f"{name}.txt", "text": prose(f"call {name}", words)})) for name in names]

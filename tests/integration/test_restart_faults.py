@@ -24,7 +24,6 @@ from tests.integration.restart_bench import (
     Restarting,
     Teller,
     calls,
-    joined_calls,
     stream_problems,
     without_restarts,
 )
@@ -111,7 +110,7 @@ def _stream_outcome(answer: Streamed, place: str) -> str:
         return "error event"
     if any(answer.deltas):
         assert stream_problems(answer) == []
-    return _ending(text, joined_calls(answer), answer.finish_reasons[0], place)
+    return _ending(text, answer.calls, answer.finish_reasons[0], place)
 
 
 def _whole_outcome(answer: httpx.Response, place: str) -> str:

@@ -12,7 +12,6 @@ from tests.integration.restart_bench import (
     asked,
     both_carriers,
     calls,
-    joined_calls,
     stream_problems,
     without_restarts,
 )
@@ -29,7 +28,7 @@ def test_cut_call_is_made_again_after_a_compaction(restarting: Restarting) -> No
     answer = restarting.proxy.stream("wide", messages, tools=tools(1))
     assert len(watch.chats) >= 2
     assert stream_problems(answer) == []
-    assert joined_calls(answer) == wanted
+    assert answer.calls == wanted
     assert (without_restarts(answer.text), answer.finish_reasons) == (text, ["tool_calls"])
     assert watch.chats[-1].prompt_tokens < watch.chats[0].prompt_tokens
     assert watch.problems(messages) == []
@@ -47,7 +46,7 @@ def test_call_larger_than_the_window_is_given_up(restarting: Restarting, history
     messages = talk("huge call", history) if history else asked("huge call")
     answer = restarting.proxy.stream("local", messages, tools=tools(1))
     assert stream_problems(answer) == []
-    assert (joined_calls(answer), answer.finish_reasons) == ([], ["length"])
+    assert (answer.calls, answer.finish_reasons) == ([], ["length"])
     streamed = len(watch.chats)
     # A doubt of its count may end a request first, which is then asked anew.
     prompts = list(dict.fromkeys(record.prompt_tokens for record in watch.chats))
