@@ -107,34 +107,25 @@ class Answers:
         exchange = self._exchanges.close(data)
         if exchange is None:
             return reworded(self._fault(), error, is_guarded=False)
+        sent, client = exchange.attempt, exchange.client
         self._learn(exchange, str(error))
-        is_guarded, client_text = exchange.attempt.prepared is not None, exchange.client.client_text
-        told = reworded(exchange.refusal, error, is_guarded=is_guarded, client_text=client_text)
+        if exchange.refusal is None and (gone := server_gone(error, sent.context)) is not None:
+            exchange.refused(gone)
+            mark_told(error)
+        told = reworded(exchange.refusal, error, is_guarded=sent.prepared is not None, client_text=client.client_text)
         if told is not None and exchange.refusal is not None:
-            log_refused(exchange.client.group, exchange.refusal)
+            log_refused(client.group, exchange.refusal)
         if told is not None and hasattr(error, "message"):
             error.message = told.message
             error.status_code = told.status_code  # type: ignore[attr-defined] # LiteLLM's own errors have it
         return told
 
-    def attempt_failed(self, details: Mapping[str, Any]) -> None:
-        """Learns from an attempt that failed, before the router retries it; `details` are LiteLLM's log of it."""
-        exchange = self._exchanges.logged(details)
-        if exchange is None:
-            return
-        error = details.get("exception")
-        self._learn(exchange, str(error or ""))
-        if exchange.refusal is None and (gone := server_gone(error, exchange.attempt.context)) is not None:
-            # Before LiteLLM writes its own lines.
-            exchange.refused(gone)
-            mark_told(error)
-
     def _learn(self, exchange: Exchange, message: str) -> None:
         """Learns from an overflow that no loop has read; the loop learns from its own streams itself."""
         context, prepared = exchange.attempt.context, exchange.attempt.prepared
+        if context is None:
+            return
         with _failing_open("learn_overflow"):
-            if context is None:
-                return
             overflow = None
             if prepared is not None:
                 used_tokens, window_tokens = prepared.count.high, prepared.window.tokens

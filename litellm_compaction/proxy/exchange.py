@@ -1,4 +1,4 @@
-"""One client request while it is under way: what was asked, and what has been done for it.
+"""One client request while it is under way: what was asked, read once for all phases, and what has been done for it.
 
 In process memory only: request metadata would be read by other loggers (promise P9). And never under a name that a
 client can choose, as it can LiteLLM's call id: LiteLLM makes one logging object for each request and hands it to every
@@ -8,13 +8,17 @@ hook on every route, with retries and fallbacks; an exchange belongs to that obj
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from operator import is_
+from typing import Any, NamedTuple, TypeAlias
 
+from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
+from litellm_compaction.config import Settings
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.messages import Request, system_prefix_length
+from litellm_compaction.core.messages import Message, Request, cleaned, system_prefix_length
+from litellm_compaction.core.transcripts import is_client_summary
 from litellm_compaction.engine import (
     Action,
     Attempts,
@@ -25,17 +29,32 @@ from litellm_compaction.engine import (
     Reservation,
 )
 from litellm_compaction.engine.records import receipt_of
-from litellm_compaction.errors import CompactionError
-from litellm_compaction.proxy.client import NONE, Wish
+from litellm_compaction.errors import BadWish, CompactionError
+from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.client import (
+    NONE,
+    Wish,
+    is_off_for_owner,
+    metadata_of,
+    sent_body,
+    tenant_of,
+    told_headers,
+    wish_of,
+)
+from litellm_compaction.proxy.litellm_inside.application import keeps_responses
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
 
 # LiteLLM's logging object of the request that a task serves: it is taken away before a failure is told.
 _served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction_served", default=None)
 # Far more than a proxy in front of one machine has under way; a bound for requests whose end is never told.
 _MOST = 1024
-_DETAILS = "model_call_details"
 _HEADER = "x-litellm-compaction"
 OnRestarts: TypeAlias = Callable[[str, int], None]
+# Of an answer beside a conversation, and of the message that asks for it: no title, no list of suggestions is longer.
+_MOST_ANSWER_TOKENS, _MOST_CHARS = 512, 4000
+# Of a conversation's end, by which a copy of it is known; a copy of one message may be anybody's.
+_END, _LEAST_COPIED = 32, 2
+_MOST_TENANTS, _MOST_CONVERSATIONS = 4096, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,23 +102,38 @@ class Attempt:
     """The state of a request at one deployment; a fallback to another deployment begins a new one.
 
     Attributes:
+        needed: the compaction that is made after the headers have gone; None for none.
         context, prepared: as it was sent last.
         action: the strongest thing done for it: compacted, then reused, then none.
-        is_open: its compaction is made after the headers have gone.
         details: of its usage: its end, and the cost of restarts.
         is_carried: the transport does all that happens while its answer is open.
         begins_silently: nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
     """
 
     deployment: str = ""
+    needed: CompactionNeeded | None = None
     context: RequestContext | None = None
     prepared: PreparedRequest | None = None
     action: Action = "none"
-    headers: Mapping[str, str] = field(default_factory=dict)
-    is_open: bool = False
     details: Mapping[str, Any] | None = None
     is_carried: bool = False
     begins_silently: bool = False
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Tokens and rounds of what was sent, or will be: an upper bound stands for the tokens after a compaction."""
+        if (sent := self.prepared) is not None:
+            before_tokens, after_tokens, window, round_ = sent.tokens_before, sent.count.tokens, sent.window, sent.round
+        elif self.needed is not None:
+            measured, step = self.needed.measured, self.needed.steps[0]
+            before_tokens, after_tokens, window = measured.tokens_before, step.predicted_tokens, measured.window
+            round_ = step.draft.round
+        else:
+            return {}
+        told = {"tokens-before": before_tokens, "tokens-after": after_tokens, "window": window.tokens, "round": round_}
+        if sent is not None and sent.excerpts:
+            told |= {"excerpts": sent.excerpts, "excerpt-tokens": sent.excerpt_tokens}
+        return told
 
 
 @dataclass(slots=True)
@@ -135,16 +169,15 @@ class Exchange:
     @property
     def headers(self) -> dict[str, str] | None:
         """Response headers for clients of guarded deployments; None for others."""
-        if not self.attempt.headers:
-            return None
-        receipt = {f"{_HEADER}-{name}": value for name, value in self._receipt().items()}
-        return {_HEADER: self.attempt.action, **self.attempt.headers, **receipt}
+        fields = {**self.attempt.numbers, **self._receipt()}
+        named = {f"{_HEADER}-{name}": str(value) for name, value in fields.items()}
+        return {_HEADER: self.attempt.action, **named} if fields else None
 
     @property
     def late_receipt(self) -> dict[str, str]:
         """The receipt of a record that was applied after the headers had gone; {} for none."""
-        prepared = self.attempt.prepared
-        is_late = self.attempt.is_open or (prepared is not None and prepared.way is not None)
+        needed, prepared = self.attempt.needed, self.attempt.prepared
+        is_late = needed is not None or (prepared is not None and prepared.way is not None)
         return self._receipt() if is_late else {}
 
     def _receipt(self) -> dict[str, str]:
@@ -180,37 +213,23 @@ class Exchange:
 
     def will_be_compacted(self, needed: CompactionNeeded) -> None:
         """Notes that a compaction is made while the answer is already open."""
-        measured, step = needed.measured, needed.steps[0]
-        # An upper bound stands for the tokens after it.
-        self._tells(measured.tokens_before, step.predicted_tokens, measured.window.tokens, step.draft.round)
+        self.attempt.needed, self.attempt.prepared = needed, None
         self.attempt.action = "compacted"
-        self.attempt.is_open = self.may_pause = True
+        self.may_pause = True
 
     def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
         """Notes the prepared request."""
         attempt = self.attempt
         # What was foreseen may have been of another list: LiteLLM leaves out what a server does not read.
         is_first, attempt.context, attempt.prepared = attempt.prepared is None, context, prepared
-        self._tells(prepared.tokens_before, prepared.count.tokens, prepared.window.tokens, prepared.round)
-        if prepared.excerpts:
-            quoted = {"excerpts": prepared.excerpts, "excerpt-tokens": prepared.excerpt_tokens}
-            attempt.headers = {**attempt.headers, **_in_headers(quoted)}
         if is_first or prepared.action == "compacted" or attempt.action == "none":
             attempt.action = prepared.action
-
-    def _tells(self, before_tokens: int, after_tokens: int, window_tokens: int, round_: int) -> None:
-        told = {"tokens-before": before_tokens, "tokens-after": after_tokens, "window": window_tokens, "round": round_}
-        self.attempt.headers = _in_headers(told)
 
     def ended(self, details: Mapping[str, Any]) -> None:
         """Notes how the answer ended, and the cost of restarts."""
         self.attempt.details = details
         if self.on_restarts is not None and details["restarts"]:
             self.on_restarts(self.client.group, details["restarts"])
-
-
-def _in_headers(numbers: Mapping[str, int]) -> dict[str, str]:
-    return {f"{_HEADER}-{name}": str(number) for name, number in numbers.items()}
 
 
 class Exchanges:
@@ -261,11 +280,6 @@ class Exchanges:
         exchange = self.get({})
         return exchange.refusal if exchange is not None else None
 
-    def logged(self, details: Mapping[str, Any]) -> Exchange | None:
-        """The request that LiteLLM logs, by the details that its logging object holds."""
-        owned = list(self._own.items())
-        return next((exchange for owner, exchange in owned if getattr(owner, _DETAILS, None) is details), None)
-
     def close(self, body: Mapping[str, Any]) -> Exchange | None:
         """Forgets a request that has ended, and its holds."""
         exchange = self._own.pop(_asker(body) or self, None)
@@ -276,10 +290,146 @@ class Exchanges:
 
 def _owner(body: Mapping[str, Any]) -> object | None:
     """LiteLLM's logging object; never anything that JSON, and so a client, could have put in its place."""
-    found: object = body.get("litellm_logging_obj")
-    return found if hasattr(found, _DETAILS) else None
+    owner: object = body.get("litellm_logging_obj")
+    return owner if hasattr(owner, "model_call_details") else None
 
 
 def _asker(body: Mapping[str, Any]) -> object | None:
     reference = _served.get()
     return _owner(body) or (reference() if reference is not None else None)
+
+
+# ------------------------------------------------------------------ a request is read
+
+
+class Reader:
+    """Reads requests as the operator's settings want it; `exchanges` have what a protocol says of its context."""
+
+    def __init__(self, settings: Settings, exchanges: Exchanges) -> None:
+        self._settings = settings
+        self._exchanges = exchanges
+        self._conversations = Conversations()
+
+    async def exchange(
+        self, body: Mapping[str, Any], group: str, *, is_bridged: bool, is_chat: bool = False
+    ) -> Exchange | None:
+        """What is to be done for a request, filed under `group`, before anything is; None without a conversation.
+
+        Args:
+            body: of the request, with LiteLLM's metadata.
+            is_bridged: LiteLLM makes a chat of a text completion.
+            is_chat: the client speaks chat completions.
+        """
+        prompt = body.get("prompt")
+        long = is_long(body.get("messages"), body.get("tools")) or is_long(prompt, [prompt])
+        client = await off_loop_if(long, lambda: self._client(body, group, is_bridged=is_bridged, is_chat=is_chat))
+        attempts = Attempts(summary_calls_left=self._settings.constants.max_summary_calls)
+        return Exchange(client, attempts) if client is not None else None
+
+    def _client(self, body: Mapping[str, Any], group: str, *, is_bridged: bool, is_chat: bool) -> ClientRequest | None:
+        received, token_ids = wire.decode(body), None
+        if received is None and "prompt" in body:
+            received, token_ids = wire.decode_text(body, is_bridged=is_bridged)
+            # Any other is for the transport, and the server, to judge.
+            received = received or Request(messages=())
+        if received is None:
+            return None
+        orders, metadata = self._exchanges.orders(body), metadata_of(body)
+        unfolded, bases = (orders or NO_ORDERS).unfolded(received.messages)
+        messages = tuple(map(cleaned, unfolded))
+        is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
+        original = received if is_same else replace(received, messages=messages)
+        route = str(metadata.get("user_api_key_request_route") or "")
+        bad_wish: CompactionError | None = wire.not_served(
+            sent_body(body), route, keeps_responses=keeps_responses(), is_read=orders is not None
+        )
+        try:
+            wish = wish_of(body, metadata)
+        except BadWish as error:
+            # Told only if it is guarded: a deployment that is just observed answers as ever.
+            wish, bad_wish = NONE, error
+        tenant = tenant_of(metadata)
+        is_summary, is_beside = self._kind(original, tenant, body)
+        return ClientRequest(
+            received=received,
+            original=original,
+            group=group,
+            tenant=tenant,
+            client_text=wire.client_texts(body),
+            is_chat=is_chat,
+            opted_out=(self._settings.allow_opt_out and wish.off) or is_off_for_owner(metadata),
+            wish=wish,
+            bad_wish=bad_wish,
+            is_client_summary=is_summary or is_beside,
+            is_beside=is_beside,
+            orders=orders or NO_ORDERS,
+            token_ids=token_ids,
+            bases=bases,
+        )
+
+    def _kind(self, request: Request, tenant: str, body: Mapping[str, Any]) -> tuple[bool, bool]:
+        """Returns if a client summarizes its conversation itself, and if it asks beside it."""
+        if self._settings.mode != "guard":
+            return False, False
+        has_tools, asked_tokens = bool(request.tools), wire.asked_output_tokens(body)
+        if is_client_summary(request.messages, told_headers(body), has_tools=has_tools):
+            return True, _is_little(asked_tokens)
+        is_beside = self._conversations.is_beside(
+            tenant, request.messages, has_tools=has_tools, asked_tokens=asked_tokens
+        )
+        return False, is_beside
+
+
+class _Seen(NamedTuple):
+    """A conversation's newest request; `end` are its last messages, oldest first, as hashes of role and text."""
+
+    length: int
+    first: int
+    end: tuple[int, ...]
+    has_tools: bool
+    is_bounded: bool
+
+
+class Conversations:
+    """The newest conversations of each tenant, without their texts, by which requests beside them are told by form.
+
+    Such a request (a title, tags, suggestions) is one short message over a copy of the conversation's end, without
+    tools, and its answer is bounded where the conversation's own requests are not, or it has none of their tools. In
+    doubt a request is an ordinary one. No summary is made for one beside, and nothing is kept of it.
+    """
+
+    def __init__(self) -> None:
+        self._seen: Bounded[str, tuple[_Seen, ...]] = Bounded(_MOST_TENANTS)
+
+    def is_beside(self, tenant: str, messages: Sequence[Message], *, has_tools: bool, asked_tokens: int | None) -> bool:
+        """Returns True for a request beside a conversation of its tenant's; takes note of any other."""
+        if not messages:
+            return False
+        hashes = tuple(hash((message.role, message.text, message.calls)) for message in messages)
+        own = _Seen(len(messages), hashes[0], hashes[-_END:], has_tools, _is_little(asked_tokens))
+        known = self._seen.get(tenant, ())
+        if not has_tools and any(_is_beside(messages, hashes, each, is_bounded=own.is_bounded) for each in known):
+            return True
+        others = (each for each in known if each.end[-1] not in hashes or each.first != own.first)
+        self._seen[tenant] = (own, *others)[:_MOST_CONVERSATIONS]
+        return False
+
+
+def _is_little(asked_tokens: int | None) -> bool:
+    return asked_tokens is not None and 0 < asked_tokens <= _MOST_ANSWER_TOKENS
+
+
+def _is_beside(messages: Sequence[Message], hashes: tuple[int, ...], seen: _Seen, *, is_bounded: bool) -> bool:
+    says_little = is_bounded and not seen.is_bounded
+    for added, start, end in ((messages[-1], 0, len(messages) - 1), (messages[0], 1, len(messages))):
+        # The answer that the conversation's next turn will have.
+        has_answer = end > start and messages[end - 1].role == "assistant" and not messages[end - 1].calls
+        copy = hashes[start : end - has_answer]
+        copied = min(len(copy), len(seen.end))
+        is_copy = copied > 0 and copied + has_answer >= _LEAST_COPIED and copy[-copied:] == seen.end[-copied:]
+        is_whole = is_copy and len(copy) == seen.length and copy[0] == seen.first
+        is_short = (added.is_system or added.role == "user") and len(added.text) <= _MOST_CHARS
+        is_copy = is_copy and (start == 0 or hashes[0] != seen.first)
+        if is_copy and is_short and (says_little or (seen.has_tools and not is_whole)):
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""The deployments that a request can reach, which of them may be guarded, and which carrier serves each.
+"""The deployments that a request can reach, which of them are guarded, with which settings, and who carries them.
 
 A deployment is guarded if it is `lm_studio/…`, or `openai/…` at a loopback or private address that answers as LM
 Studio, or if its operator opted in. The transport carries it if LiteLLM reaches it through the OpenAI client, the hooks
@@ -13,10 +13,14 @@ at an address in a local network.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import ipaddress
+import logging
+import math
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -24,9 +28,14 @@ from urllib.parse import urlsplit
 from litellm_compaction.config import SAME_MODEL, DeploymentSettings, Settings, deployment_settings_from
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.engine import ALL_WAYS
+from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
+from litellm_compaction.proxy.litellm_inside.application import with_credentials
+from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.windows.other_servers import SERVERS, LocalServer
-from litellm_compaction.windows.windows import Target
+from litellm_compaction.windows.windows import Target, Window, Windows
+
+logger = logging.getLogger("litellm_compaction")
 
 Kind: TypeAlias = Literal["lm_studio", "maybe_lm_studio", "opted_in", "foreign"]
 Carrier: TypeAlias = Literal["transport", "hooks"]
@@ -163,13 +172,12 @@ def asked_deployment_of(
 ) -> Deployment:
     """The deployment as a pruning model: as if it had been opted in, and with a supposed window if it is hosted."""
     own = {**as_entry(model_info.get("compaction")), "enabled": True}
-    found = deployment_of(litellm_params, {**model_info, "compaction": own}, group=group, environ=environ)
-    target = found.target
+    asked = deployment_of(litellm_params, {**model_info, "compaction": own}, group=group, environ=environ)
+    target = asked.target
     is_hosted = not target.is_lmstudio and not target.apis and not is_local_address(target.api_base or "hosted.invalid")
     if not is_hosted or target.context_length is not None:
-        return found
-    supposed = replace(target, context_length=DEFAULT_WINDOW_TOKENS, context_source="default")
-    return replace(found, target=supposed)
+        return asked
+    return replace(asked, target=replace(target, context_length=DEFAULT_WINDOW_TOKENS, context_source="default"))
 
 
 def _server_of(provider: str) -> LocalServer | None:
@@ -195,7 +203,7 @@ def is_bridged(provider: str) -> bool:
 
 def without_route(model: str) -> str:
     """A model's name, with or without a provider's, without the route that LiteLLM would ask for it by."""
-    return _ROUTE.sub(lambda found: found[1] or "", model)
+    return _ROUTE.sub(lambda route: route[1] or "", model)
 
 
 def is_local_address(api_base: str) -> bool:
@@ -310,3 +318,118 @@ def unknown_model(config: Mapping[str, Any], name: str) -> str:
         return ""
     shown = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
     return f"no model of this proxy is called {name!r}; known: {shown or 'none'}, and {SAME_MODEL}"
+
+
+# ------------------------------------------------------------------ the operator's settings, applied
+
+
+def limits_of(window: Window, settings: Settings) -> dict[str, int]:
+    """A window as LiteLLM's lists show it, by LiteLLM's names.
+
+    Clients ask for no longer an answer than `max_output_tokens`, and take it off the window for their own compaction:
+    it is the part that we set aside for an answer ourselves.
+    """
+    answer_tokens = math.floor(settings.constants.output_buffer_ratio * window.tokens)
+    least_tokens = min(settings.constants.output_buffer_min_tokens, window.tokens // 10)
+    output_tokens = min(max(answer_tokens, least_tokens, 1), window.tokens)
+    return {"max_input_tokens": window.tokens, "max_output_tokens": output_tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedDeployment:
+    """A guarded deployment with the settings in force for it."""
+
+    deployment: Deployment
+    settings: Settings
+
+    @property
+    def carrier(self) -> Carrier:
+        return carrier_of(self.deployment, self.settings)
+
+
+class DeploymentSelector:
+    """The operator's settings, applied to deployments."""
+
+    def __init__(self, source: LiveSettings, windows: Windows) -> None:
+        self._source = source
+        self._windows = windows
+        self._warned: set[str] = set()
+
+    @property
+    def configured(self) -> Settings:
+        """The settings of config.yaml."""
+        return self._source.configured
+
+    def deployment(self, entry: Mapping[str, Any], read: Callable[..., Deployment] = deployment_of) -> Deployment:
+        """The deployment that an entry of the router's list describes."""
+        params = with_credentials(as_entry(entry.get("litellm_params")))
+        group = str(entry.get("model_name") or "")
+        return read(params, as_entry(entry.get("model_info")), group=group, environ=os.environ)
+
+    async def guard(self, deployment: Deployment) -> GuardedDeployment | None:
+        """None for a deployment that is left alone."""
+        if deployment.kind == "foreign":
+            return None
+        settings, conflict = for_deployment(await self._source.current(), self.configured, deployment.settings)
+        if conflict:
+            message = "settings changed at run time do not reach model=%s: %s"
+            self.warn_once(f"{deployment.id}|{conflict}", message, deployment.group, conflict)
+        target = await self._target(deployment) if settings.mode != "off" else None
+        return None if target is None else GuardedDeployment(replace(deployment, target=target), settings)
+
+    async def guarded(self, router: Any) -> AsyncIterator[GuardedDeployment]:
+        """Every guarded deployment of a router, in its order."""
+        for entry in router_entries(router):
+            guard = await self.guard(self.deployment(entry))
+            if guard is not None:
+                yield guard
+
+    async def _target(self, deployment: Deployment) -> Target | None:
+        """The deployment's target, after it is known which server it is; None for one that was not opted in."""
+        target, other = deployment.target, deployment.other_target
+        if deployment.kind != "maybe_lm_studio":
+            return target
+        answer = target.api_base is not None and await self._windows.is_lmstudio(target.api_base, target.api_key)
+        if answer is None and other is None:
+            message = (
+                "model=%s is not guarded while its server does not answer: if it is LM Studio, write "
+                "`model: lm_studio/…`, or `model_info: {compaction: {enabled: true}}`"
+            )
+            self.warn_once(f"{deployment.id}?", message, deployment.group)
+        if answer or other is None:
+            return target if answer else None
+        # LM Studio, which it may be while it is silent, has no window by default.
+        return other if answer is False else replace(other, context_length=deployment.settings.context_length)
+
+    async def pruning_target(self, router: Any, name: str) -> Target | None:
+        """The target of a pruning model of any kind; None for a name that the router does not know.
+
+        Of several deployments the one with the smallest window: any of them may be asked.
+        """
+        deployments = [self.deployment(entry, asked_deployment_of) for entry in group_entries(router, name)]
+        targets = [target for each in deployments if (target := await self._target(each)) is not None]
+        sized: list[tuple[int, Target]] = []
+        for target in targets if len(targets) > 1 else ():
+            with contextlib.suppress(CompactionError):
+                sized.append(((await self._windows.resolve(target)).tokens, target))
+        return min(sized, key=lambda each: each[0])[1] if sized else next(iter(targets), None)
+
+    async def why_unusable(self, router: Any, name: str) -> str:
+        """Says why summaries do not go to a pruning model now; "" if they do."""
+        target = await self.pruning_target(router, name)
+        if target is None:
+            return "no model of this proxy has this name"
+        try:
+            await self._windows.resolve(target)
+        except ModelNotLoaded:
+            return "it is not loaded, and loading it could evict the model that is asked"
+        except WindowUnread:
+            return "its server does not answer"
+        except CompactionError:
+            return "its context length is unknown: write model_info.compaction.context_length for it"
+        return ""
+
+    def warn_once(self, key: str, message: str, *values: object) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            logger.warning(message, *values)

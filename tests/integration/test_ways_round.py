@@ -18,7 +18,7 @@ from litellm.exceptions import BadRequestError
 from litellm.types.utils import CallTypes
 
 from litellm_compaction.errors import LiteLLMChanged
-from litellm_compaction.proxy.litellm_inside.seam import Seam, missing
+from litellm_compaction.proxy.litellm_inside import Seam, missing
 from litellm_compaction.proxy.routing import router_entries
 from litellm_compaction.proxy.seams import Seams, check_classes
 from tests.builders import talk

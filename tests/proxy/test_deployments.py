@@ -8,9 +8,8 @@ import httpx
 import pytest
 
 from litellm_compaction.config import Settings
-from litellm_compaction.proxy.deployments import DeploymentSelector, limits_of
 from litellm_compaction.proxy.live_settings import LiveSettings
-from litellm_compaction.proxy.routing import carrier_of
+from litellm_compaction.proxy.routing import DeploymentSelector, carrier_of, limits_of
 from litellm_compaction.windows.windows import Window, Windows
 from tests.constants import settings_of
 from tests.proxy.test_routing import LOCAL, ON, deployment

@@ -13,8 +13,7 @@ import httpx
 import litellm
 import pytest
 
-from litellm_compaction.proxy.litellm_inside.application import before_end, keeps_responses
-from litellm_compaction.proxy.litellm_inside.connections import connect
+from litellm_compaction.proxy.litellm_inside.application import before_end, connect, keeps_responses
 
 
 async def test_proxies_of_the_environment_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
