@@ -8,16 +8,15 @@ hook on every route, with retries and fallbacks; an exchange belongs to that obj
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
-from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.config import Settings
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.messages import Message, Request, cleaned, system_prefix_length
+from litellm_compaction.core.messages import Request, cleaned, system_prefix_length
 from litellm_compaction.core.transcripts import is_client_summary
 from litellm_compaction.engine import (
     Action,
@@ -49,47 +48,30 @@ _served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction
 # Far more than a proxy in front of one machine has under way; a bound for requests whose end is never told.
 _MOST = 1024
 _HEADER = "x-litellm-compaction"
-OnRestarts: TypeAlias = Callable[[str, int], None]
-# Of an answer beside a conversation, and of the message that asks for it: no title, no list of suggestions is longer.
-_MOST_ANSWER_TOKENS, _MOST_CHARS = 512, 4000
-# Of a conversation's end, by which a copy of it is known; a copy of one message may be anybody's.
-_END, _LEAST_COPIED = 32, 2
-_MOST_TENANTS, _MOST_CONVERSATIONS = 4096, 16
+# No title that a client asks for beside a conversation is longer, nor any list of suggestions.
+_LITTLE_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
-    """A request as the client sent it: read once, by every phase; so it has as many fields as clients have words.
-
-    Attributes:
-        original: as it was received, without the notices that it carried back; the same object if there were none.
-        group: the model name that it is filed under in the store.
-        client_text: gives every text that the client sent, in whatever field.
-        is_chat: the client speaks chat completions, and so reads the stream that we see.
-        bad_wish: why its wish could not be read, or another field is not served; None for neither.
-        is_client_summary: the client summarizes its conversation itself, or asks for something beside it.
-        is_beside: its conversation goes on as if it had not asked.
-        cleared_calls, cleared_tokens: of old tool results, by its order; `original` is without them.
-        token_ids: the number of them in a text completion that consists of them; None for any other request.
-        bases: the record that `original` begins with, as `core.portable.Unfolded` has it.
-    """
+    """A request as the client sent it: read once, by every phase; so it has as many fields as clients have words."""
 
     received: Request
-    original: Request
-    group: str
+    original: Request  # Without the notices that it carried back; the same object if there were none.
+    group: str  # The model name that it is filed under in the store.
     tenant: str = ""
-    client_text: Callable[[], str] = str
-    is_chat: bool = False
+    client_text: Callable[[], str] = str  # Gives every text that the client sent, in whatever field.
+    is_chat: bool = False  # The client speaks chat completions, and so reads the stream that we see.
     opted_out: bool = False
     wish: Wish = NONE
-    bad_wish: CompactionError | None = None
-    is_client_summary: bool = False
-    is_beside: bool = False
+    bad_wish: CompactionError | None = None  # Why its wish could not be read, or another field is not served.
+    is_client_summary: bool = False  # The client summarizes its conversation itself, or asks for something beside it.
+    is_beside: bool = False  # Its conversation goes on as if it had not asked.
     orders: Orders = NO_ORDERS
-    cleared_calls: int = 0
+    cleared_calls: int = 0  # Of old tool results, by its order; `original` is without them.
     cleared_tokens: int = 0
-    token_ids: int | None = None
-    bases: tuple[Compaction, ...] = ()
+    token_ids: int | None = None  # The number of them in a text completion that consists of them.
+    bases: tuple[Compaction, ...] = ()  # The record that `original` begins with, as `core.portable.Unfolded` has it.
 
     @property
     def is_unread(self) -> bool:
@@ -97,68 +79,101 @@ class ClientRequest:
         return not self.original.messages and self.token_ids is None
 
 
+def client_request(
+    body: Mapping[str, Any], group: str, orders: Orders | None, settings: Settings, *, is_bridged: bool, is_chat: bool
+) -> ClientRequest | None:
+    """A request, filed under `group`, as the operator's settings want it; None without a conversation.
+
+    Args:
+        body: of the request, with LiteLLM's metadata.
+        orders: what its protocol says of its context; None if that was not read.
+        is_bridged: LiteLLM makes a chat of a text completion.
+        is_chat: the client speaks chat completions.
+    """
+    received, token_ids = wire.decode(body), None
+    if received is None and "prompt" in body:
+        received, token_ids = wire.decode_text(body, is_bridged=is_bridged)
+        # Any other is for the transport, and the server, to judge.
+        received = received or Request(messages=())
+    if received is None:
+        return None
+    metadata = metadata_of(body)
+    unfolded, bases = (orders or NO_ORDERS).unfolded(received.messages)
+    messages = tuple(map(cleaned, unfolded))
+    is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
+    original = received if is_same else replace(received, messages=messages)
+    route = str(metadata.get("user_api_key_request_route") or "")
+    bad_wish: CompactionError | None = wire.not_served(
+        sent_body(body), route, keeps_responses=keeps_responses(), is_read=orders is not None
+    )
+    try:
+        wish = wish_of(body, metadata)
+    except BadWish as error:
+        # Told only if it is guarded: a deployment that is just observed answers as ever.
+        wish, bad_wish = NONE, error
+    is_summary = settings.mode == "guard" and is_client_summary(
+        original.messages, told_headers(body), has_tools=bool(original.tools)
+    )
+    return ClientRequest(
+        received=received,
+        original=original,
+        group=group,
+        tenant=tenant_of(metadata),
+        client_text=wire.client_texts(body),
+        is_chat=is_chat,
+        opted_out=(settings.allow_opt_out and wish.off) or is_off_for_owner(metadata),
+        wish=wish,
+        bad_wish=bad_wish,
+        is_client_summary=is_summary,
+        is_beside=is_summary and 0 < (wire.asked_output_tokens(body) or 0) <= _LITTLE_TOKENS,
+        orders=orders or NO_ORDERS,
+        token_ids=token_ids,
+        bases=bases,
+    )
+
+
 @dataclass(slots=True)
 class Attempt:
-    """The state of a request at one deployment; a fallback to another deployment begins a new one.
-
-    Attributes:
-        needed: the compaction that is made after the headers have gone; None for none.
-        context, prepared: as it was sent last.
-        action: the strongest thing done for it: compacted, then reused, then none.
-        details: of its usage: its end, and the cost of restarts.
-        is_carried: the transport does all that happens while its answer is open.
-        begins_silently: nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
-    """
+    """The state of a request at one deployment; a fallback to another deployment begins a new one."""
 
     deployment: str = ""
-    needed: CompactionNeeded | None = None
+    needed: CompactionNeeded | None = None  # A compaction that is made after the headers have gone.
     context: RequestContext | None = None
-    prepared: PreparedRequest | None = None
-    action: Action = "none"
-    details: Mapping[str, Any] | None = None
-    is_carried: bool = False
+    prepared: PreparedRequest | None = None  # As it was sent last.
+    action: Action = "none"  # The strongest thing done for it: compacted, then reused, then none.
+    details: Mapping[str, Any] | None = None  # Of its usage: its end, and the cost of restarts.
+    is_carried: bool = False  # The transport does all that happens while its answer is open.
+    # Nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
     begins_silently: bool = False
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Tokens and rounds of what was sent, or will be: an upper bound stands for the tokens after a compaction."""
+        """Tokens and round of what was sent, or will be: an upper bound stands for the tokens after a compaction."""
         if (sent := self.prepared) is not None:
-            before_tokens, after_tokens, window, round_ = sent.tokens_before, sent.count.tokens, sent.window, sent.round
+            numbers = (sent.tokens_before, sent.count.tokens, sent.window.tokens, sent.round)
         elif self.needed is not None:
             measured, step = self.needed.measured, self.needed.steps[0]
-            before_tokens, after_tokens, window = measured.tokens_before, step.predicted_tokens, measured.window
-            round_ = step.draft.round
+            numbers = (measured.tokens_before, step.predicted_tokens, measured.window.tokens, step.draft.round)
         else:
             return {}
-        told = {"tokens-before": before_tokens, "tokens-after": after_tokens, "window": window.tokens, "round": round_}
-        if sent is not None and sent.excerpts:
-            told |= {"excerpts": sent.excerpts, "excerpt-tokens": sent.excerpt_tokens}
-        return told
+        named = dict(zip(("tokens-before", "tokens-after", "window", "round"), numbers, strict=True))
+        quoted = {"excerpts": sent.excerpts, "excerpt-tokens": sent.excerpt_tokens} if sent and sent.excerpts else {}
+        return {**named, **quoted}
 
 
 @dataclass(slots=True)
 class Exchange:
-    """A client's request and the work done for it. The loop that carries its answer tells it how that goes.
-
-    Attributes:
-        attempts: the number that it may still spend.
-        pin: the name or id under which the router finds the deployment that it was measured for last.
-        may_pause: its answer nears the limit, so that a compaction may silence it for a while.
-        alone: the whole answer, if no model is asked; None otherwise.
-        foreseen: the outcome before its deployment was chosen, until it is.
-        room: its hold on a shared context if the hooks carry it, until it ends.
-    """
+    """A client's request and the work done for it. The loop that carries its answer tells it how that goes."""
 
     client: ClientRequest
-    attempts: Attempts
-    pin: str = ""
-    may_pause: bool = False
-    alone: Told | None = None
+    attempts: Attempts  # That it may still spend.
+    pin: str = ""  # By which the router finds the deployment that it was measured for last.
+    may_pause: bool = False  # Its answer nears the limit, so that a compaction may silence it for a while.
+    alone: Told | None = None  # The whole answer, if no model is asked.
     refusal: CompactionError | None = None
-    foreseen: Foreseen | None = None
-    room: Reservation | None = None
+    foreseen: Foreseen | None = None  # The outcome before its deployment was chosen, until it is.
+    room: Reservation | None = None  # Its hold on a shared context if the hooks carry it, until it ends.
     attempt: Attempt = field(default_factory=Attempt)
-    on_restarts: OnRestarts | None = None
 
     @property
     def is_hooked(self) -> bool:
@@ -228,15 +243,12 @@ class Exchange:
     def ended(self, details: Mapping[str, Any]) -> None:
         """Notes how the answer ended, and the cost of restarts."""
         self.attempt.details = details
-        if self.on_restarts is not None and details["restarts"]:
-            self.on_restarts(self.client.group, details["restarts"])
 
 
 class Exchanges:
     """The requests under way, each as long as LiteLLM's logging object of it lives."""
 
-    def __init__(self, on_restarts: OnRestarts | None = None) -> None:
-        self._on_restarts = on_restarts
+    def __init__(self) -> None:
         self._own: weakref.WeakKeyDictionary[object, Exchange] = weakref.WeakKeyDictionary()
         # Known before the request is: of the body that the client sent.
         self._orders: weakref.WeakKeyDictionary[object, Orders] = weakref.WeakKeyDictionary()
@@ -259,7 +271,6 @@ class Exchanges:
 
     def open(self, body: Mapping[str, Any], exchange: Exchange) -> Exchange:
         """Remembers `exchange` as the request of a hook's `body`."""
-        exchange.on_restarts = self._on_restarts
         if (owner := _owner(body)) is None:
             return exchange
         self._own[owner] = exchange
@@ -297,139 +308,3 @@ def _owner(body: Mapping[str, Any]) -> object | None:
 def _asker(body: Mapping[str, Any]) -> object | None:
     reference = _served.get()
     return _owner(body) or (reference() if reference is not None else None)
-
-
-# ------------------------------------------------------------------ a request is read
-
-
-class Reader:
-    """Reads requests as the operator's settings want it; `exchanges` have what a protocol says of its context."""
-
-    def __init__(self, settings: Settings, exchanges: Exchanges) -> None:
-        self._settings = settings
-        self._exchanges = exchanges
-        self._conversations = Conversations()
-
-    async def exchange(
-        self, body: Mapping[str, Any], group: str, *, is_bridged: bool, is_chat: bool = False
-    ) -> Exchange | None:
-        """What is to be done for a request, filed under `group`, before anything is; None without a conversation.
-
-        Args:
-            body: of the request, with LiteLLM's metadata.
-            is_bridged: LiteLLM makes a chat of a text completion.
-            is_chat: the client speaks chat completions.
-        """
-        prompt = body.get("prompt")
-        long = is_long(body.get("messages"), body.get("tools")) or is_long(prompt, [prompt])
-        client = await off_loop_if(long, lambda: self._client(body, group, is_bridged=is_bridged, is_chat=is_chat))
-        attempts = Attempts(summary_calls_left=self._settings.constants.max_summary_calls)
-        return Exchange(client, attempts) if client is not None else None
-
-    def _client(self, body: Mapping[str, Any], group: str, *, is_bridged: bool, is_chat: bool) -> ClientRequest | None:
-        received, token_ids = wire.decode(body), None
-        if received is None and "prompt" in body:
-            received, token_ids = wire.decode_text(body, is_bridged=is_bridged)
-            # Any other is for the transport, and the server, to judge.
-            received = received or Request(messages=())
-        if received is None:
-            return None
-        orders, metadata = self._exchanges.orders(body), metadata_of(body)
-        unfolded, bases = (orders or NO_ORDERS).unfolded(received.messages)
-        messages = tuple(map(cleaned, unfolded))
-        is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
-        original = received if is_same else replace(received, messages=messages)
-        route = str(metadata.get("user_api_key_request_route") or "")
-        bad_wish: CompactionError | None = wire.not_served(
-            sent_body(body), route, keeps_responses=keeps_responses(), is_read=orders is not None
-        )
-        try:
-            wish = wish_of(body, metadata)
-        except BadWish as error:
-            # Told only if it is guarded: a deployment that is just observed answers as ever.
-            wish, bad_wish = NONE, error
-        tenant = tenant_of(metadata)
-        is_summary, is_beside = self._kind(original, tenant, body)
-        return ClientRequest(
-            received=received,
-            original=original,
-            group=group,
-            tenant=tenant,
-            client_text=wire.client_texts(body),
-            is_chat=is_chat,
-            opted_out=(self._settings.allow_opt_out and wish.off) or is_off_for_owner(metadata),
-            wish=wish,
-            bad_wish=bad_wish,
-            is_client_summary=is_summary or is_beside,
-            is_beside=is_beside,
-            orders=orders or NO_ORDERS,
-            token_ids=token_ids,
-            bases=bases,
-        )
-
-    def _kind(self, request: Request, tenant: str, body: Mapping[str, Any]) -> tuple[bool, bool]:
-        """Returns if a client summarizes its conversation itself, and if it asks beside it."""
-        if self._settings.mode != "guard":
-            return False, False
-        has_tools, asked_tokens = bool(request.tools), wire.asked_output_tokens(body)
-        if is_client_summary(request.messages, told_headers(body), has_tools=has_tools):
-            return True, _is_little(asked_tokens)
-        is_beside = self._conversations.is_beside(
-            tenant, request.messages, has_tools=has_tools, asked_tokens=asked_tokens
-        )
-        return False, is_beside
-
-
-class _Seen(NamedTuple):
-    """A conversation's newest request; `end` are its last messages, oldest first, as hashes of role and text."""
-
-    length: int
-    first: int
-    end: tuple[int, ...]
-    has_tools: bool
-    is_bounded: bool
-
-
-class Conversations:
-    """The newest conversations of each tenant, without their texts, by which requests beside them are told by form.
-
-    Such a request (a title, tags, suggestions) is one short message over a copy of the conversation's end, without
-    tools, and its answer is bounded where the conversation's own requests are not, or it has none of their tools. In
-    doubt a request is an ordinary one. No summary is made for one beside, and nothing is kept of it.
-    """
-
-    def __init__(self) -> None:
-        self._seen: Bounded[str, tuple[_Seen, ...]] = Bounded(_MOST_TENANTS)
-
-    def is_beside(self, tenant: str, messages: Sequence[Message], *, has_tools: bool, asked_tokens: int | None) -> bool:
-        """Returns True for a request beside a conversation of its tenant's; takes note of any other."""
-        if not messages:
-            return False
-        hashes = tuple(hash((message.role, message.text, message.calls)) for message in messages)
-        own = _Seen(len(messages), hashes[0], hashes[-_END:], has_tools, _is_little(asked_tokens))
-        known = self._seen.get(tenant, ())
-        if not has_tools and any(_is_beside(messages, hashes, each, is_bounded=own.is_bounded) for each in known):
-            return True
-        others = (each for each in known if each.end[-1] not in hashes or each.first != own.first)
-        self._seen[tenant] = (own, *others)[:_MOST_CONVERSATIONS]
-        return False
-
-
-def _is_little(asked_tokens: int | None) -> bool:
-    return asked_tokens is not None and 0 < asked_tokens <= _MOST_ANSWER_TOKENS
-
-
-def _is_beside(messages: Sequence[Message], hashes: tuple[int, ...], seen: _Seen, *, is_bounded: bool) -> bool:
-    says_little = is_bounded and not seen.is_bounded
-    for added, start, end in ((messages[-1], 0, len(messages) - 1), (messages[0], 1, len(messages))):
-        # The answer that the conversation's next turn will have.
-        has_answer = end > start and messages[end - 1].role == "assistant" and not messages[end - 1].calls
-        copy = hashes[start : end - has_answer]
-        copied = min(len(copy), len(seen.end))
-        is_copy = copied > 0 and copied + has_answer >= _LEAST_COPIED and copy[-copied:] == seen.end[-copied:]
-        is_whole = is_copy and len(copy) == seen.length and copy[0] == seen.first
-        is_short = (added.is_system or added.role == "user") and len(added.text) <= _MOST_CHARS
-        is_copy = is_copy and (start == 0 or hashes[0] != seen.first)
-        if is_copy and is_short and (says_little or (seen.has_tools and not is_whole)):
-            return True
-    return False

@@ -20,13 +20,13 @@ import httpx
 
 from litellm_compaction.concurrency import is_long, off_loop_if
 from litellm_compaction.config import SAME_MODEL, Settings
-from litellm_compaction.engine import Compactor, PreparedRequest, PruningModel, RequestContext
+from litellm_compaction.engine import Attempts, Compactor, PreparedRequest, PruningModel, RequestContext
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
 from litellm_compaction.proxy.answers import asked_of
 from litellm_compaction.proxy.client import identity_of, metadata_of, tenant_of
-from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, Reader
+from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, client_request
 from litellm_compaction.proxy.internal import Caller, group_of, is_internal_call, may_write_ahead, name_call
 from litellm_compaction.proxy.litellm_inside import LACKS, missing
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
@@ -77,7 +77,6 @@ class Guard:
         self._standards = standards
         self._compactor = compactor
         self._exchanges = exchanges
-        self._reader = Reader(guards.configured, exchanges)
         self._store = store
         self._clients = Clients()
         self._inner: httpx.AsyncBaseTransport | None = None
@@ -129,7 +128,7 @@ class Guard:
             return
         becomes_chat = all(is_bridged(guard.deployment.provider) for guard in guards if guard is not None)
         group = str(data.get("model"))
-        exchange = await self._reader.exchange(data, group, is_bridged=becomes_chat, is_chat=is_chat)
+        exchange = await self._read(data, group, is_bridged=becomes_chat, is_chat=is_chat)
         if exchange is None or exchange.client.is_unread:
             return
         if is_chat:
@@ -287,7 +286,7 @@ class Guard:
                 return known
         is_chat = known is not None and known.client.is_chat
         becomes_chat = is_bridged(deployment.provider)
-        fresh = await self._reader.exchange(kwargs, deployment.group, is_bridged=becomes_chat, is_chat=is_chat)
+        fresh = await self._read(kwargs, deployment.group, is_bridged=becomes_chat, is_chat=is_chat)
         if fresh is None:
             self._exchanges.close(kwargs)
             return None
@@ -350,6 +349,16 @@ class Guard:
         target = context.target
         made = self._clients.over(transport, api_base=str(target.api_base), api_key=target.api_key)
         return {**wire.as_chat(kwargs), "client": made}
+
+    async def _read(self, body: Mapping[str, Any], group: str, *, is_bridged: bool, is_chat: bool) -> Exchange | None:
+        """What is to be done for a request, as `client_request` reads it, before anything is."""
+        settings, prompt = self.guards.configured, body.get("prompt")
+        long = is_long(body.get("messages"), body.get("tools")) or is_long(prompt, [prompt])
+        orders = self._exchanges.orders(body)
+        read = partial(client_request, body, group, orders, settings, is_bridged=is_bridged, is_chat=is_chat)
+        client = await off_loop_if(long, read)
+        attempts = Attempts(summary_calls_left=settings.constants.max_summary_calls)
+        return Exchange(client, attempts) if client is not None else None
 
     # ------------------------------------------------------------------ a deployment, and what the engine knows of it
 

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from litellm_compaction.config import SAME_MODEL, DeploymentSettings, Settings, deployment_settings_from
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.engine import ALL_WAYS
-from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.proxy.litellm_inside.application import with_credentials
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
@@ -421,12 +421,8 @@ class DeploymentSelector:
             return "no model of this proxy has this name"
         try:
             await self._windows.resolve(target)
-        except ModelNotLoaded:
-            return "it is not loaded, and loading it could evict the model that is asked"
-        except WindowUnread:
-            return "its server does not answer"
-        except CompactionError:
-            return "its context length is unknown: write model_info.compaction.context_length for it"
+        except CompactionError as error:
+            return f"its context length is not known: {error}"
         return ""
 
     def warn_once(self, key: str, message: str, *values: object) -> None:

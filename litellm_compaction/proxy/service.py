@@ -61,7 +61,7 @@ class Service:
             observers=(log_observer(logger), self._metrics.observe, self._history),
         )
         self.live = LiveSettings(settings, store if settings.page == "on" else None)
-        self.exchanges = Exchanges(self._metrics.restarted)
+        self.exchanges = Exchanges()
         ToldOnce(self.exchanges.refusal).install()
         self.guards = DeploymentSelector(self.live, self.compactor.windows)
         standards = Standards(self.compactor, self.exchanges, Items(secret))
