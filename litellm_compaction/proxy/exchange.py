@@ -17,6 +17,7 @@ from typing import Any
 from litellm_compaction.config import Settings
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request, cleaned, system_prefix_length
+from litellm_compaction.core.portable import Unfolded
 from litellm_compaction.core.transcripts import is_client_summary
 from litellm_compaction.engine import (
     Action,
@@ -98,13 +99,13 @@ def client_request(
     if received is None:
         return None
     metadata = metadata_of(body)
-    unfolded, bases = (orders or NO_ORDERS).unfolded(received.messages)
+    unfolded, bases = Unfolded(received.messages) if orders is None else orders.unfolded(received.messages)
     messages = tuple(map(cleaned, unfolded))
     is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
     original = received if is_same else replace(received, messages=messages)
     route = str(metadata.get("user_api_key_request_route") or "")
     bad_wish: CompactionError | None = wire.not_served(
-        sent_body(body), route, keeps_responses=keeps_responses(), is_read=orders is not None
+        sent_body(body), route, keeps_responses=keeps_responses, is_read=orders is not None
     )
     try:
         wish = wish_of(body, metadata)
@@ -209,11 +210,6 @@ class Exchange:
         if self.attempt.deployment not in ("", deployment):
             self.attempt, self.may_pause = Attempt(), False
         self.attempt.deployment = deployment
-
-    def take_foreseen(self) -> Foreseen | None:
-        """For the first attempt only: a later one may come minutes after."""
-        foreseen, self.foreseen = self.foreseen, None
-        return foreseen
 
     def refused(self, error: CompactionError) -> None:
         self.refusal = error

@@ -20,7 +20,7 @@ import httpx
 
 from litellm_compaction.concurrency import is_long, off_loop_if
 from litellm_compaction.config import SAME_MODEL, Settings
-from litellm_compaction.engine import Attempts, Compactor, PreparedRequest, PruningModel, RequestContext
+from litellm_compaction.engine import Attempts, Compactor, Foreseen, PreparedRequest, PruningModel, RequestContext
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
@@ -45,6 +45,7 @@ from litellm_compaction.proxy.routing import (
 )
 from litellm_compaction.proxy.seams import Seams
 from litellm_compaction.proxy.standards import responses
+from litellm_compaction.proxy.standards.orders import NO_ORDERS
 from litellm_compaction.proxy.standards.standards import Standards
 from litellm_compaction.stores import Store
 
@@ -140,10 +141,7 @@ class Guard:
         context = await self._context(router, guard, exchange, data)
         if client.bad_wish is not None:
             raise client.bad_wish
-        if client.token_ids is not None:
-            await self._compactor.bound(client.token_ids, context)
-            return
-        exchange.foreseen = await self._compactor.prepare(client.original, context)
+        exchange.foreseen = await self._decided(exchange, context)
         if is_chat and guard.carrier == "hooks":
             # The transport does the slow part itself, in the open response.
             room = self._compactor.room(context)
@@ -153,32 +151,36 @@ class Guard:
                 room.release()
             exchange.sent(context, prepared)
 
+    async def _decided(self, exchange: Exchange, context: RequestContext) -> Foreseen:
+        """What to send, or to make first, without doing again what was done when this deployment was foreseen."""
+        if (token_ids := exchange.client.token_ids) is not None:
+            return await self._compactor.bound(token_ids, context)
+        # Of the first attempt only: a later one may come minutes after.
+        foreseen, exchange.foreseen = exchange.foreseen, None
+        return await self._compactor.prepared_for(exchange.client.original, context, foreseen)
+
     # ------------------------------------------------------------------ for the chosen deployment
 
     async def before_deployment(self, router: Any, kwargs: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
         """The arguments of a call, whose `kind` LiteLLM names so, as they go out; None if nothing changes."""
         if any(word in kind for word in _ASIDE):
             return None
-        own = wire.from_chats_alone(kwargs)
         # Also if nothing else changes, or something fails: LiteLLM could not reach the server.
-        unchanged = None if own is kwargs else {**own}
+        changed = own = wire.from_chats_alone(kwargs)
         try:
-            if router is None:
-                return unchanged
-            if is_internal_call():
-                return self._of_ours(router, own) if kind in _GUARDED_CALLS else unchanged
-            changed = await self._changed(router, own, kind)
+            if router is not None and is_internal_call.get():
+                changed = self._of_ours(router, own) if kind in _GUARDED_CALLS else own
+            elif router is not None:
+                changed = await self._changed(router, own, kind)
         except CompactionError as error:
             raise self._refused(kwargs, error) from error
         except Exception as error:
             exchange = self._exchanges.get(kwargs)
             too_long = exchange.attempts.too_long if exchange is not None else None
             log_failure("deployment", error, too_long=too_long)
-            if too_long is None:
-                return unchanged
-            raise self._refused(kwargs, too_long) from error
-        else:
-            return unchanged if changed is own else {**changed}
+            if too_long is not None:
+                raise self._refused(kwargs, too_long) from error
+        return None if changed is kwargs else {**changed}
 
     def _refused(self, kwargs: Mapping[str, Any], error: CompactionError) -> Exception:
         if (exchange := self._exchanges.get(kwargs)) is not None:
@@ -190,7 +192,7 @@ class Guard:
             mark_told(told)
         return told
 
-    def _of_ours(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _of_ours(self, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments of a call that we make ourselves, which nobody guards."""
         name_call(router, kwargs)
         asked = self._deployment_of(kwargs)
@@ -198,7 +200,7 @@ class Guard:
         extra = wire.with_extra(kwargs, refuses_by(asked.provider))
         if asked.kind != "foreign" and carrier_of(asked, self.guards.configured) == "transport":
             extra |= wire.as_chat(kwargs)
-        return {**kwargs, **extra} if extra else None
+        return {**kwargs, **extra} if extra else kwargs
 
     async def _changed(self, router: Any, received: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
         """The arguments of a call of a client's; the same object if nothing changes."""
@@ -260,9 +262,9 @@ class Guard:
             return kwargs
         if client.bad_wish is not None:
             raise client.bad_wish
-        if await self._standards.answers(exchange, context):
+        if client.orders is not NO_ORDERS and await self._standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
-        # Standards may have taken something out of it.
+        # What was ordered to go has been taken out of it.
         client = exchange.client
         if guard.carrier == "transport":
             changed = await self._carried(exchange, context, kwargs)
@@ -299,17 +301,12 @@ class Guard:
     ) -> dict[str, Any]:
         """The changes to a call whose answer LiteLLM's hooks carry: compacted, and with a bound on the answer."""
         client, is_stream = exchange.client, bool(kwargs.get("stream"))
-        foreseen = exchange.take_foreseen()
         # Given back by whoever carries the stream, at the answer's end, or with the exchange.
         room = exchange.room = self._compactor.room(context)
         if (task := asyncio.current_task()) is not None:
             # LiteLLM calls no hook if a client leaves meanwhile; a plain answer its server writes to the end.
             task.add_done_callback(lambda ended: ended.cancelled() and (room.release if is_stream else room.abandon)())
-        if client.token_ids is not None:
-            prepared = await self._compactor.bound(client.token_ids, context)
-        else:
-            ready = await self._compactor.prepared_for(client.original, context, foreseen)
-            prepared = await self._compactor.finish(ready, room)
+        prepared = await self._compactor.finish(await self._decided(exchange, context), room)
         limit = await room.acquire(
             prepared,
             prepared.max_output_tokens(wire.asked_output_tokens(kwargs)),
@@ -330,10 +327,8 @@ class Guard:
     async def _carried(self, exchange: Exchange, context: RequestContext, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The changes to a call: a client whose transport compacts it, and carries its answer over the limit."""
         client, attempt = exchange.client, exchange.attempt
-        prepared, foreseen = None, exchange.take_foreseen()
-        if client.original.messages:
-            # The transport does so itself with all that it sees in another form.
-            prepared = await self._compactor.prepared_for(client.original, context, foreseen)
+        # The transport does so itself with all that it sees in another form.
+        prepared = await self._decided(exchange, context) if client.original.messages else None
         attempt.is_carried = True
         if isinstance(prepared, PreparedRequest):
             exchange.sent(context, prepared)

@@ -41,22 +41,18 @@ _MOST_TOKEN_CHARS = 16
 _AS_STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 # Asyncio keeps only weak references to its tasks.
 _logging = Tasks()
-_is_internal: ContextVar[bool] = ContextVar("litellm_compaction_internal_call", default=False)
+# True in the task of a call of ours. A client cannot forge this, as it could a marker.
+is_internal_call: ContextVar[bool] = ContextVar("litellm_compaction_internal_call", default=False)
 
 
 @contextlib.contextmanager
 def as_ours() -> Iterator[None]:
     """Marks the calls that are made within as our own, which are never guarded."""
-    token = _is_internal.set(True)
+    token = is_internal_call.set(True)
     try:
         yield
     finally:
-        _is_internal.reset(token)
-
-
-def is_internal_call() -> bool:
-    """True in the task of a call of ours. A client cannot forge this, as it could a marker."""
-    return _is_internal.get()
+        is_internal_call.reset(token)
 
 
 def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
@@ -77,22 +73,14 @@ def group_of(router: Any, kwargs: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Makes calls of ours to one model, on behalf of a client's request.
-
-    Attributes:
-        model: a deployment id, which pins that deployment, or a model name.
-        parent: metadata of the client's request, to whose key the call belongs.
-        timeout_s: limit for each call.
-        group: the `model_name` that the caller's lists are looked up for.
-        is_same: the client itself asked that model, and so may.
-    """
+    """Makes calls of ours to one model, on behalf of a client's request."""
 
     router: Any
-    model: str
-    parent: Mapping[str, Any]
-    timeout_s: float
-    group: str = ""
-    is_same: bool = False
+    model: str  # A deployment's id, which pins it, or a model name.
+    parent: Mapping[str, Any]  # Metadata of the client's request, to whose key the call belongs.
+    timeout_s: float  # For each call.
+    group: str = ""  # The `model_name` that the key's lists are looked up for.
+    is_same: bool = False  # The client itself asked that model, and so may.
 
     async def ask(
         self,

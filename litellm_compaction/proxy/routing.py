@@ -1,12 +1,8 @@
 """The deployments that a request can reach, which of them are guarded, with which settings, and who carries them.
 
 A deployment is guarded if it is `lm_studio/…`, or `openai/…` at a loopback or private address that answers as LM
-Studio, or if its operator opted in. The transport carries it if LiteLLM reaches it through the OpenAI client, the hooks
-otherwise.
-
-The window of an opted-in deployment that is not LM Studio is its server's own number, or what its operator wrote:
-`context_length`, or `max_input_tokens` of `model_info`. Without a number its requests are refused, as LM Studio's are:
-a server may have been started with any context length, and may cut silently. Of opted-in deployments only servers of
+Studio, or if its operator opted in. The window of one that is opted in is its server's own number, or the operator's
+`context_length`, or `max_input_tokens`; without any its requests are refused: it may cut silently. Only servers of
 one's own are asked: those of providers that name software to run oneself (vLLM, llamafile), and OpenAI-compatible ones
 at an address in a local network.
 """
@@ -20,7 +16,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -37,6 +33,8 @@ from litellm_compaction.windows.windows import Target, Window, Windows
 
 logger = logging.getLogger("litellm_compaction")
 
+# A part of an entry of the router's list, or of the arguments of a call.
+Entry: TypeAlias = Mapping[str, Any]
 Kind: TypeAlias = Literal["lm_studio", "maybe_lm_studio", "opted_in", "foreign"]
 Carrier: TypeAlias = Literal["transport", "hooks"]
 # The ways of each to go on with an answer: LiteLLM's hooks know chats only.
@@ -58,25 +56,15 @@ _SHOWN_NAMES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """One deployment of the router.
+    """One deployment of the router."""
 
-    Attributes:
-        id: the router's id; pins a call to this deployment.
-        group: its `model_name`.
-        provider: LiteLLM's name for its kind.
-        kind: `maybe_lm_studio` is decided by asking its server once.
-        target: for window and counting.
-        settings: `model_info.compaction`.
-        other_target: in place of `target` if its server is not LM Studio; None leaves it alone then.
-    """
-
-    id: str
-    group: str
-    provider: str
-    kind: Kind
-    target: Target
-    settings: DeploymentSettings
-    other_target: Target | None = None
+    id: str  # The router's; pins a call to this deployment.
+    group: str  # Its `model_name`.
+    provider: str  # LiteLLM's name for its kind.
+    kind: Kind  # `maybe_lm_studio` is decided by asking its server once.
+    target: Target  # For window and counting.
+    settings: DeploymentSettings  # `model_info.compaction`.
+    other_target: Target | None = None  # In its place if its server is not LM Studio; None leaves it alone then.
 
     @property
     def is_wildcard(self) -> bool:
@@ -84,23 +72,21 @@ class Deployment:
         return "*" in self.group
 
 
-def deployment_of(
-    litellm_params: Mapping[str, Any], model_info: Mapping[str, Any], *, group: str, environ: Mapping[str, str]
-) -> Deployment:
+def deployment_of(params: Entry, info: Entry, *, group: str, environ: Mapping[str, str]) -> Deployment:
     """The deployment that a `model_list` entry, or the arguments of a call to it, describe.
 
     Raises:
         ConfigError: `model_info.compaction` is not valid.
     """
-    full_name = _text(litellm_params.get("model"))
+    full_name = _text(params.get("model"))
     prefix, slash, rest = full_name.partition("/")
     # Of `lm_studio/*` a client may ask for no model: LM Studio then answers with the one that is loaded.
     named = prefix if slash else "openai" if _OPENAIS.match(full_name) else ""
-    provider = _text(litellm_params.get("custom_llm_provider")) or named
+    provider = _text(params.get("custom_llm_provider")) or named
     model = without_route(rest if slash and prefix == provider else full_name)
-    own = deployment_settings_from(model_info.get("compaction"), f"model_info.compaction of {group or full_name!r}")
-    api_base = _resolved(litellm_params.get("api_base") or litellm_params.get("base_url"), environ)
-    api_key = _resolved(litellm_params.get("api_key"), environ)
+    own = deployment_settings_from(info.get("compaction"), f"model_info.compaction of {group or full_name!r}")
+    api_base = _resolved(params.get("api_base") or params.get("base_url"), environ)
+    api_key = _resolved(params.get("api_key"), environ)
     if provider == "lm_studio":
         api_base, api_key = api_base or environ.get("LM_STUDIO_API_BASE"), api_key or environ.get("LM_STUDIO_API_KEY")
     elif provider == "openai" and api_base is None:
@@ -113,7 +99,7 @@ def deployment_of(
         kind = "lm_studio"
     elif own.enabled is not False and provider in _OPENAI_PROVIDERS and is_local_address(api_base or ""):
         kind = "maybe_lm_studio"
-    identity = _text(model_info.get("id")) or full_name
+    identity = _text(info.get("id")) or full_name
     target = Target(
         key=f"{identity}|{model}",
         model=model,
@@ -123,25 +109,17 @@ def deployment_of(
         is_lmstudio=kind in ("lm_studio", "maybe_lm_studio"),
         tokenizer=str(own.changes.get("tokenizer", "")),
     )
-    other = _opted_in(target, provider, litellm_params, model_info, environ) if own.enabled else None
+    other = None
+    if own.enabled and kind != "lm_studio":
+        other = _opted_in(target, provider, params, info, environ)
+    if kind == "opted_in" and other is not None:
+        target, other = other, None
     return Deployment(
-        id=identity,
-        group=group,
-        provider=provider,
-        kind=kind,
-        target=other if kind == "opted_in" and other is not None else target,
-        settings=own,
-        other_target=other if kind == "maybe_lm_studio" else None,
+        id=identity, group=group, provider=provider, kind=kind, target=target, settings=own, other_target=other
     )
 
 
-def _opted_in(
-    target: Target,
-    provider: str,
-    litellm_params: Mapping[str, Any],
-    model_info: Mapping[str, Any],
-    environ: Mapping[str, str],
-) -> Target:
+def _opted_in(target: Target, provider: str, params: Entry, info: Entry, environ: Mapping[str, str]) -> Target:
     """`target` as an operator opted it in: the server to ask for its window, and the number without an answer."""
     server = _server_of(provider)
     variable, address = ("", None) if server is None else server.providers[provider]
@@ -154,8 +132,8 @@ def _opted_in(
     if api_base is None or _host(api_base).endswith(hosted):
         apis = ()
     # The tokens that each request makes the server allocate (Ollama: `num_ctx`).
-    asked = _positive(litellm_params.get(server.window_parameter)) if server and server.window_parameter else None
-    shown, written = _positive(model_info.get("max_input_tokens")), target.context_length or asked
+    asked = _positive(params.get(server.window_parameter)) if server and server.window_parameter else None
+    shown, written = _positive(info.get("max_input_tokens")), target.context_length or asked
     return replace(
         target,
         api_base=api_base,
@@ -167,12 +145,10 @@ def _opted_in(
     )
 
 
-def asked_deployment_of(
-    litellm_params: Mapping[str, Any], model_info: Mapping[str, Any], *, group: str, environ: Mapping[str, str]
-) -> Deployment:
+def asked_deployment_of(params: Entry, info: Entry, *, group: str, environ: Mapping[str, str]) -> Deployment:
     """The deployment as a pruning model: as if it had been opted in, and with a supposed window if it is hosted."""
-    own = {**as_entry(model_info.get("compaction")), "enabled": True}
-    asked = deployment_of(litellm_params, {**model_info, "compaction": own}, group=group, environ=environ)
+    own = {**as_entry(info.get("compaction")), "enabled": True}
+    asked = deployment_of(params, {**info, "compaction": own}, group=group, environ=environ)
     target = asked.target
     is_hosted = not target.is_lmstudio and not target.apis and not is_local_address(target.api_base or "hosted.invalid")
     if not is_hosted or target.context_length is not None:
@@ -281,15 +257,14 @@ def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> li
 def _named(fallbacks: object, name: str) -> Iterable[str]:
     """The groups that a fallback setting names for `name`: `[{"a": ["b"]}]`, `{"*": …}`, or a client's `["b"]`."""
     for entry in fallbacks if isinstance(fallbacks, list) else ():
-        if isinstance(entry, str):
-            yield entry
-        elif isinstance(entry, Mapping):
-            listed = [entry.get("model"), *(each for key in (name, "*") for each in _listed(entry.get(key)))]
-            yield from (each for each in listed if isinstance(each, str))
-
-
-def _listed(value: object) -> Iterable[object]:
-    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+        listed: list[object] = [entry]
+        if isinstance(entry, Mapping):
+            groups = (entry.get(key) for key in (name, "*"))
+            listed = [
+                entry.get("model"),
+                *(each for group in groups if isinstance(group, (list, tuple)) for each in group),
+            ]
+        yield from (each for each in listed if isinstance(each, str))
 
 
 def listed_id(wildcard_id: str, model: str) -> str:
@@ -362,7 +337,9 @@ class DeploymentSelector:
 
     def deployment(self, entry: Mapping[str, Any], read: Callable[..., Deployment] = deployment_of) -> Deployment:
         """The deployment that an entry of the router's list describes."""
-        params = with_credentials(as_entry(entry.get("litellm_params")))
+        params = as_entry(entry.get("litellm_params"))
+        if (name := params.get("litellm_credential_name")) is not None:
+            params = with_credentials(params, str(name))
         group = str(entry.get("model_name") or "")
         return read(params, as_entry(entry.get("model_info")), group=group, environ=os.environ)
 
@@ -422,7 +399,7 @@ class DeploymentSelector:
         try:
             await self._windows.resolve(target)
         except CompactionError as error:
-            return f"its context length is not known: {error}"
+            return f"its context length is not known: {error.for_clients}"
         return ""
 
     def warn_once(self, key: str, message: str, *values: object) -> None:

@@ -288,7 +288,7 @@ def is_conversation(messages: object) -> bool:
 
 
 def not_served(
-    original: Mapping[str, Any], route: str, *, keeps_responses: bool, is_read: bool = False
+    original: Mapping[str, Any], route: str, *, keeps_responses: Callable[[], bool], is_read: bool
 ) -> NotServed | None:
     """The first part of a client's body, as it was sent, that LiteLLM would drop on its way to a chat completion."""
     if route.endswith("/messages") and not is_read and original.get("compaction") is not None:
@@ -296,7 +296,7 @@ def not_served(
     if not route.endswith("/responses"):
         return None
     for field, remedy in _STANDS_FOR_MESSAGES.items():
-        if original.get(field) is not None and not (keeps_responses and remedy):
+        if original.get(field) is not None and not (remedy and keeps_responses()):
             return _left_out(field, f"Send the whole conversation as `input`.{remedy}")
     items = original.get("input")
     for at, item in enumerate(items if isinstance(items, list) and not is_read else ()):

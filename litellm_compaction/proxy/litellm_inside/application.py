@@ -195,11 +195,8 @@ def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
     return make
 
 
-def with_credentials(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`params` of a deployment with those of `litellm_credential_name`, which LiteLLM adds after our hook."""
-    name = params.get("litellm_credential_name")
-    if not isinstance(name, str):
-        return params
+def with_credentials(params: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """`params` of a deployment with those of its `litellm_credential_name`, which LiteLLM adds after our hook."""
     return {**Seam.CREDENTIALS.needed()(name), **{key: value for key, value in params.items() if value is not None}}
 
 
