@@ -83,13 +83,9 @@ class ClientRequest:
 def client_request(
     body: Mapping[str, Any], group: str, orders: Orders | None, settings: Settings, *, is_bridged: bool, is_chat: bool
 ) -> ClientRequest | None:
-    """A request, filed under `group`, as the operator's settings want it; None without a conversation.
+    """Reads a body with LiteLLM's metadata, filed under `group`; None without a conversation.
 
-    Args:
-        body: of the request, with LiteLLM's metadata.
-        orders: what its protocol says of its context; None if that was not read.
-        is_bridged: LiteLLM makes a chat of a text completion.
-        is_chat: the client speaks chat completions.
+    `orders` are None if its protocol was not read; `is_bridged` if LiteLLM makes a chat of a text completion.
     """
     received, token_ids = wire.decode(body), None
     if received is None and "prompt" in body:

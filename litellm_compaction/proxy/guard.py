@@ -49,13 +49,12 @@ from litellm_compaction.proxy.standards.orders import NO_ORDERS
 from litellm_compaction.proxy.standards.standards import Standards
 from litellm_compaction.stores import Store
 
-# The calls that every bridged route (chat, messages, responses) becomes at the deployment, and text completions.
+# LiteLLM's kinds of calls (litellm/types/utils.py, `CallTypes`): those that are guarded; the routes that it turns into
+# those, whose bodies may say how a client's context is to be treated; they and all others that it turns into chats for
+# a server that has nothing else, with "" for what it does not name; and words in the names without a conversation.
 _GUARDED_CALLS = frozenset({"acompletion", "atext_completion"})
-# Routes that LiteLLM turns into those, whose bodies may say how a client's context is to be treated.
 _BRIDGED_CALLS = frozenset({"anthropic_messages", "aresponses"})
-# Those and all others that it turns into chats for a server that has nothing else; "" is a kind that it does not name.
 _BECOME_CHATS = _BRIDGED_CALLS | {"_aresponses_websocket", "agenerate_content", "agenerate_content_stream", ""}
-# In the names of calls without a conversation (litellm/types/utils.py, `CallTypes`).
 _ASIDE = (
     *("embedding", "rerank", "moderation", "transcription", "speech", "image", "video", "ocr", "search"),
     *("batch", "file", "fine_tuning"),
@@ -84,13 +83,16 @@ class Guard:
 
     async def look_at_seams(self, router: Any) -> None:
         """Looks at all that requests are guarded by as soon as there is a router, and notes in the store what lacks."""
-        fault = self.seams.of_router(router)
-        if fault is None and self.guards.configured.carrier == "auto":
-            fault = await self.seams.of_client()
+        fault = await self._fault(router, is_carried=self.guards.configured.carrier == "auto")
         said = "\n".join([str(fault or ""), *missing()]).rstrip()
         # The note is for `doctor`; the store tells its own troubles.
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._store.put_fact(*LACKS, said), _STORE_LIMIT_S)
+
+    async def _fault(self, router: Any, *, is_carried: bool) -> LiteLLMChanged | None:
+        """What is missing by which requests are guarded; a client that is not passed on, only if it `is_carried`."""
+        fault = self.seams.of_router(router)
+        return await self.seams.of_client() if fault is None and is_carried else fault
 
     async def is_guarded(self, router: Any, model: object, data: Mapping[str, Any] | None = None) -> bool:
         """Returns True if every deployment that a request for a model can reach is guarded."""
@@ -210,9 +212,7 @@ class Guard:
         guard = await self.guards.guard(deployment)
         does_guard = guard is not None and guard.settings.mode == "guard"
         if guard is not None and does_guard:
-            fault = self.seams.of_router(router)
-            if fault is None and guard.carrier == "transport":
-                fault = await self.seams.of_client()
+            fault = await self._fault(router, is_carried=guard.carrier == "transport")
             if fault is not None:
                 raise fault
         known = self._exchanges.get(kwargs)

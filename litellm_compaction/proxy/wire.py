@@ -14,9 +14,8 @@ from litellm_compaction.proxy.routing import without_route
 
 # LiteLLM's additions to a request.
 _LITELLM_KEYS = frozenset({"metadata", "litellm_metadata", "proxy_server_request", "secret_fields", "model_info"})
-# The OpenAI client puts this into the body last, over the values of LiteLLM and its deployment.
-_EXTRA = "extra_body"
-_PROVIDER = "custom_llm_provider"
+# The OpenAI client puts the first into the body last, over the values of LiteLLM and its deployment.
+_EXTRA, _PROVIDER = "extra_body", "custom_llm_provider"
 # Fields that a chat and a text completion share, with those of llama.cpp, LM Studio and vLLM.
 _COMPLETION_KEYS = frozenset(
     {
@@ -48,14 +47,12 @@ _NOT_THE_CLIENTS = frozenset({"model", "stream", _PROVIDER})
 _EXTRAS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "suffix")
 # Less than the least margin in tokens, so that no ordinary `{"enable_thinking": false}` makes a count an estimate.
 _LEAST_EXTRAS_CHARS = 64
-_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
-# llama.cpp's own, which goes before `max_tokens` there (tools/server: "if n_predict is present, we overwrite").
-_LLAMA_LIMIT = "n_predict"
+# Bounds on the answer; llama.cpp's own goes before the others there (tools/server, `n_predict`).
+_OUTPUT_LIMITS, _LLAMA_LIMIT = ("max_tokens", "max_completion_tokens"), "n_predict"
 # Answers to each prompt: a server writes them at once (llama.cpp, tools/server, `n` and `n_cmpl`; vLLM `best_of`).
 _ANSWERS = ("n", "n_cmpl", "best_of")
-_MOST_DIGITS = 18
-# OpenAI's limit, which some servers check.
-_MOST_STOPS = 4
+# Of a number that is read, and OpenAI's limit of stop strings, which some servers check.
+_MOST_DIGITS, _MOST_STOPS = 18, 4
 # Bounds on thinking: Anthropic's, OpenRouter's, llama.cpp's own two, and Gemini's; below 0 there is none.
 _THOUGHT_BUDGETS = (
     *(("thinking", "budget_tokens"), ("reasoning", "max_tokens")),
@@ -70,13 +67,11 @@ GOES_ON: Mapping[str, Any] = {"continue_final_message": True, "add_generation_pr
 # Anthropic's stop reasons.
 _CLIENTS_LIMIT, _WINDOWS_END = "max_tokens", "model_context_window_exceeded"
 # LiteLLM's name for a server of which it knows OpenAI's chat alone, an address where there is none, and the key of a
-# deployment's `model_info` for its own arguments meanwhile.
+# deployment's `model_info` for its own arguments meanwhile. By its endpoints there LiteLLM sends messages and responses
+# as they came (llms/openai_like).
 _CHATS_ALONE, _NOWHERE, _OWN = "custom_openai", "http://guarded.invalid/v1", "litellm_compaction_own"
 _OF_DEPLOYMENTS = ("model", _PROVIDER, "api_base", "base_url", "api_key", "litellm_credential_name", "model_info")
-# By these of a deployment's `model_info` LiteLLM sends messages and responses as they came (llms/openai_like).
 _ENDPOINTS = "supported_endpoints"
-# LiteLLM's own word to itself, as it makes a chat of a response (main.py).
-_SKIPS_RESPONSES = "_skip_responses_api_bridge"
 # Fields of OpenAI's /v1/responses that stand for messages, and what serves them after all.
 _STANDS_FOR_MESSAGES = {
     "conversation": "",
@@ -413,7 +408,8 @@ def from_chats_alone(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a call to a chat that keep LiteLLM from asking for a response, past the client that we give."""
-    return {"model": without_route(str(body.get("model"))), _SKIPS_RESPONSES: True}
+    # LiteLLM's own word to itself, as it makes a chat of a response (main.py).
+    return {"model": without_route(str(body.get("model"))), "_skip_responses_api_bridge": True}
 
 
 # ------------------------------------------------------------------ LiteLLM's answers
@@ -422,7 +418,7 @@ def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 def usage_of(response: object) -> Usage | None:
     """The usage that a response or chunk carries, if it is complete."""
     usage = _field(response, "usage")
-    prompt, completion = _field(usage, "prompt_tokens"), _field(usage, "completion_tokens")
+    prompt, completion = (_field(usage, f"{part}_tokens") for part in ("prompt", "completion"))
     if not _is_count(prompt) or not _is_count(completion) or prompt <= 0:
         return None
     # Part of the prompt, as OpenAI defines it; if it is more, the server leaves it out of the other number.
