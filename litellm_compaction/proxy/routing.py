@@ -41,7 +41,7 @@ Carrier: TypeAlias = Literal["transport", "hooks"]
 WAYS_OF: Mapping[Carrier, frozenset[Way]] = {"transport": frozenset(ALL_WAYS), "hooks": frozenset(("prefill", "turn"))}
 # Of a hosted pruning model without any other number; never of a model that is guarded.
 DEFAULT_WINDOW_TOKENS = 128_000
-_OPENAI_PROVIDERS = ("openai", "custom_openai")
+_OPENAI_PROVIDERS, _OLLAMA = ("openai", "custom_openai"), ("ollama", "ollama_chat")
 _LOCAL_SUFFIXES = (".local", ".lan", ".home", ".internal", ".localdomain", ".home.arpa", ".ts.net", ".test")
 # LiteLLM takes a model of such a name, without a provider, for OpenAI's.
 _OPENAIS = re.compile(r"(gpt-|chatgpt-|o\d)")
@@ -94,6 +94,8 @@ def deployment_of(params: Entry, info: Entry, *, group: str, environ: Mapping[st
         base = environ.get("OPENAI_BASE_URL") or environ.get("OPENAI_API_BASE") or ""
         if is_local_address(base):
             api_base, api_key = base, api_key or environ.get("OPENAI_API_KEY")
+    elif provider in _OLLAMA:
+        api_base = api_base or environ.get("OLLAMA_API_BASE") or "http://localhost:11434"
     kind: Kind = "opted_in" if own.enabled else "foreign"
     if own.enabled is not False and provider == "lm_studio":
         kind = "lm_studio"
@@ -111,7 +113,7 @@ def deployment_of(params: Entry, info: Entry, *, group: str, environ: Mapping[st
     )
     other = None
     if own.enabled and kind != "lm_studio":
-        other = _opted_in(target, provider, params, info, environ)
+        other = _opted_in(target, provider, info, environ)
     if kind == "opted_in" and other is not None:
         target, other = other, None
     return Deployment(
@@ -119,21 +121,15 @@ def deployment_of(params: Entry, info: Entry, *, group: str, environ: Mapping[st
     )
 
 
-def _opted_in(target: Target, provider: str, params: Entry, info: Entry, environ: Mapping[str, str]) -> Target:
+def _opted_in(target: Target, provider: str, info: Entry, environ: Mapping[str, str]) -> Target:
     """`target` as an operator opted it in: the server to ask for its window, and the number without an answer."""
     server = _server_of(provider)
     variable, address = ("", None) if server is None else server.providers[provider]
     api_base = target.api_base or environ.get(variable) or address
-    apis: tuple[str, ...] = () if server is None else (server.name,)
+    apis: tuple[str, ...] = () if server is None or api_base is None else (server.name,)
     if provider in _OPENAI_PROVIDERS and is_local_address(api_base or ""):
         apis = tuple(SERVERS)
-    # A hosted service may go by the name of a server of one's own.
-    hosted = tuple(host for each in SERVERS.values() for host in each.cloud_hosts)
-    if api_base is None or _host(api_base).endswith(hosted):
-        apis = ()
-    # The tokens that each request makes the server allocate (Ollama: `num_ctx`).
-    asked = _positive(params.get(server.window_parameter)) if server and server.window_parameter else None
-    shown, written = _positive(info.get("max_input_tokens")), target.context_length or asked
+    shown, written = _positive(info.get("max_input_tokens")), target.context_length
     return replace(
         target,
         api_base=api_base,
@@ -141,7 +137,6 @@ def _opted_in(target: Target, provider: str, params: Entry, info: Entry, environ
         context_source="max_input_tokens" if shown and not written else "operator",
         is_lmstudio=False,
         apis=apis,
-        asked_tokens=asked,
     )
 
 
@@ -161,9 +156,11 @@ def _server_of(provider: str) -> LocalServer | None:
 
 
 def refuses_by(provider: str) -> Mapping[str, Any]:
-    """The fields by which a provider's server refuses a prompt that it would cut in silence; {} if it knows none."""
-    server = _server_of(provider)
-    return server.refuses_by if server is not None else {}
+    """The fields by which a provider's server refuses a prompt that it would cut in silence; {} if it knows none.
+
+    Ollama drops the oldest messages, and shifts the context of an answer (api/types.go, server/routes.go).
+    """
+    return {"truncate": False, "shift": False} if provider in _OLLAMA else {}
 
 
 def carrier_of(deployment: Deployment, settings: Settings) -> Carrier:

@@ -44,13 +44,13 @@ def opted(model: str, *, compaction: dict[str, Any] | None = None, info: Any = N
         (_SILENT, {}, {"max_input_tokens": True}, {}, (None, "operator")),
         (_SILENT, {}, {"max_input_tokens": 10**9 + 1}, {}, (None, "operator")),
         (_SILENT, {}, {}, {"max_input_tokens": 7000}, (None, "operator")),
-        ("ollama/never-heard-of", {}, {}, {"num_ctx": 16384}, (16384, "operator")),
+        ("ollama/never-heard-of", {}, {}, {"num_ctx": 16384}, (None, "operator")),
     ],
 )
 def test_the_sources_of_a_window_have_an_order(
     model: str, compaction: Any, info: Any, params: dict[str, int], window: tuple[int | None, str]
 ) -> None:
-    """context_length, what requests ask for, the operator's max_input_tokens; otherwise there is none."""
+    """context_length, the operator's max_input_tokens; otherwise there is none, whatever a request says."""
     target = opted(model, compaction=compaction, info=info, **params)
     assert (target.context_length, target.context_source) == window
 
@@ -62,6 +62,7 @@ def test_the_sources_of_a_window_have_an_order(
         ("openai/x", "http://gpu.lan:8000/v1", None),
         ("hosted_vllm/x", "https://vllm.example.com/v1", None),
         ("ollama/x", "http://10.0.0.7:11434", None),
+        ("ollama/x", None, None),
         ("openai/x", None, 128_000),
         ("ollama_chat/x", "https://ollama.com", 128_000),
     ],
