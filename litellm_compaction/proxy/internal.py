@@ -200,7 +200,7 @@ async def _joined(stream: Any, asked: Sequence[Message], most_chars: int) -> Sum
 async def log_stopped(log: Any, text: str, usage: Mapping[str, int]) -> None:
     """Makes LiteLLM log, and charge, a stream that was stopped, by its logging object and the text and usage so far."""
     details = getattr(log, "model_call_details", None)
-    dispatch = Seam.STOPPED_STREAMS.of(log)
+    dispatch = getattr(log, "dispatch_success_handlers", None)
     if dispatch is None or not isinstance(details, dict) or details.get("has_dispatched_final_stream_success"):
         return
     message = AnswerMessage(role="assistant", content=text)

@@ -113,10 +113,6 @@ class Seam(Enum):
             raise LiteLLMChanged(str(self))
         return getattr(*place)
 
-    def of(self, instance: object) -> Any:
-        """The method of one of LiteLLM's objects, of whose class the piece is; None if it has none."""
-        return getattr(instance, str(self).rpartition(".")[2], None)
-
     def wrap(self, make: Callable[[Any], Any]) -> None:
         """Puts what `make` makes of the piece in its place, if it is there; what was put there before goes."""
         if (place := self._place()) is not None:
