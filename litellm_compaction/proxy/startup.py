@@ -19,12 +19,11 @@ from litellm_compaction.engine import Compactor, shares_context
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.master_key import ensure_master_key
 from litellm_compaction.proxy.config_check import SECTION, check_config
-from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
+from litellm_compaction.proxy.litellm_inside import Seam
 from litellm_compaction.proxy.litellm_inside.application import configuration
-from litellm_compaction.proxy.litellm_inside.seam import Seam
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import targets_of
-from litellm_compaction.proxy.routing import as_entry
+from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.windows import Target
 

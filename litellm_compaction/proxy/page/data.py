@@ -16,11 +16,10 @@ from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json
-from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
-from litellm_compaction.proxy.routing import as_entry, router_entries
+from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry, router_entries
 from litellm_compaction.recall import Lookup
 from litellm_compaction.stores import Originals, Store
 from litellm_compaction.stores.rows import MemoryRows
