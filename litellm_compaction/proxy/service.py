@@ -23,7 +23,7 @@ from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.refusals import ToldOnce, log_failure
-from litellm_compaction.proxy.standards.items import Items
+from litellm_compaction.proxy.standards.orders import Items
 from litellm_compaction.proxy.standards.routes import serving
 from litellm_compaction.proxy.standards.standards import Standards
 from litellm_compaction.proxy.startup import Preparing, spare_collections
