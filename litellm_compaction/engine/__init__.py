@@ -15,7 +15,7 @@ from litellm_compaction.engine.continuing import ContinuationPlan
 from litellm_compaction.engine.recalling import MOST_LOOKUPS, RECALL
 from litellm_compaction.engine.sharing.admission import Held
 from litellm_compaction.engine.sharing.pool import TOLD_AFTER_S
-from litellm_compaction.engine.sharing.reservation import Reservation, shares_context
+from litellm_compaction.engine.sharing.reservation import Reservation
 from litellm_compaction.engine.ways import ALL_WAYS, KnownWays, Outcome
 
 __all__ = [
@@ -37,5 +37,4 @@ __all__ = [
     "PruningModel",
     "RequestContext",
     "Reservation",
-    "shares_context",
 ]

@@ -360,11 +360,6 @@ class Compactor:
                 context.label,
             )
 
-    @property
-    def is_coordinated(self) -> bool:
-        """Processes that share the store keep room in shared contexts together."""
-        return self._leases is not None
-
     async def aclose(self) -> None:
         """Ends writing ahead, the leases that other processes would wait for, the clients and the store."""
         await self.background.aclose()

@@ -6,7 +6,6 @@ That a real proxy then does not start: `tests/processes/test_config_start.py`.
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import litellm
@@ -15,10 +14,10 @@ import pytest
 from litellm_compaction.concurrency import ended
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.proxy import startup
+from litellm_compaction.proxy import service
 from litellm_compaction.proxy.config_check import Finding, check_config
 from litellm_compaction.proxy.routing import serves
-from litellm_compaction.proxy.startup import Preparing
+from litellm_compaction.proxy.service import Service
 from tests.engine.bench import settled
 
 
@@ -26,8 +25,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[
     """What the proxy makes of a configuration with one deployment."""
     monkeypatch.setattr(litellm, "callback_settings", {"litellm_compaction": settings})
     info = {"model_info": {"compaction": own}} if own is not None else {}
-    monkeypatch.setattr(startup, "configuration", lambda: {"model_list": [{"model_name": "local", **info}]})
-    return startup.load_settings()
+    monkeypatch.setattr(service, "configuration", lambda: {"model_list": [{"model_name": "local", **info}]})
+    return service.load_settings()
 
 
 @pytest.mark.parametrize(
@@ -109,9 +108,9 @@ def misplaced(config: dict[str, Any]) -> list[Finding]:
 def test_misplaced_settings_stop_the_start(config: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, with the place where they stand and the one where they belong."""
     assert [found.place for found in misplaced(config)] == [place]
-    monkeypatch.setattr(startup, "configuration", lambda: config)
+    monkeypatch.setattr(service, "configuration", lambda: config)
     with pytest.raises(ConfigError) as raised:
-        startup.load_settings()
+        service.load_settings()
     assert str(raised.value).startswith(f"{place}: ")
     assert "`callback_settings.litellm_compaction` (top level)" in str(raised.value)
 
@@ -127,8 +126,8 @@ def test_misplaced_settings_stop_the_start(config: dict[str, Any], place: str, m
 def test_words_that_another_may_use_are_left_to_doctor(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The proxy starts; who asks `doctor` is told."""
     assert [found.error for found in misplaced(config)] == [None] * sum(map(len, config.values()))
-    monkeypatch.setattr(startup, "configuration", lambda: config)
-    startup.load_settings()
+    monkeypatch.setattr(service, "configuration", lambda: config)
+    service.load_settings()
 
 
 @pytest.mark.parametrize(
@@ -152,22 +151,26 @@ def test_what_is_in_its_place_or_another_callbacks_is_no_finding(config: dict[st
     assert misplaced(config) == []
 
 
-async def test_models_that_are_loaded_meanwhile_are_prepared_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_models_that_are_loaded_meanwhile_are_prepared_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A list that comes while others are prepared is looked at once they are; what fails is told, and does not stay."""
     gate, looks = asyncio.Event(), list[str]()
 
-    class Slow(Preparing):
-        async def prepare(self, router: Any) -> None:
-            looks.append(router)
-            await gate.wait()
-            if len(looks) == 1:
-                raise RuntimeError("odd")
+    async def prepare(router: Any, *, is_first: bool) -> None:
+        looks.append(router)
+        await gate.wait()
+        if is_first:
+            raise RuntimeError("odd")
 
-    windows: Any = SimpleNamespace(on_loaded=None)
-    made = Slow(SimpleNamespace(windows=windows), None)  # type: ignore[arg-type]
-    work = asyncio.create_task(made.keep(lambda: "router"))
+    monkeypatch.setattr(service, "current_router", lambda: "router")
+    made = Service(Settings(store="memory://"))
+    monkeypatch.setattr(made, "_prepare", prepare)
+    windows = made.compactor.windows
+    work = asyncio.create_task(made._keep_prepared())
     await settled()
     for _ in range(3):
+        assert windows.on_loaded is not None
         windows.on_loaded()
         await settled()
     gate.set()
@@ -178,4 +181,4 @@ async def test_models_that_are_loaded_meanwhile_are_prepared_too(caplog: pytest.
     await settled()
     assert len(looks) == 3
     await ended([work])
-    assert windows.on_loaded is None
+    await made.aclose()
