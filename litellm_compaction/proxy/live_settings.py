@@ -39,11 +39,7 @@ class WrongValues(ConfigError):
 
 
 def with_values(configured: Settings, values: Mapping[str, object]) -> Settings:
-    """Returns config.yaml's settings with some values in place of its own; None stands for its own.
-
-    Raises:
-        WrongValues: a key cannot be changed at run time, a value is none of its setting, or they do not fit together.
-    """
+    """Returns config.yaml's settings with some values in place of its own, None for its own; or raises WrongValues."""
     if problems := {key: f"{key} cannot be changed while the proxy runs." for key in values if key not in LIVE}:
         raise WrongValues(problems)
     try:
@@ -61,11 +57,7 @@ def with_values(configured: Settings, values: Mapping[str, object]) -> Settings:
 
 
 def chosen_values(text: str | None) -> dict[str, object]:
-    """Returns the values in a store's text.
-
-    Raises:
-        ConfigError: another version wrote it, or it is damaged.
-    """
+    """Returns the values in a store's text; a ConfigError says that another version wrote it, or that it is damaged."""
     try:
         values = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -76,13 +68,9 @@ def chosen_values(text: str | None) -> dict[str, object]:
 
 
 class InForce(NamedTuple):
-    """The settings in force.
+    """The settings in force, and those of them that were chosen at run time, as the store's `text` has them.
 
-    Attributes:
-        values: those of them that were chosen at run time, by key.
-        text: of the store, as it was read last.
-        ignored: why saved values are not in force; "" if they are.
-        failure: why the store could not be read last time; "" if it could.
+    `ignored` says why saved values are not in force, and `failure` why the store could not be read last time.
     """
 
     settings: Settings
@@ -93,13 +81,7 @@ class InForce(NamedTuple):
 
 
 class LiveSettings:
-    """config.yaml's settings with the store's values on top.
-
-    Args:
-        configured: of config.yaml.
-        store: holds the values for all workers; None for config.yaml's settings alone (`page: off`).
-        clock: monotonic seconds.
-    """
+    """config.yaml's settings with the store's values on top; without a store config.yaml's alone (`page: off`)."""
 
     def __init__(
         self, configured: Settings, store: SettingStore | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -148,15 +130,9 @@ class LiveSettings:
             return InForce(self.configured, {}, text, ignored=str(error))
 
     async def write(self, changes: Mapping[str, object], *, role: str = "") -> None:
-        """Puts changes in force, here at once and in other workers within a second.
+        """Puts values in force, here at once and in other workers within a second; None gives config.yaml's back.
 
-        Args:
-            changes: values by key; None gives config.yaml's value back.
-            role: LiteLLM's, of the visitor who changes them, for the log.
-
-        Raises:
-            WrongValues: one is none of its setting, or they do not fit together; nothing has changed.
-            StoreError: they could not be saved; nothing has changed.
+        `role` is LiteLLM's, of the visitor, for the log. After WrongValues or a StoreError nothing has changed.
         """
         async with self._writing:
             before = await self.read()
@@ -173,11 +149,7 @@ class LiveSettings:
 
 
 def for_deployment(current: Settings, configured: Settings, own: DeploymentSettings) -> tuple[Settings, str]:
-    """Returns the settings of a deployment, and why a change made at run time does not reach it ("" if it does).
-
-    Raises:
-        ConfigError: config.yaml contradicts itself, which its start has ruled out.
-    """
+    """Returns the settings of a deployment, and why a change made at run time does not reach it ("" if it does)."""
     try:
         return current.for_deployment(own), ""
     except ConfigError as error:
