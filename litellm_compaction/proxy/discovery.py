@@ -24,7 +24,7 @@ from litellm_compaction.proxy.routing import as_entry, id_of, is_listed_here, li
 from litellm_compaction.windows.windows import Target, Windows
 
 # Only below the proxy's own root: behind other prefixes are routes that pass requests through.
-_LISTING = re.compile(r"(?P<list>(/v1)?/models)(/.+)?|(/v[12])?/model/info|/model_group/info")
+_LISTING = re.compile(r"(/v1)?/models(/.+)?|(/v[12])?/model/info|/model_group/info")
 _Application: TypeAlias = Callable[..., Awaitable[None]]
 # By the ids of deployments.
 _Limits: TypeAlias = dict[str, Mapping[str, int]]
@@ -61,23 +61,12 @@ class Discovery:
     async def aclose(self) -> None:
         await ended([self._task] if self._task is not None else [])
 
-    def serving(
-        self,
-        application: _Application,
-        router: Callable[[], Any],
-        key_owner: Callable[[Mapping[str, Any], Mapping[str, str], str], Awaitable[object]],
-    ) -> _Application:
-        """LiteLLM's application, which is asked for a list after that is filled.
-
-        `key_owner` raises an error for a wrong key, which is the application's answer to it.
-        """
+    def serving(self, application: _Application, router: Callable[[], Any]) -> _Application:
+        """LiteLLM's application, which is asked for a list after that is filled; a key is its own business."""
 
         async def serve(scope: Any, receive: Any, send: Any) -> None:
             is_read = scope["type"] == "http" and scope["method"] == "GET"
-            path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-            if is_read and (asked := _LISTING.fullmatch(path)) is not None:
-                headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-                await key_owner(scope, headers, asked["list"] or path)
+            if is_read and _LISTING.fullmatch(scope.get("path", "").removeprefix(scope.get("root_path", ""))):
                 await self.refresh(router())
             await application(scope, receive, send)
 

@@ -27,7 +27,7 @@ from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDepl
 from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.exchange import Exchanges
 from litellm_compaction.proxy.guard import Guard
-from litellm_compaction.proxy.litellm_inside.application import configuration, key_owner, proxy_secret, wrap_requests
+from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_secret, wrap_requests
 from litellm_compaction.proxy.litellm_inside.connections import proxy_redis
 from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.litellm_inside.seam import Seam
@@ -127,7 +127,7 @@ class Service:
             return
         # At once: a client may ask as soon as the proxy listens.
         wrap_requests(
-            lambda application: self._discovery.serving(application, current_router, key_owner),
+            lambda application: self._discovery.serving(application, current_router),
             lambda application: serving(application, lambda name: self.guard.is_guarded(current_router(), name)),
         )
         # Without a loop this is no proxy.

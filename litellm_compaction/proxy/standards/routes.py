@@ -16,6 +16,7 @@ from litellm_compaction.proxy.standards import responses
 
 _Application: TypeAlias = Callable[..., Awaitable[None]]
 _Json: TypeAlias = dict[str, Any]
+_Receive: TypeAlias = Callable[[], Awaitable[_Json]]
 # A field of a body that wants the tokens of its prompt in place of an answer. Whoever sends it himself gets them, too.
 COUNTS = "litellm_compaction_counts"
 # Above that no request is read here, and LiteLLM answers as it does without us.
@@ -28,6 +29,7 @@ _COUNTED = (
 # So do these headers; what fails here would fail again.
 _HOW = (*(b"x-litellm-" + name for name in (b"num-retries", b"timeout", b"stream-timeout", b"keepalive-seconds")),)
 _ONCE = (b"x-litellm-num-retries", b"0")
+_OK = 200
 
 
 class _Route(NamedTuple):
@@ -67,34 +69,27 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
         path = path.rpartition("/")[0]
         kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _HOW]
         headers = _with_length([*kept, _ONCE], len(inner))
+        start: _Json = {}
+        parts: list[bytes] = []
+
+        async def answered(message: _Json) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+            else:
+                parts.append(message.get("body", b""))
+
         scope = {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
-        await application(scope, _again(inner, receive), _told(send, partial(route.told, body)))
+        await application(scope, _again(inner, receive), answered)
+        content = b"".join(parts)
+        if start["status"] == _OK and (answer := _json(content)) is not None:
+            content = json.dumps(route.told(body, answer), ensure_ascii=False).encode()
+        await send({**start, "headers": _with_length(start.get("headers", ()), len(content))})
+        await send({"type": "http.response.body", "body": content})
 
     return serve
 
 
-def _told(send: Callable[..., Awaitable[None]], told: Callable[[_Json], _Json]) -> Callable[..., Awaitable[None]]:
-    """Sends a good answer on as what `told` makes of it, and any other one as it came."""
-    start: _Json = {}
-    parts: list[bytes] = []
-
-    async def sent(message: _Json) -> None:
-        if message["type"] == "http.response.start":
-            start.update(message)
-            return
-        parts.append(message.get("body", b""))
-        if message.get("more_body"):
-            return
-        content = b"".join(parts)
-        if start["status"] == 200 and (answer := _json(content)) is not None:
-            content = json.dumps(told(answer), ensure_ascii=False).encode()
-        await send({**start, "headers": _with_length(start.get("headers", ()), len(content))})
-        await send({"type": "http.response.body", "body": content})
-
-    return sent
-
-
-async def _read(receive: Callable[[], Awaitable[_Json]]) -> bytes:
+async def _read(receive: _Receive) -> bytes:
     parts, has_more = [], True
     while has_more:
         message = await receive()
@@ -103,7 +98,7 @@ async def _read(receive: Callable[[], Awaitable[_Json]]) -> bytes:
     return b"".join(parts)
 
 
-def _again(content: bytes, receive: Callable[[], Awaitable[_Json]]) -> Callable[[], Awaitable[_Json]]:
+def _again(content: bytes, receive: _Receive) -> _Receive:
     """Gives a body that was read as if it came now; what comes after it is the client's."""
     waiting = [content]
 
