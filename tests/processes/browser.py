@@ -77,13 +77,12 @@ class Browser:
         scheme: Literal["light", "dark"] = "light",
         *,
         scripts: bool = True,
-        zone: str = "UTC",
     ) -> None:
-        """Sets the size in CSS pixels, the color scheme and the time zone."""
+        """Sets the size in CSS pixels, and the color scheme; times are in UTC."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
-        self.call("Emulation.setTimezoneOverride", timezoneId=zone)
+        self.call("Emulation.setTimezoneOverride", timezoneId="UTC")
 
     def open(self, url: str) -> None:
         """Goes to an address."""
