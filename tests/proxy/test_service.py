@@ -6,6 +6,7 @@ That a real proxy then does not start: `tests/processes/test_config_start.py`.
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import litellm
@@ -15,8 +16,7 @@ from litellm_compaction.concurrency import ended
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.proxy import service
-from litellm_compaction.proxy.config_check import Finding, check_config
-from litellm_compaction.proxy.routing import serves
+from litellm_compaction.proxy.config_check import check_config
 from litellm_compaction.proxy.service import Service
 from tests.engine.bench import settled
 
@@ -71,84 +71,47 @@ def test_a_wrong_one_stops_the_start(
         loaded(monkeypatch, settings, own)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "name", "expected"),
-    [
-        ("*", "qwen/qwen3-8b", True),
-        ("qwen/*", "qwen/qwen3-8b", True),
-        ("qwen/*", "google/gemma", False),
-        ("*-8b", "qwen3-8b", True),
-        ("a.*", "ab", False),
-        ("fixed", "other", False),
-    ],
-)
-def test_a_wildcard_reaches_what_its_pattern_says(pattern: str, name: str, expected: bool) -> None:
-    """As LiteLLM fills in the name; what else a regular expression knows is text."""
-    assert serves(pattern, name) is expected
-
-
-def misplaced(config: dict[str, Any]) -> list[Finding]:
-    """Of what is found, what stands where nobody reads it."""
-    return [found for found in check_config(config, {}) if "settings are not read here" in found.message]
+_INNER = {"litellm_settings": {"callback_settings": {"litellm_compaction": {}}}}
+_OTHERS = {"litellm_compaction": {"mode": "observe"}, "otel": {"mode": 1}, "litellm_completion": {}, 7: {}}
+_OWN = {"model_list": [{"compaction": {}, "litellm_params": {"model": "m", "strategy": "prune"}}]}
 
 
 @pytest.mark.parametrize(
-    ("config", "place"),
+    ("config", "places", "stops"),
     [
-        ({"litellm_compaction": {}}, "litellm_compaction"),
-        ({"callback_settings": {"mode": "observe"}}, "callback_settings.mode"),
-        ({"callback_settings": {"litellm_compacton": {}}}, "callback_settings.litellm_compacton"),
-        ({"callback_settings": {"litellm_compaction.handler": {}}}, "callback_settings.litellm_compaction.handler"),
+        ({"litellm_compaction": {}}, ["litellm_compaction"], True),
+        ({"callback_settings": {"mode": "observe"}}, ["callback_settings.mode"], True),
+        ({"callback_settings": {"litellm_compacton": {}}}, ["callback_settings.litellm_compacton"], True),
         (
-            {"litellm_settings": {"callback_settings": {"litellm_compaction": {}}}},
-            "litellm_settings.callback_settings.litellm_compaction",
+            {"callback_settings": {"litellm_compaction.handler": {}}},
+            ["callback_settings.litellm_compaction.handler"],
+            True,
         ),
+        (_INNER, ["litellm_settings.callback_settings.litellm_compaction"], True),
+        # Words that another callback may use: who asks `doctor` is told.
+        ({"callback_settings": {"compaction": {}}}, ["callback_settings.compaction"], False),
+        ({"litellm_settings": {"compaction_settings": {}}}, ["litellm_settings.compaction_settings"], False),
+        (_OWN, ["model_list[0].compaction", "model_list[0].litellm_params.strategy"], False),
+        # Whatever shape the sections have.
+        ({}, [], False),
+        ({"callback_settings": None}, [], False),
+        ({"callback_settings": "otel", "general_settings": ["x"]}, [], False),
+        ({"callback_settings": _OTHERS}, [], False),
     ],
 )
-def test_misplaced_settings_stop_the_start(config: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, with the place where they stand and the one where they belong."""
-    assert [found.place for found in misplaced(config)] == [place]
+def test_settings_where_nobody_reads_them(
+    config: dict[str, Any], places: list[str], stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the place where they stand and the one where they belong; what is surely ours stops the start."""
+    found = [each for each in check_config(config, {}) if "settings are not read here" in each.message]
+    assert [each.place for each in found] == places
     monkeypatch.setattr(service, "configuration", lambda: config)
-    with pytest.raises(ConfigError) as raised:
+    with (
+        pytest.raises(ConfigError, match="`callback_settings.litellm_compaction` .top level.")
+        if stops
+        else nullcontext()
+    ):
         service.load_settings()
-    assert str(raised.value).startswith(f"{place}: ")
-    assert "`callback_settings.litellm_compaction` (top level)" in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"callback_settings": {"compaction": {}}},
-        {"general_settings": {"compaction": {}}},
-        {"litellm_settings": {"compaction_settings": {}}},
-    ],
-)
-def test_words_that_another_may_use_are_left_to_doctor(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proxy starts; who asks `doctor` is told."""
-    assert [found.error for found in misplaced(config)] == [None] * sum(map(len, config.values()))
-    monkeypatch.setattr(service, "configuration", lambda: config)
-    service.load_settings()
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"callback_settings": None},
-        {"callback_settings": "otel", "general_settings": ["x"]},
-        {
-            "callback_settings": {
-                "litellm_compaction": {"mode": "observe"},
-                "otel": {"mode": 1},
-                "litellm_completion": {},
-                7: {},
-            }
-        },
-    ],
-)
-def test_what_is_in_its_place_or_another_callbacks_is_no_finding(config: dict[str, Any]) -> None:
-    """Whatever shape the sections have."""
-    assert misplaced(config) == []
 
 
 async def test_models_that_are_loaded_meanwhile_are_prepared_too(
