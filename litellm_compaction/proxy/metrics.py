@@ -45,11 +45,6 @@ _METRICS = {
     "truncation_alarms_total": _Metric("Replies whose usage says that the server cut the prompt.", ("reason",)),
     "refusals_total": _Metric("Requests refused because they cannot be made to fit."),
 }
-# Of this process, over all its contexts; what they show is there without an event.
-_GAUGES = {
-    "room_answers": "Answers that run, or that wait for room in a context that several share.",
-    "room_tokens": "Tokens that answers hold of the contexts that they share.",
-}
 
 
 def _counts(event: Event) -> Iterator[tuple[str, float, tuple[str, ...]]]:
@@ -87,15 +82,6 @@ class Metrics:
         self._instruments: dict[str, Any] | None = None
         self._models: set[str] = set()
 
-    def show_held(self, held: Callable[[], tuple[int, int]]) -> None:
-        """Has the answers and tokens that are held now shown at each look."""
-        try:
-            library = self._load()
-            for place, name in enumerate(_GAUGES):
-                _instrument(library, name).set_function(lambda place=place: held()[place])
-        except Exception as error:  # noqa: BLE001 - see the class
-            logger.debug("metrics error=%s", type(error).__name__)
-
     def observe(self, event: Event) -> None:
         self._add(event.model, _counts(event))
 
@@ -124,8 +110,6 @@ def _instrument(library: Any, name: str) -> Any:
     """A new instrument, or the one that has this name already: the module may be loaded twice in one process."""
     full_name = f"litellm_compaction_{name}"
     try:
-        if name in _GAUGES:
-            return library.Gauge(full_name, _GAUGES[name])
         text, labels, buckets = _METRICS[name]
         if buckets:
             return library.Histogram(full_name, text, ("model", *labels), buckets=buckets)

@@ -163,7 +163,6 @@ class Service:
         while (router := current_router()) is None:  # noqa: ASYNC110 - LiteLLM tells nobody when it is there
             await asyncio.sleep(_ROUTER_WAIT_S)
         spare_collections()
-        self._metrics.show_held(self.compactor.held)
         await self.guard.look_at_seams(router)
         if secret := proxy_secret():
             # Remembered: the first request would wait for it.

@@ -24,7 +24,7 @@ class Library:
 
     def __init__(self) -> None:
         self.REGISTRY = prometheus_client.CollectorRegistry()
-        for name in ("Counter", "Histogram", "Gauge"):
+        for name in ("Counter", "Histogram"):
             setattr(self, name, partial(getattr(prometheus_client, name), registry=self.REGISTRY))
 
     def shown(self) -> dict[str, float]:
@@ -44,16 +44,6 @@ def counted(*events: Any) -> dict[str, float]:
     for each in events:
         metrics.observe(each)
     return library.shown()
-
-
-def test_what_is_held_is_shown_at_each_look() -> None:
-    """From the start, without an event; a module that is loaded twice shows the newer one's."""
-    library, held = Library(), [3, 700]
-    Metrics(lambda: library).show_held(lambda: (9, 9))
-    Metrics(lambda: library).show_held(lambda: (held[0], held[1]))
-    assert library.shown() == {"room_answers": 3, "room_tokens": 700}
-    held[0] = 0
-    assert library.shown()["room_answers"] == 0
 
 
 MODEL = '{model="qwen"}'

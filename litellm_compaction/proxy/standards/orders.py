@@ -120,6 +120,8 @@ def checked(shape: type[_Shape], value: object, field: str, place: str) -> _Shap
     """
     try:
         return shape.model_validate(_without_nulls(value))
+    except RecursionError:
+        raise BadItem(field, "is not as the protocol has it") from None
     except ValidationError as error:
         problem: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
         names = (place.format(each) if isinstance(each, int) else f".{each}" for each in problem["loc"])
