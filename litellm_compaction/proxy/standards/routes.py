@@ -61,12 +61,13 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
         content = await _read(receive)
         is_long = len(content) > _LONG_BYTES
         body = await off_loop_if(is_long, lambda: _json(content))
-        asked = route.asked(body) if body is not None and await is_guarded(body.get("model")) else None
-        if body is None or asked is None:
+        if body is None or not await is_guarded(body.get("model")):
             await application(scope, _again(content, receive), send)
             return
-        inner = await off_loop_if(is_long, lambda: json.dumps(asked).encode())
-        path = path.rpartition("/")[0]
+        asked = route.asked(body)
+        # LiteLLM's own route names what is missing at once.
+        path = path if asked is None else path.rpartition("/")[0]
+        inner = await off_loop_if(is_long, lambda: json.dumps(asked or {"model": body["model"]}).encode())
         kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _HOW]
         headers = _with_length([*kept, _ONCE], len(inner))
         start: _Json = {}
