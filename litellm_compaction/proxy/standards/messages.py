@@ -15,9 +15,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictStr
 from litellm_compaction.core.forms import ClearOrder
 from litellm_compaction.core.portable import Portable
 from litellm_compaction.errors import BadItem
-from litellm_compaction.proxy.standards.orders import Opened, Orders, Told, checked
-
-_NOTHING_LEFT_OUT = "The conversation is kept whole."
+from litellm_compaction.proxy.standards.orders import Opened, Orders, Told, checked, record_of
 
 
 class _Amount(BaseModel):
@@ -92,9 +90,9 @@ async def read_orders(body: Mapping[str, Any], opened: Opened) -> tuple[Orders, 
     if summarize is not None and edits:
         raise BadItem("compaction", "cannot be combined with context_management")
     clear, compact = by_type.get(_ClearTools), by_type.get(_Compact)
-    portable, placeholder = None, ""
+    portable = None
     if isinstance(messages, list):
-        portable, placeholder, kept = await _portable(messages, opened)
+        portable, kept = await _portable(messages, opened)
         if summarize is not None and len(kept) <= (portable is not None):
             raise BadItem("messages", "has nothing to summarize")
         if kept != messages:
@@ -102,7 +100,6 @@ async def read_orders(body: Mapping[str, Any], opened: Opened) -> tuple[Orders, 
     asked = summarize or compact
     orders = Orders(
         portable=portable,
-        placeholder=placeholder,
         compacts_only=summarize is not None,
         wants_item=compact is not None,
         pauses=isinstance(compact, _Compact) and compact.pause_after_compaction,
@@ -114,8 +111,8 @@ async def read_orders(body: Mapping[str, Any], opened: Opened) -> tuple[Orders, 
     return orders, changed
 
 
-async def _portable(messages: list[Any], opened: Opened) -> tuple[Portable | None, str, list[Any]]:
-    """The newest block's compaction, its placeholder, and the messages from that on."""
+async def _portable(messages: list[Any], opened: Opened) -> tuple[Portable | None, list[Any]]:
+    """The newest block's compaction, and the messages from that on."""
     blocks = [
         (at, index, block)
         for at, message in enumerate(messages)
@@ -123,20 +120,20 @@ async def _portable(messages: list[Any], opened: Opened) -> tuple[Portable | Non
         if block.get("type") == "compaction"
     ]
     if not blocks:
-        return None, "", messages
+        return None, messages
     at, index, block = blocks[-1]
     field = f"messages.{at}.content.{index}"
     if index:
         raise BadItem(field, "is a compaction block, which has to be the first block of its message, and the only one")
     if block.get("content") is None and block.get("encrypted_content") is None:
         # A compaction that failed is none.
-        return None, "", [rest for message in messages for rest in _without_block(message)]
+        return None, [rest for message in messages for rest in _without_block(message)]
     portable = await opened(block.get("encrypted_content"), f"{field}.encrypted_content")
-    placeholder = portable.record or _NOTHING_LEFT_OUT
-    if block.get("content") not in (None, placeholder):
+    record = record_of(portable)
+    if block.get("content") not in (None, record):
         raise BadItem(f"{field}.content", "is not what was signed")
     rest = _without_block(messages[at])
-    return portable, placeholder, [{"role": "user", "content": placeholder}, *rest, *messages[at + 1 :]]
+    return portable, [{"role": "user", "content": record}, *rest, *messages[at + 1 :]]
 
 
 def _without_block(message: Any) -> list[Any]:
@@ -207,7 +204,7 @@ def _event(part: bytes) -> object:
 def _block(told: Told) -> dict[str, Any]:
     return {
         "type": "compaction",
-        "content": told.record or _NOTHING_LEFT_OUT,
+        "content": told.record,
         "encrypted_content": told.text,
         "signature": told.text[:64],
         "tool_changes": None,

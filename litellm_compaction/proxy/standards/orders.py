@@ -28,6 +28,8 @@ from litellm_compaction.stores.store import decode, encode, encode_text
 # Reads the text of a compaction that a client has kept, which stands at the named place: `Items.opened` of a tenant.
 Opened: TypeAlias = Callable[[object, str], Awaitable[Portable]]
 _Shape = TypeVar("_Shape", bound=BaseModel)
+# The text of a conversation's record that keeps all of it; a person does not write this.
+_WHOLE = "[The conversation so far, as the client has kept it]"
 _MARK, _MAC_BYTES = "lmc1.", 16
 # A window of a million tokens has about 4 MB of text; images are larger.
 _MOST_CHARS, _MOST_BYTES, _LONG_CHARS = 64_000_000, 256_000_000, 100_000
@@ -39,7 +41,6 @@ class Orders:
 
     Attributes:
         portable: stands for the conversation before it; None for none.
-        placeholder: the text of the message that stands in its place.
         compacts_only: the client wants the compaction in place of an answer.
         counts_only: it wants the tokens of the prompt in place of an answer.
         wants_item: it takes the compaction back, if one is made.
@@ -53,7 +54,6 @@ class Orders:
     """
 
     portable: Portable | None = None
-    placeholder: str = ""
     compacts_only: bool = False
     counts_only: bool = False
     wants_item: bool = False
@@ -71,8 +71,9 @@ class Orders:
         return self.wants_item or self.compacts_only or self.counts_only or self.tells_edits
 
     def unfolded(self, messages: tuple[Message, ...]) -> Unfolded:
-        """Returns a request's messages with all that the placeholder stands for."""
-        return Unfolded(messages) if self.portable is None else unfolded(messages, self.portable, self.placeholder)
+        """Returns a request's messages with all that the one with the record stands for."""
+        kept = self.portable
+        return Unfolded(messages) if kept is None else unfolded(messages, kept, record_of(kept))
 
     def returned(self, request: Request, prepared: PreparedRequest | None) -> Portable | None:
         """Returns the compaction with which a request was sent, if it goes back to the client; else None.
@@ -92,12 +93,17 @@ class Orders:
 NO_ORDERS = Orders()
 
 
+def record_of(kept: Portable) -> str:
+    """Returns what a person may read of a compaction, which is the message that stands in the conversation's place."""
+    return kept.record or _WHOLE
+
+
 class Told(NamedTuple):
     """An answer's word about the context of its conversation.
 
     Attributes:
         text: of the portable compaction, "" for none.
-        record: the same as a person may read it.
+        record: the same as `record_of` has it.
         cleared_calls, cleared_tokens: of old tool results, as ordered.
         read_tokens, written_tokens: of the compaction that was made for it; of a count the prompt's.
         is_alone: no model says anything.

@@ -16,12 +16,10 @@ from pydantic import BaseModel, Field, RootModel
 
 from litellm_compaction.core.portable import Portable
 from litellm_compaction.errors import BadItem
-from litellm_compaction.proxy.standards.orders import Opened, Orders, Told, checked
+from litellm_compaction.proxy.standards.orders import Opened, Orders, Told, checked, record_of
 
 TRIGGER = {"type": "compaction_trigger"}
 _ITEMS = ("compaction", "compaction_summary")
-# In place of a conversation that is kept whole; a person does not write this.
-_WHOLE = "[The conversation so far, as the client has kept it]"
 
 
 class _Threshold(BaseModel):
@@ -52,16 +50,13 @@ async def read_orders(body: Mapping[str, Any], opened: Opened) -> tuple[Orders, 
         changed["input"] = items = items[:-1]
     newest = max((at for at, kind in enumerate(kinds) if kind in _ITEMS), default=None)
     portable: Portable | None = None
-    placeholder = ""
     if newest is not None:
         portable = await opened(items[newest].get("encrypted_content"), f"input[{newest}].encrypted_content")
-        placeholder = portable.record or _WHOLE
         stays = ("system", "developer", *(["user"] if portable.spares_requests else []))
         before = [item for item in items[:newest] if _kind(item) == "message" and item.get("role") in stays]
-        changed["input"] = [*before, *messages_of(placeholder), *items[newest + 1 :]]
+        changed["input"] = [*before, *messages_of(record_of(portable)), *items[newest + 1 :]]
     orders = Orders(
         portable=portable,
-        placeholder=placeholder,
         compacts_only=compacts_only,
         wants_item=bool(management),
         spares_requests=compacts_only,

@@ -16,7 +16,7 @@ from litellm_compaction.proxy.client import metadata_of, tenant_of
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.standards import messages, responses
-from litellm_compaction.proxy.standards.orders import NO_ORDERS, Items, Told
+from litellm_compaction.proxy.standards.orders import NO_ORDERS, Items, Told, record_of
 from litellm_compaction.proxy.standards.routes import COUNTS
 
 
@@ -93,7 +93,7 @@ class Standards:
             portable = client.orders.returned(client.original, prepared)
             if portable is not None:
                 text = await self._items.sealed(client.tenant, portable)
-                told = told._replace(text=text, record=portable.record)
+                told = told._replace(text=text, record=record_of(portable))
             if prepared is not None and prepared.action == "compacted" and prepared.compaction is not None:
                 written = prepared.count_text(prepared.compaction.model_text)
                 told = told._replace(read_tokens=prepared.tokens_before, written_tokens=written)
