@@ -31,7 +31,7 @@ from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import reachable_entries
 from litellm_compaction.proxy.service import Service
 from litellm_compaction.recall import NOT_KEPT, QueryTooLong, found_fields, message_fields
-from litellm_compaction.stores import StoredCompaction, digest
+from litellm_compaction.stores import digest
 
 _Answer: TypeAlias = Callable[[Request, Visitor], Awaitable[JsonObject]]
 _Endpoint: TypeAlias = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -104,42 +104,32 @@ class _Routes:
         if not isinstance(values, dict):
             raise HTTPException(400, 'the body is JSON like {"values": {"mode": "observe"}}')
         try:
-            model = values.get("pruning_model")
-            if model not in (None, SAME_MODEL, live.in_force.settings.pruning_model):
-                self._must_be_served(model)
+            if values.get("pruning_model") not in (None, SAME_MODEL, live.in_force.settings.pruning_model):
+                _check_served(values["pruning_model"])
             await live.write(values, role=visitor.role)
         except WrongValues as error:
             raise HTTPException(422, {"message": f"Not saved. {error}", "problems": error.problems}) from None
         return data.settings_of(self._service, visitor)
-
-    def _must_be_served(self, model: object) -> None:
-        router = current_router()
-        if not isinstance(model, str) or router is None or not reachable_entries(router, model, {}):
-            said = f"{LIVE['pruning_model'].label}: “{str(model)[:100]}”: not a model of this proxy."
-            raise WrongValues({"pruning_model": said})
 
     async def events(self, request: Request, visitor: Visitor) -> JsonObject:
         return await data.events_of(self._service.store, visitor, _limit(request.query_params.get("limit", 200), 1000))
 
     async def record(self, request: Request, visitor: Visitor) -> JsonObject:
         """A record beside its messages for its owner; for administrators its numbers, or all if the operator allows."""
-        store, record = self._service.store, request.path_params["record"]
-        if (own := await self._own(record, visitor)) is not None:
-            return await self._shown(own, visitor.tenant, is_own=True)
-        events = await events_of_record(store, record) if visitor.sees_all and _ID.fullmatch(record) else []
-        if not events:
-            raise HTTPException(404, "not found")
-        owner = events[-1].tenant
-        if self._service.live.configured.admins_see_text and (found := await store.named(owner, record)) is not None:
-            return await self._shown(found, owner, is_own=False)
-        return {"id": record, "events": [fields_of(event) for event in events]}
-
-    async def _shown(self, stored: StoredCompaction, tenant: str, *, is_own: bool) -> JsonObject:
-        service, compaction = self._service, stored.compaction
-        view = await view_of(stored, service.store, service.originals, tenant)
+        service, record, owner = self._service, _record_of(request), visitor.tenant
+        stored = await service.store.named(owner, record)
+        if stored is None:
+            events = await events_of_record(service.store, record) if visitor.sees_all else []
+            if not events:
+                raise HTTPException(404, "not found")
+            owner = events[-1].tenant
+            stored = await service.store.named(owner, record) if service.live.configured.admins_see_text else None
+            if stored is None:
+                return {"id": record, "events": [fields_of(event) for event in events]}
+        view, compaction = await view_of(stored, service.store, service.originals, owner), stored.compaction
         return {
-            "id": stored.id,
-            "is_own": is_own,
+            "id": record,
+            "is_own": owner == visitor.tenant,
             "digest": digest(compaction),
             **{name: getattr(compaction, name) for name in _TOLD},
             "made_s": stored.created_s,
@@ -150,13 +140,10 @@ class _Routes:
         }
 
     async def undo(self, request: Request, visitor: Visitor) -> JsonObject:
-        stored = await self._own(request.path_params["record"], visitor)
-        if stored is None:
+        store, record = self._service.store, _record_of(request)
+        if (stored := await store.named(visitor.tenant, record)) is None:
             raise HTTPException(404, "not found")
-        return {"id": stored.id, "forgotten": await undo(self._service.store, stored, visitor.tenant)}
-
-    async def _own(self, record: str, visitor: Visitor) -> StoredCompaction | None:
-        return await self._service.store.named(visitor.tenant, record) if _ID.fullmatch(record) else None
+        return {"id": record, "forgotten": await undo(store, stored, visitor.tenant)}
 
     async def recall(self, request: Request, visitor: Visitor) -> JsonObject:
         """A search, or a message by its handle; the words stand in the body, since servers log addresses."""
@@ -176,6 +163,20 @@ class _Routes:
         except QueryTooLong as error:
             raise HTTPException(400, str(error)) from None
         return found_fields(found)
+
+
+def _check_served(model: object) -> None:
+    router = current_router()
+    if not isinstance(model, str) or router is None or not reachable_entries(router, model, {}):
+        said = f"{LIVE['pruning_model'].label}: “{str(model)[:100]}”: not a model of this proxy."
+        raise WrongValues({"pruning_model": said})
+
+
+def _record_of(request: Request) -> str:
+    record = str(request.path_params["record"])
+    if not _ID.fullmatch(record):
+        raise HTTPException(404, "not found")
+    return record
 
 
 async def _page(request: Request) -> Response:
