@@ -6,15 +6,15 @@ from litellm_compaction.engine.context import (
     Action,
     Attempts,
     CompactionNeeded,
-    Foreseen,
+    ContinuationPlan,
     Measure,
     PreparedRequest,
     PruningModel,
     RequestContext,
 )
-from litellm_compaction.engine.continuing import ContinuationPlan
+from litellm_compaction.engine.context import Decided as Foreseen
 from litellm_compaction.engine.sharing.admission import TOLD_AFTER_S, Held
-from litellm_compaction.engine.sharing.reservation import Reservation, shares_context
+from litellm_compaction.engine.sharing.reservation import Reservation
 from litellm_compaction.engine.ways import ALL_WAYS, KnownWays, Outcome
 
 __all__ = [
@@ -36,5 +36,4 @@ __all__ = [
     "PruningModel",
     "RequestContext",
     "Reservation",
-    "shares_context",
 ]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from litellm_compaction.core.view import View, is_persons
 from litellm_compaction.engine.context import MeasuredRequest
 from litellm_compaction.errors import BadWish
-from litellm_compaction.stores import Facts
+from litellm_compaction.stores import Store
 
 # Of the window, for all pinned messages together.
 PINNED_SHARE = 0.10
@@ -24,7 +24,7 @@ _MOST_KEPT = 512
 
 
 class Pins:
-    def __init__(self, store: Facts) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     async def applied(self, measured: MeasuredRequest) -> MeasuredRequest:

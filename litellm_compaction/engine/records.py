@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from litellm_compaction.core.compaction import Compaction, compaction_id, covered_as_sent, mark_of
 from litellm_compaction.core.messages import Message, user_message, visible_text
 from litellm_compaction.events import CompactionEvent, event_from_json
-from litellm_compaction.stores import EventLog, Originals, Store, StoredCompaction, digest
+from litellm_compaction.stores import Originals, Store, StoredCompaction, digest
 
 # What became of a covered message: sent as it was, sent shorter, told by the record alone, or gone by a model's choice.
 Fate: TypeAlias = Literal["verbatim", "shorter", "in the record", "gone"]
@@ -69,12 +69,12 @@ class RecordView(NamedTuple):
     why_incomplete: str
 
 
-async def events_of(log: EventLog, record: str, tenant: str | None = None) -> list[CompactionEvent]:
+async def events_of(log: Store, record: str, tenant: str | None = None) -> list[CompactionEvent]:
     """Returns the events of a record, oldest first: of one tenant, or of any with None."""
     return [event for event in await _events_about(log, record, tenant) if event.compaction_id == record]
 
 
-async def _events_about(log: EventLog, record: str, tenant: str | None) -> list[CompactionEvent]:
+async def _events_about(log: Store, record: str, tenant: str | None) -> list[CompactionEvent]:
     """Events of a record, and of those that were made to go on from it."""
     # The log looks for the characters alone.
     events = [event_from_json(row.text) for row in await log.events(containing=record)]

@@ -60,7 +60,7 @@ class Reporter:
             if outcome == "reused" and context.attempts.told_hash == compaction.covered_hash:
                 return
             context.attempts.told_hash = compaction.covered_hash
-            if compaction.ahead or compaction.early:
+            if compaction.is_waiting:
                 reason = USED_AHEAD if measured.budget.own.triggers(measured.count.tokens) else USED_EARLY
         result_tokens, projected_tokens, limit_tokens = _results(measured, known)
         self._tell(

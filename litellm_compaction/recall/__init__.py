@@ -1,7 +1,6 @@
 """Looks up what was said: an index of conversations in memory, its search, and the answer that a model reads."""
 
-from litellm_compaction.recall.answer import NOT_KEPT, found_fields, message_fields, shown_to_people, told, written
-from litellm_compaction.recall.beside import BEGIN, END, Beside, beside
+from litellm_compaction.recall.answer import BEGIN, END, NOT_KEPT, Beside, beside, found_fields, message_fields, told
 from litellm_compaction.recall.hits import Found, Hit, Piece, QueryTooLong, checked, search
 from litellm_compaction.recall.index import Index, Original
 from litellm_compaction.recall.lookup import KeptStretch, Lookup, indexed
@@ -25,7 +24,5 @@ __all__ = [
     "indexed",
     "message_fields",
     "search",
-    "shown_to_people",
     "told",
-    "written",
 ]

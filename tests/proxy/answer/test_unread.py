@@ -114,11 +114,11 @@ def test_an_answer_that_goes_on_without_a_reader_is_ended(options: dict[str, int
             waiting = asyncio.ensure_future(other.acquire(prepared, 4000, is_watched=False))
         await asyncio.sleep((UNREAD_WAITED_FOR_S if is_waited_for else UNREAD_S) - 1)
         others = int(is_waited_for)
-        assert (body.is_closed, scene.compactor.held().answers) == (False, 1 + others)
+        assert (body.is_closed, scene.compactor.admission.held().answers) == (False, 1 + others)
         await asyncio.sleep(1.1)
-        assert (body.is_closed, scene.compactor.held().answers) == (True, 1 + others)
+        assert (body.is_closed, scene.compactor.admission.held().answers) == (True, 1 + others)
         await asyncio.sleep(1)
-        assert scene.compactor.held().answers == others
+        assert scene.compactor.admission.held().answers == others
         if is_waited_for:
             assert await waiting > 0
             other.release()
