@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Way
@@ -42,20 +42,12 @@ _REST_S = 24 * 3600.0
 _MAX_KNOWN = 4096
 
 
-class Record(NamedTuple):
-    """One way at one server: if it has gone on since it failed; what had not, and failed, rests from `failed_s` on.
-
-    A single repeat that the model meant does not outweigh what went well.
-    """
-
-    has_gone_on: bool = False
-    failed_s: float = -math.inf
-
-
 class KnownWays:
     def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
         self._wall_clock = wall_clock
-        self._known: Bounded[tuple[str, str, Way], Record] = Bounded(_MAX_KNOWN)
+        # If one has gone on since it failed, and since when one rests that had not: a single repeat that the model
+        # meant does not outweigh what went well.
+        self._known: Bounded[tuple[str, str, Way], tuple[bool, float]] = Bounded(_MAX_KNOWN)
 
     def ways(self, target: Target, source: Source) -> tuple[Way, ...]:
         """Returns the ways that are worth a try, best first; the last one always is.
@@ -63,10 +55,10 @@ class KnownWays:
         `source` tells the window's size.
         """
         possible = ALL_WAYS if can_go_on_itself(target, source) else ("turn",)
-        return tuple(way for way in possible if way == "turn" or not self._rests(self._record(target, way)))
+        return tuple(way for way in possible if way == "turn" or not self._rests(target, way))
 
     def has_gone_on(self, target: Target, way: Way) -> bool:
-        return self._record(target, way).has_gone_on
+        return self._known.get(_key(target, way), (False, 0.0))[0]
 
     def in_words(self, target: Target, source: Source, possible: Collection[Way]) -> str:
         """The best way of those that are `possible`, for people; "" for none."""
@@ -77,18 +69,15 @@ class KnownWays:
 
     def learn(self, target: Target, label: str, way: Way, outcome: Outcome) -> None:
         """Takes note of a continuation's outcome; `label` is for logs."""
-        before, has_gone_on = self._record(target, way), outcome == "went_on"
-        fails_at_once = outcome == "refused" or not (has_gone_on or before.has_gone_on)
-        after = Record(has_gone_on, self._wall_clock() if fails_at_once else -math.inf)
-        self._known[_key(target, way)] = after
-        if self._rests(after) and not self._rests(before):
+        goes_on, rested = outcome == "went_on", self._rests(target, way)
+        fails = outcome == "refused" or not (goes_on or self.has_gone_on(target, way))
+        self._known[_key(target, way)] = goes_on, self._wall_clock() if fails else -math.inf
+        if fails and not rested:
             logger.warning("going_on model=%s way=%s outcome=%s; the next way is used", label, way, outcome)
 
-    def _record(self, target: Target, way: Way) -> Record:
-        return self._known.get(_key(target, way), Record())
-
-    def _rests(self, record: Record) -> bool:
-        return self._wall_clock() - record.failed_s <= _REST_S
+    def _rests(self, target: Target, way: Way) -> bool:
+        _, failed_s = self._known.get(_key(target, way), (False, -math.inf))
+        return self._wall_clock() - failed_s <= _REST_S
 
 
 def can_go_on_itself(target: Target, source: Source) -> bool:
