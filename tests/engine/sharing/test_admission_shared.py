@@ -91,6 +91,23 @@ def test_a_process_that_is_killed_delays_others_by_its_lease() -> None:
     run(_with_fleet(2, killed))
 
 
+def test_nobody_overtakes_one_that_waits_in_another_process() -> None:
+    """Though there would be room for it; both go in when there is room for both."""
+
+    async def queue(fleet: Fleet) -> None:
+        running = await fleet.enter(0, 60)
+        large = fleet.started(fleet.enter(0, 80))
+        await asyncio.sleep(1)
+        small = fleet.started(fleet.enter(1, 20))
+        await asyncio.sleep(5)
+        assert not large.done()
+        assert not small.done()
+        running.release()
+        assert [(await each).tokens for each in (large, small)] == [80, 20]
+
+    run(_with_fleet(2, queue))
+
+
 def test_each_machine_has_its_own_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes on several machines may share a store, and no server that they name so."""
     names: list[set[str]] = [set(), set()]
