@@ -150,8 +150,8 @@ class Reservation:
 
     @property
     def has_company(self) -> bool:
-        """Another answer runs in its context, or waits for room there."""
-        return self._seat is not None and self._seat.has_company
+        """Another answer runs in the context that they share, or waits for room there."""
+        return self._seat is not None and self._seat.tokens > 0 and self._seat.has_company
 
     def is_called_back(self, prepared: PreparedRequest, generated_tokens: int, *, can_be_cut: bool) -> bool:
         """Returns True if a running answer has to stop, since another waits for room that it could do without.

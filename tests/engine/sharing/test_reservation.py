@@ -59,3 +59,19 @@ async def test_an_answer_alone_is_called_back_when_another_comes() -> None:
     both = again + await asyncio.wait_for(waiting, 60)
     assert 2 * prepared.count.tokens + both <= 4096
     assert again >= 400
+
+
+async def test_answers_that_share_nothing_are_there_and_hold_nothing() -> None:
+    """Each has the whole bound, and none holds words back for another; one that is lost has left a moment later."""
+    scene = Scene([{"role": "user", "content": "Hello."}], [], settings={"admission": "off"}, window_tokens=4096)
+    prepared, admission = await scene.prepared(), scene.compactor.admission
+    admission.stopping_s = 0.0
+    rooms = [scene.compactor.room(scene.context) for _ in range(2)]
+    assert [await room.acquire(prepared, 3000, is_watched=True) for room in rooms] == [3000, 3000]
+    assert (admission.held(), rooms[0].beside(prepared.window)) == ((2, 0), 1)
+    assert not rooms[0].has_company
+    del rooms[1:]
+    await settled()
+    assert admission.held() == (1, 0)
+    rooms[0].release()
+    assert admission.held() == (0, 0)
