@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Literal
 
 from litellm_compaction.core.budget import margin_tokens
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
@@ -31,11 +30,6 @@ _KEPT_S = 1.0
 _GOING_ON_TOKENS = 128
 # Of the room with which an answer goes on whose share was too small; with so many even 256 tokens are a whole window.
 _MAX_DOUBLINGS = 12
-
-
-def shares_context(admission: Literal["auto", "pool", "off"], parallel: int) -> bool:
-    """Returns True if requests to one instance, which serves `parallel` at once, are fitted beside each other."""
-    return admission == "pool" or (admission == "auto" and parallel > 1)
 
 
 def server_of(context: RequestContext) -> str:
@@ -65,7 +59,8 @@ class Reservation:
 
     def is_shared(self, window: Window) -> bool:
         """Requests to this instance have to be fitted beside each other."""
-        return shares_context(self._context.settings.admission, window.parallel)
+        admission = self._context.settings.admission
+        return admission == "pool" or (admission == "auto" and window.parallel > 1)
 
     async def acquire(
         self, prepared: PreparedRequest, limit_tokens: int, *, is_watched: bool, answers: int = 1, prompts: int = 1
