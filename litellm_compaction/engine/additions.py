@@ -17,6 +17,7 @@ import json
 import logging
 import statistics
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -245,16 +246,16 @@ class Recaller:
         """
         if prepared.applied is None:
             return
-        queries = [_query(call.arguments) for call in calls]
+        queries = [_query(call.arguments)[:_MOST_QUERY_CHARS] for call in calls]
         room_tokens = prepared.budget.prompt_limit_tokens - prepared.count.tokens - prepared.count_text(said)
-        room_tokens -= sum(prepared.count_text(written) + 2 * _MESSAGE_TOKENS for _, written in queries)
+        room_tokens -= sum(prepared.count_text(query) + 2 * _MESSAGE_TOKENS for query in queries)
         limit_tokens = min(prepared.window.tokens // _ANSWER_SHARE, room_tokens // max(len(calls[:left]), 1))
-        texts = [await self._result(context, prepared, query, limit_tokens) for query, _ in queries[:left]]
+        texts = [await self._result(context, prepared, query, limit_tokens) for query in queries[:left]]
         texts += [_NO_MORE] * (len(calls) - len(texts))
         # Behind the newest message that is the client's.
         conversation, rest = prepared.measured.conversation, prepared.measured.conversation.rest
         at = next((at for at in range(len(rest), 0, -1) if not rest[at - 1].is_synthetic), 0)
-        key, exchange = (context.scope, conversation.hashes[at]), _exchange(said, calls, queries, texts)
+        key, exchange = (context.scope, conversation.hashes[at]), _exchange(said, queries, texts)
         self._found[key] = (*self._found.get(key, ()), exchange)[-_MOST_AT_ONE_PLACE:]
         logger.info(
             "recall model=%s lookups=%d tokens=%d window=%d tokens",
@@ -309,38 +310,25 @@ def _question(measured: MeasuredRequest) -> int | None:
     return at if own_words(messages[at]) else None
 
 
-def _query(arguments: str) -> tuple[str, str]:
-    """The query of a call, whose model may write other names or no JSON at all, and arguments as a server reads them.
-
-    Servers read them again to show them to the model, and fail where they are no JSON object.
-    """
+def _query(arguments: str) -> str:
+    """The query of a call; models write other names, or no JSON at all."""
     try:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError):
-        parsed = arguments
-    query = parsed if isinstance(parsed, str) else arguments
+        return arguments
     if isinstance(parsed, dict):
-        query = next((text for text in (parsed.get("query"), *parsed.values()) if isinstance(text, str)), "")
-        if len(arguments) <= _MOST_QUERY_CHARS:
-            return query, arguments
-    return query, json.dumps({"query": query[:_MOST_QUERY_CHARS]}, ensure_ascii=False)
+        return next((text for text in (parsed.get("query"), *parsed.values()) if isinstance(text, str)), "")
+    return parsed if isinstance(parsed, str) else arguments
 
 
-def _exchange(
-    said: str, calls: Sequence[ToolCall], queries: Sequence[tuple[str, str]], texts: Sequence[str]
-) -> tuple[Message, ...]:
-    """The calls as the model made them, and a result for each; with ids of ours if the model's do not tell them apart.
-
-    Mistral's templates take ids of nine letters and digits only.
-    """
-    ids = [call.id for call in calls]
-    if "" in ids or len({*ids}) < len(ids):
-        ids = [f"recall{number:03}" for number in range(len(ids))]
-    written: list[JsonValue] = [
-        {"id": each, "type": "function", "function": {"name": RECALL, "arguments": arguments}}
-        for each, (_, arguments) in zip(ids, queries, strict=True)
+def _exchange(said: str, queries: Sequence[str], texts: Sequence[str]) -> tuple[Message, ...]:
+    """Calls and their results as servers take them: arguments as JSON, and ids of nine letters and digits (Mistral)."""
+    ids = [uuid.uuid4().hex[:9] for _ in queries]
+    calls: list[JsonValue] = [
+        {"id": each, "type": "function", "function": {"name": RECALL, "arguments": json.dumps({"query": query})}}
+        for each, query in zip(ids, queries, strict=True)
     ]
     results: list[JsonObject] = [
         {"role": "tool", "tool_call_id": each, "content": text} for each, text in zip(ids, texts, strict=True)
     ]
-    return tuple(map(parse_message, ({"role": "assistant", "content": said, "tool_calls": written}, *results)))
+    return tuple(map(parse_message, ({"role": "assistant", "content": said, "tool_calls": calls}, *results)))
