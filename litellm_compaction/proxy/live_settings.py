@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from litellm_compaction.config import LIVE, DeploymentSettings, Settings
 from litellm_compaction.errors import CompactionError, ConfigError, StoreError
-from litellm_compaction.stores import SettingStore
+from litellm_compaction.stores import Store
 
 logger = logging.getLogger("litellm_compaction")
 KEY = "settings"
@@ -86,7 +86,7 @@ class LiveSettings:
     """
 
     def __init__(
-        self, configured: Settings, store: SettingStore | None = None, *, clock: Callable[[], float] = time.monotonic
+        self, configured: Settings, store: Store | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.configured = self.settings = configured
         self.values: Mapping[str, object] = {}

@@ -65,7 +65,9 @@ def _counts(event: Event) -> Iterator[_Count]:
         yield _Count("truncation_alarms_total", labels=(event.reason,))
         return
     if isinstance(event, ContinuationEvent):
-        if event.outcome != "restarted":
+        if event.outcome == "restarted":
+            yield _Count("restarts_total")
+        else:
             yield _Count("answers_ended_total", labels=(event.outcome,))
         return
     is_ahead = event.outcome in AHEAD
@@ -107,10 +109,6 @@ class Metrics:
 
     def observe(self, event: Event) -> None:
         self._add(event.model, _counts(event))
-
-    def restarted(self, model: str, restarts: int) -> None:
-        """Counts how often one answer was carried over the limit."""
-        self._add(model, [_Count("restarts_total", restarts)])
 
     def _add(self, model: str, counts: Iterator[_Count] | list[_Count]) -> None:
         try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import KnownWays
-from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
 from litellm_compaction.tokenizers.registry import usable_soon, why_broken
 from litellm_compaction.tokenizers.sources import Kind, Sources, TokenizerSource
@@ -117,15 +117,6 @@ class Reporter:
     async def _window(self, target: Target) -> Window:
         window = await self.windows.resolve(target)
         return await self.windows.confirmed(target, window) if self.is_patient else window
-
-
-def why_unasked(absence: CompactionError) -> str:
-    """Says why summaries do not go to a pruning model whose window is not known."""
-    if isinstance(absence, ModelNotLoaded):
-        return "it is not loaded, and loading it could evict the model that is asked"
-    if isinstance(absence, WindowUnread):
-        return "its server does not answer"
-    return "its context length is unknown: write model_info.compaction.context_length for it"
 
 
 def counted_by(source: TokenizerSource) -> str:

@@ -13,16 +13,15 @@ from litellm_compaction.events import log_observer
 from litellm_compaction.history import History
 from litellm_compaction.master_key import stretched
 from litellm_compaction.proxy.answers import Answers
-from litellm_compaction.proxy.deployments import DeploymentSelector
 from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.exchange import Exchanges
 from litellm_compaction.proxy.guard import Guard
-from litellm_compaction.proxy.litellm_inside.application import key_owner, proxy_secret, wrap_requests
-from litellm_compaction.proxy.litellm_inside.connections import proxy_redis
+from litellm_compaction.proxy.litellm_inside.application import key_owner, proxy_redis, proxy_secret, wrap_requests
 from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.refusals import ToldOnce, log_failure
+from litellm_compaction.proxy.routing import DeploymentSelector
 from litellm_compaction.proxy.standards.items import Items
 from litellm_compaction.proxy.standards.routes import serving
 from litellm_compaction.proxy.standards.standards import Standards
@@ -62,7 +61,7 @@ class Service:
             observers=(log_observer(logger), self._metrics.observe, self._history),
         )
         self.live = LiveSettings(settings, store if settings.page == "on" else None)
-        self.exchanges = Exchanges(self._metrics.restarted)
+        self.exchanges = Exchanges()
         ToldOnce(self.exchanges.refusal).install()
         self.guards = DeploymentSelector(self.live, self.compactor.windows)
         standards = Standards(self.compactor, self.exchanges, Items(secret))
@@ -139,7 +138,7 @@ class Service:
         if router is None:
             return
         spare_collections()
-        self._metrics.show_held(self.compactor.held)
+        self._metrics.show_held(self.compactor.admission.held)
         await self.guard.look_at_seams(router)
         if secret := proxy_secret():
             # Remembered: the first request would wait for it.

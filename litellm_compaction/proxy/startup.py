@@ -19,12 +19,11 @@ from litellm_compaction.engine import Compactor, shares_context
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.master_key import ensure_master_key
 from litellm_compaction.proxy.config_check import SECTION, check_config
-from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
+from litellm_compaction.proxy.litellm_inside import Seam
 from litellm_compaction.proxy.litellm_inside.application import configuration
-from litellm_compaction.proxy.litellm_inside.seam import Seam
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import targets_of
-from litellm_compaction.proxy.routing import as_entry
+from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.windows import Target
 
@@ -162,7 +161,7 @@ class Preparing:
             "window model=%s tokens=%d source=%s parallel=%d", name, window.tokens, window.source, window.parallel
         )
         # Uvicorn starts workers as children of multiprocessing's only if there is more than one.
-        is_one_of_several = not self._compactor.is_coordinated and multiprocessing.parent_process() is not None
+        is_one_of_several = self._compactor.leases is None and multiprocessing.parent_process() is not None
         if is_one_of_several and shares_context(guard.settings.admission, window.parallel):
             logger.warning("admission model=%s only within each worker: requests to it share one context", name)
         return f"{name} ({window.tokens:,} tokens)"

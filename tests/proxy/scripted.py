@@ -24,6 +24,7 @@ from litellm_compaction.engine import (
     RequestContext,
     Reservation,
 )
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import Observer
 from litellm_compaction.proxy.answer.calls import Calls
@@ -32,7 +33,6 @@ from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, Received, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.answer.upstream import Leg
 from litellm_compaction.stores import open_store
-from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
 from tests.chunks import Chunked

@@ -138,6 +138,10 @@ class Answer:
             self._room.release()
         self._tell_background()
 
+    @property
+    def is_waited_for(self) -> bool:
+        return self._room.is_waited_for
+
     def _begun(self) -> _Next:
         """What a client is told before the first leg, and the compaction that is still needed."""
         decided = self._prepared
@@ -195,7 +199,7 @@ class Answer:
             if prepared.way is None:
                 prepared = await self._guarded()
             else:
-                prepared = await self._compactor.continuing.continue_answer(
+                prepared = await self._compactor.continue_answer(
                     self._asked.request, self._partial(), self._context, self._room, ways=self._state.ways
                 )
 
@@ -335,7 +339,7 @@ class Answer:
         state.is_resumed = relay.end in GIVES_WAY and not is_new
         if state.is_resumed:
             # Others needed the room, or nobody doubts it now: nothing is compacted, and the client need not know.
-            return _Next([], partial(self._compactor.continuing.continued, plan, self._room))
+            return _Next([], partial(self._compactor.continued, plan, self._room))
         sent: list[Chunk] = []
         if plan.partial.closes:
             state.is_closing = True
@@ -356,7 +360,7 @@ class Answer:
             context = self._context.pressed(relay.refusal) if restart == "pressed" else self._context
             room_tokens = self._room_tokens(relay)
         try:
-            plan = await self._compactor.continuing.plan(
+            plan = await self._compactor.go_on(
                 self._asked.request, so_far, context, room_tokens=room_tokens, ways=self._state.ways
             )
         except CompactionError:
@@ -377,7 +381,7 @@ class Answer:
 
     async def _restarted(self, relay: Relay, plan: ContinuationPlan) -> PreparedRequest:
         """The request behind a stop at the window's end, or at that of a budget."""
-        again = await self._compactor.continuing.continued(plan, self._room)
+        again = await self._compactor.continued(plan, self._room)
         self._progress.restarts += 1
         self._state.restarts_left -= 1
         left_tokens = min(relay.filled_tokens, relay.prepared.window.tokens) - relay.lost_tokens
@@ -393,7 +397,7 @@ class Answer:
         state.ways -= {prepared.way}
         if error is not None and not error.may_pass:
             state.refused = (*state.refused, prepared.way)
-        return await self._compactor.continuing.by_another_way(
+        return await self._compactor.by_another_way(
             prepared, self._asked.request, self._partial(), self._context, self._room, ways=state.ways
         )
 

@@ -49,6 +49,8 @@ _LISTS = ("messages", "tools")
 _OFF_LOOP_BYTES = 200_000
 # Nothing is pulled from a stream for so long: its reader has left. A slow one pulls now and then.
 UNREAD_S = 30.0
+# It has less time while another request waits for its room.
+UNREAD_WAITED_FOR_S = 10.0
 _closing = Tasks()
 
 
@@ -177,7 +179,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
                 first = await anext(batches, None)
                 if not first:
                     raise unreadable("its answer is empty")
-                stream = EventStream(first, batches, self._exchange)
+                stream = EventStream(first, batches, self._exchange, answer)
                 return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
             chunks = [chunk async for batch in batches for chunk in batch]
         except UpstreamError as error:
@@ -195,9 +197,12 @@ class EventStream(httpx.AsyncByteStream):
     LiteLLM may leave a stream open whose client has gone: nothing else would end the answer, and give its room back.
     """
 
-    def __init__(self, first: Batch, batches: AsyncGenerator[Batch, None], exchange: Exchange) -> None:
+    def __init__(
+        self, first: Batch, batches: AsyncGenerator[Batch, None], exchange: Exchange, answer: Answer | None = None
+    ) -> None:
         self._first = first
         self._batches = batches
+        self._answer = answer
         self._exchange = exchange
         self._left: asyncio.Task[None] | None = None
         self._wait()
@@ -209,7 +214,7 @@ class EventStream(httpx.AsyncByteStream):
                 yield events_of(batch)
                 self._timer.cancel()
                 if self._left is not None:
-                    raise LeftUnread(UNREAD_S)
+                    raise LeftUnread
                 batch = await anext(self._batches, None)
                 self._wait()
             yield DONE
@@ -221,11 +226,14 @@ class EventStream(httpx.AsyncByteStream):
         finally:
             await self.aclose()
 
-    def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(UNREAD_S, self._give_up)
+    def _wait(self, unread_s: float = UNREAD_WAITED_FOR_S) -> None:
+        self._timer = asyncio.get_running_loop().call_later(UNREAD_WAITED_FOR_S, self._look, unread_s)
 
-    def _give_up(self) -> None:
-        self._left = _closing.begin(self._batches.aclose())
+    def _look(self, unread_s: float) -> None:
+        if unread_s >= UNREAD_S or (self._answer is not None and self._answer.is_waited_for):
+            self._left = _closing.begin(self._batches.aclose())
+        else:
+            self._wait(unread_s + UNREAD_WAITED_FOR_S)
 
     async def aclose(self) -> None:
         self._timer.cancel()

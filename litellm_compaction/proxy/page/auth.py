@@ -12,8 +12,8 @@ from typing import Any
 from fastapi import Request
 
 from litellm_compaction.proxy.client import note_credential, tenant_of
+from litellm_compaction.proxy.litellm_inside import Seam
 from litellm_compaction.proxy.litellm_inside.application import key_owner, may_use
-from litellm_compaction.proxy.litellm_inside.seam import Seam
 
 # LiteLLM refuses a path that it does not know to all but administrators (auth/route_checks.py). A key that may list
 # models may look here.

@@ -15,12 +15,11 @@ from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json, useless_summarisers
-from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
+from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
-from litellm_compaction.proxy.routing import as_entry, router_entries
+from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry, router_entries
 from litellm_compaction.recall import Lookup
 from litellm_compaction.stores import Originals, Store
 from litellm_compaction.stores.rows import MemoryRows
@@ -156,9 +155,8 @@ def fields_of(event: Event) -> JsonObject:
 
 
 async def events_of(store: Store, visitor: Visitor, limit: int) -> JsonObject:
-    """The newest events that a visitor may see, the newest first, and remedies for models that write no summaries."""
-    events = await _events(store, visitor, limit)
-    return {"events": [fields_of(event) for event in reversed(events)], "advice": [*useless_summarisers(events)]}
+    """The newest events that a visitor may see, the newest first."""
+    return {"events": [fields_of(event) for event in reversed(await _events(store, visitor, limit))]}
 
 
 async def conversations_of(store: Store, visitor: Visitor) -> JsonObject:

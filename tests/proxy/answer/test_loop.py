@@ -21,11 +21,11 @@ from litellm_compaction.core.messages import (
     without_notices,
 )
 from litellm_compaction.engine import Reservation
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.events import CompactionEvent, ContinuationEvent
 from litellm_compaction.proxy.answer.client import Notices
 from litellm_compaction.proxy.answer.sse import Received, UpstreamDropped, UpstreamError
-from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.windows.windows import Target, Window
 from tests.builders import prose, talk
 from tests.engine.bench import settled, usage

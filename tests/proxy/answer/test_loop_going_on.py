@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.messages import Message
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.proxy.answer.sse import UpstreamDropped, UpstreamError
-from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.windows.windows import Source, Target
 from tests.builders import prose, talk
 from tests.lmstudio_double import Reply, numbered_words

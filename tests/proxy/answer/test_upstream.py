@@ -38,7 +38,7 @@ def _upstream(body: dict[str, Any], **headers: str) -> tuple[HttpUpstream, list[
 async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]:
     """Where a continuation goes, and its body."""
     upstream, seen = _upstream(body)
-    prepared = await made.compactor.continuing.continue_answer(
+    prepared = await made.compactor.continue_answer(
         made.request, Partial(text="one two "), made.context, ways=upstream.ways
     )
     async with upstream.open(_leg(prepared)) as chunks:
@@ -100,7 +100,7 @@ async def test_thoughts_are_closed_as_the_server_knows_it(source: Source, model:
     }
     upstream, seen = _upstream(own)
     partial = Partial(text="", reasoning="I count: one, two", closes=True)
-    prepared = await made.compactor.continuing.continue_answer(made.request, partial, made.context, ways=upstream.ways)
+    prepared = await made.compactor.continue_answer(made.request, partial, made.context, ways=upstream.ways)
     async with upstream.open(_leg(prepared)):
         pass
     sent = json.loads(seen[0].content)
@@ -124,9 +124,7 @@ async def test_a_time_limit_at_a_continuation_is_no_end(error: type[httpx.Transp
     body = {"model": "m", "messages": SHORT}
     upstream = HttpUpstream(httpx.MockTransport(fail), request, body)
     for ways, expected in ((upstream.ways, UpstreamDropped), (frozenset[Way](("turn",)), error)):
-        prepared = await made.compactor.continuing.continue_answer(
-            made.request, Partial(text="one two "), made.context, ways=ways
-        )
+        prepared = await made.compactor.continue_answer(made.request, Partial(text="one two "), made.context, ways=ways)
         with pytest.raises(expected) as raised:
             async with upstream.open(_leg(prepared)):
                 pass
