@@ -14,7 +14,7 @@ from litellm_compaction.engine.context import (
 )
 from litellm_compaction.engine.context import Decided as Foreseen
 from litellm_compaction.engine.sharing.admission import TOLD_AFTER_S, Held
-from litellm_compaction.engine.sharing.reservation import Reservation, shares_context
+from litellm_compaction.engine.sharing.reservation import Reservation
 from litellm_compaction.engine.ways import ALL_WAYS, KnownWays, Outcome
 
 __all__ = [
@@ -36,5 +36,4 @@ __all__ = [
     "PruningModel",
     "RequestContext",
     "Reservation",
-    "shares_context",
 ]
