@@ -403,7 +403,7 @@ def test_17_conversations_and_tenants_never_meet(bench: Bench) -> None:
 
     def script(call: ChatCall) -> Reply | None:
         seen = sorted(set(re.findall("CANARY-[a-z]+", call.sent_text)))
-        return Reply(f"{SUMMARY} It is of {seen}." if is_summary_call(call.body) else f"{seen}")
+        return Reply(f"### Current state\n{seen}") if is_summary_call(call.body) else Reply(f"{seen}")
 
     watch = bench.watch("shared", script)
 
