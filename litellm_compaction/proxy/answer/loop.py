@@ -103,9 +103,7 @@ class Answer:
     async def batches(self) -> AsyncGenerator[Batch, None]:
         """The chunks of all upstream answers, and what stands between them; the room is given back behind the last.
 
-        Raises:
-            UpstreamError: before the first chunk; or the server failed in a way that is not an overflow.
-            CompactionError: it cannot be made to fit, and nothing has been sent.
+        An `UpstreamError` tells a failure that is no overflow, a `CompactionError` that nothing fits and none was sent.
         """
         try:
             following = self._begun()
