@@ -19,7 +19,6 @@ from .rendering import (
     Prompt,
     answer_segments,
     call_opening,
-    count,
     encode,
     render_chat,
     render_text,
@@ -57,10 +56,6 @@ def visible_reply(reply: _Reply, stops: tuple[str, ...]) -> _Reply:
 
 def reply_tokens(reply: Reply) -> int:
     return sum(len(run.token_ids) for run in _runs(reply))
-
-
-def reasoning_tokens(reply: Reply) -> int:
-    return count(reply.reasoning)
 
 
 def pieces(reply: Reply, chunk_tokens: int, limit_tokens: int, new_call_id: Callable[[], str]) -> Iterator[Piece]:
@@ -115,7 +110,7 @@ class Connection:
 
     def __init__(self, send: Send, close: Callable[[], None]) -> None:
         self._send = send
-        self._close = close
+        self.close = close
         self.client_left = asyncio.Event()
 
     async def send_json(self, status: int, body: object) -> None:
@@ -134,13 +129,6 @@ class Connection:
 
     async def end_stream(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def drop(self) -> None:
-        """Close the connection as it is, with the bytes that were sent before."""
-        self._close()
-        # The server learns of it in the next turn of the loop and then asks for no response any more.
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
 
 
 def to_json(body: object) -> bytes:

@@ -17,10 +17,10 @@ from litellm_compaction.simulator.inference import (
     Piece,
     event,
     pieces,
-    reasoning_tokens,
     reply_tokens,
 )
 from litellm_compaction.simulator.messages import JsonObject
+from litellm_compaction.simulator.rendering import count
 
 from .catalog import Flight, FlightFailed, Instance
 from .messages import POOL_EXCEEDED, event_body
@@ -39,6 +39,14 @@ def visible_reply(reply: Reply, stops: tuple[str, ...], reasoning_field: Reasoni
 
 
 _GATE_POLL_S = 0.002
+
+
+async def drop(connection: Connection) -> None:
+    """Closes the connection as it is, with the bytes that were sent before."""
+    connection.close()
+    # The server learns of it in the next turn of the loop and then asks for no response any more.
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
 
 
 class Ending(NamedTuple):
@@ -259,7 +267,7 @@ class Answer:
     async def _end_stream(self, ending: Ending, is_first: bool) -> None:
         self.release(ending)
         if ending.kind == "drop":
-            await self.connection.drop()
+            await drop(self.connection)
             return
         if ending.kind == "error":
             await self.connection.send_bytes(event(event_body(ending.message), "error"))
@@ -278,7 +286,7 @@ class Answer:
         self.record.status = ending.status
         self.release(ending)
         if ending.kind == "drop":
-            await self.connection.drop()
+            await drop(self.connection)
         elif ending.kind == "error" and self.record.status == 200:
             await self.connection.send_json(200, event_body(ending.message))
         elif ending.kind == "error":
@@ -313,6 +321,6 @@ class Answer:
             "total_tokens": prompt_tokens + record.completion_tokens,
         }
         if reply.reasoning and self.simulator.api == "v1":
-            thoughts = math.ceil(reasoning_tokens(reply) * self.instance.model.tokens_factor)
+            thoughts = math.ceil(count(reply.reasoning) * self.instance.model.tokens_factor)
             counts["completion_tokens_details"] = {"reasoning_tokens": min(thoughts, record.completion_tokens)}
         return counts

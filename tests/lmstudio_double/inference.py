@@ -22,7 +22,7 @@ from litellm_compaction.simulator.messages import (
 from litellm_compaction.simulator.rendering import Prompt, Segment, answer_segments, render_chat, render_text
 
 from .catalog import Flight, FlightFailed, Instance
-from .generation import Answer, Ending, Generation, visible_reply
+from .generation import Answer, Ending, Generation, drop, visible_reply
 from .messages import (
     MODEL_UNLOADED,
     POOL_EXCEEDED,
@@ -223,7 +223,7 @@ class Inference(simulated.Inference):
         if fault.kind == "500":
             raise Refusal(fault.status, {"error": fault.message}, outcome="fault")
         self._release(seat, Ending("drop", "fault"))
-        await self.connection.drop()
+        await drop(self.connection)
         return True
 
     def _echo(self, request: ChatRequest) -> str:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.builders import ONE_ROUND, prose, talk
-from tests.integration.bench import Bench, Group, Watch, is_summary_call, open_bench
+from tests.integration.bench import SUMMARY, Bench, Group, Watch, is_summary_call, open_bench
 from tests.integration.harness import CHAT, Proxy, Streamed, proxy
 from tests.integration.restart_bench import shut, stream_problems, without_restarts
-from tests.lmstudio_double import ChatCall, Gate, Reply
-from tests.processes.counting import TAGS, counting, held_tokens, words
+from tests.lmstudio_double import ChatCall, Gate, Reply, RequestRecord
 from tests.stores.servers import Server, any_program, running
 
 pytestmark = pytest.mark.proxy
@@ -35,6 +35,29 @@ _GROUPS = [
     *(Group(name, _WINDOW, simulator={"chunk_tokens": 48}) for name in _POOLS),
     *(Group(name, 8192, slots=1, simulator={"chunk_tokens": 48}) for name in _LONG),
 ]
+
+
+TAGS = ("alpha", "beta", "gamma", "delta")
+_WORDS = 600
+
+
+def words(tag: str) -> list[str]:
+    return [f"{tag}{number}" for number in range(1, _WORDS + 1)]
+
+
+def counting(call: ChatCall) -> Reply:
+    """Counts in the client's own words, and goes on after the last word that it sees."""
+    if is_summary_call(call.body):
+        return Reply(SUMMARY)
+    tag = re.findall(r"count (\w+)", call.sent_text)[0]
+    done = re.findall(rf"{tag}(\d+)", call.sent_text)
+    return Reply(" ".join(words(tag)[int(done[-1]) if done else 0 :]))
+
+
+def held_tokens(records: Sequence[RequestRecord], at_s: float) -> int:
+    """What the prompts and bounds of all that ran at a time could have come to together."""
+    running = [each for each in records if each.started_s <= at_s < (each.ended_s or inf)]
+    return sum(each.prompt_tokens + (each.body or {})["max_tokens"] for each in running)
 
 
 @dataclass

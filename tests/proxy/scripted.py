@@ -234,11 +234,6 @@ class Listening:
     def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
         self.actions.append(prepared.action)
 
-    def answered(
-        self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
-    ) -> None:
-        """What the counter learns is looked at elsewhere."""
-
     def refused(self, error: CompactionError) -> None:
         """What the client is told is looked at elsewhere."""
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +19,8 @@ from litellm_compaction.core.messages import START_NOTICE, _normal_form, parse_m
 from litellm_compaction.recall import search
 from tests.recall.test_index import indexed, talk
 from tests.security import patterns
-from tests.security.bounded import in_child
+
+pytest.importorskip("resource", reason="limits on a process need a POSIX system")
 
 # LiteLLM's own.
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
@@ -24,6 +30,34 @@ _MOST_LOOK, _MOST_WHOLE = 100, 1_000
 # Processor clocks of virtual machines step by up to 20 ms: a shorter time says nothing of growth.
 _LEAST_TOLD_S = 0.02
 _MOST_GROWTH = 8.0
+
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PREAMBLE = """
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ({cpu_s}, {cpu_s} + 1))
+resource.setrlimit(resource.RLIMIT_AS, ({memory_bytes}, {memory_bytes}))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+given = json.loads(sys.stdin.read())
+"""
+
+
+def in_child(code: str, given: Any, *, cpu_s: int) -> Any:
+    """What `code` prints as JSON; it finds `given` under that name. Fails the test where it uses more than allowed."""
+    preamble = _PREAMBLE.format(cpu_s=cpu_s, memory_bytes=2 * 2**30)
+    environ = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", preamble + code],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        env=environ,
+        check=False,
+        # For a child that sleeps; one that works is ended by its limit.
+        timeout=600,
+    )
+    assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr[-2000:]}"
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("each", [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.mark.full)])

@@ -103,9 +103,7 @@ class Answer:
     async def batches(self) -> AsyncGenerator[Batch, None]:
         """The chunks of all upstream answers, and what stands between them; the room is given back behind the last.
 
-        Raises:
-            UpstreamError: before the first chunk; or the server failed in a way that is not an overflow.
-            CompactionError: it cannot be made to fit, and nothing has been sent.
+        An `UpstreamError` tells a failure that is no overflow, a `CompactionError` that nothing fits and none was sent.
         """
         try:
             following = self._begun()
@@ -168,16 +166,18 @@ class Answer:
             seating.cancel()
         self._exchange.sent(self._context, leg.prepared)
         relay = Relay(leg, self._progress, self._asked, streaming_ratio=self._context.settings.streaming_ratio)
+        dropped: UpstreamDropped | None = None
         try:
             # Closed here and not by the garbage collector: the server generates for as long as it is open.
             async with aclosing(self._stream(relay)) as batches:
                 async for batch in batches:
                     yield batch
         except UpstreamDropped as error:
-            if flushed := self._one.dressed(relay.drop(error)):
-                yield flushed
+            dropped = error
         except UpstreamError as error:
             relay.fail(error)
+        if relay.end is None and (flushed := self._one.dressed(relay.closed(dropped))):
+            yield flushed
         if relay.is_left_running:
             # Its server holds the room until it has noticed.
             await self._room.stopped()
@@ -247,9 +247,6 @@ class Answer:
                         return
                 if sent:
                     yield sent
-        if flushed := self._one.dressed(relay.flush()):
-            yield flushed
-        relay.finish()
 
     def _taken(self, chunk: Chunk, relay: Relay) -> list[Chunk]:
         """What the client gets for a chunk of the server's; the leg ends if others wait for its room."""

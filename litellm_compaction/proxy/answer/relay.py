@@ -198,10 +198,6 @@ class Relay:
         self.has_begun = True
         self.generated.add(text)
 
-    def flush(self) -> list[Chunk]:
-        """What is held of an answer that has come to its own end."""
-        return [] if self._breaks_off() or self._is_broken else self.surrendered("all")
-
     def surrendered(self, kept: Kept = "no") -> list[Chunk]:
         """Everything that is held; of the client's calls those that are `kept`."""
         text, self._tail = self._tail, ""
@@ -214,16 +210,20 @@ class Relay:
         """The end of the thoughts inside which the text stops, so that the rest is none; [] elsewhere."""
         return self._sent(f"\n{THINK_END}\n\n") if open_think(self._progress.sent_text) else []
 
-    def finish(self) -> None:
-        """Judges a stream that has come to its end."""
-        if self.end is not None:
-            return
+    def closed(self, error: UpstreamError | None = None) -> list[Chunk]:
+        """Judges a stream that has ended, or whose connection broke; what is held of a whole answer goes out."""
+        # Of a broken connection only the end may be missing.
+        has_ended = error is None or self.finish_reason is not None
+        breaks_off = self._breaks_off()
+        flushed = self.surrendered("all") if has_ended and not (breaks_off or self._is_broken) else []
         if not self.has_begun and self.looks_full(FULL_RATIO if self.usage else NEAR_FULL_RATIO):
             self.end, self.refusal = "overflow", "empty_stream"
-        elif self._breaks_off():
+        elif breaks_off:
             # By now the server has told how much room there is for more.
             has_room = self.leg.is_doubted and self.filled_tokens < self._stop_tokens
             self.end = "spent" if self.leg.is_share or has_room else "limit"
+        elif not has_ended:
+            self.end, self.error = "failed", error
         elif not self.has_begun and self.finish_reason is None:
             # Nothing was said, not even that this is all.
             self.end, self.error = "failed", unreadable("its answer is empty")
@@ -231,13 +231,6 @@ class Relay:
             self.end, self.error = "failed", broken()
         else:
             self.end = "done"
-
-    def drop(self, error: UpstreamError) -> list[Chunk]:
-        """Judges a stream whose connection broke; what is held goes out if only the connection's end was missing."""
-        flushed = self.flush() if self.finish_reason is not None else []
-        self.finish()
-        if self.finish_reason is None and self.end in ("done", "failed"):
-            self.end, self.error = "failed", error
         return flushed
 
     def fail(self, error: UpstreamError) -> None:

@@ -126,9 +126,6 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         answer = Answer(self._compactor, self._context, upstream, asked, prepared, self._exchange, room=room)
         return await self._answered(answer.batches(), upstream, answer)
 
-    async def aclose(self) -> None:
-        """Does nothing: the inner transport is shared."""
-
     async def _completed(self, request: httpx.Request, body: dict[str, Any], upstream: HttpUpstream) -> httpx.Response:
         """A text completion that the server itself knows, its answer as it comes; no part of it is a conversation."""
         prompt = body.get("prompt")

@@ -64,7 +64,7 @@ async def test_what_is_lost_is_no_more_than_the_server_has_counted() -> None:
     taken.take(chunk({"tool_calls": [fragment('{"text": "' + "word " * 600, index=0, id="c", name="write")]}))
     taken.take({"choices": [], "usage": {"prompt_tokens": 60, "completion_tokens": 500, "total_tokens": 560}})
     taken.take(chunk({}, "length"))
-    taken.finish()
+    taken.closed()
     assert (taken.end, taken.cut_call_tokens > 600, taken.lost_tokens) == ("limit", True, 500)
 
 
@@ -74,7 +74,7 @@ async def test_a_server_that_counts_more_has_begun_nothing_anew() -> None:
     taken.take(said("goes on with words that nobody has read yet, and some more."))
     taken.take({"choices": [], "usage": {"prompt_tokens": 60, "completion_tokens": 100, "total_tokens": 160}})
     taken.take(chunk({}, "stop"))
-    taken.finish()
+    taken.closed()
     assert taken.lost_tokens == 0
 
 
@@ -106,7 +106,7 @@ async def test_length_below_every_limit_of_ours_is_the_servers_own(completion_to
         usage = {"prompt_tokens": 60, "completion_tokens": completion_tokens, "total_tokens": 60 + completion_tokens}
         taken.take({"choices": [], "usage": usage})
     taken.take(chunk({}, "length"))
-    taken.finish()
+    taken.closed()
     assert taken.end == end
 
 
@@ -128,8 +128,7 @@ async def test_our_call_is_held_however_it_comes(fragments: list[dict[str, Any]]
     """Its name in a later chunk, without an id, without an index: the client sees no piece of it."""
     taken = await opened()
     sent = [delta for each in fragments for delta in taken.take(chunk({"tool_calls": [each]}))]
-    sent += [*taken.take(chunk({}, "tool_calls")), *taken.flush()]
-    taken.finish()
+    sent += [*taken.take(chunk({}, "tool_calls")), *taken.closed()]
     calls = [call for delta in sent for call in delta["tool_calls"]]
     assert [call["function"]["name"] for call in calls] == clients
     assert all(call.get("index") in (0, None) for call in calls)
