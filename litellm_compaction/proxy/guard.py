@@ -18,7 +18,7 @@ from litellm_compaction.concurrency import is_long, off_loop_if
 from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
+from litellm_compaction.proxy.answer.transport import GuardedTransport, client_over
 from litellm_compaction.proxy.answers import asked_of
 from litellm_compaction.proxy.client import metadata_of, tenant_of
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
@@ -66,7 +66,6 @@ class Guard:
         self._exchanges = exchanges
         self._reader = Reader(guards.configured, exchanges)
         self._store = store
-        self._clients = Clients()
         self._inner: httpx.AsyncBaseTransport | None = None
 
     async def look_at_seams(self, router: Any) -> None:
@@ -336,7 +335,7 @@ class Guard:
             **kwargs,
             **_cleaned(client, kwargs),
             **wire.as_chat(kwargs),
-            "client": self._clients.over(transport, api_base=str(target.api_base), api_key=target.api_key),
+            "client": client_over(transport, api_base=str(target.api_base), api_key=target.api_key),
         }
 
     def _deployment_of(self, kwargs: Mapping[str, Any], group: str = "") -> Deployment:

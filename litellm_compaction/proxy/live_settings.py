@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from litellm_compaction.concurrency import Kept
 from litellm_compaction.config import LIVE, DeploymentSettings, Settings
 from litellm_compaction.errors import CompactionError, ConfigError, StoreError
-from litellm_compaction.stores import SettingStore
+from litellm_compaction.stores import Store
 
 logger = logging.getLogger("litellm_compaction")
 KEY = "settings"
@@ -84,7 +84,7 @@ class LiveSettings:
     """config.yaml's settings with the store's values on top; without a store config.yaml's alone (`page: off`)."""
 
     def __init__(
-        self, configured: Settings, store: SettingStore | None = None, *, clock: Callable[[], float] = time.monotonic
+        self, configured: Settings, store: Store | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.configured = configured
         self._store = store

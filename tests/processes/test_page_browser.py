@@ -160,7 +160,6 @@ def test_names_that_are_markup_stay_text_and_200_conversations_are_drawn(running
                 | {"when_s": when, "tokens_before": 9, "tokens_after": 1, "window_tokens": 0, "compaction_id": "x\"'>"}
                 for kind, when in (("refused", 1e9), ("kept", 1e300), ("compacted", -1))
             ],
-            "advice": [MARKUP],
         },
         "conversations": {
             "conversations": [{"id": str(at), "turns": [turn | {"when_s": 1e9 + at}]} for at in range(200)]
@@ -179,7 +178,7 @@ def test_names_that_are_markup_stay_text_and_200_conversations_are_drawn(running
         assert browser.evaluate("document.querySelectorAll('img, figure b').length") == 0
         assert browser.evaluate("document.querySelector('figure bdi').textContent") == MARKUP
         assert browser.evaluate("document.documentElement.scrollWidth") == 390
-        empty = {key: [] for key in ("conversations", "events", "advice", "deployments", "notices", "settings")}
+        empty = {key: [] for key in ("conversations", "events", "deployments", "notices", "settings")}
         stub |= {key: {**empty, "models": {}, "role": "", "may_write": False, "sees_all": False} for key in stub}
         browser.open(f"{address}/llm/compaction")
         browser.until("document.querySelector('pre')")

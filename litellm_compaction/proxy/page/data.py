@@ -17,7 +17,7 @@ from fastapi import Request
 from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json, useless_summarisers
+from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json
 from litellm_compaction.proxy.client import note_credential, tenant_of
 from litellm_compaction.proxy.deployments import GuardedDeployment
 from litellm_compaction.proxy.litellm_inside.application import key_owner, may_use
@@ -201,9 +201,8 @@ def fields_of(event: Event) -> JsonObject:
 
 
 async def events_of(store: Store, visitor: Visitor, limit: int) -> JsonObject:
-    """The newest events that a visitor may see, the newest first, and remedies for models that write no summaries."""
-    events = await _events(store, visitor, limit)
-    return {"events": [fields_of(event) for event in reversed(events)], "advice": [*useless_summarisers(events)]}
+    """The newest events that a visitor may see, the newest first."""
+    return {"events": [fields_of(event) for event in reversed(await _events(store, visitor, limit))]}
 
 
 async def conversations_of(store: Store, visitor: Visitor) -> JsonObject:

@@ -112,7 +112,7 @@ async def test_its_owner_reads_a_record_beside_its_messages(routes: Routes) -> N
     assert "The summary." in told["record"]
     assert HOSTILE in told["events"][0]["model"]
     first = told["messages"][0]
-    assert set(first) == {"number", "role", "before", "fate", "after", "is_pinned"}
+    assert set(first) == {"number", "role", "before", "fate", "after"}
     assert "walrus" in first["before"]
     assert "tenant" not in told["events"][0]
 
