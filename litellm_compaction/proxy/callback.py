@@ -106,10 +106,6 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         """Learns from an overflow that came in spite of us, and words the error for clients."""
         return self.service.answers.failed(request_data, original_exception)
 
-    async def async_log_failure_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
-        """Learns from an attempt that failed, before the router retries it."""
-        self.service.answers.attempt_failed(kwargs)
-
     async def async_post_call_response_headers_hook(
         self,
         data: dict[str, Any],

@@ -17,10 +17,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 from litellm_compaction.concurrency import ended
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment, limits_of
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.proxy.refusals import log_failure
-from litellm_compaction.proxy.routing import as_entry, id_of, is_listed_here, listed_id, serves
+from litellm_compaction.proxy.routing import (
+    DeploymentSelector,
+    GuardedDeployment,
+    as_entry,
+    id_of,
+    is_listed_here,
+    limits_of,
+    listed_id,
+    serves,
+)
 from litellm_compaction.windows.windows import Target, Windows
 
 # Only below the proxy's own root: behind other prefixes are routes that pass requests through.

@@ -52,7 +52,9 @@ def _counts(event: Event) -> Iterator[tuple[str, float, tuple[str, ...]]]:
     if isinstance(event, TruncationAlarm):
         yield "truncation_alarms_total", 1, (event.reason,)
     elif isinstance(event, ContinuationEvent):
-        if event.outcome != "restarted":
+        if event.outcome == "restarted":
+            yield "restarts_total", 1, ()
+        else:
             yield "answers_ended_total", 1, (event.outcome,)
     else:
         is_ahead = event.outcome in AHEAD
@@ -84,10 +86,6 @@ class Metrics:
 
     def observe(self, event: Event) -> None:
         self._add(event.model, _counts(event))
-
-    def restarted(self, model: str, restarts: int) -> None:
-        """Counts how often one answer was carried over the limit."""
-        self._add(model, [("restarts_total", restarts, ())])
 
     def _add(self, model: str, counts: Iterable[tuple[str, float, tuple[str, ...]]]) -> None:
         try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import KnownWays
-from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
 from litellm_compaction.tokenizers.registry import usable_soon, why_broken
 from litellm_compaction.tokenizers.sources import Kind, Sources, TokenizerSource
@@ -116,15 +116,6 @@ class Reporter:
         possible = [way for way in WAYS_OF[report.carrier] if can_render or way != "raw"]
         goes_on = self.known_ways.in_words(target, window.source, possible)
         return replace(report, window=window, source=source, goes_on=goes_on)
-
-
-def why_unasked(absence: CompactionError) -> str:
-    """Says why summaries do not go to a pruning model whose window is not known."""
-    if isinstance(absence, ModelNotLoaded):
-        return "it is not loaded, and loading it could evict the model that is asked"
-    if isinstance(absence, WindowUnread):
-        return "its server does not answer"
-    return "its context length is unknown: write model_info.compaction.context_length for it"
 
 
 def counted_by(source: TokenizerSource) -> str:

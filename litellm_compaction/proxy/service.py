@@ -23,19 +23,17 @@ from litellm_compaction.history import History
 from litellm_compaction.master_key import ensure_master_key, stretched
 from litellm_compaction.proxy.answers import Answers
 from litellm_compaction.proxy.config_check import SECTION, check_config
-from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.exchange import Exchanges
 from litellm_compaction.proxy.guard import Guard
-from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_secret, wrap_requests
-from litellm_compaction.proxy.litellm_inside.connections import proxy_redis
+from litellm_compaction.proxy.litellm_inside import Seam
+from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_redis, proxy_secret, wrap_requests
 from litellm_compaction.proxy.litellm_inside.router import current_router
-from litellm_compaction.proxy.litellm_inside.seam import Seam
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.refusals import ToldOnce, log_failure
 from litellm_compaction.proxy.report import targets_of
-from litellm_compaction.proxy.routing import as_entry
+from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry
 from litellm_compaction.proxy.standards.orders import Items
 from litellm_compaction.proxy.standards.routes import serving
 from litellm_compaction.proxy.standards.standards import Standards
@@ -105,7 +103,7 @@ class Service:
             observers=(log_observer(logger), self._metrics.observe, self._history),
         )
         self.live = LiveSettings(settings, store if settings.page == "on" else None)
-        self.exchanges = Exchanges(self._metrics.restarted)
+        self.exchanges = Exchanges()
         ToldOnce(self.exchanges.refusal).install()
         self.guards = DeploymentSelector(self.live, self.compactor.windows)
         standards = Standards(self.compactor, self.exchanges, Items(secret))

@@ -41,27 +41,24 @@ _GROUPS = [
 ]
 HAS_PROMETHEUS = find_spec("prometheus_client") is not None
 _PROPS = {"default_generation_settings": {"id": 0, "n_ctx": 6144}, "total_slots": 1, "chat_template": "…"}
-_OLLAMA = {"models": [{"name": "qwen3:latest", "model": "qwen3:latest", "context_length": 5120}]}
 
 
 @dataclass(frozen=True)
 class Servers:
-    """Those that are not LM Studio: one of no kind, llama.cpp's, one of it that is a pruning model only, Ollama's."""
+    """Those that are not LM Studio: one of no kind, llama.cpp's, one of it that is a pruning model only."""
 
     plain: PlainServer
     llama: PlainServer
     scribe: PlainServer
-    ollama: PlainServer
 
 
 @contextmanager
 def serve_others() -> Iterator[Servers]:
     """The servers while the block lasts."""
     with ExitStack() as stack:
-        plain, llama, scribe, ollama = (stack.enter_context(serve_plain()) for _ in range(4))
+        plain, llama, scribe = (stack.enter_context(serve_plain()) for _ in range(3))
         llama.gets["/props"] = scribe.gets["/props"] = _PROPS
-        ollama.gets["/api/ps"] = _OLLAMA
-        yield Servers(plain, llama, scribe, ollama)
+        yield Servers(plain, llama, scribe)
 
 
 @contextmanager
@@ -74,13 +71,12 @@ def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
         return {"model_name": group, "litellm_params": params, **({"model_info": info} if info else {})}
 
     on = {"enabled": True}
-    llama, ollama = (f"{each.base_url}/v1" for each in (servers.llama, servers.ollama))
+    llama = f"{servers.llama.base_url}/v1"
     opted_in = [
         entry("llama", "openai/qwen", llama, compaction=on),
         entry("llamafile", "llamafile/qwen", llama, compaction=on),
         entry("metered", "openai/qwen", llama, compaction=on),
         entry("early", "openai/qwen", llama, compaction={**on, "threshold_tokens": 1500}),
-        entry("ollama", "openai/qwen3", ollama, compaction=on),
         entry("scribe", "openai/qwen", f"{servers.scribe.base_url}/v1"),
     ]
 

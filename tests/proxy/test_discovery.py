@@ -11,10 +11,9 @@ import pytest
 from litellm import Router
 
 from litellm_compaction.config import Settings
-from litellm_compaction.proxy.deployments import DeploymentSelector
 from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.live_settings import LiveSettings
-from litellm_compaction.proxy.routing import serves
+from litellm_compaction.proxy.routing import DeploymentSelector, serves
 from litellm_compaction.windows.windows import Windows
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning", "ignore::DeprecationWarning")

@@ -67,7 +67,7 @@ _OF_A_COMPACTION = {
         (event("prepared"), {'ahead_total{model="qwen",result="prepared"}': 1}, "compactions|window_fill"),
         (ALARM, {'truncation_alarms_total{model="qwen",reason="prompt_far_below_count"}': 1}, "compactions"),
         (CUT, {'answers_ended_total{model="qwen",outcome="attempts"}': 1}, "compactions|restarts"),
-        (replace(CUT, outcome="restarted"), {}, "answers_ended"),
+        (replace(CUT, outcome="restarted"), {f"restarts_total{MODEL}": 1}, "answers_ended"),
     ],
 )
 def test_each_event_is_counted_by_what_it_is(told_of: Any, expected: dict[str, float], absent: str) -> None:
@@ -83,10 +83,10 @@ def test_restarts_are_counted_for_a_bounded_number_of_models() -> None:
     for _ in range(2):
         metrics = Metrics(lambda: library)
         for number in range(MAX_MODELS + 50):
-            metrics.restarted(f"model {number}", 2)
+            metrics.observe(replace(CUT, outcome="restarted", model=f"model {number}"))
     shown = {name: value for name, value in library.shown().items() if name.startswith("restarts_total")}
     assert len(shown) == MAX_MODELS + 1
-    assert sum(shown.values()) == 4 * (MAX_MODELS + 50)
+    assert sum(shown.values()) == 2 * (MAX_MODELS + 50)
 
 
 @pytest.mark.parametrize("error", [ImportError(), ValueError("Duplicated timeseries in CollectorRegistry")])
@@ -101,5 +101,4 @@ def test_without_the_library_or_the_names_nothing_happens(error: Exception) -> N
     metrics = Metrics(load)
     for _ in range(3):
         metrics.observe(event())
-        metrics.restarted("qwen", 1)
     assert tried == [1]
