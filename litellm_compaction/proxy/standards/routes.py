@@ -33,23 +33,16 @@ _OK = 200
 
 
 class _Route(NamedTuple):
-    """A route as a request for an answer.
+    """A route as a request for an answer."""
 
-    Attributes:
-        asked: makes that request's body of the client's; None if LiteLLM could make no chat of it.
-        told: makes the route's answer of the client's body and the answer.
-    """
-
+    # Makes that request's body of the client's; None if LiteLLM could make no chat of it.
     asked: Callable[[_Json], _Json | None]
+    # Makes the route's answer of the client's body and the answer.
     told: Callable[[_Json, _Json], _Json]
 
 
 def serving(application: _Application, is_guarded: Callable[[object], Awaitable[bool]]) -> _Application:
-    """Returns an application that serves the protocols' routes for guarded models, and leaves others to `application`.
-
-    Args:
-        is_guarded: says if every deployment of a model is.
-    """
+    """Returns an application that serves these routes for guarded models, and leaves the rest to `application`."""
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         is_post = scope["type"] == "http" and scope["method"] == "POST"
