@@ -132,9 +132,12 @@ def _count_messages(body: _Json) -> _Json | None:
 
 def _is_said(message: object) -> bool:
     """Returns False for a message of thinking alone, which LiteLLM drops, and for what is no message."""
-    content = message.get("content") if isinstance(message, dict) else None
-    parts = content if isinstance(content, list) else [{"type": "text"}]
-    return bool(content) and any(isinstance(part, dict) and "thinking" not in str(part.get("type")) for part in parts)
+    if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
+        return False
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    said = [part for part in parts if isinstance(part, dict) and "thinking" not in str(part.get("type"))]
+    return bool(content) and any(isinstance(part.get("text", ""), str) for part in said)
 
 
 def _counted(_: _Json, answer: _Json) -> _Json:
