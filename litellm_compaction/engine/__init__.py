@@ -13,7 +13,7 @@ from litellm_compaction.engine.context import (
     RequestContext,
 )
 from litellm_compaction.engine.context import Decided as Foreseen
-from litellm_compaction.engine.sharing.admission import TOLD_AFTER_S, Held
+from litellm_compaction.engine.sharing.admission import TOLD_AFTER_S
 from litellm_compaction.engine.sharing.reservation import Reservation
 from litellm_compaction.engine.ways import ALL_WAYS, KnownWays, Outcome
 
@@ -28,7 +28,6 @@ __all__ = [
     "Compactor",
     "ContinuationPlan",
     "Foreseen",
-    "Held",
     "KnownWays",
     "Measure",
     "Outcome",

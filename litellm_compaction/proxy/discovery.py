@@ -70,7 +70,7 @@ class Discovery:
         await ended([self._task] if self._task is not None else [])
 
     def serving(self, application: _Application, router: Callable[[], Any]) -> _Application:
-        """LiteLLM's application, which is asked for a list after that is filled; a key is its own business."""
+        """LiteLLM's application, which is asked for a list after that is filled; keys are its own business."""
 
         async def serve(scope: Any, receive: Any, send: Any) -> None:
             is_read = scope["type"] == "http" and scope["method"] == "GET"

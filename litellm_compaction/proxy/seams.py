@@ -29,11 +29,7 @@ _ANSWER = {"object": "chat.completion", "choices": [{"message": {"role": "assist
 
 
 def check_classes(hooks: Iterable[str]) -> None:
-    """Looks at what can be known before there is a router; `hooks` are those of LiteLLM's that we fill.
-
-    Raises:
-        LiteLLMChanged: nobody would call us, or tell us of deployments.
-    """
+    """Raises LiteLLMChanged if nobody would call `hooks`, which we fill, or tell us of deployments."""
     from litellm import Router
     from litellm.integrations.custom_logger import CustomLogger
 

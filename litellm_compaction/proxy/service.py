@@ -53,11 +53,7 @@ _MOST_NAMED = 5
 
 
 def load_settings() -> Settings:
-    """The operator's settings, checked together with every deployment's own.
-
-    Raises:
-        ConfigError: the first thing in the config file with which the proxy must not start (`config_check.py`).
-    """
+    """The operator's settings; a ConfigError is the first thing with which the proxy must not start."""
     config = {"callback_settings": Seam.SETTINGS.needed(), **configuration()}
     for finding in check_config(config, os.environ):
         if finding.error is not None:
@@ -141,10 +137,7 @@ class Service:
                 log_failure("page", error)
 
     async def aclose(self) -> None:
-        """Gives back holds that other processes would wait for, and writes down the rest; never raises.
-
-        Work without a request ends: summaries that are written ahead, and looks at servers.
-        """
+        """Gives back holds that other processes would wait for, and ends work without a request; never raises."""
         try:
             await asyncio.wait_for(self._aclose(), _END_LIMIT_S)
         except Exception as error:  # noqa: BLE001 - the proxy ends all the same
@@ -185,10 +178,7 @@ class Service:
             await is_wanted.wait()
 
     async def _prepare(self, router: Any, *, is_first: bool) -> None:
-        """Loads the counters of the loaded models; at first it also says in the log what is guarded, with which window.
-
-        So trouble shows at start and not at night.
-        """
+        """Loads the counters of the loaded models; the first time it also says what is guarded, with which window."""
         targets: list[Target] = []
         guarded: list[str] = []
         pruning_models: dict[str, None] = {}

@@ -75,10 +75,9 @@ class _Compaction(BaseModel):
 
 
 async def read_orders(body: Mapping[str, Any], opened: Opened) -> tuple[Orders, dict[str, Any]]:
-    """Returns a request's orders, and the fields of its body as LiteLLM may have them; None for one that goes.
+    """Returns a request's orders, and the fields of its body as LiteLLM may have them, None for one that goes.
 
-    Raises:
-        BadItem: a block or a field is not as the protocol has it.
+    A BadItem says that a block or a field is not as the protocol has it.
     """
     messages, config = body.get("messages"), body.get("compaction")
     changed: dict[str, Any] = {key: None for key in ("context_management", "compaction") if body.get(key) is not None}

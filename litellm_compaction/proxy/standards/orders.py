@@ -76,13 +76,11 @@ class Orders:
         return Unfolded(messages) if kept is None else unfolded(messages, kept, record_of(kept))
 
     def returned(self, request: Request, prepared: PreparedRequest | None) -> Portable | None:
-        """Returns the compaction with which a request was sent, if it goes back to the client; else None.
-
-        A client that wants the compaction alone gets all its messages where there is nothing to compact.
-        """
+        """Returns the compaction with which a request was sent, if it goes back to the client; else None."""
         if not (self.wants_item or self.compacts_only) or prepared is None or prepared.way is not None:
             # Of an answer that was carried over the limit a part is covered: that record is for the next turn's store.
             return None
+        # A client that wants the compaction alone gets all its messages where there is nothing to compact.
         if not self.compacts_only:
             kept = "" if self.portable is None else self.portable.record
             if prepared.compaction is None or prepared.compaction.record == kept != "":
@@ -119,11 +117,7 @@ class Told(NamedTuple):
 
 
 def checked(shape: type[_Shape], value: object, field: str, place: str) -> _Shape:
-    """Returns a field of a request as its protocol has it; an error writes a place in a list like `place`, "[{}]".
-
-    Raises:
-        BadItem: it is not so. Values are not quoted.
-    """
+    """Returns a field of a request as its protocol has it, or raises a BadItem, which writes an index like `place`."""
     try:
         return shape.model_validate(_without_nulls(value))
     except RecursionError:
@@ -154,14 +148,7 @@ class Items:
         return await off_loop_if(is_long, lambda: self._sealed(tenant, kept))
 
     async def opened(self, tenant: str, text: object, field: str) -> Portable:
-        """Returns what `sealed` wrote.
-
-        Args:
-            field: the place in the client's request, for the error.
-
-        Raises:
-            BadItem: it is none, was changed, is another tenant's or proxy's, or too large.
-        """
+        """Returns what `sealed` wrote; a BadItem at `field` is none, was changed, another's, or is too large."""
         if not isinstance(text, str) or not text.startswith(_MARK) or len(text) > _MOST_CHARS:
             raise BadItem(field, "was not made by this proxy")
         return await off_loop_if(len(text) > _LONG_CHARS, lambda: self._opened(tenant, text, field))

@@ -32,10 +32,9 @@ class _Management(RootModel[list[_Threshold]]):
 
 
 async def read_orders(body: Mapping[str, Any], opened: Opened) -> tuple[Orders, dict[str, Any]]:
-    """Returns a request's orders, and the fields of its body as LiteLLM may have them; None for one that goes.
+    """Returns a request's orders, and the fields of its body as LiteLLM may have them, None for one that goes.
 
-    Raises:
-        BadItem: an item or a field is not as the protocol has it.
+    A BadItem says that an item or a field is not as the protocol has it.
     """
     changed: dict[str, Any] = {key: None for key in ("context_management", "truncation") if body.get(key) is not None}
     management = checked(_Management, body.get("context_management") or [], "context_management", "[{}]").root
@@ -164,12 +163,7 @@ def _usage(told: Told) -> dict[str, Any]:
 
 
 def compacted_response(body: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the body of `POST /v1/responses/compact`: the user's messages, and the item behind them.
-
-    Args:
-        body: of the client's request.
-        answer: to the same request with a trigger.
-    """
+    """The body of `POST /v1/responses/compact`: the user's messages of `body`, and the item that `answer` has."""
     items = messages_of(body.get("input"))
     own = [item for item in items if _kind(item) == "message" and item.get("role") == "user"]
     return {

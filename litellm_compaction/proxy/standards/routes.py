@@ -33,23 +33,16 @@ _OK = 200
 
 
 class _Route(NamedTuple):
-    """A route as a request for an answer.
+    """A route as a request for an answer."""
 
-    Attributes:
-        asked: makes that request's body of the client's; None if LiteLLM could make no chat of it.
-        told: makes the route's answer of the client's body and the answer.
-    """
-
+    # Makes that request's body of the client's; None if LiteLLM could make no chat of it.
     asked: Callable[[_Json], _Json | None]
+    # Makes the route's answer of the client's body and the answer.
     told: Callable[[_Json, _Json], _Json]
 
 
 def serving(application: _Application, is_guarded: Callable[[object], Awaitable[bool]]) -> _Application:
-    """Returns an application that serves the protocols' routes for guarded models, and leaves others to `application`.
-
-    Args:
-        is_guarded: says if every deployment of a model is.
-    """
+    """Returns an application that serves these routes for guarded models, and leaves the rest to `application`."""
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         is_post = scope["type"] == "http" and scope["method"] == "POST"
@@ -139,9 +132,12 @@ def _count_messages(body: _Json) -> _Json | None:
 
 def _is_said(message: object) -> bool:
     """Returns False for a message of thinking alone, which LiteLLM drops, and for what is no message."""
-    content = message.get("content") if isinstance(message, dict) else None
-    parts = content if isinstance(content, list) else [{"type": "text"}]
-    return bool(content) and any(isinstance(part, dict) and "thinking" not in str(part.get("type")) for part in parts)
+    if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
+        return False
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    said = [part for part in parts if isinstance(part, dict) and "thinking" not in str(part.get("type"))]
+    return bool(content) and any(isinstance(part.get("text", ""), str) for part in said)
 
 
 def _counted(_: _Json, answer: _Json) -> _Json:

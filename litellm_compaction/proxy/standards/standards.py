@@ -29,11 +29,7 @@ class Standards:
         self._items = items
 
     async def read_orders(self, data: dict[str, Any], call_type: str) -> None:
-        """Reads what the client of a guarded model says of its context, and takes it out of `data`.
-
-        Raises:
-            BadItem: it says something that cannot be followed.
-        """
+        """Takes what the client of a guarded model says of its context out of `data`; a BadItem cannot be followed."""
         read = responses.read_orders if call_type == "aresponses" else messages.read_orders
         orders, changed = await read(data, partial(self._items.opened, tenant_of(metadata_of(data))))
         if data.get(COUNTS):
@@ -104,10 +100,7 @@ class Standards:
     async def showing(
         self, stream: AsyncGenerator[Any, None], call: Exchange, *, is_messages: bool
     ) -> AsyncGenerator[Any, None]:
-        """A stream of LiteLLM's with a part of ours before what the model says, or in its place.
-
-        What comes before the request was sent, and so before it is known what to say, waits.
-        """
+        """A stream of LiteLLM's with a part of ours before what the model says, which waits for it, or in its place."""
         form = messages.Stream() if is_messages else responses.Stream()
         waiting: list[dict[str, Any]] = []
         told: Told | None = None
