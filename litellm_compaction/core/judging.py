@@ -13,21 +13,15 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import sys
 import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import resources
 from typing import Literal, NamedTuple, TypeAlias
 
+from litellm_compaction.core import table
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD
 from litellm_compaction.core.prompts import FRAME_NOTE, INCORPORATES, LEDGER_TITLE
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "invented", "empty"]
 
@@ -65,14 +59,13 @@ _STEM_CHARS, _WITHOUT_SPACES = 5, "\u0e00"
 _ORDINAL, _BULLETS = re.compile(r"\A\s{0,16}\d{1,3}[.)] "), "-*•> \t[]()0123456789."
 # 0.6 keeps fewer invented rules and loses as many more of the user's; a word in every sentence counts a little.
 _SUPPORT_RATIO, _LEAST_WEIGHT = 0.5, 0.1
-_DATA = tomllib.loads(resources.files(__package__).joinpath("inventions.toml").read_text(encoding="utf-8"))
 
 
 def _any_of(words: str) -> str:
     return "|".join(re.escape(word.replace("_", " ")) for word in words.split())
 
 
-_WORDS = {key: _any_of(words) for key, words in _DATA.items()}
+_WORDS = {key: _any_of(words) for key, words in table("inventions").items()}
 _RULE = re.compile(
     rf"(?<!\w)(?:{_WORDS['anywhere']})(?!\w)|(?:\A|[^\w\s,'’]|\b(?:{_WORDS['before']}))\s{{0,3}}(?:{_WORDS['opening']})(?!\w)"
     rf"|{_WORDS['inside']}",

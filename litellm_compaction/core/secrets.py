@@ -8,27 +8,20 @@ ledger is there for them. Every repetition is bounded, so that hostile text cost
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from importlib import resources
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import regex
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from litellm_compaction.core import table
 
 MARKER = "[secret removed]"
 TOO_SLOW = "[left out: a pattern of `redact_patterns` takes too long here]"
 Redact: TypeAlias = "Callable[[str], str]"
 
 
-_FORMS: Mapping[str, Any] = tomllib.loads(
-    (resources.files("litellm_compaction.core") / "secrets.toml").read_text(encoding="utf-8")
-)
+_FORMS = table("secrets")
 
 
 def _compiled(forms: Iterable[str]) -> re.Pattern[str]:
@@ -45,8 +38,11 @@ _HIDDEN = re.compile(
     re.IGNORECASE,
 )
 _KEY_BEGINS = regex.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-# A URL behind a key that is cut short may hold another secret.
-_KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s,]|:(?!//)|\\n){0,20000}")
+# Whole lines: of the line behind a key that is cut short, nothing may go that a secret in it is known by.
+_KEY_BODY = re.compile(
+    r"(?:\s|\\[nr]|[A-Za-z0-9+/=]{1,4000}(?=[ \t\r]{0,8}(?:[\n\\\"']|\Z))"
+    r"|(?:Proc-Type|DEK-Info|Comment):[^\n]{0,200}){0,20000}"
+)
 _KEY_TAIL = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_LINE = re.compile(r"[A-Za-z0-9+/=]{16,80}\r?\Z")
 _KEY_ENDS, _KEY_CHARS = "-----END", 20_000
