@@ -56,18 +56,17 @@ class ToolCall:
 class Marks:
     """The forms by which a conversation's client is known in it (`recurring.py`); texts are levelled.
 
-    Names of elements, whole paragraphs, first lines of paragraphs, the lines below them and what such lines begin with,
-    last lines of longer paragraphs; if a message stands next to another one that no answer separates from it, and if it
-    stands behind tool results.
+    Attributes:
+        names: of elements.
+        lines: that begin the client's paragraphs, or end the person's.
+        items: those that follow in such paragraphs, and what such lines begin with.
+        is_beside: True for a message next to another one that no answer separates from it.
     """
 
     names: frozenset[str] = frozenset()
-    paragraphs: frozenset[str] = frozenset()
-    headings: frozenset[str] = frozenset()
     lines: frozenset[str] = frozenset()
-    footers: frozenset[str] = frozenset()
+    items: frozenset[str] = frozenset()
     is_beside: bool = False
-    is_behind: bool = False
 
 
 NO_MARKS = Marks()

@@ -20,7 +20,7 @@ from litellm_compaction.concurrency import Bounded, off_loop
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget
 from litellm_compaction.core.compaction import Compaction, apply, covered_as_sent, shown_behind
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.forms import Form, in_forms, superseded_reads
+from litellm_compaction.core.forms import Form, in_forms
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import Message, Request, user_message
 from litellm_compaction.core.prompts import appended
@@ -106,7 +106,7 @@ class SummaryClient:
                 is_brief=min(measured.window.tokens, limit.window_tokens) < _BRIEF_BELOW_TOKENS,
             )
             # A record written ahead must leave the conversation in the server's cache.
-            is_ahead = step.draft.ahead and model.is_same
+            is_ahead = step.draft.state == "ready" and model.is_same
             appended = await self._appended(measured, step, bounded) if model.is_same else None
             if appended is not None:
                 try:
@@ -318,8 +318,7 @@ def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
     strategy = STRATEGIES[step.draft.level]
     # A round that stayed with the record is in no summary yet.
     stayed = [at for at in (base.pinned if base else ()) if at < start and covered[at].role != "user"]
-    # Of repeated reads the newest says all: the room is better spent on the rest.
-    forms = (*(Form(at, "line") for at in superseded_reads(covered)), *(Form(at, "whole") for at in pinned))
+    forms = (Form(at, "whole") for at in pinned)
     sent = [message for message in in_forms(covered, forms) if message is not None]
     shown = [*shown_behind(sent, start, base.covered_part if base else None)]
     fresh = [each for at, each in enumerate(shown) if (at >= start or at in stayed) and at not in pinned]

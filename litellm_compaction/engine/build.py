@@ -136,9 +136,11 @@ class CompactionBuilder:
         compaction = await asyncio.to_thread(_copied, measured, draft, ledger_tokens)
         kept = _keyed(measured, compaction)
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
-        is_poorer = kept.provisional and step.base is not None and step.base.covered_hash == kept.covered_hash
+        is_poorer = (
+            kept.state == "provisional" and step.base is not None and step.base.covered_hash == kept.covered_hash
+        )
         # An unneeded record without a summary is not kept; one that is not needed yet is kept by the caller.
-        if not is_poorer and not kept.ahead and (summary or not measured.is_voluntary):
+        if not is_poorer and not kept.is_waiting and (summary or not measured.is_voluntary):
             await self.put(measured, kept)
         return BuiltCompaction(compaction, kept)
 
@@ -151,7 +153,7 @@ class CompactionBuilder:
         if context.is_client_summary:
             # Its conversation ends here.
             return False
-        rest, is_in_effect = conversation.rest[:covered], not (compaction.ahead or compaction.early)
+        rest, is_in_effect = conversation.rest[:covered], not compaction.is_waiting
         if not compaction.seen and not measured.is_shortened and covered < len(conversation.words_hashes):
             known = await off_loop(rest, lambda: seen(rest, conversation.hashes, conversation.seen))
             if any(each.data for each in known):
@@ -162,7 +164,7 @@ class CompactionBuilder:
                 Covered(scope=context.scope, tenant=context.tenant, messages=rest, hashes=hashes, redact=redact)
             )
         try:
-            if compaction.ahead and await self._store.find(context.scope, [compaction.covered_hash]):
+            if compaction.state == "ready" and await self._store.find(context.scope, [compaction.covered_hash]):
                 # Never in place of one that is applied.
                 return False
             await self._store.put(context.scope, compaction)
@@ -253,7 +255,7 @@ def _worded(step: Step, summary: str, count: Callable[[str], int]) -> tuple[Comp
         new = Segment(text=summary, round=draft.round, covered_messages=draft.covered_messages)
         draft = replace(draft, segments=(new,) if step.integrates else (*segments, new))
     else:
-        if draft.provisional and segments:
+        if draft.state == "provisional" and segments:
             spare_tokens, text = 0, excerpt(draft.summary, step.summary_tokens, count)
             segments = (replace(segments[-1], text=text),)
         draft = replace(draft, segments=segments, level="truncate")

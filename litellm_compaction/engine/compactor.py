@@ -16,7 +16,7 @@ from typing import NamedTuple
 from litellm_compaction.concurrency import Flights
 from litellm_compaction.core.compaction import Compaction, is_undone, usable
 from litellm_compaction.core.messages import Request
-from litellm_compaction.core.plan import Compact, Reuse
+from litellm_compaction.core.plan import Make, Send
 from litellm_compaction.core.steps import Step, bare
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.asking import Asker
@@ -300,9 +300,8 @@ class Compactor:
         if all(each in needed.stored for each in stored):
             return None
         decision = await self.decider.plan(needed.measured, stored)
-        if not isinstance(decision, Reuse) or decision.compaction in needed.stored:
-            return None
-        return _Made(BuiltCompaction(decision.compaction, decision.compaction))
+        made = decision.compaction if isinstance(decision, Send) else None
+        return None if made is None or made in needed.stored else _Made(BuiltCompaction(made, made))
 
     async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:
         """Returns True if the window is smaller than the one that `prepared` was made for; errors as `guard`."""
@@ -320,8 +319,8 @@ class Compactor:
             return
         if measured.budget.own.triggers(measured.count.tokens):
             decision = await self.decider.plan(await hashed(measured), ())
-            after, reason = measured.count.tokens, type(decision).__name__.lower()
-            if isinstance(decision, Compact):
+            after, reason = measured.count.tokens, "keep" if isinstance(decision, Send) else "refuse"
+            if isinstance(decision, Make):
                 step = decision.steps[0]
                 after = step.predicted_tokens
                 reason = "summarize" if step.is_record else "edit" if step.is_edit else "prune"

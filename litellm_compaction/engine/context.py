@@ -207,7 +207,7 @@ class MeasuredRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionNeeded:
-    """A request that needs a new compaction by one of `steps` (as in `Compact`); `stored` are the store's."""
+    """A request that needs a new compaction by one of `steps` (as in `Make`); `stored` are the store's."""
 
     measured: MeasuredRequest
     steps: tuple[Step, ...]

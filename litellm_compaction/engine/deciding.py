@@ -19,7 +19,7 @@ from litellm_compaction.concurrency import Bounded, off_loop_if
 from litellm_compaction.core.compaction import Compaction, usable
 from litellm_compaction.core.identity import edited
 from litellm_compaction.core.messages import Message
-from litellm_compaction.core.plan import Compact, Keep, Plan, Refuse, Reuse, plan
+from litellm_compaction.core.plan import Make, Plan, Refuse, Send, plan
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
 from litellm_compaction.core.stretches import is_text_result
 from litellm_compaction.core.view import View
@@ -124,18 +124,19 @@ class Decider:
             again: MeasuredRequest | None
             decision = await self.plan(measured, known)
             match decision:
-                case Keep(is_undone=is_undone):
+                case Send(compaction=compaction, is_undone=is_undone):
+                    if compaction is not None:
+                        prepared = await self.applied(measured, compaction, "reused")
+                        if prepared.budget.fits(prepared.count.tokens):
+                            return await self._reusing(prepared, compaction)
+                        # Counted as it is sent it does not do: what is decided without it?
+                        known = ()
+                        continue
                     again = await self._compactor.asker.fitted(measured)
                     if again is None:
                         return self._kept(measured, cut, is_undone=is_undone)
                     measured, known = again, stored
-                case Reuse(compaction=compaction):
-                    prepared = await self.applied(measured, compaction, "reused")
-                    if prepared.budget.fits(prepared.count.tokens):
-                        return await self._reusing(prepared, compaction)
-                    # Counted as it is sent it does not do: what is decided without it?
-                    known = ()
-                case Compact(steps=steps):
+                case Make(steps=steps):
                     reused = await self._reused(measured, known)
                     return reused or CompactionNeeded(measured=measured, steps=steps, stored=tuple(stored))
                 case Refuse():
@@ -169,7 +170,7 @@ class Decider:
         if measured.context.is_wanted:
             return None
         found = await off_loop_if(bool(stored) and measured.is_long, lambda: usable(measured.conversation, stored))
-        if found and not found[0].provisional:
+        if found and found[0].state != "provisional":
             prepared = await self.applied(measured, found[0], "reused")
             if not prepared.budget.triggers(prepared.count.tokens):
                 return await self._reusing(prepared, found[0])
@@ -181,8 +182,8 @@ class Decider:
 
         async def tell() -> None:
             self._compactor.reporter.decided(measured, "reused", prepared=prepared, compaction=compaction)
-            if compaction.ahead or compaction.early:
-                await self._compactor.builder.put(measured, replace(compaction, ahead=False, early=False))
+            if compaction.is_waiting:
+                await self._compactor.builder.put(measured, replace(compaction, state="applied"))
 
         return replace(prepared, compaction=compaction, tell=tell)
 

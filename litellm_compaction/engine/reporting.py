@@ -62,7 +62,7 @@ class Reporter:
             if outcome == "reused" and attempts.told_hash == compaction.covered_hash:
                 return
             attempts.told_hash = compaction.covered_hash
-            if compaction.ahead or compaction.early:
+            if compaction.is_waiting:
                 reason = USED_AHEAD if measured.budget.own.triggers(measured.count.tokens) else USED_EARLY
         event = _decision(measured, outcome, prepared, compaction, effort or Effort(reason=reason))
         result_tokens, projected_tokens, limit_tokens = _results(measured, known)
