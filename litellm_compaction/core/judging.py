@@ -61,11 +61,10 @@ _ORDINAL, _BULLETS = re.compile(r"\A\s{0,16}\d{1,3}[.)] "), "-*•> \t[]()012345
 _SUPPORT_RATIO, _LEAST_WEIGHT = 0.5, 0.1
 
 
-def _any_of(words: str) -> str:
-    return "|".join(re.escape(word.replace("_", " ")) for word in words.split())
-
-
-_WORDS = {key: _any_of(words) for key, words in table("inventions").items()}
+_WORDS = {
+    key: "|".join(re.escape(word.replace("_", " ")) for word in words.split())
+    for key, words in table("inventions").items()
+}
 _RULE = re.compile(
     rf"(?<!\w)(?:{_WORDS['anywhere']})(?!\w)|(?:\A|[^\w\s,'’]|\b(?:{_WORDS['before']}))\s{{0,3}}(?:{_WORDS['opening']})(?!\w)"
     rf"|{_WORDS['inside']}",
@@ -98,10 +97,7 @@ class _Line(NamedTuple):
 def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgement:
     """The summary without the lines that say nothing, every character of the others, or why it may not be used.
 
-    Args:
-        summary: as the model wrote it, without its reasoning; its caller has bounded it.
-        instruction: that it was given.
-        source: all texts that its writer was shown: what none of them states is an invention.
+    `source` are all texts that its writer was shown: what none of them states is an invention.
     """
     if summary.startswith(instruction[:_ECHO_CHARS]):
         return Judgement("", "echo")
@@ -152,12 +148,14 @@ def _looked_at(summary: str, instruction: str) -> list[_Line]:
         in_dialogue = not is_heading and (in_dialogue or _TURN.match(text) is not None)
         fault: Fault | Literal[""] = ""
         if not is_heading and words:
-            runs = _runs(words)
+            runs, data = _runs(words), text.encode("utf-8", "surrogatepass")
+            # One phrase, in whatever script, again and again.
+            turns_round = len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
             if in_dialogue:
                 fault = "dialogue"
             elif sum(run in told for run in runs) > _ECHO_SHARE * len(runs):
                 fault = "echo"
-            elif (len(words) >= _LEAST_SENTENCE_WORDS and words in seen) or _turns_round(text):
+            elif (len(words) >= _LEAST_SENTENCE_WORDS and words in seen) or turns_round:
                 fault = "loop"
             seen.add(words)
         lines.append(_Line(text, end, is_heading, len(words), fault))
@@ -167,12 +165,6 @@ def _looked_at(summary: str, instruction: str) -> list[_Line]:
 def _runs(words: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Each few words in a row; none of a line of fewer, which may be any writer's."""
     return [words[start : start + _RUN_WORDS] for start in range(len(words) - _RUN_WORDS + 1)]
-
-
-def _turns_round(line: str) -> bool:
-    """A line is one phrase, in whatever script, again and again."""
-    data = line.encode("utf-8", "surrogatepass")
-    return len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
 
 
 def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:
@@ -208,12 +200,7 @@ def _without_faults(lines: Sequence[_Line]) -> Iterator[str]:
 
 
 def inventions(lines: Sequence[str], source: Sequence[str]) -> list[bool]:
-    """Tells of each line of a summary if one of its rules is not the source's.
-
-    Args:
-        lines: "" for those that are believed.
-        source: all texts that its writer was shown.
-    """
+    """Tells of each line of a summary, "" for those that are believed, if one of its rules is not the source's."""
     rules = [_rules(line) for line in lines]
     if not 0 < sum(map(len, rules)) <= _MOST_RULES:
         return [False] * len(lines)

@@ -58,13 +58,11 @@ _OWN_LIMIT_S = 0.2
 def redacted(text: str, patterns: Sequence[regex.Pattern[str]] = ()) -> str:
     """`text` with a marker in place of each secret; the very same text if there is none.
 
-    Args:
-        text: any.
-        patterns: the operator's own; what their group `secret` matches goes, else the whole match. Of a text in which
-            one takes longer than 0.2 s the rest is left out (`TOO_SLOW`): nothing is written down unsearched.
+    Of an operator's own patterns goes what their group `secret` matches, else the whole match. Of a text in which one
+    takes longer than 0.2 s the rest is left out (`TOO_SLOW`): nothing is written down unsearched.
     """
-    shown = _unhidden(text)
-    if shown is not text:
+    shown = "".join(_HIDDEN.sub("", piece) for piece in _pieces(text))
+    if len(shown) != len(text):
         # Colours and widths are given up only if they hid a secret.
         return text if (searched := redacted(shown, patterns)) == shown else searched
     if _holds(text, _KEY_HINTS):
@@ -92,12 +90,6 @@ def redactor(patterns: tuple[str, ...]) -> Redact:
 def plain(text: str) -> str:
     """`text` as it is, if nothing is to be redacted."""
     return text
-
-
-def _unhidden(text: str) -> str:
-    """`text` without colour codes and characters that have no width; the very same text if there are none."""
-    found = "".join(_HIDDEN.sub("", piece) for piece in _pieces(text))
-    return text if len(found) == len(text) else found
 
 
 def _holds(text: str, hints: Sequence[str]) -> bool:

@@ -69,8 +69,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_table)
 def register(strategy: Strategy) -> Strategy:
     """Adds a strategy to the table; the same name again replaces it.
 
-    Raises:
-        ValueError: the name cannot be used, the writer is unknown or chooses itself, or the prompt lacks a placeholder.
+    A ValueError says that the name cannot be used, the writer is unknown or chooses, or the prompt lacks a placeholder.
     """
     if not _NAME.fullmatch(strategy.name) or strategy.name in _TAKEN:
         raise ValueError(f"strategy {strategy.name!r}: allowed are letters, digits and _, and no {sorted(_TAKEN)}")
@@ -95,19 +94,20 @@ def is_level(name: str) -> bool:
 
 
 def chooses(level: str) -> bool:
-    """Returns True if a compaction was made by a model's choice of messages; `level` is `Compaction.level`."""
+    """Returns True if a compaction was made by a model's choice of messages."""
     return level in _table and _table[level].chooses
 
 
 def lead_in(level: str) -> str:
-    """Stands between a record and the user's words that follow; `level` as in `chooses`."""
+    """Stands between a record and the user's words that follow."""
     return _table[level].lead_in if level in _table else ""
 
 
 def without_lead_in(text: str) -> str:
-    """The user's words after a record, without the strategy's lead-in."""
-    found = next((each.lead_in for each in _table.values() if each.lead_in and text.startswith(each.lead_in)), "")
-    return text.removeprefix(found)
+    """The user's words after a record, without a strategy's lead-in."""
+    return next(
+        (text.removeprefix(each.lead_in) for each in _table.values() if text.startswith(each.lead_in or "\0")), text
+    )
 
 
 def _prompt(name: str) -> str:
