@@ -37,8 +37,8 @@ _MOST_DROPPED_RATIO = 0.5
 # A script that is most of a summary and hardly in the source is not the conversation's; of few letters nothing is told.
 _MAIN_SCRIPT_RATIO, _KNOWN_SCRIPT_RATIO, _LEAST_LETTERS = 0.6, 0.02, 40
 _SAMPLE_TEXTS, _SAMPLE_CHARS = 100, 200
-# So few bytes of different words say nothing of so long a source.
-_FEW_BYTES, _LONG_SOURCE_CHARS = 16, 400
+# So few bytes of different words say nothing if none of them is of a source that is so many times as long.
+_FEW_BYTES, _FAR_SHORTER_RATIO = 20, 20
 _WORD = re.compile(r"\w+")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n")
 # Of a longer line only the bad sentences are left out.
@@ -116,10 +116,7 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
     if words - kept > _MOST_DROPPED_RATIO * words:
         return Judgement("", dropped.most_common(1)[0][0])
     left = "".join(_without_faults(lines)).strip() if kept < words else summary
-    said = set(_words(" ".join(line.text for line in lines if not (line.is_heading or line.fault))))
-    read_chars = sum(len(text) for text in source if instruction not in text)
-    # "OK." and "Sure, here you go!" stand for nothing.
-    if len("".join(said).encode("utf-8", "surrogatepass")) <= _FEW_BYTES and read_chars >= _LONG_SOURCE_CHARS:
+    if _says_nothing(" ".join(line.text for line in lines if not (line.is_heading or line.fault)), instruction, source):
         return Judgement("", "empty")
     return Judgement(left, "")
 
@@ -165,6 +162,17 @@ def _looked_at(summary: str, instruction: str) -> list[_Line]:
 def _runs(words: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Each few words in a row; none of a line of fewer, which may be any writer's."""
     return [words[start : start + _RUN_WORDS] for start in range(len(words) - _RUN_WORDS + 1)]
+
+
+def _says_nothing(body: str, instruction: str, source: Sequence[str]) -> bool:
+    """A few words stand for a long source and none of them is of it ("OK.", "Sure, here you go!")."""
+    size = len("".join(set(_words(body))).encode("utf-8", "surrogatepass"))
+    texts = [text.casefold() for text in source if instruction not in text] if size <= _FEW_BYTES else []
+    if sum(map(len, texts)) < _FAR_SHORTER_RATIO * size or not texts:
+        return False
+    # "none" is a word of many sources; "pars" of "parsing" stands in "parser".
+    stems = {stem[:4] for stem in _stems(body) if len(stem) == _STEM_CHARS or not (stem.isascii() and stem.isalpha())}
+    return not any(stem in text for text in texts for stem in stems)
 
 
 def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:

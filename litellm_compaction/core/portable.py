@@ -14,6 +14,8 @@ from typing import NamedTuple
 from litellm_compaction.core.compaction import Compaction, Segment, kept_messages
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD
 from litellm_compaction.core.messages import (
+    FRAME_BEGIN,
+    FRAME_END,
     JsonValue,
     Message,
     parse_message,
@@ -21,14 +23,12 @@ from litellm_compaction.core.messages import (
     user_message,
 )
 from litellm_compaction.core.prompts import (
-    FRAME_BEGIN,
-    FRAME_END,
     FRAME_NOTE,
     INCORPORATES,
     LEDGER_TITLE,
     SUMMARY_TITLE,
+    without_lead_in,
 )
-from litellm_compaction.core.strategies import without_lead_in
 
 _HEADING = re.compile(r"\s*#{2,3} Session Summary\b(?P<rest>[^\n]*)\n?")
 _ROUND = re.compile(r"\bround\W{0,3}(\d{1,6})(?!\d)", re.IGNORECASE)

@@ -7,15 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.excerpts import about, excerpt
-from litellm_compaction.core.prompts import (
-    FRAME_BEGIN,
-    FRAME_END,
-    defused,
-    frame,
-    is_refusal,
-    read_summary,
-    transcript_parts,
-)
+from litellm_compaction.core.messages import FRAME_BEGIN, FRAME_END
+from litellm_compaction.core.prompts import defused, frame, is_refusal, read_summary, transcript_parts
 from litellm_compaction.tokenizers.registry import token_length
 from tests.builders import JsonDict, count, parsed, raw_conversations, texts
 

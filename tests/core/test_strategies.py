@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from litellm_compaction.core.prompts import STRATEGIES
 from litellm_compaction.core.rounds import cleaned_history
-from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (
     JsonDict,
     calls,
