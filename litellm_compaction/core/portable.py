@@ -146,9 +146,9 @@ class Found(NamedTuple):
 
     def unfolded(self, messages: Sequence[Message]) -> tuple[list[Message], list[int]]:
         """Returns the conversation with the record in a message of its own, and for each message its old position."""
-        prefix, own = system_prefix_length(messages), list(enumerate(messages))
+        own = list(enumerate(messages))
         own[self.at : self.at + 1] = [(self.at, self.rest)] if self.rest else []
-        own.insert(prefix - (self.at < prefix and self.rest is None), (self.at, _as_message(self.base)))
+        own.insert(system_prefix_length([message for _, message in own]), (self.at, _as_message(self.base)))
         return [message for _, message in own], [place for place, _ in own]
 
 
