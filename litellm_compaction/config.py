@@ -16,7 +16,7 @@ import regex
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
-from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.core.prompts import STRATEGIES
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.places import ENVIRONMENT_PREFIX, FORMS, PROXYS_OWN, is_redis, parse_redis
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from litellm_compaction.config import Settings, choices, settings_from
-from litellm_compaction.core import strategies
-from litellm_compaction.core.strategies import Strategy, register
+from litellm_compaction.core import prompts
+from litellm_compaction.core.prompts import Strategy, register
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.stores.store import decode, encode
 from tests.builders import as_bytes, assistant, chat, user
@@ -29,7 +29,7 @@ def timeline() -> Iterator[Strategy]:
         )
     )
     yield added
-    del strategies._table[added.name]
+    del prompts._table[added.name]
 
 
 async def test_a_strategy_from_outside_compacts_like_one_of_ours(timeline: Strategy) -> None:
@@ -49,7 +49,7 @@ async def test_a_strategy_from_outside_compacts_like_one_of_ours(timeline: Strat
     assert as_bytes(sent(later, again))[: len(messages)] == as_bytes(messages)
     # Without the strategy nobody knows what its record needs: it is made anew.
     [(_, stored)] = bench.store.kept
-    del strategies._table["timeline"]
+    del prompts._table["timeline"]
     assert decode(encode(stored)) is None
     register(timeline)
     assert decode(encode(stored)) == stored

@@ -23,7 +23,7 @@ import yaml
 
 from litellm_compaction.cli.proxy_process import local_url, serving, usable_port
 from litellm_compaction.cli.up import SIMULATED_MODEL, simulated
-from litellm_compaction.core.continuation.request import GO_ON_START
+from litellm_compaction.core.go_on import GO_ON_START
 from litellm_compaction.master_key import KEY_VARIABLE
 from litellm_compaction.places import FOLDER_VARIABLE
 from litellm_compaction.proxy.config_check import HANDLER

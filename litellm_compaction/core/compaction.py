@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from litellm_compaction.core.continuation.text import open_think
+from litellm_compaction.core.cuts import open_think
 from litellm_compaction.core.forms import Form, How, ImagePlace, called, data_of, image_parts, in_forms
 from litellm_compaction.core.identity import Seen, chain_behind, edits, text_hash
 from litellm_compaction.core.messages import (
@@ -27,9 +27,8 @@ from litellm_compaction.core.messages import (
     system_prefix_length,
     with_text,
 )
-from litellm_compaction.core.prompts import defused, frame
+from litellm_compaction.core.prompts import defused, frame, lead_in
 from litellm_compaction.core.rounds import calls_by_position
-from litellm_compaction.core.strategies import lead_in
 from litellm_compaction.core.view import View, shows_results
 
 State: TypeAlias = Literal["applied", "provisional", "ready", "read"]

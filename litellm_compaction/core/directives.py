@@ -9,16 +9,11 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
-from importlib import resources
 from typing import NamedTuple
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from litellm_compaction.core import table
 
 _RULE, _CONDITION = 3.0, 1.0
 # What is long past being answered, and what only keeps a talk going.
@@ -50,7 +45,7 @@ _RARE_FROM, _NEWS, _MOST_NEWS = 0.5, 1.5, 2.0
 _LEAST_SENTENCES = 40
 
 
-_LANGUAGES = tomllib.loads(resources.files(__package__).joinpath("languages.toml").read_text(encoding="utf-8"))
+_LANGUAGES = table("languages")
 
 
 class _Signals:

@@ -14,7 +14,7 @@ from itertools import count as numbers
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.continuation.text import outside_thoughts
+from litellm_compaction.core.cuts import outside_thoughts
 from litellm_compaction.core.excerpts import ends
 from litellm_compaction.core.messages import (
     NO_MARKS,

@@ -13,21 +13,15 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import sys
 import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import resources
 from typing import Literal, NamedTuple, TypeAlias
 
+from litellm_compaction.core import table
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD
 from litellm_compaction.core.prompts import FRAME_NOTE, INCORPORATES, LEDGER_TITLE
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "invented", "empty"]
 
@@ -43,8 +37,8 @@ _MOST_DROPPED_RATIO = 0.5
 # A script that is most of a summary and hardly in the source is not the conversation's; of few letters nothing is told.
 _MAIN_SCRIPT_RATIO, _KNOWN_SCRIPT_RATIO, _LEAST_LETTERS = 0.6, 0.02, 40
 _SAMPLE_TEXTS, _SAMPLE_CHARS = 100, 200
-# So few bytes of different words say nothing of so long a source that has none of them.
-_FEW_BYTES, _LONG_SOURCE_CHARS = 20, 400
+# So few bytes of different words say nothing if none of them is of a source that is so many times as long.
+_FEW_BYTES, _FAR_SHORTER_RATIO = 20, 20
 _WORD = re.compile(r"\w+")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n")
 # Of a longer line only the bad sentences are left out.
@@ -65,14 +59,12 @@ _STEM_CHARS, _WITHOUT_SPACES = 5, "\u0e00"
 _ORDINAL, _BULLETS = re.compile(r"\A\s{0,16}\d{1,3}[.)] "), "-*•> \t[]()0123456789."
 # 0.6 keeps fewer invented rules and loses as many more of the user's; a word in every sentence counts a little.
 _SUPPORT_RATIO, _LEAST_WEIGHT = 0.5, 0.1
-_DATA = tomllib.loads(resources.files(__package__).joinpath("inventions.toml").read_text(encoding="utf-8"))
 
 
-def _any_of(words: str) -> str:
-    return "|".join(re.escape(word.replace("_", " ")) for word in words.split())
-
-
-_WORDS = {key: _any_of(words) for key, words in _DATA.items()}
+_WORDS = {
+    key: "|".join(re.escape(word.replace("_", " ")) for word in words.split())
+    for key, words in table("inventions").items()
+}
 _RULE = re.compile(
     rf"(?<!\w)(?:{_WORDS['anywhere']})(?!\w)|(?:\A|[^\w\s,'’]|\b(?:{_WORDS['before']}))\s{{0,3}}(?:{_WORDS['opening']})(?!\w)"
     rf"|{_WORDS['inside']}",
@@ -105,10 +97,7 @@ class _Line(NamedTuple):
 def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgement:
     """The summary without the lines that say nothing, every character of the others, or why it may not be used.
 
-    Args:
-        summary: as the model wrote it, without its reasoning; its caller has bounded it.
-        instruction: that it was given.
-        source: all texts that its writer was shown: what none of them states is an invention.
+    `source` are all texts that its writer was shown: what none of them states is an invention.
     """
     if summary.startswith(instruction[:_ECHO_CHARS]):
         return Judgement("", "echo")
@@ -127,19 +116,9 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
     if words - kept > _MOST_DROPPED_RATIO * words:
         return Judgement("", dropped.most_common(1)[0][0])
     left = "".join(_without_faults(lines)).strip() if kept < words else summary
-    said = set(_words(" ".join(line.text for line in lines if not (line.is_heading or line.fault))))
-    if len("".join(said).encode("utf-8", "surrogatepass")) <= _FEW_BYTES and _stand_for_nothing(
-        said, [text.casefold() for text in source if instruction not in text]
-    ):
+    if _says_nothing(" ".join(line.text for line in lines if not (line.is_heading or line.fault)), instruction, source):
         return Judgement("", "empty")
     return Judgement(left, "")
-
-
-def _stand_for_nothing(words: set[str], texts: Sequence[str]) -> bool:
-    """ "OK." and "Sure, here you go!" are of no conversation; "none" is a word of many."""
-    stems = [word[: _STEM_CHARS - 1] for word in words if len(word) >= _STEM_CHARS or not word.isalpha()]
-    stems += [word for word in words if not word.isascii()]
-    return sum(map(len, texts)) >= _LONG_SOURCE_CHARS and not any(stem in text for stem in stems for text in texts)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -166,12 +145,14 @@ def _looked_at(summary: str, instruction: str) -> list[_Line]:
         in_dialogue = not is_heading and (in_dialogue or _TURN.match(text) is not None)
         fault: Fault | Literal[""] = ""
         if not is_heading and words:
-            runs = _runs(words)
+            runs, data = _runs(words), text.encode("utf-8", "surrogatepass")
+            # One phrase, in whatever script, again and again.
+            turns_round = len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
             if in_dialogue:
                 fault = "dialogue"
             elif sum(run in told for run in runs) > _ECHO_SHARE * len(runs):
                 fault = "echo"
-            elif (len(words) >= _LEAST_SENTENCE_WORDS and words in seen) or _turns_round(text):
+            elif (len(words) >= _LEAST_SENTENCE_WORDS and words in seen) or turns_round:
                 fault = "loop"
             seen.add(words)
         lines.append(_Line(text, end, is_heading, len(words), fault))
@@ -183,10 +164,15 @@ def _runs(words: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [words[start : start + _RUN_WORDS] for start in range(len(words) - _RUN_WORDS + 1)]
 
 
-def _turns_round(line: str) -> bool:
-    """A line is one phrase, in whatever script, again and again."""
-    data = line.encode("utf-8", "surrogatepass")
-    return len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
+def _says_nothing(body: str, instruction: str, source: Sequence[str]) -> bool:
+    """A few words stand for a long source and none of them is of it ("OK.", "Sure, here you go!")."""
+    size = len("".join(set(_words(body))).encode("utf-8", "surrogatepass"))
+    texts = [text.casefold() for text in source if instruction not in text] if size <= _FEW_BYTES else []
+    if sum(map(len, texts)) < _FAR_SHORTER_RATIO * size or not texts:
+        return False
+    # "none" is a word of many sources; "pars" of "parsing" stands in "parser".
+    stems = {stem[:4] for stem in _stems(body) if len(stem) == _STEM_CHARS or not (stem.isascii() and stem.isalpha())}
+    return not any(stem in text for text in texts for stem in stems)
 
 
 def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:
@@ -222,12 +208,7 @@ def _without_faults(lines: Sequence[_Line]) -> Iterator[str]:
 
 
 def inventions(lines: Sequence[str], source: Sequence[str]) -> list[bool]:
-    """Tells of each line of a summary if one of its rules is not the source's.
-
-    Args:
-        lines: "" for those that are believed.
-        source: all texts that its writer was shown.
-    """
+    """Tells of each line of a summary, "" for those that are believed, if one of its rules is not the source's."""
     rules = [_rules(line) for line in lines]
     if not 0 < sum(map(len, rules)) <= _MOST_RULES:
         return [False] * len(lines)

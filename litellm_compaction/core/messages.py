@@ -18,6 +18,7 @@ import regex
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 JsonObject: TypeAlias = Mapping[str, JsonValue]
 
+FRAME_BEGIN, FRAME_END = "[BEGIN RECORD OF EARLIER CONVERSATION]", "[END RECORD OF EARLIER CONVERSATION]"
 START_NOTICE = "⚙️ Compacting conversation history..."
 DONE_NOTICE = "✅ Context compacted, continuing..."
 ABORT_NOTICE = "⚠️ Context limit exceeded ({used}/{window} tokens). Aborting."

@@ -14,6 +14,8 @@ from typing import NamedTuple
 from litellm_compaction.core.compaction import Compaction, Segment, kept_messages
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD
 from litellm_compaction.core.messages import (
+    FRAME_BEGIN,
+    FRAME_END,
     JsonValue,
     Message,
     parse_message,
@@ -21,14 +23,12 @@ from litellm_compaction.core.messages import (
     user_message,
 )
 from litellm_compaction.core.prompts import (
-    FRAME_BEGIN,
-    FRAME_END,
     FRAME_NOTE,
     INCORPORATES,
     LEDGER_TITLE,
     SUMMARY_TITLE,
+    without_lead_in,
 )
-from litellm_compaction.core.strategies import without_lead_in
 
 _HEADING = re.compile(r"\s*#{2,3} Session Summary\b(?P<rest>[^\n]*)\n?")
 _ROUND = re.compile(r"\bround\W{0,3}(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -146,9 +146,9 @@ class Found(NamedTuple):
 
     def unfolded(self, messages: Sequence[Message]) -> tuple[list[Message], list[int]]:
         """Returns the conversation with the record in a message of its own, and for each message its old position."""
-        prefix, own = system_prefix_length(messages), list(enumerate(messages))
+        own = list(enumerate(messages))
         own[self.at : self.at + 1] = [(self.at, self.rest)] if self.rest else []
-        own.insert(prefix - (self.at < prefix and self.rest is None), (self.at, _as_message(self.base)))
+        own.insert(system_prefix_length([message for _, message in own]), (self.at, _as_message(self.base)))
         return [message for _, message in own], [place for place, _ in own]
 
 

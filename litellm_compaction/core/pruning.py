@@ -113,10 +113,10 @@ def _units(rest: Sequence[Message], span: range, wanted: Collection[int]) -> Ite
 
 
 def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *, prompt: str = "") -> Wishes:
-    """The wishes in a model's answer.
+    """The wishes in a model's answer; anything may stand around its JSON.
 
     Args:
-        answer: without its reasoning; anything may stand around the JSON.
+        answer: without its reasoning.
         rest: the messages after the leading system ones.
         choices: the offered positions, in the order in which they were numbered, from 1.
         prompt: the question: an example in it that comes back is no answer.
@@ -249,13 +249,11 @@ def pruning_prompt(
     """One user message that asks what may go; "" if not even the beginnings of the messages fit.
 
     Args:
-        prompt: the instruction, with placeholders.
-        values: for the placeholders.
+        prompt: the instruction, with placeholders for `values`.
         request: the request being worked on, already short; "" for none.
         earlier: an earlier pruning's words about the messages that it left out; "" for none.
         focus: the topic that is kept in more detail; "" for none.
-        messages: n, as they would be sent; they are numbered from 1.
-        sizes: n, tokens.
+        messages: n, as they would be sent; they are numbered from 1, and `sizes` are their tokens.
         limit_tokens: bound on the whole.
         count: tokens of a text, for the pruning model.
     """

@@ -8,27 +8,20 @@ ledger is there for them. Every repetition is bounded, so that hostile text cost
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from importlib import resources
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import regex
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from litellm_compaction.core import table
 
 MARKER = "[secret removed]"
 TOO_SLOW = "[left out: a pattern of `redact_patterns` takes too long here]"
 Redact: TypeAlias = "Callable[[str], str]"
 
 
-_FORMS: Mapping[str, Any] = tomllib.loads(
-    (resources.files("litellm_compaction.core") / "secrets.toml").read_text(encoding="utf-8")
-)
+_FORMS = table("secrets")
 
 
 def _compiled(forms: Iterable[str]) -> re.Pattern[str]:
@@ -45,8 +38,11 @@ _HIDDEN = re.compile(
     re.IGNORECASE,
 )
 _KEY_BEGINS = regex.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-# A URL behind a key that is cut short may hold another secret.
-_KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s,]|:(?!//)|\\n){0,20000}")
+# Whole lines: of the line behind a key that is cut short, nothing may go that a secret in it is known by.
+_KEY_BODY = re.compile(
+    r"(?:\s|\\[nr]|[A-Za-z0-9+/=]{1,4000}(?=[ \t\r]{0,8}(?:[\n\\\"']|\Z))"
+    r"|(?:Proc-Type|DEK-Info|Comment):[^\n]{0,200}){0,20000}"
+)
 _KEY_TAIL = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_LINE = re.compile(r"[A-Za-z0-9+/=]{16,80}\r?\Z")
 _KEY_ENDS, _KEY_CHARS = "-----END", 20_000
@@ -62,13 +58,11 @@ _OWN_LIMIT_S = 0.2
 def redacted(text: str, patterns: Sequence[regex.Pattern[str]] = ()) -> str:
     """`text` with a marker in place of each secret; the very same text if there is none.
 
-    Args:
-        text: any.
-        patterns: the operator's own; what their group `secret` matches goes, else the whole match. Of a text in which
-            one takes longer than 0.2 s the rest is left out (`TOO_SLOW`): nothing is written down unsearched.
+    Of an operator's own patterns goes what their group `secret` matches, else the whole match. Of a text in which one
+    takes longer than 0.2 s the rest is left out (`TOO_SLOW`): nothing is written down unsearched.
     """
-    shown = _unhidden(text)
-    if shown is not text:
+    shown = "".join(_HIDDEN.sub("", piece) for piece in _pieces(text))
+    if len(shown) != len(text):
         # Colours and widths are given up only if they hid a secret.
         return text if (searched := redacted(shown, patterns)) == shown else searched
     if _holds(text, _KEY_HINTS):
@@ -96,12 +90,6 @@ def redactor(patterns: tuple[str, ...]) -> Redact:
 def plain(text: str) -> str:
     """`text` as it is, if nothing is to be redacted."""
     return text
-
-
-def _unhidden(text: str) -> str:
-    """`text` without colour codes and characters that have no width; the very same text if there are none."""
-    found = "".join(_HIDDEN.sub("", piece) for piece in _pieces(text))
-    return text if len(found) == len(text) else found
 
 
 def _holds(text: str, hints: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, applied_tokens
 from litellm_compaction.core.forms import Form, ImagePlace, lines_for, size_of
-from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
+from litellm_compaction.core.prompts import STRATEGIES, Strategy, writer_of
 from litellm_compaction.core.view import RECORD_TOKENS, View
 
 MIN_GAIN_RATIO = 0.10

@@ -18,13 +18,13 @@ from importlib import resources
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.messages import (
+    FRAME_END,
     NO_MARKS,
     Marks,
     Message,
     parse_message,
     user_message,
 )
-from litellm_compaction.core.prompts import FRAME_END
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -61,11 +62,10 @@ _END = re.compile(
 _QUESTIONS = ("?", "？", "؟")
 _SHORT_CHARS, _TELLING_CHARS = 300, 60
 _LEAST_TURNS, _LEAST_TIMES_NAMED, _MOST_SPEAKERS = 3, 3, 12
-_MOST_TRIES = 3
 # More takes seconds to read: some 250,000 tokens.
 _MOST_CHARS, _MOST_OBJECTS = 1_000_000, 5_000
 _LEFT_OUT = "[The oldest {turns} of {all} messages were left out here, about {tokens} tokens.]\n"
-_MARK_TOKENS, _LEAST_TURN_TOKENS = 32, 64
+_MARGIN_TOKENS, _LEAST_TURN_TOKENS = 32, 64
 
 
 class Turn(NamedTuple):
@@ -156,35 +156,27 @@ def rendered_in(messages: Sequence[Message]) -> int | None:
 
 def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str], int]) -> Message:
     """`message` with so many tokens less: the oldest rendered turns give way, of the last one its middle."""
-    found = turns(message.text)
+    text = message.text
+    found = turns(text)
     if not found or excess_tokens <= 0:
         return message
-    tokens, wanted_tokens, fewer = count(message.text), excess_tokens, message
-    for _ in range(_MOST_TRIES):
-        fewer = _without_oldest(message, found, wanted_tokens, count)
-        missing_tokens = excess_tokens - (tokens - count(fewer.text))
-        if missing_tokens <= 0:
-            break
-        # The parts of a text, as the marks of chats in it, may count for more than the whole.
-        wanted_tokens += missing_tokens
-    return fewer
+    limit_tokens = count(text) - excess_tokens
 
+    def without(oldest: int) -> str:
+        start, end = found[0].start, found[oldest].start
+        mark = _LEFT_OUT.format(turns=oldest, all=len(found), tokens=count(text[start:end])) if oldest else ""
+        return text[:start] + mark + text[end:]
 
-def _without_oldest(
-    message: Message, found: Sequence[Turn], excess_tokens: int, count: Callable[[str], int]
-) -> Message:
-    text = message.text
-    gone, tokens = 0, -_MARK_TOKENS
-    while gone < len(found) - 1 and tokens < excess_tokens:
-        tokens += count(text[found[gone].start : found[gone].end])
-        gone += 1
-    mark = _LEFT_OUT.format(turns=gone, all=len(found), tokens=tokens + _MARK_TOKENS) if gone else ""
-    rest = text[found[gone].start :]
-    if tokens < excess_tokens:
-        below = _instruction_below(text, found[-1].end, count(text) - excess_tokens, count)
-        last = text[found[-1].start : len(text) - len(below)]
-        rest = excerpt(last, max(count(last) - (excess_tokens - tokens), _LEAST_TURN_TOKENS), count) + below
-    return with_text(message, text[: found[0].start] + mark + rest)
+    oldest = bisect_left(range(len(found)), True, key=lambda number: count(without(number)) <= limit_tokens)
+    if oldest < len(found):
+        return with_text(message, without(oldest))
+    shown = without(len(found) - 1)
+    below = _instruction_below(text, found[-1].end, limit_tokens, count)
+    last = text[found[-1].start : len(text) - len(below)]
+    # The parts of a text may count for more than the whole.
+    room_tokens = count(last) - (count(shown) - limit_tokens) - _MARGIN_TOKENS
+    ends = excerpt(last, max(room_tokens, _LEAST_TURN_TOKENS), count)
+    return with_text(message, shown[: len(shown) - len(last) - len(below)] + ends + below)
 
 
 def _instruction_below(text: str, start: int, room_tokens: int, count: Callable[[str], int]) -> str:
@@ -193,8 +185,7 @@ def _instruction_below(text: str, start: int, room_tokens: int, count: Callable[
     tokens = max(count(below), 1)
     if 2 * tokens <= room_tokens:
         return below
-    kept_chars = max(len(below) * room_tokens // (2 * tokens), 0)
-    line = below.find("\n", len(below) - kept_chars)
+    line = below.find("\n", len(below) - max(len(below) * room_tokens // (2 * tokens), 0))
     return below[line:] if line >= 0 else ""
 
 

@@ -25,6 +25,8 @@ from litellm_compaction.core.forms import Form, in_forms
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import Message, Request, user_message, visible_text
 from litellm_compaction.core.prompts import (
+    STRATEGIES,
+    Strategy,
     appended,
     is_refusal,
     read_summary,
@@ -34,7 +36,6 @@ from litellm_compaction.core.prompts import (
 )
 from litellm_compaction.core.pruning import offered, plan_tokens, pruned, pruning_prompt, read_answer
 from litellm_compaction.core.steps import Step
-from litellm_compaction.core.strategies import STRATEGIES, Strategy
 from litellm_compaction.core.view import request_text
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.context import Ask, Effort, MeasuredRequest, PruningModel, SummaryAnswer

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from litellm_compaction.core.continuation.request import (
+from litellm_compaction.core.go_on import (
     Partial,
     Way,
     asked_to_go_on,

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
 from litellm_compaction.concurrency import Bounded
-from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.core.go_on import Way
 from litellm_compaction.core.messages import JsonValue
 from litellm_compaction.windows.lmstudio import server_root
 from litellm_compaction.windows.windows import Source, Target, server_of

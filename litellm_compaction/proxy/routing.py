@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from litellm_compaction.config import SAME_MODEL, DeploymentSettings, Settings, deployment_settings_from
-from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.litellm_inside import router as litellm_router

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from litellm_compaction.core.compaction import Compaction, State, compaction_id, is_sound
-from litellm_compaction.core.strategies import is_level
+from litellm_compaction.core.prompts import is_level
 from litellm_compaction.errors import StoreError
 from litellm_compaction.master_key import NO_BOX, Box, is_locked
 from litellm_compaction.stores.rows import SETTINGS, Row, Rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.core.prompts import STRATEGIES
 
 
 class Good(NamedTuple):

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, Segment, apply, begins, behind, part_covered_by, usable
-from litellm_compaction.core.continuation.text import open_think
+from litellm_compaction.core.cuts import open_think
 from litellm_compaction.core.forms import Form
 from litellm_compaction.core.messages import Message, chain, normal_text, parse_message, system_prefix_length
 from litellm_compaction.core.view import legal_cuts

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.excerpts import GAP
 from litellm_compaction.core.forms import REMOVED, Form
-from litellm_compaction.core.messages import Message, chain, system_prefix_length
-from litellm_compaction.core.prompts import FRAME_END
+from litellm_compaction.core.messages import FRAME_END, Message, chain, system_prefix_length
 from litellm_compaction.core.pruning import Wishes, offered, pruned, pruning_prompt, read_answer
 from litellm_compaction.core.view import legal_cuts
 from litellm_compaction.stores.store import decode, encode

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.forms import data_of, without_data
 from litellm_compaction.core.ledger import WORDS_HEAD, ledger
-from litellm_compaction.core.messages import parse_message
-from litellm_compaction.core.prompts import FRAME_END
+from litellm_compaction.core.messages import FRAME_END, parse_message
 from litellm_compaction.core.stretches import divided, own_words, stretches
 from litellm_compaction.core.transcripts import is_client_summary
 from litellm_compaction.core.view import request_text

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core.continuation.request import Partial, Way
+from litellm_compaction.core.go_on import Partial, Way
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.engine.ways import ALL_WAYS, KnownWays

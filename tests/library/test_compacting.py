@@ -21,8 +21,8 @@ from litellm_compaction import (
     generate_summary,
     safe_compact,
 )
-from litellm_compaction.core.prompts import FRAME_BEGIN
-from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.core.messages import FRAME_BEGIN
+from litellm_compaction.core.prompts import STRATEGIES
 from tests.builders import (
     JsonDict,
     assistant,

@@ -12,7 +12,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from litellm_compaction import CompactionConfig, Model
-from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.core.prompts import STRATEGIES
 from tests.builders import broken_promises, chat, parsed
 from tests.integration.bench import edit_plan
 from tests.library.scripted import FakeCompletion, counted

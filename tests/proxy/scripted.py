@@ -13,7 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.core.go_on import Way
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, JsonValue, Message, Request, parse_message
 from litellm_compaction.engine import (
     ALL_WAYS,

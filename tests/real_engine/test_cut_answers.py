@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from litellm_compaction.core.continuation.joiner import Joiner, Opening
-from litellm_compaction.core.continuation.text import settled_length
+from litellm_compaction.core.cuts import settled_length
+from litellm_compaction.core.joiner import Joiner, Opening
 from litellm_compaction.core.messages import Message, parse_message
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.begun import begun_prompt, needed_renderings

@@ -34,7 +34,7 @@ _METHODS = frozenset({"search", "match", "fullmatch", "finditer", "findall", "su
 _CHARS = (" ", "\n", "\t", "a", "A", "0", "_", "/", ".", "-", "`", "é", "中", "\\", '"', "=", ":", "<", ">")
 _MAX_SAMPLES = 24
 # They see the first line of a continuation (_LINE_CHARS in joiner).
-_FIRST_LINE = tuple(f"core.continuation.joiner._{name}" for name in ("FIRST_WORD", "WORD", "COLON_INSIDE", "ELLIPSIS"))
+_FIRST_LINE = tuple(f"core.joiner._{name}" for name in ("FIRST_WORD", "WORD", "COLON_INSIDE", "ELLIPSIS"))
 # Patterns that only ever see short texts, with the longest of them; the source says where it is cut.
 SEEN_CHARS = {
     **dict.fromkeys(
@@ -54,8 +54,8 @@ SEEN_CHARS = {
     ),
     **dict.fromkeys((f"core.judging._{name}" for name in ("RULE", "RULE_WORDS", "NEGATION")), 600),  # _SENTENCE_CHARS
     **dict.fromkeys(_FIRST_LINE, 160),
-    "core.continuation.text._CHARACTER": 192,  # the end of a text (_CONTEXT_CHARS)
-    "core.continuation.text._NO_SPACE": 1,
+    "core.cuts._CHARACTER": 192,  # the end of a text (_CONTEXT_CHARS)
+    "core.cuts._NO_SPACE": 1,
     **dict.fromkeys(
         (*(f"core.secrets._SEARCHES[{number}]" for number in range(9)), "core.secrets._BROKEN", "core.secrets._HIDDEN"),
         32_768,

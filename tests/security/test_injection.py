@@ -6,13 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from litellm_compaction.core.prompts import (
-    FRAME_BEGIN,
-    FRAME_END,
-    defused,
-    frame,
-    summary_prompt,
-)
+from litellm_compaction.core.messages import FRAME_BEGIN, FRAME_END
+from litellm_compaction.core.prompts import defused, frame, summary_prompt
 from litellm_compaction.templates import template
 from litellm_compaction.tokenizers import families
 from litellm_compaction.tokenizers.registry import _read_pack, vocabulary

@@ -87,7 +87,7 @@ _REASONING = {
 _WALKS = """
 import time
 from litellm_compaction.core import excerpts, forms, ledger, messages, portable, prompts, secrets
-from litellm_compaction.core.continuation import text as inside
+from litellm_compaction.core import cuts as inside
 def tokens(text): return len(text) // 4
 def message(role, text): return messages.parse_message({"role": role, "content": text})
 def read(text): return portable.read_record([message("user", "## Session Summary" + text)])

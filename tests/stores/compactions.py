@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, PartialCoverage, Segment, State
 from litellm_compaction.core.forms import Form
-from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.core.prompts import STRATEGIES
 
 states = st.sampled_from(get_args(State))
 

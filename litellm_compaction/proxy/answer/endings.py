@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import Compactor, Outcome, RequestContext, Reservation
 from litellm_compaction.errors import Overflow, overflow_from_text
 from litellm_compaction.events import AnswerOutcome

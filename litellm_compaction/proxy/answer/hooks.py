@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 from litellm.types.utils import ModelResponseStream
 
-from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire

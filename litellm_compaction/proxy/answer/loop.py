@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import httpx
 
-from litellm_compaction.core.continuation.request import Partial
+from litellm_compaction.core.go_on import Partial
 from litellm_compaction.core.messages import (
     ABORT_NOTICE,
     ATTEMPTS_NOTICE,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import httpx
 
 from litellm_compaction.concurrency import Tasks
-from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.sse import (

@@ -12,7 +12,7 @@ import pytest
 from litellm.exceptions import APIError
 from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
 
-from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.core.go_on import Way
 from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked
 from litellm_compaction.proxy.answer.sse import Received, UpstreamError
 from litellm_compaction.proxy.answer.upstream import Leg

@@ -1,6 +1,6 @@
 """Hundreds of restarts of whole answers with fixed seeds, at all speeds, through the loop and the heartbeat.
 
-The joiner alone is tried on its own in `tests/core/continuation`; here a scripted server speaks in chunks of 1 to 50
+The joiner alone is tried on its own in `tests/core`; here a scripted server speaks in chunks of 1 to 50
 tokens, 1 to 4,000 tokens a second, in virtual time, and a client reads what comes over the wire.
 """
 
@@ -22,7 +22,7 @@ from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.proxy.answer.sse import event_of, with_heartbeat
 from litellm_compaction.proxy.exchange import Exchange
-from tests.core.continuation.restarts import GENERATORS, STYLES, continued, is_ambiguous, json_text
+from tests.core.restarts import GENERATORS, STYLES, continued, is_ambiguous, json_text
 from tests.lmstudio_double import Reply
 from tests.lmstudio_double.rendering import count
 from tests.proxy.scripted import RESTARTED, SUMMARY, Read, Scene, Turn, chunks_of

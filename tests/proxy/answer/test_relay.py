@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core.continuation.text import settled_length
+from litellm_compaction.core.cuts import settled_length
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import RECALL
 from litellm_compaction.proxy.answer import relay

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.core.continuation.request import Partial, Way
+from litellm_compaction.core.go_on import Partial, Way
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.proxy.answer.sse import UpstreamDropped
 from litellm_compaction.proxy.answer.upstream import HttpUpstream, Leg

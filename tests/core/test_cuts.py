@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.continuation.text import open_fence, open_think, settled_length, unstopped_length
+from litellm_compaction.core.cuts import open_fence, open_think, settled_length, unstopped_length
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from litellm_compaction.core.continuation.joiner import Joiner
-from tests.core.continuation.restarts import (
+from litellm_compaction.core.joiner import Joiner
+from tests.core.restarts import (
     GENERATORS,
     STYLES,
     Restart,

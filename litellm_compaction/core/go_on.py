@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from litellm_compaction.core.compaction import Compaction, part_covered_by
-from litellm_compaction.core.continuation.text import is_only_thoughts, open_think, without_think_tags
+from litellm_compaction.core.cuts import is_only_thoughts, open_think, without_think_tags
 from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
 
 # How a server is made to go on, best first: by a prompt that we have rendered up to the end of the answer (`raw`), by

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.continuation.joiner import Ending, Joiner
-from litellm_compaction.core.continuation.text import open_think, settled_length
-from tests.core.continuation.restarts import CHATTER, GENERATORS
+from litellm_compaction.core.cuts import open_think, settled_length
+from litellm_compaction.core.joiner import Ending, Joiner
+from tests.core.restarts import CHATTER, GENERATORS
 from tests.work import grows_linearly
 
 FOX = "The quick brown fox jumps over the lazy dog. Then the fox went "

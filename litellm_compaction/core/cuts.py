@@ -1,7 +1,6 @@
 """Finds the places at which a text may be cut, and tells if it ends inside a code fence or a reasoning block.
 
-Each function looks at a text once, however many tags it holds: 14,000 openings without an end froze a proxy for 13 s
-while a pattern looked for the end of each.
+Each function looks at a text once, however many tags it holds.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ def fence_language(info: str) -> str:
 def open_think(text: str) -> bool:
     """Returns True if `text` ends inside a `<think>` block.
 
-    Only a tag at the start of a line and outside a code fence opens one: answers about reasoning models mention
-    the tag in running text.
+    Only a tag at the start of a line and outside a code fence opens one: others are mentioned in running text.
     """
     fences = [(0, None), *_fences(text), (len(text) + 1, None)]
     at = 0
@@ -109,11 +107,9 @@ def without_think_tags(text: str) -> str:
 def settled_length(text: str) -> int:
     """The number of leading characters of `text` that may be sent: everything up to the start of its last word.
 
-    The character after the cut is never white space, so the sent part holds all white space that stands before the
-    next word. In scripts without spaces a word is one character as people see it. Of a word of more than 64 characters
-    (base64, a URL) all but the last 16 are settled, at such a character and not inside a run of ASCII punctuation.
-
-    `text` is the unsent tail of a stream; its rest each time is one word with the white space after it.
+    `text` is the unsent tail of a stream. The character after the cut is never white space. In scripts without spaces a
+    word is one character as people see it. Of a word of more than 64 characters (base64, a URL) all but the last 16 are
+    settled, at such a character and not inside a run of ASCII punctuation.
     """
     word_end = len(text.rstrip())
     earliest = word_end - _LONGEST_WORD_CHARS
@@ -133,9 +129,8 @@ def settled_length(text: str) -> int:
 def unstopped_length(text: str, stops: Sequence[str]) -> int:
     """The number of leading characters of `text` that may be sent so that no stop string has begun in them.
 
-    A server that goes on with an answer knows nothing of what was sent before: a stop string that had begun there
-    would not end it. Held back, it comes whole from the continuation, and the server sees it. Of each string the
-    first 128 characters count.
+    A server that goes on with an answer knows nothing of what was sent before: held back, a stop string comes whole
+    from the continuation. Of each string the first 128 characters count.
     """
     begun = (stop[:size] for stop in stops for size in range(1, min(len(stop), _WATCHED_STOP_CHARS + 1)))
     return len(text) - max((len(start) for start in begun if text.endswith(start)), default=0)

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from litellm_compaction.core.continuation.joiner import Joiner
-from litellm_compaction.core.continuation.text import open_fence, settled_length
+from litellm_compaction.core.cuts import open_fence, settled_length
+from litellm_compaction.core.joiner import Joiner
 
 WORDS = (
     *("the", "a", "of", "and", "model", "window", "answer", "river", "stone", "light", "carries"),

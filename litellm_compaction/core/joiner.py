@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from litellm_compaction.core.continuation.text import (
+from litellm_compaction.core.cuts import (
     FENCE,
     THINK_END,
     THINK_START,
