@@ -21,7 +21,7 @@ from litellm_compaction.concurrency import Bounded, off_loop
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply, covered_as_sent, shown_behind
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.forms import Form, in_forms, superseded_reads
+from litellm_compaction.core.forms import Form, in_forms
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import Message, Request, user_message, visible_text
 from litellm_compaction.core.prompts import (
@@ -32,12 +32,12 @@ from litellm_compaction.core.prompts import (
     summary_prompt,
     transcript_parts,
 )
-from litellm_compaction.core.pruning import decide, offered, plan_tokens, pruning_prompt, roomy_answer_tokens
+from litellm_compaction.core.pruning import offered, plan_tokens, pruned, pruning_prompt, read_answer
 from litellm_compaction.core.steps import Step
 from litellm_compaction.core.strategies import STRATEGIES, Strategy
 from litellm_compaction.core.view import request_text
+from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.context import Ask, Effort, MeasuredRequest, PruningModel, SummaryAnswer
-from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.sharing.reservation import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
 from litellm_compaction.events import USELESS
@@ -242,7 +242,7 @@ class SummaryClient:
                 job, prompt_limit_tokens=limit.tokens, thinking_tokens=limit.thinking_tokens, is_brief=is_brief
             )
             # A record written ahead must leave the conversation in the server's cache.
-            is_ahead = step.draft.ahead and model.is_same
+            is_ahead = step.draft.state == "ready" and model.is_same
             appended = await self._appended(measured, step, own, limit) if model.is_same else None
             if appended is not None:
                 request, replaced_tokens = appended
@@ -270,7 +270,7 @@ class SummaryClient:
         """
         messages = measured.conversation.messages
         choices = offered(measured.conversation.rest, step.draft)
-        answer_tokens = step.summary_tokens + plan_tokens(len(choices))
+        answer_tokens = plan_tokens(step.summary_tokens, len(choices))
 
         async def asked(model: PruningModel, limit: _Limit) -> Compaction:
             asking = partial(_question, measured, step, choices, limit, answer_tokens, is_same=model.is_same)
@@ -433,8 +433,7 @@ def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
     strategy = STRATEGIES[step.draft.level]
     # A round that stayed with the record is in no summary yet.
     stayed = [at for at in (base.pinned if base else ()) if at < start and covered[at].role != "user"]
-    # Of repeated reads the newest says all: the room is better spent on the rest.
-    forms = (*(Form(at, "line") for at in superseded_reads(covered)), *(Form(at, "whole") for at in pinned))
+    forms = (Form(at, "whole") for at in pinned)
     sent = [message for message in in_forms(covered, forms) if message is not None]
     shown = [*shown_behind(sent, start, base.covered_part if base else None)]
     fresh = [each for at, each in enumerate(shown) if (at >= start or at in stayed) and at not in pinned]
@@ -479,7 +478,8 @@ def _question(
     )
     spare_tokens = limit_tokens - limit.count(prompt)
     offered_tokens = sum(conversation.sizes[prefix + at] for at in choices)
-    return prompt, roomy_answer_tokens(room_tokens, spare_tokens=spare_tokens, offered_tokens=offered_tokens)
+    # All that is offered may be written once more, and a model that only thought is asked again with twice the room.
+    return prompt, room_tokens + min(max(spare_tokens - room_tokens, 0) // 2, offered_tokens)
 
 
 def _compaction(
@@ -487,12 +487,16 @@ def _compaction(
 ) -> Compaction | None:
     """The compaction that the answer stands for; None if it is no answer, or changes nothing."""
     base, rest = step.draft, measured.conversation.rest
-    decided = decide(answer, rest, base, choices, prompt=prompt)
-    if decided is None:
+    try:
+        wishes = read_answer(answer, rest, choices, prompt=prompt)
+    except ValueError:
         return None
-    compaction, words = decided
+    compaction = pruned(rest, base, choices, wishes)
+    if compaction == base:
+        return None
     # Words of a model, as any other summary.
-    summary = judged(words, instruction=STRATEGIES[base.level].prompt, source=[each.text for each in rest]).text
+    texts = [each.text for each in rest]
+    summary = judged(wishes.summary, instruction=STRATEGIES[base.level].prompt, source=texts).text
     said = "\n\n".join(filter(None, (base.omissions, summary)))
     if not said and set(choices) <= compaction.gone:
         return None

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from litellm_compaction.concurrency import Bounded, Tasks, ended, off_loop_if
 from litellm_compaction.core.compaction import Compaction, applied_tokens
 from litellm_compaction.core.messages import Request, user_message
-from litellm_compaction.core.plan import Reuse, plan_ahead, plan_reading, turn_ended
+from litellm_compaction.core.plan import plan_ahead, plan_reading, turn_ended
 from litellm_compaction.core.steps import Step, gains
 from litellm_compaction.engine.context import (
     Attempts,
@@ -159,8 +159,7 @@ class Background:
         known = stored if written is None else [written, *stored]
         reading = await off_loop_if(measured.is_long, partial(plan_reading, *planned, known))
         # A record was counted when it was begun, and is read once; an edit is made now.
-        made = await self._made(measured, reading) if isinstance(reading, Step) else None
-        compaction = reading.compaction if isinstance(reading, Reuse) else made
+        compaction = await self._made(measured, reading) if isinstance(reading, Step) else reading
         if compaction is not None:
             await self._read(measured, compaction, same)
 
@@ -180,7 +179,7 @@ class Background:
         if made is None or (step.is_record and not effort.calls):
             # No model could be asked in a way that leaves the conversation in the cache.
             return None
-        made = replace(made, ahead=True)
+        made = replace(made, state="ready")
         after_tokens = applied_tokens(measured.conversation, made)
         if made.level == "truncate" or not gains(after_tokens, measured.count.tokens):
             effort.reason = effort.reason or "no_gain"
@@ -204,7 +203,7 @@ class Background:
         elif sent and not sent[-1].text:
             sent = (*sent[:-1], user_message("."))
         async with self._room(measured, prepared.count.tokens):
-            if await self._engine.maker.put(measured, replace(compaction, ahead=False, early=True)):
+            if await self._engine.maker.put(measured, replace(compaction, state="read")):
                 request = prepared.sent(measured.request)
                 await model.ask(sent, max_tokens=1, tools=request.tools, tool_choice=request.tool_choice)
 

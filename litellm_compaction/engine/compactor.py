@@ -20,7 +20,8 @@ from litellm_compaction.core.continuation.request import (
     continued_request,
 )
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.core.plan import Compact
+from litellm_compaction.core.plan import Make, Send
+from litellm_compaction.engine.additions import Quoter, Recaller
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.background import QUIET_S, Background
@@ -36,8 +37,6 @@ from litellm_compaction.engine.deciding import Decider
 from litellm_compaction.engine.make import Maker
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, note_length
 from litellm_compaction.engine.pins import Pins
-from litellm_compaction.engine.quoting import Quoter
-from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.replies import ReplyReader
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.sharing.admission import Admission
@@ -192,8 +191,8 @@ class Compactor:
             return
         if measured.budget.own.triggers(measured.count.tokens):
             decision = await self.decider.plan(await hashed(measured), ())
-            after, reason = measured.count.tokens, type(decision).__name__.lower()
-            if isinstance(decision, Compact):
+            after, reason = measured.count.tokens, "keep" if isinstance(decision, Send) else "refuse"
+            if isinstance(decision, Make):
                 step = decision.steps[0]
                 after = step.predicted_tokens
                 reason = "summarize" if step.is_record else "edit" if step.is_edit else "prune"

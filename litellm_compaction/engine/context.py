@@ -42,7 +42,6 @@ class Attempts:
     summary_calls_left: int
     told_hash: str = ""  # The covered hash of the compaction that an event last told of.
     questions_left: int = 8  # How often a part or all of it may still be sent to be counted only.
-    seats: int = 0  # In a context that several requests fill.
     has_compacted: bool = False  # The compaction that the client wanted at once is made.
     # The error if anything of ours fails now, since it may not be sent as it came by the newest count (promise P8).
     too_long: DoesNotFit | None = field(default=None, compare=False)
@@ -217,7 +216,7 @@ class MeasuredRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionNeeded:
-    """A request that needs a new compaction by one of `steps` (as in `Compact`); `stored` are the store's."""
+    """A request that needs a new compaction by one of `steps` (as in `Make`); `stored` are the store's."""
 
     measured: MeasuredRequest
     steps: tuple[Step, ...]

@@ -18,7 +18,7 @@ from litellm_compaction.concurrency import Bounded, Flights, off_loop_if
 from litellm_compaction.core.compaction import Compaction, is_undone, usable
 from litellm_compaction.core.identity import edited
 from litellm_compaction.core.messages import Message
-from litellm_compaction.core.plan import Compact, Keep, Plan, Refuse, Reuse, plan
+from litellm_compaction.core.plan import Make, Plan, Refuse, Send, plan
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
 from litellm_compaction.core.steps import Step, bare
 from litellm_compaction.core.stretches import is_text_result
@@ -122,18 +122,19 @@ class Decider:
             again: MeasuredRequest | None
             decision = await self.plan(measured, known)
             match decision:
-                case Keep(is_undone=is_undone):
+                case Send(compaction=compaction, is_undone=is_undone):
+                    if compaction is not None:
+                        prepared = await self._applied(measured, compaction, "reused")
+                        if prepared.budget.fits(prepared.count.tokens):
+                            return await self._reusing(prepared)
+                        # Counted as it is sent it does not do: what is decided without it?
+                        known = ()
+                        continue
                     again = await self._engine.asker.fitted(measured)
                     if again is None:
                         return self._kept(measured, cut, is_undone=is_undone)
                     measured, known = again, stored
-                case Reuse(compaction=compaction):
-                    prepared = await self._applied(measured, compaction, "reused")
-                    if prepared.budget.fits(prepared.count.tokens):
-                        return await self._reusing(prepared)
-                    # Counted as it is sent it does not do: what is decided without it?
-                    known = ()
-                case Compact(steps=steps):
+                case Make(steps=steps):
                     reused = await self._reused(measured, known)
                     return reused or CompactionNeeded(measured=measured, steps=steps, stored=tuple(stored))
                 case Refuse():
@@ -164,7 +165,7 @@ class Decider:
         if not stored or measured.context.is_wanted:
             return None
         found = await off_loop_if(measured.is_long, lambda: usable(measured.conversation, stored))
-        if found and not found[0].provisional:
+        if found and found[0].state != "provisional":
             prepared = await self._applied(measured, found[0], "reused")
             if not prepared.budget.triggers(prepared.count.tokens):
                 return await self._reusing(prepared)
@@ -188,9 +189,9 @@ class Decider:
             self._engine.reporter.decided(
                 measured, prepared.outcome, prepared=prepared, compaction=compaction, reason=prepared.reason
             )
-        if prepared.outcome is not None and compaction is not None and (compaction.ahead or compaction.early):
+        if prepared.outcome is not None and compaction is not None and compaction.is_waiting:
             # Also if a later turn is smaller.
-            await self._engine.maker.put(measured, replace(compaction, ahead=False, early=False))
+            await self._engine.maker.put(measured, replace(compaction, state="applied"))
         return replace(prepared, outcome=None)
 
     async def _cut(self, measured: MeasuredRequest, cut: str) -> tuple[MeasuredRequest, str]:
@@ -357,8 +358,8 @@ class Decider:
         if all(each in needed.stored for each in stored):
             return None
         decision = await self.plan(needed.measured, stored)
-        is_new = isinstance(decision, Reuse) and decision.compaction not in needed.stored
-        return decision.compaction if isinstance(decision, Reuse) and is_new else None
+        made = decision.compaction if isinstance(decision, Send) else None
+        return made if made not in needed.stored else None
 
 
 class SentBefore:

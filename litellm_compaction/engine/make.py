@@ -26,7 +26,7 @@ from litellm_compaction.core.view import View
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.stores import CompactionStore, Covered, Originals
+from litellm_compaction.stores import Covered, Originals, Store
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 logger = logging.getLogger("litellm_compaction")
@@ -38,7 +38,7 @@ _Result = TypeVar("_Result")
 class Maker:
     """Makes compactions, and stores them; what a stored one covers is kept by `originals`, if the settings say so."""
 
-    def __init__(self, summary_client: SummaryClient, store: CompactionStore, originals: Originals | None) -> None:
+    def __init__(self, summary_client: SummaryClient, store: Store, originals: Originals | None) -> None:
         self._summary_client = summary_client
         self._store = store
         self._originals = originals
@@ -122,12 +122,12 @@ class Maker:
         compaction = await asyncio.to_thread(_copied, measured, draft, ledger_tokens)
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
         is_poorer = (
-            compaction.provisional
+            compaction.state == "provisional"
             and step.base is not None
             and (step.base.covered_hash == measured.keyed(compaction).covered_hash)
         )
         # An unneeded record without a summary is not kept; one that is not needed yet is kept by the caller.
-        if not is_poorer and not draft.ahead and (summary or not measured.is_voluntary):
+        if not is_poorer and draft.state != "ready" and (summary or not measured.is_voluntary):
             await self.put(measured, compaction)
         return compaction
 
@@ -141,7 +141,7 @@ class Maker:
             # Its conversation ends here.
             return False
         covered = compaction.covered_messages
-        rest, is_in_effect = conversation.rest[:covered], not (compaction.ahead or compaction.early)
+        rest, is_in_effect = conversation.rest[:covered], not compaction.is_waiting
         if not compaction.seen and not measured.is_shortened and covered < len(conversation.words_hashes):
             known = await off_loop(rest, lambda: seen(rest, conversation.hashes, conversation.seen))
             if any(each.data for each in known):
@@ -152,7 +152,7 @@ class Maker:
                 Covered(scope=context.scope, tenant=context.tenant, messages=rest, hashes=hashes, redact=redact)
             )
         try:
-            if compaction.ahead and await self._store.find(context.scope, [compaction.covered_hash]):
+            if compaction.state == "ready" and await self._store.find(context.scope, [compaction.covered_hash]):
                 # Never in place of one that is applied.
                 return False
             await self._store.put(context.scope, compaction)
@@ -236,7 +236,7 @@ def _worded(step: Step, summary: str, count: Callable[[str], int]) -> tuple[Comp
     if summary:
         new = Segment(text=summary, round=draft.round, covered_messages=draft.covered_messages)
         draft = replace(draft, segments=(new,) if step.integrates else (*segments, new))
-    elif draft.provisional and segments:
+    elif draft.state == "provisional" and segments:
         text, spare_tokens = excerpt(draft.summary, step.summary_tokens, count), 0
         draft = replace(draft, segments=(replace(segments[-1], text=text),), level="truncate")
     else:

@@ -265,4 +265,4 @@ def usage(admission: Admission, pool: str) -> Usage:
     place = admission._pools.get(pool)
     if place is None:
         return Usage(0, 0, 0)
-    return Usage(place.used_tokens + place.others_tokens, place.window_tokens, len(place.waiting()))
+    return Usage(place.used_tokens, place.window_tokens, sum(seat.waits for seat in place.seats))

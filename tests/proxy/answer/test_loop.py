@@ -283,7 +283,10 @@ async def test_every_restart_gains_an_output_buffer(floor: float, window_tokens:
     for opened in others:
         assert before.prompt_tokens + before.completion_tokens - opened.prompt_tokens >= buffer_tokens
         assert window_tokens - opened.prompt_tokens >= buffer_tokens
+        # P5: it begins below the streaming limit, and generates something.
+        assert opened.prompt_tokens <= 0.9 * window_tokens - 64
         before = opened
+    assert all(opened.completion_tokens >= buffer_tokens for opened in others[:-1])
     assert read.raw_text.count(DONE_NOTICE) == read.raw_text.count(START_NOTICE) == len(others)
     assert read.usages[0].get("compaction", {"restarts": 0})["restarts"] == len(others)  # type: ignore[call-overload]
     text = read.text.partition("\n\n⚠️")[0]

@@ -20,8 +20,7 @@ import pytest
 
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message
 from litellm_compaction.engine.context import SummaryAnswer
-from litellm_compaction.proxy.answer.hooks import with_heartbeat
-from litellm_compaction.proxy.answer.sse import event_of
+from litellm_compaction.proxy.answer.sse import event_of, with_heartbeat
 from litellm_compaction.proxy.exchange import Exchange
 from tests.core.continuation.restarts import GENERATORS, STYLES, continued, is_ambiguous, json_text
 from tests.lmstudio_double import Reply
