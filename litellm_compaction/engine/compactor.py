@@ -282,7 +282,7 @@ class Compactor:
         """Returns what to send so that the model goes on, in the best way that its server knows; errors as `finish`."""
         target, closes, prepared = plan.context.target, plan.partial.closes, await self.finish(plan.prepared, room)
         sent = plan.messages if prepared.messages is None else prepared.messages
-        prepared = replace(prepared, messages=sent)
+        prepared = replace(prepared, messages=sent, plan=plan)
         if not plan.ways:
             name = self.sources.family(target, prepared.window).name
             closing = without_thoughts(target, prepared.window.source, name) if closes else None
@@ -293,7 +293,7 @@ class Compactor:
                 is_trusted = self.known_ways.has_gone_on(target, "raw")
                 closing = {} if closes else None
                 return replace(prepared, way="raw", prompt=prompt, is_trusted=is_trusted, closing=closing)
-        return await self.by_another_way(prepared, plan.request, plan.partial, plan.context, room, ways=plan.ways)
+        return await self.by_another_way(prepared, room, ways=plan.ways)
 
     async def _begun_prompt(
         self, target: Target, window: Window, sent: Sequence[Message], *, closes: bool
@@ -306,16 +306,11 @@ class Compactor:
         return await asyncio.to_thread(begun_prompt, family, sent, now, texts, adds_bos=window.adds_bos, closes=closes)
 
     async def by_another_way(
-        self,
-        prepared: PreparedRequest,
-        request: Request,
-        partial: Partial,
-        context: RequestContext,
-        room: Reservation | None = None,
-        *,
-        ways: Collection[Way],
+        self, prepared: PreparedRequest, room: Reservation | None = None, *, ways: Collection[Way]
     ) -> PreparedRequest:
         """Returns what `continued` gave for a server that does not go on by the way that was tried; `ways` are left."""
+        assert prepared.plan is not None  # noqa: S101 - it goes on
+        request, partial, context, *_ = prepared.plan
         again = replace(prepared, prompt=None, is_trusted=False)
         if not partial.closes:
             if "prefill" in ways and "prefill" in self.known_ways.ways(context.target, prepared.window.source):
@@ -325,7 +320,7 @@ class Compactor:
             if measured.budget.own.fits(measured.count.tokens):
                 return replace(again, messages=messages, count=measured.count, budget=measured.budget.own, way="turn")
         # Our request is too much for it, or quotes less of the thoughts than the server has in its cache.
-        return await self.continue_answer(request, partial, context, room)
+        return await self.continue_answer(request, partial, replace(context, trigger_ratio=None), room)
 
     # ------------------------------------------------------------------ beside requests
 

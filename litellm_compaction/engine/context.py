@@ -245,6 +245,7 @@ class PreparedRequest:
     # None if the client's stay; the last of them is ours, which looks up what `applied` covers.
     tools: tuple[JsonValue, ...] | None = None
     applied: Compaction | None = field(default=None, compare=False, repr=False)  # By which `messages` were made.
+    plan: ContinuationPlan | None = field(default=None, compare=False, repr=False)  # By which an answer goes on.
     way: Way | None = None  # How the server is made to go on with an answer; None for a request that starts one.
     prompt: BegunPrompt | None = None  # All of it as it is to be sent, for the way `raw`.
     is_trusted: bool = False  # The server has gone on by this way before, so that it says nothing but the rest.
