@@ -353,7 +353,7 @@ def _tails(whole_tokens: int, target_tokens: float) -> Iterator[int]:
 def _starts_early(prepared: Decided, room_tokens: int, *, compacts: bool) -> bool:
     """Returns True if the rest of an answer has the output buffer before the streaming limit.
 
-    Without `room_tokens`, as for `plan`, it only has to fit; unless it `compacts`, without a compaction.
+    Without `room_tokens`, as for `go_on`, it only has to fit; unless it `compacts`, without a compaction.
     """
     if isinstance(prepared, CompactionNeeded):
         tokens, budget = prepared.steps[0].predicted_tokens, prepared.measured.budget
