@@ -62,8 +62,7 @@ _TEMPLATE_TOKENS = 32
 _SAMPLE_CHARS = 100_000
 # Below this the usual instruction, 450 tokens, takes a summary's room: restarts at 2,048 never got one.
 _BRIEF_BELOW_TOKENS = 4096
-# Two useless summaries cost a person two waits; a model that was only busy, or reloaded, is soon asked again.
-# After a pause there is one try.
+# Two useless summaries cost a person two waits; a model that was only busy, or reloaded, is soon asked once more.
 _USELESS_IN_A_ROW, _PAUSE_S, _MAX_PAUSES = 2, 120.0, 4096
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
 _WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "dialogue", "reasoning_only", "longer"})
@@ -265,10 +264,7 @@ class SummaryClient:
         return await self._first(measured, job.summary_tokens, effort, asked) or ""
 
     async def prune(self, measured: MeasuredRequest, step: Step, effort: Effort) -> Compaction | None:
-        """Returns the pruning that the first answer gives, still without a ledger; None if that is no edit plan.
-
-        Then another model is not asked, since a summary may be within its reach.
-        """
+        """Returns the pruning that the first answer gives, still without a ledger; None if that is no edit plan."""
         messages = measured.conversation.messages
         choices = offered(measured.conversation.rest, step.draft)
         answer_tokens = plan_tokens(step.summary_tokens, len(choices))
@@ -310,6 +306,7 @@ class SummaryClient:
             except SummaryFailed as error:
                 effort.reason = error.reason
                 if error.reason == _INVALID:
+                    # A summary may be within its reach.
                     return None
                 if error.reason in USELESS:
                     self._useless[key] = useless + 1, self._clock()
@@ -335,7 +332,7 @@ class SummaryClient:
     async def _limit(
         self, measured: MeasuredRequest, model: PruningModel, answer_tokens: int, effort: Effort
     ) -> _Limit | None:
-        """The bound on a prompt; None for a model that cannot be asked, with the reason in `effort`.
+        """The bound on a prompt; None, and why in `effort`, if the model cannot be asked.
 
         One that LM Studio would have to load is not: that may evict the model that is being served.
         """
@@ -386,10 +383,9 @@ class SummaryClient:
     async def _appended(
         self, measured: MeasuredRequest, step: Step, job: SummaryJob, limit: _Limit
     ) -> tuple[Request, int] | None:
-        """The conversation to send again in append mode, and the tokens that its summary replaces.
+        """The conversation to send again in append mode, and the tokens that its summary replaces; None if it cannot.
 
-        None if it does not fit, or does not show everything: a record with lines in place of results, or with a gap
-        after its last summary.
+        It has to fit, and to show everything: no lines in place of results, and no gap after its last summary.
         """
         base, conversation, target = step.base, measured.conversation, measured.context.target
         shows_all = base is None or (base.is_record and base.summarized_messages == base.covered_messages)

@@ -20,7 +20,7 @@ from litellm_compaction.core.go_on import (
     continued_request,
 )
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.core.plan import Make, Send
+from litellm_compaction.core.plan import Make
 from litellm_compaction.engine.additions import Quoter, Recaller
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.asking import Asker
@@ -64,9 +64,7 @@ _PARTIAL_TAIL_RATIO = 0.35
 
 
 class Compactor:
-    """Keeps requests inside their windows.
-
-    It has one attribute for each room of the engine, whose doors the rooms that decide and write ahead use too.
+    """Keeps requests inside their windows; one attribute for each room, for those that decide and write ahead, too.
 
     Args:
         sources: by which vocabulary and template a target is counted; None takes this package's own only.
@@ -116,8 +114,7 @@ class Compactor:
     ) -> PreparedRequest:
         """Returns what to send instead of `request`, so that the server never has to cut it.
 
-        Args:
-            room: what the answer holds of a shared context; a summary waits for room in its place.
+        A summary waits for room in the place of `room`, which the answer holds of a shared context.
 
         Raises:
             WindowUnknown: no source says how large the window is.
@@ -130,8 +127,7 @@ class Compactor:
     async def prepare(self, request: Request, context: RequestContext) -> Decided:
         """As `guard`, as far as it goes without a summary: returns what to send, or what has to be made first.
 
-        Everything that can be refused is refused here, before the first slow step (promise P8). Of what is sent
-        nothing is told or kept before `finish`.
+        What can be refused is refused here, before the first slow step (promise P8); `finish` tells and keeps.
         """
         await self.background.make_way(server_of(context), is_beside=context.is_beside)
         measured = await self.measurer.measure(request, context)
@@ -152,10 +148,7 @@ class Compactor:
         return replace(foreseen, measured=replace(foreseen.measured, context=context))
 
     async def finish(self, decided: Decided, room: Reservation | None = None) -> PreparedRequest:
-        """Makes the compaction that `prepare` found necessary, if any, or waits for one that is being made.
-
-        Errors as `guard`: it may come out larger than foreseen, and the window may shrink meanwhile.
-        """
+        """Makes the compaction that `prepare` found necessary, or waits for another request's; errors as `guard`."""
         if isinstance(decided, PreparedRequest):
             return await self.decider.sent(decided)
         measured = decided.measured
@@ -191,11 +184,9 @@ class Compactor:
             return
         if measured.budget.own.triggers(measured.count.tokens):
             decision = await self.decider.plan(await hashed(measured), ())
-            after, reason = measured.count.tokens, "keep" if isinstance(decision, Send) else "refuse"
-            if isinstance(decision, Make):
-                step = decision.steps[0]
-                after = step.predicted_tokens
-                reason = "summarize" if step.is_record else "edit" if step.is_edit else "prune"
+            step = decision.steps[0] if isinstance(decision, Make) else None
+            after = step.predicted_tokens if step is not None else measured.count.tokens
+            reason = step.draft.level if step is not None else type(decision).__name__.lower()
             self.reporter.decided(measured, "observed", after=after, reason=reason)
 
     async def count(self, request: Request, context: RequestContext) -> int:
@@ -229,8 +220,7 @@ class Compactor:
         """Plans how the model could go on with an answer; no model call, and nothing is told, taught or kept.
 
         Args:
-            request: the conversation as the client sent it.
-            partial: the stopped answer so far.
+            partial: the answer to the client's request so far.
             room_tokens: the least room for its rest, or a DoesNotFit; without it no compaction is worth a stop.
             ways: those that the carrier can send; `turn` always is.
         """
@@ -282,7 +272,7 @@ class Compactor:
         """Returns what to send so that the model goes on, in the best way that its server knows; errors as `finish`."""
         target, closes, prepared = plan.context.target, plan.partial.closes, await self.finish(plan.prepared, room)
         sent = plan.messages if prepared.messages is None else prepared.messages
-        prepared = replace(prepared, messages=sent)
+        prepared = replace(prepared, messages=sent, plan=plan)
         if not plan.ways:
             name = self.sources.family(target, prepared.window).name
             closing = without_thoughts(target, prepared.window.source, name) if closes else None
@@ -293,7 +283,7 @@ class Compactor:
                 is_trusted = self.known_ways.has_gone_on(target, "raw")
                 closing = {} if closes else None
                 return replace(prepared, way="raw", prompt=prompt, is_trusted=is_trusted, closing=closing)
-        return await self.by_another_way(prepared, plan.request, plan.partial, plan.context, room, ways=plan.ways)
+        return await self.by_another_way(prepared, room, ways=plan.ways)
 
     async def _begun_prompt(
         self, target: Target, window: Window, sent: Sequence[Message], *, closes: bool
@@ -306,16 +296,11 @@ class Compactor:
         return await asyncio.to_thread(begun_prompt, family, sent, now, texts, adds_bos=window.adds_bos, closes=closes)
 
     async def by_another_way(
-        self,
-        prepared: PreparedRequest,
-        request: Request,
-        partial: Partial,
-        context: RequestContext,
-        room: Reservation | None = None,
-        *,
-        ways: Collection[Way],
+        self, prepared: PreparedRequest, room: Reservation | None = None, *, ways: Collection[Way]
     ) -> PreparedRequest:
         """Returns what `continued` gave for a server that does not go on by the way that was tried; `ways` are left."""
+        assert prepared.plan is not None  # noqa: S101 - it goes on
+        request, partial, context, *_ = prepared.plan
         again = replace(prepared, prompt=None, is_trusted=False)
         if not partial.closes:
             if "prefill" in ways and "prefill" in self.known_ways.ways(context.target, prepared.window.source):
@@ -325,15 +310,12 @@ class Compactor:
             if measured.budget.own.fits(measured.count.tokens):
                 return replace(again, messages=messages, count=measured.count, budget=measured.budget.own, way="turn")
         # Our request is too much for it, or quotes less of the thoughts than the server has in its cache.
-        return await self.continue_answer(request, partial, context, room)
+        return await self.continue_answer(request, partial, replace(context, trigger_ratio=None), room)
 
     # ------------------------------------------------------------------ beside requests
 
     async def prepare_counting(self, target: Target) -> TokenizerSource:
-        """Loads the vocabulary and template that count a target's prompts, before requests come in; errors as `guard`.
-
-        Making a vocabulary holds the interpreter lock for 0.1 to 0.5 s, 1 s for Gemma 4's.
-        """
+        """Loads a target's vocabulary and template, which holds the interpreter lock up to 1 s; errors as `guard`."""
         window = await self.windows.resolve(target)
         source = self.sources.source(target, window.architecture)
         await usable_soon(source.family)
@@ -371,7 +353,7 @@ def _tails(whole_tokens: int, target_tokens: float) -> Iterator[int]:
 def _starts_early(prepared: Decided, room_tokens: int, *, compacts: bool) -> bool:
     """Returns True if the rest of an answer has the output buffer before the streaming limit.
 
-    Without `room_tokens`, as for `plan`, it only has to fit; unless it `compacts`, without a compaction.
+    Without `room_tokens`, as for `go_on`, it only has to fit; unless it `compacts`, without a compaction.
     """
     if isinstance(prepared, CompactionNeeded):
         tokens, budget = prepared.steps[0].predicted_tokens, prepared.measured.budget

@@ -49,15 +49,12 @@ class Attempts:
 
 @dataclass(slots=True, kw_only=True)
 class Effort:
-    """The cost of a compaction, filled on the way: summary jobs, their seconds, and the last model that was asked.
+    """The cost of a compaction, filled on the way."""
 
-    `reason` says in one word why there is no summary, or not the configured model's.
-    """
-
-    calls: int = 0
+    calls: int = 0  # Of models, and their seconds.
     seconds: float = 0.0
-    pruning_model: str = ""
-    reason: str = ""
+    pruning_model: str = ""  # The last one that was asked.
+    reason: str = ""  # In one word, why there is no summary, or not the configured model's.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +109,10 @@ class RequestContext:
     focus: str = ""  # The topic that a summary is to keep in detail, in the client's words: untrusted data.
     # Handles or words of messages that the client wants verbatim in every compaction; None if it says nothing.
     pins: tuple[str, ...] | None = None
-    # The client asks for a summary that it goes on with in place of its history: nothing that fits is taken from that,
-    # no model is asked, and nothing is kept of it. A request beside a conversation counts.
+    # The client asks for a summary that it goes on with, or beside a conversation: nothing that fits is taken from it,
+    # no model is asked, and nothing is kept of it.
     is_client_summary: bool = False
-    # Its conversation goes on as if it had not asked: what is written ahead of that begins after it.
-    is_beside: bool = False
+    is_beside: bool = False  # Its conversation goes on as if it had not asked; what is written ahead begins after it.
     goes_on: bool = False  # It makes the model go on with an answer, and starts none.
     carries_calls: bool = False  # Whoever carries the answer can answer a call of it, unseen by the client.
     portable: tuple[Compaction, ...] = ()  # The record that the client's conversation begins with.
@@ -208,7 +204,7 @@ class MeasuredRequest:
 
     @property
     def phase(self) -> Phase:
-        """The cause of the request's size: an answer outgrows it, tool results have come in, or it has just grown."""
+        """The cause of its size: an answer outgrows it, tool results have come in, or it has just grown."""
         if self.context.goes_on:
             return "streaming"
         return "pre_request" if open_round_start(self.request.messages) is None else "tool_response"
@@ -245,6 +241,7 @@ class PreparedRequest:
     # None if the client's stay; the last of them is ours, which looks up what `applied` covers.
     tools: tuple[JsonValue, ...] | None = None
     applied: Compaction | None = field(default=None, compare=False, repr=False)  # By which `messages` were made.
+    plan: ContinuationPlan | None = field(default=None, compare=False, repr=False)  # By which an answer goes on.
     way: Way | None = None  # How the server is made to go on with an answer; None for a request that starts one.
     prompt: BegunPrompt | None = None  # All of it as it is to be sent, for the way `raw`.
     is_trusted: bool = False  # The server has gone on by this way before, so that it says nothing but the rest.
@@ -294,13 +291,12 @@ class PreparedRequest:
     def max_output_tokens(self, asked_tokens: int | None, *, is_certain: bool = False) -> int:
         """Returns the upstream `max_tokens` for what the client asked (None or negative: unlimited).
 
-        Room is left for the most that the prompt may take, except for the least answer. Not if `is_certain`, for one
-        that ended at such a bound before.
+        Room is left for the most that the prompt may take, unless `is_certain`: it ended at such a bound before.
         """
-        limit = self.budget.max_output_tokens(self.count.tokens, asked_tokens)
+        count, window_tokens = self.count, self.budget.window_tokens
+        limit = self.budget.max_output_tokens(count.tokens, asked_tokens)
         if is_certain:
             return limit
-        count, window_tokens = self.count, self.budget.window_tokens
         can_ask = self.measured.context.measure is not None
         # If no server tells a number, the likely most where the other leaves less than half: it would go on often.
         is_bound = can_ask or count.text.is_confirmed or count.high <= window_tokens // 2

@@ -81,8 +81,7 @@ class Decider:
     ) -> tuple[MeasuredRequest, Decided]:
         """A request as it was before its client cleared some of it, if its compaction does once more; else as it is.
 
-        Or if that leaves so little room that each turn until the next compaction would be read anew, and an edit, for
-        which no model is asked, leaves more.
+        Or if so little room is left that each turn until the next compaction would be read anew, and an edit does.
         """
         request, edits = replace(measured.request, messages=restored), False
         before = await hashed(await self._engine.measurer.measure(request, measured.context))
@@ -365,10 +364,9 @@ class Decider:
 class SentBefore:
     """The newest results that were sent, by the tenants' scope and all words up to them, in this process only.
 
-    What a client changes behind a record changes the prompt from there on, and its server reads all of that again: with
-    one result cleared a turn more than half of each prompt. So a result in whose place a note or a piece has come is
-    sent as it was until that is too much; then all that the client has cleared goes at once. If conversations of equal
-    words had different data there, either may be another person's (promise P9): None.
+    What a client changes behind a record its server reads again from there on: with one result cleared a turn more than
+    half of each prompt. So a result in whose place a note or a piece has come is sent as it was until that is too much.
+    If conversations of equal words had different data there, either may be another person's (promise P9): None.
     """
 
     def __init__(self) -> None:

@@ -66,10 +66,9 @@ class Maker:
         stored: Sequence[Compaction],
         attempt: Callable[[Sequence[Compaction]], Awaitable[_Result]],
     ) -> _Result:
-        """`attempt(stored)`; if that raises anything but a request's error, again without `stored`.
+        """`attempt(stored)`; if that raises anything but a request's error, again without `stored`, which is deleted.
 
-        A record may have been written by any writer to a shared store, or by another version. If it goes well
-        without, the record is deleted.
+        A record may have been written by any writer to a shared store, or by another version.
         """
         try:
             return await attempt(stored)
@@ -185,9 +184,8 @@ def _portable_bases(measured: MeasuredRequest) -> list[Compaction]:
 def _copied(measured: MeasuredRequest, compaction: Compaction, ledger_tokens: int) -> Compaction:
     """`compaction` as it is applied and stored: with its ledger, without secrets, control tokens of the model broken.
 
-    Its ledger survives word for word besides summaries and the messages that stay. In a thread, since the operator's
-    patterns may be slow. `core.prompts.frame` breaks the tokens that are widespread; which others a model has, only its
-    own vocabulary knows.
+    In a thread, since the operator's patterns may be slow. `core.prompts.frame` breaks the tokens that are widespread;
+    which others a model has, only its own vocabulary knows.
     """
     conversation, rest = measured.conversation, measured.conversation.rest
     redact, bases, name = redact_of(measured), _portable_bases(measured), measured.family.vocabulary
@@ -217,10 +215,7 @@ def _copied(measured: MeasuredRequest, compaction: Compaction, ledger_tokens: in
 
 
 def _known(conversation: View, compaction: Compaction) -> str:
-    """All that the model sees; beside a record its summaries and what follows it.
-
-    A value that a summary gets wrong is not in it, and so stands beside it.
-    """
+    """All that the model sees beside the ledger; a value that a summary gets wrong is not in it, and so is copied."""
     if not compaction.is_record:
         return "\n".join(map(visible_text, apply(conversation.messages, compaction)))
     kept = conversation.rest[compaction.covered_messages :]

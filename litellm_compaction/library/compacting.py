@@ -228,12 +228,7 @@ def _result(
             break
         # Also with `null` content, as it came.
         raw[-behind] = theirs.raw
-    if record is not None:
-        gone = {prefix + at for at in record.gone}
-    else:
-        # The hardest compaction, which no store keeps, covers all but the user's words and the conversation's end.
-        covered = range(prefix, prefix + len(own) - len(sent) + 1 if prepared.round else prefix)
-        gone = {at for at in covered if own[at].role != "user" or own[at].text not in sent[prefix].text}
+    gone = {prefix + at for at in record.gone} if record is not None else set()
     replaced = tuple(sorted({places[at] for at in gone} - {place for at, place in enumerate(places) if at not in gone}))
     names = tuple(str(messages[at].get("id", at)) for at in replaced)
     text, tokens = record.model_text if record else "", (prepared.tokens_before, prepared.count.tokens)

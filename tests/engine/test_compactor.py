@@ -100,7 +100,7 @@ async def test_observing_changes_nothing() -> None:
     bench = Bench()
     await bench.compactor.observe(Request(messages=parsed(LONG)), bench.context(clear_tool_results=False))
     assert (bench.ask.prompts, bench.store.finds, bench.store.kept) == ([], 0, [])
-    assert (bench.outcomes, bench.last.reason) == (["observed"], "summarize")
+    assert (bench.outcomes, bench.last.reason) == (["observed"], "summary")
     assert bench.last.tokens_after < bench.last.tokens_before
 
 

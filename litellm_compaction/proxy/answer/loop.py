@@ -395,9 +395,7 @@ class Answer:
         state.ways -= {prepared.way}
         if error is not None and not error.may_pass:
             state.refused = (*state.refused, prepared.way)
-        return await self._compactor.by_another_way(
-            prepared, self._asked.request, self._partial(), self._context, self._room, ways=state.ways
-        )
+        return await self._compactor.by_another_way(prepared, self._room, ways=state.ways)
 
     async def _guarded(self, context: RequestContext | None = None) -> PreparedRequest:
         """The client's request as it is to be sent now."""
