@@ -19,7 +19,7 @@ from litellm_compaction.core.prompts import defused
 from litellm_compaction.core.secrets import plain, redactor
 from litellm_compaction.core.view import View
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
-from litellm_compaction.recall import Found, Lookup, QueryTooLong, of_request, search, told
+from litellm_compaction.recall import Found, Lookup, of_request, search, told
 from litellm_compaction.stores import Originals
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
@@ -148,14 +148,10 @@ class Recaller:
     ) -> str:
         try:
             found = await asyncio.wait_for(self._search(context.tenant, _query(call.arguments), prepared), _LIMIT_S)
-        except QueryTooLong as error:
-            return str(error)
         except Exception as error:  # noqa: BLE001 - the answer goes on without (P8)
             logger.warning("recall_failed model=%s error=%s", context.label, type(error).__name__)
             return _FAILED
-        # What its client has compacted itself is in no request any more, and may be kept by no store.
-        is_all = not (context.portable or found.missing)
-        text = told(found, limit_tokens=limit_tokens, count=prepared.count_text, is_all=is_all)
+        text = told(found, limit_tokens=limit_tokens, count=prepared.count_text)
         return defuser(prepared.measured)(text) or _NO_ROOM
 
     async def _search(self, tenant: str, query: str, prepared: PreparedRequest) -> Found:

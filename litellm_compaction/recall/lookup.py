@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.secrets import Redact, plain
-from litellm_compaction.recall.hits import Found, checked, search
+from litellm_compaction.recall.hits import Found, search
 from litellm_compaction.recall.index import HANDLE_CHARS, Index, Original
 
 _Result = TypeVar("_Result")
@@ -79,12 +79,7 @@ class Lookup:
     async def search(
         self, tenant: str, query: str, *, limit: int, within: Collection[str] | None = None, least_share: float = 0.0
     ) -> Found:
-        """Returns what is found for a query in what is kept of a tenant's conversations; arguments as `search`.
-
-        Raises:
-            QueryTooLong: with what to change.
-        """
-        checked(query)
+        """Returns what is found for a query in what is kept of a tenant's conversations; arguments as `search`."""
 
         def ask(index: Index) -> Found:
             found = search(index, query, within=within, limit=limit, least_share=least_share)

@@ -141,7 +141,7 @@ async def test_what_is_not_kept_any_more_is_searched_in_the_request() -> None:
     await scene.look_up(prepared, '{"query": "bird"}', '{"query": "zebra"}')
     *_, found, nothing = shown(await scene.sent(LONG))
     assert FACT in found
-    assert nothing.startswith("Nothing was found in the earlier conversation for: zebra")
+    assert nothing.startswith("Nothing was found in the earlier conversation, as far as it is kept, for: zebra")
 
 
 async def test_originals_that_cannot_be_read_cost_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

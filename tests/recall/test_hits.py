@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import chain
-from litellm_compaction.recall import Index, QueryTooLong, checked, hits, search
+from litellm_compaction.recall import Index, hits, search
 from litellm_compaction.recall.terms import sought
 from tests.builders import parsed, texts
 from tests.recall.test_index import assistant, called, indexed, made, result, talk, user
@@ -182,13 +182,6 @@ def test_a_literal_is_given_up_when_its_time_is_over(monkeypatch: pytest.MonkeyP
     found = search(index, "ebra", limit=60).hits
     assert 1 <= len(found) <= _LITERAL_LIMIT_S * 1000
     assert found[0].original.handle == index.originals[-1].handle
-
-
-def test_a_query_that_somebody_asks_has_400_characters() -> None:
-    """Of a longer one it is said how long it is and what to change, and nothing of it."""
-    assert checked("z" * 400) == "z" * 400
-    with pytest.raises(QueryTooLong, match=r"has 4,001 characters, and at most 400 are searched: ask with a few words"):
-        checked("z" * 4_001)
 
 
 def test_an_older_result_with_the_id_comes_first() -> None:
