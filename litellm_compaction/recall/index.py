@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -232,10 +232,10 @@ class Index:
     def _around(self, passage: int) -> Iterator[tuple[int, float]]:
         """The passages for which the words of one count, and how much."""
         middle = self._middles[passage]
-        for place in range(max(passage - _MOST_BESIDE, 0), min(passage + _MOST_BESIDE + 1, len(self._middles))):
-            share = 1 - abs(self._middles[place] - middle) / _REACH_CHARS
-            if share > 0:
-                yield place, share
+        first = bisect_right(self._middles, middle - _REACH_CHARS)
+        end = bisect_left(self._middles, middle + _REACH_CHARS)
+        for place in range(max(first, passage - _MOST_BESIDE), min(end, passage + _MOST_BESIDE + 1)):
+            yield place, 1 - abs(self._middles[place] - middle) / _REACH_CHARS
 
 
 def _passages(text: str) -> Iterator[tuple[int, int]]:
