@@ -15,12 +15,18 @@ from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import JsonObject, Message, Request, parse_message, system_prefix_length
 from litellm_compaction.core.portable import headed, read_record
 from litellm_compaction.core.strategies import STRATEGIES
-from litellm_compaction.engine.ask import REQUEST_TOKENS
-from litellm_compaction.engine.context import Attempts, PreparedRequest, PruningModel, RequestContext, nothing
+from litellm_compaction.engine.ask import REQUEST_TOKENS, SummaryJob, summarize, within_s
+from litellm_compaction.engine.context import (
+    Attempts,
+    PreparedRequest,
+    PruningModel,
+    RequestContext,
+    SummaryAnswer,
+    nothing,
+)
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.estimate import CompactionConfig, parsed, select_messages_to_compact
 from litellm_compaction.stores import open_store
-from litellm_compaction.summarizer import SummaryAnswer, SummaryJob, summarize, within_s
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows

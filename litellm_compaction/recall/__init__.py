@@ -3,7 +3,7 @@
 from litellm_compaction.recall.answer import BEGIN, END, NOT_KEPT, Beside, beside, found_fields, message_fields, told
 from litellm_compaction.recall.hits import Found, Hit, Piece, search
 from litellm_compaction.recall.index import Index, Original
-from litellm_compaction.recall.lookup import KeptStretch, Lookup, indexed, of_request
+from litellm_compaction.recall.lookup import KeptStretch, Lookup, indexed
 
 __all__ = [
     "BEGIN",
@@ -21,7 +21,6 @@ __all__ = [
     "found_fields",
     "indexed",
     "message_fields",
-    "of_request",
     "search",
     "told",
 ]

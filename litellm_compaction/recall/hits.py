@@ -58,14 +58,10 @@ class Hit:
 
 
 class Found(NamedTuple):
-    """The hits, the best first, and the words that were searched for, as they were written.
-
-    `missing` are the entries of messages that could not be searched, among those that might have been found.
-    """
+    """The hits, the best first, and the words that were searched for, as they were written."""
 
     hits: Sequence[Hit]
     words: Sequence[str]
-    missing: Collection[str] = ()
 
 
 def search(

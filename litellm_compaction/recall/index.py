@@ -166,10 +166,6 @@ class Index:
                 allowed[start:end] = flag * (end - start)
         return allowed
 
-    def lacks(self, entries: Collection[str]) -> set[str]:
-        """Returns those entries of the hash chain whose messages were not added."""
-        return {entry for entry in entries if entry[:HANDLE_CHARS] not in self._first}
-
     def span(self, handle: str) -> tuple[int, int]:
         """Returns the first passage of a message and the one after its last; the same twice for none."""
         return self._spans.get(handle, (0, 0))

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Message, visible_text
-from litellm_compaction.core.secrets import Redact, plain
+from litellm_compaction.core.secrets import plain
 from litellm_compaction.recall.hits import Found, search
 from litellm_compaction.recall.index import HANDLE_CHARS, Index, Original
 
@@ -59,16 +59,6 @@ def indexed(stretches: Iterable[KeptStretch], index: Index | None = None) -> Ind
     return index
 
 
-def of_request(messages: Sequence[Message], hashes: Sequence[str], redact: Redact) -> Index:
-    """Returns an index of what a request holds, of its newest messages if that is too much."""
-    chars, start = 0, len(messages)
-    while start and (chars := chars + len(visible_text(messages[start - 1]))) <= _MOST_CHARS // 2:
-        start -= 1
-    index = Index(redact)
-    index.add(messages[start:], hashes[start:])
-    return index
-
-
 class Lookup:
     """Searches a tenant's originals, and finds their messages by handle."""
 
@@ -76,18 +66,13 @@ class Lookup:
         self._source = source
         self._tenants: Bounded[str, _Tenant] = Bounded(_MOST_TENANTS)
 
-    async def search(
-        self, tenant: str, query: str, *, limit: int, within: Collection[str] | None = None, least_share: float = 0.0
-    ) -> Found:
+    async def search(self, tenant: str, query: str, *, limit: int) -> Found:
         """Returns what is found for a query in what is kept of a tenant's conversations; arguments as `search`."""
 
-        def ask(index: Index) -> Found:
-            found = search(index, query, within=within, limit=limit, least_share=least_share)
-            return found._replace(missing=index.lacks(within or ()))
+        def handles(found: Found) -> set[str]:
+            return {piece.handle for hit in found.hits for piece in hit.pieces}
 
-        return await self._asked(
-            tenant, ask, lambda found: {piece.handle for hit in found.hits for piece in hit.pieces}
-        )
+        return await self._asked(tenant, lambda index: search(index, query, limit=limit), handles)
 
     async def find(self, tenant: str, handle: str) -> Sequence[Original]:
         """Returns the parts of a message; none for a handle that is no tenant's, another one's, or expired."""

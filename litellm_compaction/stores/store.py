@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from litellm_compaction.core.compaction import Compaction, compaction_id, is_sound
+from litellm_compaction.core.compaction import Compaction, State, compaction_id, is_sound
 from litellm_compaction.core.strategies import is_level
 from litellm_compaction.errors import StoreError
 from litellm_compaction.master_key import NO_BOX, Box, is_locked
@@ -309,7 +309,8 @@ def encode(compaction: Compaction) -> bytes:
 
 def digest(compaction: Compaction) -> str:
     """SHA-256 of a compaction's contents, which stays the same when it is put into effect, and in later versions."""
-    contents = _fields(replace(compaction, ahead=False, early=False, words_hash="", seen=()), exclude_defaults=True)
+    state: State = "applied" if compaction.is_waiting else compaction.state
+    contents = _fields(replace(compaction, state=state, words_hash="", seen=()), exclude_defaults=True)
     return hashlib.sha256(encode_text(json.dumps(contents, ensure_ascii=False, sort_keys=True))).hexdigest()
 
 

@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from litellm_compaction.core.compaction import Compaction, compaction_id
+from litellm_compaction.core.compaction import Compaction, State, compaction_id
 from litellm_compaction.stores import Store
 from litellm_compaction.stores.rows import LINES_TTL_S, OVERHEAD_BYTES, MemoryRows, Row, Rows
 from litellm_compaction.stores.store import encode_text
-from tests.stores.compactions import compaction
+from tests.stores.compactions import compaction, states
 from tests.stores.made import FailingRows, MemoryStore, RedisStore, SqliteStore, SteadyStore, sqlite_rows
 from tests.stores.servers import PROGRAMS, running
 
@@ -133,9 +133,9 @@ class AnyOrder(RuleBasedStateMachine):
     def is_failing(self) -> bool:
         return self.failing is not None and bool(self.failing.failing)
 
-    @rule(scope=scopes, covered_hash=hashes, text=texts, provisional=st.booleans())
-    def put(self, scope: str, covered_hash: str, text: str, provisional: bool) -> None:
-        made = compaction(covered_hash, covered=1 + HASHES.index(covered_hash), text=text, provisional=provisional)
+    @rule(scope=scopes, covered_hash=hashes, text=texts, state=states)
+    def put(self, scope: str, covered_hash: str, text: str, state: State) -> None:
+        made = compaction(covered_hash, covered=1 + HASHES.index(covered_hash), text=text, state=state)
         self.do(self.store.put(scope, made))
         self.keep(scope, f"c:{covered_hash}", made)
 
