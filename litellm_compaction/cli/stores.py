@@ -25,7 +25,7 @@ from litellm_compaction.events import event_from_json, harmless
 from litellm_compaction.master_key import KEY_VARIABLE, known_master_key
 from litellm_compaction.places import ENVIRONMENT_PREFIX
 from litellm_compaction.proxy.litellm_inside.application import redis_of
-from litellm_compaction.recall import checked, found_fields, indexed, search, told
+from litellm_compaction.recall import found_fields, indexed, search, told
 from litellm_compaction.stores import Originals, Store, StoredCompaction, open_store, originals_of
 from litellm_compaction.stores.rows import Row
 
@@ -223,7 +223,7 @@ async def recall(opened: Opened, query: str, scope: str | None, last: int, as_js
         raise StoreError("there are no originals here that can be read; `keep_originals: compacted` keeps them")
     only = whole_scope(scope, (stretch.scope for stretch in stretches))
     index = indexed(stretch for stretch in stretches if only in (None, stretch.scope))
-    found = search(index, checked(query), limit=last)
+    found = search(index, query, limit=last)
     print(json.dumps(found_fields(found), ensure_ascii=False) if as_json else told(found))
     return 0
 

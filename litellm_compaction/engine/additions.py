@@ -38,8 +38,7 @@ from litellm_compaction.core.prompts import defused
 from litellm_compaction.core.secrets import plain, redactor
 from litellm_compaction.core.stretches import own_words
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
-from litellm_compaction.recall import Beside, Found, Index, Lookup, QueryTooLong, beside, search, told
-from litellm_compaction.recall.hits import checked
+from litellm_compaction.recall import Beside, Found, Index, Lookup, beside, search, told
 from litellm_compaction.stores import Originals
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
@@ -270,20 +269,16 @@ class Recaller:
         within = {measured.conversation.hashes[at + 1] for at in hidden}
 
         def ask(index: Index) -> Found:
-            return search(index, checked(query), within=within, limit=_HITS)._replace(missing=index.lacks(within))
+            return search(index, query, within=within, limit=_HITS)
 
         try:
             found = await asyncio.wait_for(
                 self._indexes.asked(measured, len(measured.conversation.rest), ask), _LIMIT_S
             )
-        except QueryTooLong as error:
-            return str(error)
         except Exception as error:  # noqa: BLE001 - the answer goes on without (P8)
             logger.warning("recall_failed model=%s error=%s", context.label, type(error).__name__)
             return _FAILED
-        # What its client has compacted itself is in no request any more.
-        is_all = not (context.portable or found.missing)
-        text = told(found, limit_tokens=limit_tokens, count=prepared.count_text, is_all=is_all)
+        text = told(found, limit_tokens=limit_tokens, count=prepared.count_text)
         return _defuser(measured)(text) or _NO_ROOM
 
 

@@ -1,7 +1,7 @@
 """Looks up what was said: an index of conversations in memory, its search, and the answer that a model reads."""
 
 from litellm_compaction.recall.answer import BEGIN, END, NOT_KEPT, Beside, beside, found_fields, message_fields, told
-from litellm_compaction.recall.hits import Found, Hit, Piece, QueryTooLong, checked, search
+from litellm_compaction.recall.hits import Found, Hit, Piece, search
 from litellm_compaction.recall.index import Index, Original
 from litellm_compaction.recall.lookup import KeptStretch, Lookup, indexed
 
@@ -17,9 +17,7 @@ __all__ = [
     "Lookup",
     "Original",
     "Piece",
-    "QueryTooLong",
     "beside",
-    "checked",
     "found_fields",
     "indexed",
     "message_fields",

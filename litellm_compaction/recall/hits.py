@@ -8,18 +8,16 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
-from litellm_compaction.errors import CompactionError
 from litellm_compaction.recall.index import PASSAGE_CHARS, Index, Original
 from litellm_compaction.recall.terms import Sought, sought
 
-# What somebody asks for. A person's whole message, which is looked up unasked, may be longer; of the terms those that
-# stand in the fewest passages count.
-MOST_QUERY_CHARS, _MOST_QUESTION_CHARS, _MOST_TERMS = 400, 4_000, 24
+# Of a query, which may be a person's whole message; of its terms those that stand in the fewest passages count.
+_MOST_QUERY_CHARS, _MOST_TERMS = 4_000, 24
 # In more passages an id is no answer but a subject.
 _MOST_EXACT = 12
 _LEAST_PIECE_CHARS = 40
@@ -60,32 +58,10 @@ class Hit:
 
 
 class Found(NamedTuple):
-    """The hits, the best first, and the words that were searched for, as they were written.
-
-    `missing` are the entries of messages that could not be searched, among those that might have been found.
-    """
+    """The hits, the best first, and the words that were searched for, as they were written."""
 
     hits: Sequence[Hit]
     words: Sequence[str]
-    missing: Collection[str] = ()
-
-
-class QueryTooLong(CompactionError, ValueError):
-    """A query has more than `MOST_QUERY_CHARS` characters; the text is for whoever asks, and says what to change."""
-
-
-def checked(query: str) -> str:
-    """Returns a query that somebody asks.
-
-    Raises:
-        QueryTooLong: it is too long to be one.
-    """
-    if len(query) > MOST_QUERY_CHARS:
-        raise QueryTooLong(
-            f"The query has {len(query):,} characters, and at most {MOST_QUERY_CHARS} are searched: "
-            "ask with a few words, an id or a handle."
-        )
-    return query
 
 
 def search(
@@ -106,24 +82,19 @@ def search(
         within: entries of those that may be found, or None for all.
         limit: as many hits at most.
         least_share: hits with a lower `share` are left out. Of questions about another chat .1 silences two thirds
-            (LoCoMo) or a third (BEAM), of hits that answer it loses 5 in 100 (2026-11-27).
+            (LoCoMo) or a third (BEAM), of hits that answer it loses 5 in 100.
     """
     allowed = index.allowed(within, visible)
     # Nothing that is redacted stands in the index, and the words are shown again.
-    query = index.redact(query[:_MOST_QUESTION_CHARS]).strip()
+    query = index.redact(query[:_MOST_QUERY_CHARS]).strip()
     asked = sought(query)
     words = [each.written for each in asked]
     wanted = dict.fromkeys(term for each in asked for term in each.terms)
     weights = {term: index.weight(term) for term in index.telling(wanted)[:_MOST_TERMS]}
-    exact = _exact(index, asked, allowed)
-    best = index.best_score(wanted) or 1.0
-    by_score = [
-        (1.0 if passage in exact else min(score / best, 1.0), passage)
-        for score, passage in index.ranked(weights, allowed, exact)
-    ]
-    # Sorted by score already.
-    by_score.sort(key=lambda scored: (scored[1] not in exact, exact.get(scored[1], (0, 0))))
-    ranked = [(share, passage) for share, passage in by_score if share >= least_share]
+    exact, best = _exact(index, asked, allowed), index.best_score(wanted) or 1.0
+    by_score = index.ranked(weights, allowed, exact)
+    shares = [(1.0 if passage in exact else min(score / best, 1.0), passage) for score, passage in by_score]
+    ranked = sorted((each for each in shares if each[0] >= least_share), key=lambda each: each[1] not in exact)
     if not ranked and not least_share:
         # A part of a word, or signs alone.
         ranked = [(1.0, passage) for passage in _holding(index, query, allowed, limit)]
@@ -143,21 +114,13 @@ def _holding(index: Index, query: str, allowed: bytearray, limit: int) -> list[i
     return found
 
 
-def _exact(index: Index, asked: Sequence[Sought], allowed: bytearray) -> dict[int, tuple[int, int]]:
-    """The passages that hold an id of a query as it is written, or are called by their handle, and their rank.
-
-    Of several ids the one that stands in the fewest passages says most, then how many of them a passage holds.
-    """
-    ranks: dict[int, tuple[int, int]] = {}
-    for each in asked:
-        start, end = index.span(each.written)
-        handled = [start] if start < end and allowed[start] else []
-        held = index.with_term(each.terms[0], _MOST_EXACT) if each.is_id and not handled else handled
-        places = [at for at in held if allowed[at]]
-        for at in places:
-            fewest, number = ranks.get(at, (len(places), 0))
-            ranks[at] = min(fewest, len(places)), number - 1
-    return ranks
+def _exact(index: Index, asked: Sequence[Sought], allowed: bytearray) -> set[int]:
+    """The passages that hold an id of a query as it is written, or are called by their handle."""
+    exact: set[int] = set()
+    for run in asked:
+        start, end = index.span(run.written)
+        exact.update([start] if start < end else index.with_term(run.terms[0], _MOST_EXACT) if run.is_id else ())
+    return {passage for passage in exact if allowed[passage]}
 
 
 def _chosen(index: Index, ranked: Iterable[tuple[float, int]], allowed: bytearray, most: int) -> dict[int, Hit]:
@@ -184,22 +147,23 @@ def _chars(index: Index, passage: int) -> int:
     return end - start
 
 
+def _beside(index: Index, passage: int, step: int, allowed: bytearray) -> Iterator[int]:
+    """The passages before (-1) or behind (1) one in its conversation, the nearest first."""
+    while index.follows(*sorted((passage, passage + step))) and allowed[passage + step]:
+        passage += step
+        yield passage
+
+
 def _around(index: Index, passage: int, allowed: bytearray) -> dict[int, float]:
     """A passage and its neighbours, by turns, as far as there is room; which part of each."""
-    room = PASSAGE_CHARS - _chars(index, passage)
-    parts = {passage: 1.0}
-    before, after = passage - 1, passage + 1
-    while room >= _LEAST_PIECE_CHARS and len(parts) < _MOST_PARTS:
-        is_before = index.follows(before, before + 1) and allowed[before]
-        is_after = index.follows(after - 1, after) and allowed[after]
-        if not is_before and not is_after:
-            break
-        if is_before and (not is_after or passage - before <= after - passage):
-            at, before = before, before - 1
-        else:
-            at, after = after, after + 1
-        parts[at] = min(1.0, room / max(_chars(index, at), 1))
-        room -= _chars(index, at)
+    parts, room = {passage: 1.0}, PASSAGE_CHARS - _chars(index, passage)
+    for pair in itertools.zip_longest(*(_beside(index, passage, step, allowed) for step in (-1, 1))):
+        for at in pair:
+            if room < _LEAST_PIECE_CHARS or len(parts) == _MOST_PARTS:
+                return parts
+            if at is not None:
+                parts[at] = min(1.0, room / max(_chars(index, at), 1))
+                room -= _chars(index, at)
     return parts
 
 
@@ -260,27 +224,23 @@ _LIGHT_RATIO = 0.5
 class _Statement(NamedTuple):
     """A sentence: its words, and the numbers and ids in it."""
 
-    words: frozenset[str]
-    values: frozenset[str]
+    words: set[str]
+    values: set[str]
 
 
 def _statements(text: str, asked: Sequence[str]) -> list[_Statement]:
     """The sentences of a text that have a value and one of the terms of the question."""
-    found = map(_read, filter(_TELLS_VALUE.match, _SENTENCE_END.split(text)[:_MOST_SENTENCES]))
-    return [each for each in found if 0 < len(each.values) <= _MOST_VALUES and not each.words.isdisjoint(asked)]
+    read = map(_read, filter(_TELLS_VALUE.match, _SENTENCE_END.split(text)[:_MOST_SENTENCES]))
+    return [each for each in read if 0 < len(each.values) <= _MOST_VALUES and not each.words.isdisjoint(asked)]
 
 
 def _read(sentence: str) -> _Statement:
-    words: set[str] = set()
-    values: set[str] = set()
+    said = _Statement(set(), set())
     for run in sought(sentence):
-        if run.is_id:
-            values.add(run.terms[0])
-            words.update(term for term in run.terms[1:] if term.isalpha() and len(term) > 1)
-        else:
-            for term in run.terms:
-                (values if any(map(str.isdigit, term)) else words).add(term)
-    return _Statement(frozenset(words), frozenset(values))
+        values = {run.terms[0]} if run.is_id else {term for term in run.terms if any(map(str.isdigit, term))}
+        said.values.update(values)
+        said.words.update(term for term in run.terms if term.isalpha() and term not in values)
+    return said
 
 
 def _supersedes(newer: _Statement, older: _Statement, asked: Collection[str], weight: Callable[[str], float]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -29,15 +29,15 @@ _MOST_MESSAGE_CHARS, _MARGIN_CHARS = 400_000, 20_000
 _REDACTOR = redactor(())
 # How far a word counts for the passages around it, between their middles; 350 to 500 are the same.
 _REACH_CHARS = 420
-_MOST_BESIDE = 8
+_MOST_BESIDE = 6
 # Between conversations, so that nothing reaches over.
 _SEAM_CHARS = 10_000
-# Okapi's usual values; from half to twice as much nothing changes.
-_K1, _B = 1.2, 0.75
+# Okapi's usual value; from half to twice as much nothing changes.
+_K1 = 1.2
 # A long message says much that was not asked for, and a person's words are what is asked for later.
 _BREVITY, _USER = 0.5, 1.1
 # Of the terms of a query the rarest count until so many places were looked at, which takes some ms.
-_MOST_PLACES, _MOST_TIMES = 6000, 32
+_MOST_PLACES = 6000
 # What stands in more of the passages is no help, and left out if something else is asked for.
 _FREQUENT_RATIO, _LEAST_PASSAGES = 0.5, 40
 _BREAKS = ("\n", ". ", "。", " ")
@@ -87,14 +87,10 @@ class Index:
         self._places: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
         self._near_chars: defaultdict[str, float] = defaultdict(float)
         self._middles = array("d")
-        # The words of a passage, and those around it as far as they count for it.
-        self._sizes = array("I")
-        self._near_sizes = array("d")
         # By who says it, and in how many words.
         self._worth = array("d")
         self._chars = 0
         self._end = 0
-        self._words = 0
 
     def add(self, messages: Sequence[Message], hashes: Sequence[str]) -> None:
         """Adds those messages that are not there yet.
@@ -138,12 +134,10 @@ class Index:
             return False
         return self._middles[other] - self._middles[passage] < _SEAM_CHARS
 
-    def with_term(self, term: str, most: int) -> Sequence[int]:
-        """Returns the passages in which a term stands, ascending; none if there are more than `most`."""
-        places = self._places.get(term, ())
-        # Most ids stand once or twice in a passage.
-        found = list(dict.fromkeys(places[: _MOST_TIMES * most + 1]))
-        return found if len(found) <= most and len(places) <= _MOST_TIMES * most else []
+    def with_term(self, term: str, most: int) -> set[int]:
+        """Returns the passages in which a term stands; none if there are more than `most`."""
+        places = set(self._places.get(term, ())[:_MOST_PLACES])
+        return places if len(places) <= most else set()
 
     def weight(self, term: str) -> float:
         """Returns how much a term says: the more, the less of everything stands near it."""
@@ -165,16 +159,12 @@ class Index:
             within: entries of the hash chain, of the messages that may be found; None for all.
             visible: entries of those that may not.
         """
-        allowed = bytearray(len(self.passages)) if within is not None else bytearray(b"\x01") * len(self.passages)
+        allowed = bytearray([within is None]) * len(self.passages)
         for entries, flag in ((within or (), b"\x01"), (visible, b"\x00")):
             for entry in entries:
                 start, end = self.span(entry[:HANDLE_CHARS])
                 allowed[start:end] = flag * (end - start)
         return allowed
-
-    def lacks(self, entries: Collection[str]) -> set[str]:
-        """Returns those entries of the hash chain whose messages were not added."""
-        return {entry for entry in entries if entry[:HANDLE_CHARS] not in self._first}
 
     def span(self, handle: str) -> tuple[int, int]:
         """Returns the first passage of a message and the one after its last; the same twice for none."""
@@ -193,7 +183,6 @@ class Index:
         first, end = allowed.find(1), allowed.rfind(1) + 1
         scores: defaultdict[int, float] = defaultdict(float)
         own, left = set(also), _MOST_PLACES
-        usual = self._words / max(self._chars, 1) * max(_REACH_CHARS, self._chars / max(len(self.passages), 1))
         for term, weight in weights.items():
             places: Sequence[int] = self._places[term]
             start, stop = bisect_left(places, first), bisect_left(places, end)
@@ -208,8 +197,7 @@ class Index:
                 for passage, share in self._around(place):
                     times[passage] += number * share
             for passage, often in times.items():
-                damped = _K1 * (1 - _B + _B * self._near_sizes[passage] / max(usual, 1.0))
-                scores[passage] += weight * often * (_K1 + 1) / (often + damped)
+                scores[passage] += weight * often * (_K1 + 1) / (often + _K1)
         # Of equals the newer one first.
         return sorted(((scores[at] * self._worth[at], at) for at in own if allowed[at]), reverse=True)
 
@@ -228,16 +216,9 @@ class Index:
             number, found = len(self.passages), terms(original.text[start:end])
             self.passages.append(Passage(at, start, end))
             self._middles.append(self._end + (end - start) / 2)
-            self._sizes.append(len(found))
-            self._near_sizes.append(0.0)
             self._worth.append(worth)
             self._end += end - start + 1
             self._chars += end - start + 1
-            self._words += len(found)
-            for place, share in self._around(number):
-                self._near_sizes[number] += share * self._sizes[place]
-                if place != number:
-                    self._near_sizes[place] += share * len(found)
             for term in (*found, *label):
                 places = self._places[term]
                 since = self._middles[number] - self._middles[places[-1]] if places else math.inf
@@ -247,14 +228,10 @@ class Index:
     def _around(self, passage: int) -> Iterator[tuple[int, float]]:
         """The passages for which the words of one count, and how much."""
         middle = self._middles[passage]
-        for step in (-1, 1):
-            for place in range(passage if step > 0 else passage - 1, passage + step * (_MOST_BESIDE + 1), step):
-                if not 0 <= place < len(self._middles):
-                    break
-                distance = abs(self._middles[place] - middle)
-                if distance >= _REACH_CHARS:
-                    break
-                yield place, 1 - distance / _REACH_CHARS
+        first = bisect_right(self._middles, middle - _REACH_CHARS)
+        end = bisect_left(self._middles, middle + _REACH_CHARS)
+        for place in range(max(first, passage - _MOST_BESIDE), min(end, passage + _MOST_BESIDE + 1)):
+            yield place, 1 - abs(self._middles[place] - middle) / _REACH_CHARS
 
 
 def _passages(text: str) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.secrets import plain
-from litellm_compaction.recall.hits import Found, checked, search
+from litellm_compaction.recall.hits import Found, search
 from litellm_compaction.recall.index import HANDLE_CHARS, Index, Original
 
 _Result = TypeVar("_Result")
@@ -66,20 +66,13 @@ class Lookup:
         self._source = source
         self._tenants: Bounded[str, _Tenant] = Bounded(_MOST_TENANTS)
 
-    async def search(self, tenant: str, query: str, *, limit: int, least_share: float = 0.0) -> Found:
-        """Returns what is found for a query in what is kept of a tenant's conversations; arguments as `search`.
+    async def search(self, tenant: str, query: str, *, limit: int) -> Found:
+        """Returns what is found for a query in what is kept of a tenant's conversations; arguments as `search`."""
 
-        Raises:
-            QueryTooLong: with what to change.
-        """
-        checked(query)
+        def handles(found: Found) -> set[str]:
+            return {piece.handle for hit in found.hits for piece in hit.pieces}
 
-        def ask(index: Index) -> Found:
-            return search(index, query, limit=limit, least_share=least_share)
-
-        return await self._asked(
-            tenant, ask, lambda found: {piece.handle for hit in found.hits for piece in hit.pieces}
-        )
+        return await self._asked(tenant, lambda index: search(index, query, limit=limit), handles)
 
     async def find(self, tenant: str, handle: str) -> Sequence[Original]:
         """Returns the parts of a message; none for a handle that is no tenant's, another one's, or expired."""

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 import regex
 
-# A word counts by both of its beginnings, so a long one counts more. In five of LoCoMo's conversations whole words find
-# .81 of the evidence, beginnings of five letters .85, of four and six .86, Porter's English stems .86.
+# A word counts by both of its beginnings, so a long one counts more; that finds as much as Porter's English stems.
 _STEMS_CHARS = (4, 6)
 _LEAST_ID_CHARS, _MOST_PLAIN_DIGITS = 5, 4
-# A longer run is data. More capitals in a row of letters are noise.
+# A longer run is data.
 _MOST_RUN_CHARS, _MOST_PARTS = 200, 12
-_REMEMBERED, _MOST_REMEMBERED_CHARS = 32_768, 40
+_REMEMBERED = 16_384
 # Digits in groups; else letters and digits with what holds an identifier, a path or an address together.
 _RUN = regex.compile(
     r"\d{1,3}(?:[,'’\u202f]\d{3}){1,6}(?![\w,])"
@@ -48,10 +47,7 @@ class Sought(NamedTuple):
 
 def terms(text: str) -> list[str]:
     """Returns the terms of a text in its order, each as often as it stands there."""
-    found: list[str] = []
-    for run in _RUN.findall(text):
-        found += _terms(run) if len(run) <= _MOST_REMEMBERED_CHARS else _divided(run)
-    return found
+    return [term for run in _RUN.findall(text) for term in _sought(run).terms]
 
 
 def sought(query: str) -> list[Sought]:
@@ -59,22 +55,15 @@ def sought(query: str) -> list[Sought]:
     return [_sought(run) for run in dict.fromkeys(_RUN.findall(query))]
 
 
-@lru_cache(maxsize=_REMEMBERED // 2)
+@lru_cache(maxsize=_REMEMBERED)
 def _sought(run: str) -> Sought:
-    return Sought(run, _divided(run), _is_id(run))
-
-
-def _divided(run: str) -> tuple[str, ...]:
-    """The terms of a run: its parts, and the whole of an identifier, a path or an id."""
-    folded = _folded(run)
+    """A run with its terms: its parts, and the whole of an identifier, a path or an id."""
+    folded, is_id = _folded(run), _is_id(run)
     if folded.isdigit():
-        return (folded,)
-    parts = [hump for part in _PART.findall(run)[:_MOST_PARTS] for hump in _humps(part)]
-    found = [term for part in parts for term in _words(_folded(part))]
-    return tuple(dict.fromkeys((*_spellings(folded), *found))) if _is_id(run) else tuple(found)
-
-
-_terms = lru_cache(maxsize=_REMEMBERED)(_divided)
+        return Sought(run, (folded,), is_id)
+    humps = [hump for part in _PART.findall(run)[:_MOST_PARTS] for hump in _HUMP.split(part, _MOST_PARTS)]
+    words = [term for hump in humps for term in _words(_folded(hump))]
+    return Sought(run, tuple(dict.fromkeys((*_spellings(folded), *words)) if is_id else words), is_id)
 
 
 def _spellings(folded: str) -> Iterator[str]:
@@ -85,11 +74,6 @@ def _spellings(folded: str) -> Iterator[str]:
     name = _SLASH.split(place)[-1]
     if len(name) >= _LEAST_ID_CHARS:
         yield name
-
-
-def _humps(part: str) -> Sequence[str]:
-    humps = _HUMP.split(part)
-    return humps if len(humps) <= _MOST_PARTS else [part]
 
 
 def _words(folded: str) -> list[str]:

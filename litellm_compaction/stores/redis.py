@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import random
 import struct
@@ -29,6 +30,7 @@ from litellm_compaction.errors import StoreError, TooLargeForStore
 from litellm_compaction.stores.rows import LINES_TTL_S, OVERHEAD_BYTES, SETTINGS, Change, Line, Row
 
 Client: TypeAlias = "Redis | RedisCluster"
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 # A larger one is kept by the process alone: the server is one thread, and all others wait while it copies.
@@ -94,7 +96,7 @@ class RedisRows:
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
         ending = () if scope == SETTINGS else ("PX", self._lives_ms)
-        await self._all([("SET", self._name(scope, key), _value(self._bounded(body), self._now_s()), *ending)])
+        await self._all([("SET", self._name(scope, key), self._value(body, self._now_s()), *ending)])
 
     async def change(self, scope: str, key: str, change: Change) -> None:
         name, most = self._name(scope, key), _HEAD.size + VALUE_MAX_BYTES
@@ -106,7 +108,7 @@ class RedisRows:
             after = change(before, now_s)
             if after == before:
                 return
-            new = b"" if after is None else _value(self._bounded(after), now_s)
+            new = b"" if after is None else self._value(after, now_s)
             [done] = await self._all([("EVAL", _SWAP, 1, name, most, value, new, self._lives_ms)])
             if done:
                 return
@@ -114,26 +116,21 @@ class RedisRows:
         raise StoreError(f"store {self.server.place} is written by too many at the same time")
 
     async def scan(self) -> list[Row]:
-        found = [await self._rows(scope, keys, is_use=False) for scope, keys in (await self._names(None)).items()]
-        return sorted((row for rows in found for row in rows), key=lambda row: -row.used_s)
+        return await self._scanned(None)
 
     async def delete(
         self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
     ) -> list[str]:
         """Deletes rows; a server's copy on a disk holds them until it saves anew."""
-        deleted: list[str] = []
-        names = await self._names(scope) if key is None else {scope or "": [key]}
-        for owner, keys in names.items():
-            for some in _chunks(keys, _KEYS_AT_ONCE):
-                asked = [self._name(owner, each) for each in some]
-                heads = await self._all([("GETRANGE", name, 0, _HEAD.size) for name in asked], is_patient=key is None)
-                rows = (_row(owner, each, head) for each, head in zip(some, heads, strict=True))
-                doomed = [row.key for row in rows if row is not None and (before_s is None or row.used_s < before_s)]
-                await self._all([("DEL", self._name(owner, each)) for each in doomed], is_patient=key is None)
-                deleted += doomed
-        if scope is None and key is None:
-            await self._delete_lines(before_s)
-        return deleted
+        rows = await self._scanned(scope) if key is None else await self._rows(scope or "", [key], is_use=True)
+        doomed = [row for row in rows if before_s is None or row.used_s < before_s]
+        for some in _chunks(doomed, _KEYS_AT_ONCE):
+            await self._all([("DEL", self._name(row.scope, row.key)) for row in some], is_patient=key is None)
+        for stream in await self._keys(f"{self.prefix}:log:*:lines") if scope is None and key is None else ():
+            lines = await self._lines(stream, 0, _LINES_AT_ONCE)
+            old = [_line_id(line.number) for line in lines if before_s is None or line.when_s < before_s]
+            await self._all([("XDEL", stream, *old)] if old else [], is_patient=True)
+        return [row.key for row in doomed]
 
     async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
         stream = self._stream(log)
@@ -197,24 +194,16 @@ class RedisRows:
                 lines.append(Line(ms * 1000 + number, float(fields[b"when_s"]), fields[b"body"]))
         return lines
 
-    async def _delete_lines(self, before_s: float | None) -> None:
-        for stream in await self._keys(f"{self.prefix}:log:*:lines"):
-            if before_s is None:
-                await self._all([("DEL", stream)], is_patient=True)
-            else:
-                lines = await self._lines(stream, 0, _LINES_AT_ONCE)
-                doomed = [_line_id(line.number) for line in lines if line.when_s < before_s]
-                await self._all([("XDEL", stream, *doomed)] if doomed else [], is_patient=True)
-
-    async def _names(self, scope: str | None) -> dict[str, list[str]]:
-        """The keys of all possible rows but settings, by scope."""
-        names: dict[str, list[str]] = {}
-        for name in await self._keys(self._name("*" if scope is None else _quoted(scope), "*", is_quoted=True)):
+    async def _scanned(self, scope: str | None) -> list[Row]:
+        """All rows that are alive but settings, of one scope or all, the last used first."""
+        keys: dict[str, list[str]] = {}
+        for name in await self._keys(f"{self.prefix}:{{{'*' if scope is None else _quoted(scope)}}}:*"):
             tag, _, key = name.removeprefix(f"{self.prefix}:{{").partition("}:")
             owner = unquote(tag, errors="surrogatepass")
             if owner != SETTINGS:
-                names.setdefault(owner, []).append(unquote(key, errors="surrogatepass"))
-        return names
+                keys.setdefault(owner, []).append(unquote(key, errors="surrogatepass"))
+        rows = [await self._rows(owner, some, is_use=False) for owner, some in keys.items()]
+        return sorted(itertools.chain.from_iterable(rows), key=lambda row: -row.used_s)
 
     async def _keys(self, pattern: str) -> list[str]:
         """The keys of all servers that match; a cursor goes through each a step at a time."""
@@ -231,24 +220,19 @@ class RedisRows:
     def _is_alive(self, row: Row, now_s: float) -> bool:
         return row.scope == SETTINGS or row.used_s >= now_s - self._ttl_s
 
-    def _name(self, scope: str, key: str, *, is_quoted: bool = False) -> str:
+    def _name(self, scope: str, key: str) -> str:
         # Hexadecimal digests stay as they are; anything else must neither end the hash tag nor be taken for a pattern.
-        scope, key = (scope, key) if is_quoted else (_quoted(scope), _quoted(key))
-        return f"{self.prefix}:{{{scope}}}:{key}"
+        return f"{self.prefix}:{{{_quoted(scope)}}}:{_quoted(key)}"
 
     def _stream(self, log: str) -> str:
         return f"{self.prefix}:log:{{{log}}}:lines"
 
-    def _bounded(self, body: bytes) -> bytes:
+    def _value(self, body: bytes, now_s: float) -> bytes:
         if len(body) > VALUE_MAX_BYTES:
             raise TooLargeForStore(
                 f"store {self.server.place} takes {VALUE_MAX_BYTES:,} bytes at most, and this has {len(body):,}"
             )
-        return body
-
-
-def _value(body: bytes, now_s: float) -> bytes:
-    return _HEAD.pack(now_s, now_s) + body
+        return _HEAD.pack(now_s, now_s) + body
 
 
 def _row(scope: str, key: str, value: bytes | None) -> Row | None:
@@ -270,7 +254,7 @@ def _line_id(number: int) -> str:
     return f"{number // 1000}-{number % 1000}"
 
 
-def _chunks(items: Sequence[str], size: int) -> list[Sequence[str]]:
+def _chunks(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
@@ -296,7 +280,7 @@ def client_of(url: str, *, limit_s: float = LIMIT_S) -> Redis:
         timeout=limit_s,
         socket_timeout=PATIENT_LIMIT_S,
         socket_connect_timeout=max(_CONNECT_LIMIT_S, limit_s),
-        # A caller that fails has the memory of its process; the look in the background is the retry.
+        # A caller that fails has the memory of its process; the next call is the retry.
         retry=Retry(NoBackoff(), 0),
         protocol=2,
     )

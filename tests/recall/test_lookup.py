@@ -107,7 +107,7 @@ async def test_as_json_and_as_text() -> None:
         "parts": [{"role": "assistant", "call": "", "text": FISH[1]["content"]}],
     }
     nothing = await lookup.search("tenant", "zebra", limit=1)
-    said = "Nothing was found in what is still kept of the earlier conversation for: zebra"
+    said = "Nothing was found in the earlier conversation, as far as it is kept, for: zebra"
     assert (told(nothing), found_fields(nothing)["note"]) == (said, said)
     for query in ("x" * 400, 'AND OR NOT " * ( )', "/(/", "\x00", "\ud800"):
         assert len(told(await lookup.search("tenant", query, limit=5))) < 10_000

@@ -100,8 +100,3 @@ class MemoryBoard(Board):
     def topics(self) -> list[str]:
         """Those that have notes."""
         return [topic for topic, _ in self.rows._rows]
-
-
-def file_board(path: Path, **options: Any) -> Board:
-    """A board in a file, as a proxy has it."""
-    return Board(sqlite_rows(path, **{"ttl_s": 120.0, "max_bytes": 1_000_000, "clock": time.monotonic, **options}))

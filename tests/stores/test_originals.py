@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,31 +14,12 @@ from hypothesis import strategies as st
 from litellm_compaction.core.messages import chain, visible_text
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import Covered, Originals, open_store, originals_of
-from litellm_compaction.stores.rows import MemoryRows, Rows
+from litellm_compaction.stores.rows import MemoryRows
 from tests.builders import JsonDict, assistant, contents, parsed, user
 from tests.stores.compactions import compaction
-from tests.stores.made import RedisStore, sqlite_rows
-from tests.stores.servers import any_program, running
 
 SECRET = "sk-master"
 KINDS = ("memory", "sqlite", "redis")
-
-
-class Opening:
-    """Opens originals, each time on the same rows."""
-
-    def __init__(self, rows: Callable[[], Rows]) -> None:
-        self.opened: list[Originals | Rows] = []
-        self._rows = rows
-
-    def rows(self) -> Rows:
-        self.opened.append(self._rows())
-        return self.opened[-1]  # type: ignore[return-value]
-
-    def __call__(self, secret: str | None = SECRET, **options: float) -> Originals:
-        originals = Originals(self._rows(), secret=lambda: secret, **{"ttl_s": 100, **options})
-        self.opened.append(originals)
-        return originals
 
 
 def covered(*raw: JsonDict, scope: str = "scope", tenant: str = "tenant") -> Covered:
@@ -53,29 +31,14 @@ def talk(number: int, word: str = "word") -> list[JsonDict]:
     return [(user, assistant)[at % 2](f"{word} {at}") for at in range(number)]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with ExitStack() as ending:
-        yield ending.enter_context(running(any_program())).url
+@pytest.fixture
+def rows() -> MemoryRows:
+    return MemoryRows(ttl_s=100, max_bytes=10_000_000)
 
 
-@pytest.fixture(params=KINDS)
-async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opening]:
-    name = uuid.uuid4().hex
-    memory = MemoryRows(ttl_s=100, max_bytes=10_000_000)
-
-    def rows() -> Rows:
-        if request.param == "memory":
-            return memory
-        if request.param == "sqlite":
-            return sqlite_rows(tmp_path / "store.originals", ttl_s=100, max_bytes=10_000_000)
-        url = f"{request.getfixturevalue('server')}?prefix={name}"
-        return RedisStore(url, rests=False, limit_s=10, ttl_s=100).rows
-
-    opening = Opening(rows)
-    yield opening
-    for each in opening.opened:
-        await each.aclose()
+@pytest.fixture
+def originals(rows: MemoryRows) -> Originals:
+    return Originals(rows, ttl_s=100, secret=lambda: SECRET)
 
 
 async def kept(originals: Originals, *all_covered: Covered) -> None:
@@ -89,9 +52,8 @@ async def texts(originals: Originals, tenant: str = "tenant") -> list[str]:
     return [message.text for stretch in found for message in stretch.messages]
 
 
-async def test_a_stretch_has_a_bound() -> None:
+async def test_a_stretch_has_a_bound(originals: Originals) -> None:
     """Sixty-four messages or half a million characters: so much a fork stores again, and a reader decrypts, at most."""
-    originals = Originals(MemoryRows(ttl_s=100, max_bytes=10_000_000), ttl_s=100, secret=lambda: SECRET)
     await kept(originals, covered(*talk(130)), covered(*talk(3, "x" * 200_000), tenant="large"))
     sizes = [
         [len(each.messages) for each in await originals.read(tenant, await originals.names(tenant))]
@@ -100,9 +62,8 @@ async def test_a_stretch_has_a_bound() -> None:
     assert sizes == [[64, 64, 2], [2, 1]]
 
 
-async def test_tenants_find_their_own(opened: Opening) -> None:
+async def test_tenants_find_their_own(originals: Originals) -> None:
     """The same conversation of two: each has its own rows, and a forged list leads to nothing."""
-    originals = opened()
     await kept(
         originals, covered(*talk(2), scope="a", tenant="one"), covered(*talk(2, "other"), scope="b", tenant="two")
     )
@@ -112,9 +73,8 @@ async def test_tenants_find_their_own(opened: Opening) -> None:
     assert await originals.read("one", await originals.names("two")) == []
 
 
-async def test_a_moved_row_is_none(opened: Opening) -> None:
+async def test_a_moved_row_is_none(originals: Originals, rows: MemoryRows) -> None:
     """What is encrypted is bound to its scope and its key; half a row, or another version's, is passed over, too."""
-    originals, rows = opened(), opened.rows()
     await kept(originals, covered(*talk(2)))
     [row] = [row for row in await rows.scan() if row.key.startswith("o:")]
     await rows.put("else", row.key, row.body)
@@ -126,9 +86,8 @@ async def test_a_moved_row_is_none(opened: Opening) -> None:
     assert [len(each.messages) for each in await originals.scan()] == [2]
 
 
-async def test_deleted_is_forgotten(opened: Opening) -> None:
+async def test_deleted_is_forgotten(originals: Originals) -> None:
     """Of one scope, with its list; of all; the tenant's other scopes stay."""
-    originals = opened()
     await kept(originals, covered(*talk(2), scope="a"), covered(*talk(2, "other"), scope="b"))
     assert await originals.scopes() == {"a", "b"}
     assert await originals.delete(scope="a") == 1
@@ -149,15 +108,15 @@ async def test_what_is_older_than_its_time_is_not_read() -> None:
     assert (len(await texts(now)), await texts(later)) == (2, [])
 
 
-async def test_without_a_key_nothing_is_kept(opened: Opening, caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_a_key_nothing_is_kept(rows: MemoryRows, caplog: pytest.LogCaptureFixture) -> None:
     """It says once which setting wants one."""
-    originals = opened(None)
+    originals = Originals(rows, ttl_s=100, secret=lambda: None)
     await kept(originals, covered(*talk(2)), covered(*talk(4)))
     assert await originals.scopes() == set()
     assert [record.getMessage().split()[:2] for record in caplog.records] == [["originals_off", "keep_originals"]]
 
 
-async def test_secrets_and_data_stay_out(opened: Opening) -> None:
+async def test_secrets_and_data_stay_out(originals: Originals) -> None:
     """What the record leaves out is left out of text and arguments; of an image nothing is kept."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     call = {"id": "c", "function": {"name": "login", "arguments": '{"with": "hunter2"}'}}
@@ -166,22 +125,11 @@ async def test_secrets_and_data_stay_out(opened: Opening) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "welcome"},
     )
-    originals = opened()
     await kept(originals, replace(conversation, redact=lambda text: text.replace("hunter2", "***")))
     [stretch] = await originals.scan()
     assert [visible_text(each) for each in stretch.messages] == ["I am ***", "\nlogin(with: ***)", "welcome"]
     assert "AAAA" not in repr(stretch)
     assert stretch.messages[2].call_id == "c"
-
-
-async def test_the_bound_drops_the_oldest() -> None:
-    """Of the scope that has most; what is left is found."""
-    originals = Originals(MemoryRows(ttl_s=100, max_bytes=40_000), ttl_s=100, secret=lambda: SECRET)
-    for at in range(10):
-        await kept(originals, covered(user(os.urandom(4_000).hex() + f" {at}")))
-    found = [text.split()[1] for text in await texts(originals)]
-    assert 2 <= len(found) < 10
-    assert found == [str(at) for at in range(10 - len(found), 10)]
 
 
 async def test_no_word_is_on_the_disk(tmp_path: Path) -> None:
@@ -227,9 +175,8 @@ def test_any_text_comes_back(said: list[object], data: st.DataObject) -> None:
     assert asyncio.run(run()) == [message.text for message in conversation.messages]
 
 
-async def test_what_a_record_covers_is_put_together_again(opened: Opening) -> None:
+async def test_what_a_record_covers_is_put_together_again(originals: Originals, rows: MemoryRows) -> None:
     """From the parts in which it was kept, in order, for its tenant alone; without its beginning if that is gone."""
-    originals = opened()
     said = talk(150)
     short, whole = covered(*said[:10]), covered(*said)
     await kept(originals, short, whole)
@@ -241,6 +188,6 @@ async def test_what_a_record_covers_is_put_together_again(opened: Opening) -> No
     assert await originals.covered("scope", whole.hashes[-1], tenant="other") == ([], [])
     assert await originals.covered("other", whole.hashes[-1], tenant="tenant") == ([], [])
     assert await originals.covered("scope", "0" * 32, tenant="tenant") == ([], [])
-    await opened.rows().delete(scope="scope", key=f"o:{short.hashes[-1]}")
+    await rows.delete(scope="scope", key=f"o:{short.hashes[-1]}")
     left = await originals.covered("scope", whole.hashes[-1], tenant="tenant")
     assert [message.text for message in left.messages] == [message.text for message in whole.messages[10:]]

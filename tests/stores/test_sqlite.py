@@ -15,23 +15,9 @@ from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import open_store, sqlite_path
 from litellm_compaction.stores.rows import MemoryRows
 from tests.stores.compactions import compaction
-from tests.stores.conftest import Open, asides, change
+from tests.stores.conftest import Open, asides
 
 posix = pytest.mark.skipif(os.name != "posix", reason="POSIX modes and open files")
-
-
-async def test_an_unreadable_row_is_dropped(opened: Open, path: Path) -> None:
-    """The others are found, and a new one takes its place."""
-    store = opened()
-    for name in ("a", "b"):
-        await store.put("team", compaction(name))
-    await store.put_fact("model", "ratio", "1")
-    change(path, "UPDATE entry SET body = x'ff00' WHERE key IN ('c:a', 'f:ratio')")
-    assert [each.covered_hash for each in await store.find("team", ["a", "b"])] == ["b"]
-    assert [each.compaction.covered_hash for each in await store.compactions()] == ["b"]
-    assert await store.get_fact("model", "ratio") is None
-    await store.put("team", compaction("a"))
-    assert len(await store.find("team", ["a", "b"])) == 2
 
 
 async def test_a_cancelled_put_is_finished(opened: Open) -> None:

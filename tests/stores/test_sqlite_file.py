@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,14 @@ from litellm_compaction.errors import StoreError
 from tests.stores.compactions import compaction
 from tests.stores.conftest import Open, asides, change
 from tests.stores.made import MemoryStore, SqliteStore, SteadyStore
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX modes")
+async def test_a_file_is_the_users_alone(path: Path, opened: Open) -> None:
+    """As are its journal and its folder's index of it."""
+    await opened().put("team", compaction("h"))
+    assert {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()} == {0o600}
+    assert len(list(path.parent.iterdir())) == 3
 
 
 async def test_a_locked_file_is_written_as_soon_as_it_is_free(path: Path, opened: Open) -> None:

@@ -339,6 +339,17 @@ async def test_a_log_keeps_its_newest_lines(pair: tuple[Store, Store]) -> None:
 
 
 @pytest.mark.parametrize("opening", KINDS, indirect=True)
+async def test_changes_of_two_come_one_after_the_other(pair: tuple[Store, Store]) -> None:
+    """None is lost, whoever else changes the row at the same time."""
+
+    def add(kept: bytes | None, _: float) -> bytes:
+        return b"%d" % (int(kept or b"0") + 1)
+
+    await asyncio.gather(*(store.rows.change("topic", "row", add) for store in pair for _ in range(20)))
+    assert [row.body for row in await pair[1].rows.find("topic", ["row"])] == [b"40"]
+
+
+@pytest.mark.parametrize("opening", KINDS, indirect=True)
 async def test_a_mark_is_found_and_not_shown(pair: tuple[Store, Store]) -> None:
     """It stands in the place of a record that is gone: the engine sees it, an operator's list and a name do not."""
     mark: Compaction = replace(compaction("h"), undone_messages=9)

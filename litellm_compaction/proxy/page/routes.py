@@ -30,7 +30,7 @@ from litellm_compaction.proxy.page.data import Visitor, fields_of
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import reachable_entries
 from litellm_compaction.proxy.service import Service
-from litellm_compaction.recall import NOT_KEPT, QueryTooLong, found_fields, message_fields
+from litellm_compaction.recall import NOT_KEPT, found_fields, message_fields
 from litellm_compaction.stores import digest
 
 _Answer: TypeAlias = Callable[[Request, Visitor], Awaitable[JsonObject]]
@@ -158,11 +158,7 @@ class _Routes:
         query, limit = asked.get("query"), _limit(asked.get("limit", 5), 50)
         if not isinstance(query, str) or not query.strip():
             raise HTTPException(400, "query is empty: give words, an id, or a handle")
-        try:
-            found = await lookup.search(visitor.tenant, query, limit=limit)
-        except QueryTooLong as error:
-            raise HTTPException(400, str(error)) from None
-        return found_fields(found)
+        return found_fields(await lookup.search(visitor.tenant, query, limit=limit))
 
 
 def _check_served(model: object) -> None:
