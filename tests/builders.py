@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, chain, newest_user_index, parse_message, system_prefix_length
-from litellm_compaction.core.plan import Compact, Keep, Refuse, Reuse, plan
+from litellm_compaction.core.plan import Make, Refuse, Send, plan
 from litellm_compaction.core.steps import CompactionOptions, Step
 from litellm_compaction.core.view import View, is_injected
 from tests.lmstudio_double.rendering import count as simulated_tokens
 
 JsonDict = dict[str, Any]
-Planned: TypeAlias = Keep | Reuse | Step | Refuse
+Planned: TypeAlias = Send | Step | Refuse
 
 FIXED_TOKENS = 40
 MESSAGE_TOKENS = 6
@@ -85,7 +85,7 @@ def budget(window_tokens: int, weighed: View, *, likely_ratio: float = 1.0, rule
 def first_step(weighed: View, limits: Budget, depth: CompactionOptions, stored: Sequence[Compaction]) -> Planned:
     """What is planned; of a compaction the first step."""
     decision = plan(weighed, limits, depth, stored)
-    return decision.steps[0] if isinstance(decision, Compact) else decision
+    return decision.steps[0] if isinstance(decision, Make) else decision
 
 
 def is_record(decision: object) -> TypeGuard[Step]:

@@ -37,10 +37,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.lib.measuring import JsonDict, Transcript, budget, load
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS
 from litellm_compaction.core.messages import JsonValue, Message, Request
-from litellm_compaction.core.view import RECORD_TOKENS, protected_indices
+from litellm_compaction.core.view import RECORD_TOKENS, View
 from litellm_compaction.engine import PreparedRequest, PruningModel
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import DoesNotFit
-from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.prompt import TextCounts, own_count, render
@@ -287,7 +287,8 @@ async def _refused(found: Found, request: Request, truth: Truth, name: str, erro
     """Takes a refusal in, and whether the truth makes it a wrong one."""
     exact = budget(truth.window_tokens)
     tokens = await truth.tokens(request)
-    protected = sorted(protected_indices(request.messages))
+    view = View(messages=request.messages, sizes=(), fixed_tokens=0, count_text=len, hashes=())
+    protected = sorted(view.protected)
     floor_tokens = await truth.tokens(replace(request, messages=tuple(request.messages[index] for index in protected)))
     if len(protected) < len(request.messages):
         floor_tokens += RECORD_TOKENS

@@ -85,6 +85,8 @@ class Budget:
         threshold_tokens = max(prompt_tokens - self.fixed_tokens, 1)
         return replace(self, rules=replace(self.rules, threshold_tokens=threshold_tokens))
 
+    # ------------------------------------------------------------------ before a request
+
     @property
     def reserved_tokens(self) -> int:
         """The window's part that the reserve takes; 0 if the ratio alone decides."""
@@ -102,6 +104,12 @@ class Budget:
             return min(math.ceil(self.rules.threshold_tokens / self.rules.pre_request_ratio), self.window_tokens)
         return self.window_tokens - self.reserved_tokens
 
+    @property
+    def line_tokens(self) -> int:
+        """The settings' own line: a prompt is compacted above it, without a threshold with the room for its answer."""
+        room_tokens = self.rules.threshold_tokens or math.floor(self.rules.pre_request_ratio * self.usable_tokens)
+        return min(self.outside_tokens + room_tokens, self.window_tokens)
+
     def _limit_tokens(self, answer_tokens: int) -> int:
         room = self.window_tokens - max(answer_tokens, self.rules.answer_min_tokens)
         by_ratio = math.floor(room / max(1 + MARGIN_MIN_RATIO, self.likely_ratio))
@@ -111,11 +119,6 @@ class Budget:
     def prompt_limit_tokens(self) -> int:
         """The largest estimate with which prompt + margin + least answer stay inside the window (promise P1)."""
         return self._limit_tokens(0)
-
-    @cached_property
-    def _summary_limit_tokens(self) -> int:
-        """The largest prompt that leaves room for a summary that the client makes."""
-        return self._limit_tokens(math.ceil(_SUMMARY_ROOM_RATIO * self.window_tokens))
 
     def output_buffer_tokens(self, prompt_tokens: int) -> int:
         """The room set aside for the answer: max(ratio of the rest, min(minimum, 10 % of the window))."""
@@ -129,40 +132,31 @@ class Budget:
 
     def triggers(self, prompt_tokens: int) -> bool:
         """Returns True if the prompt has to be compacted before it is sent: by the rules, and if it does not fit."""
-        if not self.fits(prompt_tokens):
-            return True
-        if self.rules.keeps_what_fits:
-            return prompt_tokens > self._summary_limit_tokens
-        if self.rules.threshold_tokens:
-            return prompt_tokens - self.outside_tokens > self.rules.threshold_tokens
-        buffer_tokens = 0 if self.reserved_tokens else self.output_buffer_tokens(prompt_tokens)
-        return prompt_tokens + buffer_tokens > self.rules.pre_request_ratio * self.usable_tokens
+        return prompt_tokens > self.trigger_tokens
 
     @cached_property
     def trigger_tokens(self) -> int:
         """The largest prompt that does not have to be compacted."""
-        return max(bisect_left(range(self.window_tokens + 1), True, key=self.triggers) - 1, 0)
-
-    @property
-    def line_tokens(self) -> int:
-        """The settings' own line: a prompt is compacted above it, without a threshold with the room for its answer."""
-        room_tokens = self.rules.threshold_tokens or math.floor(self.rules.pre_request_ratio * self.usable_tokens)
-        return min(self.outside_tokens + room_tokens, self.window_tokens)
+        if self.rules.keeps_what_fits:
+            # It leaves room for a summary that the client makes.
+            return self._limit_tokens(math.ceil(_SUMMARY_ROOM_RATIO * self.window_tokens))
+        line_tokens = self.line_tokens
+        if not (self.rules.threshold_tokens or self.reserved_tokens):
+            prompts = range(self.window_tokens + 1)
+            above = bisect_left(prompts, True, key=lambda each: each + self.output_buffer_tokens(each) > line_tokens)
+            line_tokens = max(above - 1, 0)
+        return min(line_tokens, self.prompt_limit_tokens)
 
     def is_filling(self, prompt_tokens: int) -> bool:
         """Returns True if a compaction comes into sight: three quarters of the way to its trigger are filled."""
-        line_tokens = self.outside_tokens + _IN_SIGHT_RATIO * self.rules.pre_request_ratio * self.usable_tokens
-        return prompt_tokens > line_tokens
+        return prompt_tokens > self.outside_tokens + _IN_SIGHT_RATIO * (self.line_tokens - self.outside_tokens)
+
+    # ------------------------------------------------------------------ while an answer is streamed
 
     @property
     def _stop_tokens(self) -> int:
         """The line at which a running answer is stopped."""
         return math.floor(self.rules.streaming_ratio * self.window_tokens)
-
-    @property
-    def _span_tokens(self) -> int:
-        """From the floor to that line."""
-        return self._stop_tokens - self.floor_tokens
 
     @cached_property
     def early_start_tokens(self) -> int:
@@ -177,15 +171,28 @@ class Budget:
         A high floor leaves the answer the last third of the room above, and 64 tokens at least. If not even those are
         left, the answer runs to the end of the window.
         """
-        if self._span_tokens < _LEAST_START_TOKENS:
+        span_tokens = self._stop_tokens - self.floor_tokens
+        if span_tokens < _LEAST_START_TOKENS:
             return self.prompt_limit_tokens
-        least_tokens = max(self._span_tokens // _ANSWER_DIVISOR, _LEAST_START_TOKENS)
+        least_tokens = max(span_tokens // _ANSWER_DIVISOR, _LEAST_START_TOKENS)
         return min(max(self._stop_tokens - least_tokens, self.early_start_tokens), self.prompt_limit_tokens)
 
     def restart_room_tokens(self, used_tokens: int) -> int:
         """The room after a restart at `used_tokens` (prompt and answer) that lets it begin (promise P5)."""
         before_stop_tokens = self.window_tokens - self._stop_tokens + _LEAST_START_TOKENS
         return max(self.output_buffer_tokens(used_tokens), before_stop_tokens)
+
+    def max_output_tokens(self, prompt_tokens: int, asked_tokens: int | None) -> int:
+        """The upstream `max_tokens`: the window's rest, and no more than asked; None or negative is "unlimited"."""
+        free = max(self.window_tokens - prompt_tokens - margin_tokens(prompt_tokens, self.likely_ratio), 1)
+        return free if asked_tokens is None or asked_tokens < 0 else min(asked_tokens, free)
+
+    def needed_window_tokens(self, prompt_tokens: int) -> int:
+        """The context length with which a prompt of this size would fit, rounded up to 256."""
+        needed = prompt_tokens + margin_tokens(prompt_tokens, self.likely_ratio) + self.rules.answer_min_tokens
+        return math.ceil(needed / 256) * 256
+
+    # ------------------------------------------------------------------ how deep
 
     @cached_property
     def is_narrow(self) -> bool:
@@ -211,15 +218,15 @@ class Budget:
         return self.floor_tokens + max(self.trigger_tokens - self.floor_tokens, 0) // 2
 
     @cached_property
-    def _room_tokens(self) -> int:
-        """A compaction's room above the floor: 15 % of the window, at most half of the rest below the limit."""
-        room = math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
-        return room if self._span_tokens < _LEAST_START_TOKENS else min(room, self._span_tokens // _ROOM_DIVISOR)
-
-    @property
     def least_target_tokens(self) -> int:
-        """The least that stays of any prompt: the floor, and room for a record."""
-        return min(self.floor_tokens + self._room_tokens, self.latest_start_tokens)
+        """The least that stays of any prompt: the floor, and room for a record.
+
+        That is 15 % of the window, at most half of the rest below the streaming limit.
+        """
+        span_tokens = self._stop_tokens - self.floor_tokens
+        room = math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
+        room = room if span_tokens < _LEAST_START_TOKENS else min(room, span_tokens // _ROOM_DIVISOR)
+        return min(self.floor_tokens + room, self.latest_start_tokens)
 
     def target_tokens(self, prompt_tokens: int) -> int:
         """The size to which a prompt is compacted.
@@ -229,20 +236,10 @@ class Budget:
         conversation. If the client wants it, no more than a third of the compactable part stays.
         """
         if self.rules.keeps_what_fits:
-            return min(max(self._summary_limit_tokens, self.floor_tokens), self.prompt_limit_tokens)
+            return min(max(self.trigger_tokens, self.floor_tokens), self.prompt_limit_tokens)
         inside_tokens = max(prompt_tokens - self.outside_tokens, 0)
         deep = min(math.floor(self.rules.target_ratio * self.usable_tokens), inside_tokens // 2)
-        room = self._room_tokens
+        least = self.least_target_tokens
         if self.is_wanted:
-            room = min(room, max(prompt_tokens - self.floor_tokens, 0) // _WANTED_DIVISOR)
-        return min(max(self.outside_tokens + deep, self.floor_tokens + room), self.latest_start_tokens)
-
-    def max_output_tokens(self, prompt_tokens: int, asked_tokens: int | None) -> int:
-        """The upstream `max_tokens`: the window's rest, and no more than asked; None or negative is "unlimited"."""
-        free = max(self.window_tokens - prompt_tokens - margin_tokens(prompt_tokens, self.likely_ratio), 1)
-        return free if asked_tokens is None or asked_tokens < 0 else min(asked_tokens, free)
-
-    def needed_window_tokens(self, prompt_tokens: int) -> int:
-        """The context length with which a prompt of this size would fit, rounded up to 256."""
-        needed = prompt_tokens + margin_tokens(prompt_tokens, self.likely_ratio) + self.rules.answer_min_tokens
-        return math.ceil(needed / 256) * 256
+            least = min(least, self.floor_tokens + max(prompt_tokens - self.floor_tokens, 0) // _WANTED_DIVISOR)
+        return min(max(self.outside_tokens + deep, least), self.latest_start_tokens)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from litellm_compaction.core.continuation.text import open_think
 from litellm_compaction.core.forms import Form, How, ImagePlace, called, data_of, image_parts, in_forms
@@ -30,6 +31,8 @@ from litellm_compaction.core.prompts import defused, frame
 from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.strategies import lead_in
 from litellm_compaction.core.view import View, shows_results
+
+State: TypeAlias = Literal["applied", "provisional", "ready", "read"]
 
 # Of the words that came with an image.
 _LABEL_CHARS = 80
@@ -96,13 +99,13 @@ class Compaction:
         ledger: verbatim anchors of everything covered.
         level: of the newest part: a strategy's name, `edit` without a model, `truncate` if no model's text was usable.
         window_tokens: of the window that it was made for.
-        provisional: made without room for a summary; the next compaction goes on from an earlier, richer one.
+        state: `provisional` if it was made without room for a summary: the next compaction goes on from an earlier,
+            richer one. `ready` if it was written before anything had to be compacted: it takes effect when that time
+            comes, and not earlier. `read` if the server was made to read what that leaves: it takes effect at once.
         omissions: a pruning model's words about messages that are gone or shorter; it covers nothing on its own, so a
             later summary reads the originals.
         covered_part: the beginning of the message at `start` if the record stands for it as well: an answer was carried
             over the limit inside that message.
-        ahead: written before anything had to be compacted; it takes effect when that time comes, and not earlier.
-        early: was `ahead`, and takes effect at once, since the server was made to read what it leaves; not used yet.
         images: those of covered messages that are sent all the same: in their place, or beside the record if that
             stands for their message. Those of messages that stay are not among them.
         undone_messages: above 0 for the mark in place of a record that its owner has undone: a conversation of at most
@@ -120,11 +123,9 @@ class Compaction:
     ledger: str = ""
     level: str = "truncate"
     window_tokens: int = 0
-    provisional: bool = False
+    state: State = "applied"
     omissions: str = ""
     covered_part: PartialCoverage | None = None
-    ahead: bool = False
-    early: bool = False
     images: tuple[ImagePlace, ...] = ()
     undone_messages: int = 0
     words_hash: str = ""
@@ -134,6 +135,11 @@ class Compaction:
     def is_record(self) -> bool:
         """The record stands for all that is covered but what stays verbatim."""
         return self.start == self.covered_messages
+
+    @property
+    def is_waiting(self) -> bool:
+        """It was written ahead, and no request has been sent with it."""
+        return self.state in ("ready", "read")
 
     @property
     def is_mark(self) -> bool:
@@ -185,15 +191,9 @@ class Compaction:
 
 def mark_of(compaction: Compaction, *, undone_messages: int) -> Compaction:
     """Returns the mark that is stored in place of a record that its owner has undone."""
-    return Compaction(
-        covered_messages=compaction.covered_messages,
-        covered_hash=compaction.covered_hash,
-        start=compaction.covered_messages,
-        round=compaction.round,
-        undone_messages=undone_messages,
-        words_hash=compaction.words_hash,
-        seen=compaction.seen,
-    )
+    bare = replace(compaction, start=compaction.covered_messages, forms=(), segments=(), ledger="", level="truncate")
+    bare = replace(bare, state="applied", omissions="", covered_part=None, images=())
+    return replace(bare, undone_messages=undone_messages)
 
 
 def is_sound(compaction: Compaction) -> bool:
@@ -306,11 +306,10 @@ def _labelled(rest: Sequence[Message], compaction: Compaction) -> list[JsonValue
     parts: list[JsonValue] = []
     for at, index in places:
         message = rest[at]
+        words = " ".join(message.text[: 4 * _LABEL_CHARS].split())[:_LABEL_CHARS]
+        source = f"sent by the {message.role}{words and ': '}{words}"
         if message.role == "tool" or shows_results(message):
             source = f"result of {called(calls.get(at) or calls.get(at - 1))}"
-        else:
-            words = " ".join(message.text[: 4 * _LABEL_CHARS].split())[:_LABEL_CHARS]
-            source = f"{'sent by the user' if message.role == 'user' else 'of an answer'}{words and ': '}{words}"
         parts.append({"type": "text", "text": defused(f"[An image from earlier in the conversation, {source}]")})
         parts += image_parts(message)[index : index + 1]
     return parts
@@ -347,10 +346,9 @@ def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
         covered, part = compaction.covered_messages, compaction.covered_part
         if covered not in cuts or (part is not None and not begins(view.rest[compaction.start], part)):
             return False
-        requests = {index - view.prefix for index in view.requests if 0 <= index - view.prefix < covered}
-        return requests.issubset(compaction.pinned)
+        return {*view.pinned(covered)}.issubset(compaction.pinned)
 
-    return sorted(filter(holds, known), key=lambda each: (each.provisional, -each.round))
+    return sorted(filter(holds, known), key=lambda each: (each.state == "provisional", -each.round))
 
 
 def is_undone(view: View, stored: Iterable[Compaction]) -> bool:
@@ -396,7 +394,7 @@ def applied_tokens(view: View, compaction: Compaction) -> int:
     sent = dict(enumerate(covered_as_sent(view.rest, compaction)))
     if compaction.covered_part is not None and start == covered < len(view.rest):
         sent[start] = _shown_rest(view.rest, compaction)[start]
-    kept = view.prefix_tokens + view.span_tokens(len(sent), len(view.rest))
+    kept = view.prefix_tokens + sum(view.sizes[view.prefix + len(sent) :])
     kept += sum(_sent_size(view, view.prefix + at, message) for at, message in sent.items() if message is not None)
     kept += view.image_tokens(place for place in compaction.images if place[0] < start)
     return kept + view.count_text(compaction.record) + 8
@@ -406,8 +404,6 @@ def _sent_size(view: View, index: int, new: Message) -> int:
     old, size, count = view.messages[index], view.sizes[index], view.count_text
     if new is old:
         return size
-    if len(image_parts(new)) < len(image_parts(old)):
-        images_tokens = len(image_parts(new)) * view.part_tokens(index)
-        return min(count(new.text) + 8 + images_tokens, size)
-    dropped = count(old.text) + count(old.reasoning)
+    images = len(image_parts(old)) - len(image_parts(new))
+    dropped = count(old.text) + count(old.reasoning) + images * (view.part_tokens(index) if images else 0)
     return min(max(size - dropped, 4) + count(new.text), size)

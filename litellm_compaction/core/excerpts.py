@@ -28,25 +28,19 @@ def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
 
 
 def about(text: str, words: Sequence[str], limit_tokens: int, count: Callable[[str], int]) -> str:
-    """`text` if it has at most `limit_tokens`, else its part around the place where the most of some words stand.
+    """`text` if it has at most `limit_tokens`, else its part around the rarest of some words, beside the most others.
 
-    A word counts by its beginning, whatever its ending is, and the more the rarer it is in the text. Without any of
-    them the head and tail are left.
+    A word counts by its beginning, whatever its ending is. Without any of them the head and tail are left.
     """
-    total = count(text)
-    if total <= limit_tokens:
+    if count(text) <= limit_tokens:
         return text
     beginnings = dict.fromkeys(word[:5].casefold() for word in words if len(word) > 2)
     found = ([each.start() for each in re.finditer(re.escape(word), text, re.IGNORECASE)] for word in beginnings)
-    places = [each for each in found if each]
+    places = sorted(filter(None, found), key=len)
     if not places:
         return excerpt(text, limit_tokens, count)
-
-    def weight(at: int) -> float:
-        # Words that stand so near to each other are of one statement.
-        return sum(1 / len(each) for each in places if any(abs(place - at) < 150 for place in each))
-
-    *_, middle = max((weight(at), 1 / len(each), at) for each in places for at in each)
+    # Words that stand so near to each other are of one statement.
+    middle = max(places[0], key=lambda at: (sum(any(abs(place - at) < 150 for place in each) for each in places), at))
     chars = len(text)
     while True:
         start, end = max(middle - chars, 0), middle + chars

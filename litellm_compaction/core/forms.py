@@ -21,7 +21,6 @@ from litellm_compaction.core.messages import (
     JsonValue,
     Message,
     ToolCall,
-    canonical_arguments,
     normal_text,
     parse_message,
     render_arguments,
@@ -38,7 +37,7 @@ _REMOVED_DATA = "[About {tokens} tokens that were attached here were removed. Re
 _CLEARED = "[Old tool result content cleared]"
 # A result, or data, that is hardly longer than the line in its place stays.
 _LEAST_SAVED_CHARS = 80
-_ARGUMENTS_CHARS = _ADDRESS_CHARS = 120
+_ARGUMENTS_CHARS = 120
 _RECURRING: frozenset[Kind] = frozenset({"recurring"})
 _SHRINKING: frozenset[Kind] = frozenset({"data", "recurring"})
 # Chat, responses and messages; LiteLLM has made chat parts of all of them before a guarded deployment is chosen.
@@ -116,25 +115,17 @@ def called(call: ToolCall | None) -> str:
 def lines_for(messages: Sequence[Message]) -> dict[int, str]:
     """The shorter text in place of each result and each message with attached data, by position.
 
-    The client's own words that come again later go first, then superseded reads, then the oldest.
+    The client's own words that come again later go first, then the oldest.
     """
-    calls, superseded = calls_by_position(messages), superseded_reads(messages)
-    recurring = [at for at, each in enumerate(messages) if _recurs_in(each)][:-1]
+    calls, recurring = calls_by_position(messages), [at for at, each in enumerate(messages) if _recurs_in(each)][:-1]
     found = {
         at: line_for(message, calls.get(at)) if message.role == "tool" else without_data(message).text
         for at, message in enumerate(messages)
         if message.role in ("tool", "user")
     }
     shrinking = [at for at, line in found.items() if len(messages[at].text) - len(line) >= _LEAST_SAVED_CHARS]
-    shrinking.sort(key=lambda at: (at not in recurring, at not in superseded, at))
+    shrinking.sort(key=lambda at: (at not in recurring, at))
     return {at: found[at] for at in shrinking}
-
-
-def superseded_reads(messages: Sequence[Message]) -> frozenset[int]:
-    """The positions of results that a later call of the same tool with the same arguments (normal form) repeats."""
-    calls = calls_by_position(messages)
-    newest = {(call.name, canonical_arguments(call.arguments)): position for position, call in calls.items()}
-    return frozenset(set(calls) - set(newest.values()))
 
 
 # ------------------------------------------------------------------ data that a client attached
@@ -210,9 +201,7 @@ def _recurs_in(message: Message) -> bool:
 
 def image_parts(message: Message) -> list[JsonValue]:
     content = message.raw.get("content")
-    if not isinstance(content, list) or not _IMAGE_KINDS.intersection(message.other_parts):
-        return []
-    return [part for part in content if _is_image(part)]
+    return [part for part in content if _is_image(part)] if isinstance(content, list) else []
 
 
 def _bare(message: Message, at: int, images: Collection[ImagePlace]) -> Message:
@@ -233,26 +222,14 @@ def _without_images(message: Message, at: int, staying: Collection[ImagePlace]) 
     content = message.raw.get("content")
     if not isinstance(content, list) or not image_parts(message):
         return message
-    index = numbers()
-    parts = [
-        {"type": "text", "text": f"[An image was here{_address(part)}; it was removed.]"}
-        if _is_image(part) and (at, next(index)) not in staying
-        else part
-        for part in content
-    ]
+    index, note = numbers(), {"type": "text", "text": "[An image was here; it was removed.]"}
+    parts = [note if _is_image(part) and (at, next(index)) not in staying else part for part in content]
     return message if parts == content else parse_message({**message.raw, "content": parts})
 
 
 def _is_image(part: JsonValue) -> bool:
     kind = part.get("type") if isinstance(part, Mapping) else None
     return isinstance(kind, str) and kind in _IMAGE_KINDS
-
-
-def _address(part: Mapping[str, JsonValue]) -> str:
-    """The address of a linked image; an inline one has none."""
-    holder = part.get("image_url")
-    url = holder.get("url") if isinstance(holder, Mapping) else holder
-    return f", {url[:_ADDRESS_CHARS]}" if isinstance(url, str) and url.startswith("http") else ""
 
 
 # ------------------------------------------------------------------ as a client orders it
@@ -295,11 +272,10 @@ def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) 
     is_due = prompt_tokens > order.above_tokens if order.above_tokens else len(calls) > order.above_calls
     old = {each for each in calls[: max(len(calls) - order.keep, 0)] if each.call.name not in order.excluded}
     answered = ((at, made) for each in found for at, made in each.results.items() if messages[at].role == "tool")
-    gone = {at: made for at, made in answered if made in old and messages[at].text != _CLEARED} if is_due else {}
+    gone = {at: made for at, made in answered if is_due and made in old and messages[at].text != _CLEARED}
     shown = list(messages)
-    for at in gone:
+    for at, made in gone.items():
         shown[at] = with_text(shown[at], _CLEARED)
-    for made in {*gone.values()}:
         if order.inputs is True or (order.inputs and made.call.name in order.inputs):
             shown[made.at] = _without_input(shown[made.at], made.place)
     return Cleared(tuple(shown), len({*gone.values()}))
@@ -308,9 +284,8 @@ def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) 
 def _without_input(message: Message, place: int) -> Message:
     calls = message.raw.get("tool_calls")
     shown = list(calls) if isinstance(calls, list) else []
-    if isinstance(call := shown[place], dict):
-        function = call.get("function")
-        shown[place] = {**call, "function": {**(function if isinstance(function, dict) else {}), "arguments": "{}"}}
+    if isinstance(call := shown[place], dict) and isinstance(function := call.get("function"), dict):
+        shown[place] = {**call, "function": {**function, "arguments": "{}"}}
     return parse_message({**message.raw, "tool_calls": shown})
 
 

@@ -10,7 +10,6 @@ In doubt it is another conversation: a record tells what a result said, and seve
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
@@ -48,7 +47,7 @@ _MOST_ENDING_CHARS = 300
 # A cut leaves at most so much of data that is not too short to be cut.
 _CUT_RATIO, _LEAST_CUT_CHARS = 0.75, 512
 # Both ends of data are known in pieces; a cut may lie inside of one.
-_PIECE_CHARS, _PIECE_BYTES, _MOST_PIECES, _LEAST_EQUAL_PIECES = 32, 2, 128, 4
+_PIECE_CHARS, _PIECE_DIGITS, _MOST_PIECES, _LEAST_EQUAL_PIECES = 32, 4, 128, 4
 
 
 class Datum(NamedTuple):
@@ -57,7 +56,7 @@ class Datum(NamedTuple):
     Attributes:
         digest: of all of it.
         chars: its length; 0 for a note, in whose place nothing else is taken.
-        head, tail: of its first and last pieces, in base64.
+        head, tail: of its first and last pieces, in hexadecimal digits.
     """
 
     digest: str
@@ -127,17 +126,16 @@ def _standing(messages: Sequence[tuple[Message, Sequence[str], Sequence[Datum]]]
         is_sure = role != "tool" or len(_WORD.findall(text)) >= _LEAST_WORDS
         return len(places[text]) > 1 or (is_sure and _is_note(text))
 
-    def stands_for(text: str, was: Datum, role: str) -> bool:
-        if text_hash(text) == was.digest:
-            return True
-        is_piece = len(text) <= _CUT_RATIO * was.chars and _is_piece(text, was)
-        return len(text) < was.chars and (is_piece or is_note(text, role))
-
     def stand(role: str, data: Sequence[str], were: Sequence[Datum]) -> bool:
-        if len(data) == len(were):
-            return all(stands_for(text, was, role) for text, was in zip(data, were, strict=True))
-        # One note in the place of several parts.
-        return len(data) == 1 < len(were) and is_note(data[0], role) and len(data[0]) < sum(each.chars for each in were)
+        if len(data) == 1 < len(were):
+            # One note in the place of several parts.
+            return is_note(data[0], role) and len(data[0]) < sum(each.chars for each in were)
+        return len(data) == len(were) and all(
+            text_hash(text) == was.digest
+            or (len(text) < was.chars and is_note(text, role))
+            or (len(text) <= _CUT_RATIO * was.chars and _is_piece(text, was))
+            for text, was in zip(data, were, strict=True)
+        )
 
     return [stand(message.role, data, were) for message, data, were in messages]
 
@@ -157,36 +155,33 @@ def _is_note(text: str) -> bool:
 
 
 def _is_piece(text: str, was: Datum) -> bool:
-    """Returns True if a text is the head, the tail, or both, of what was there, with a mark where it was cut."""
+    """Returns True if a text is the head, the tail, or both, of what was there, with a mark where it was cut.
+
+    A line in brackets at the end may be the client's mark, or have stood there.
+    """
     ending = _ENDING.search(text, max(len(text) - _MOST_ENDING_CHARS, 0))
-    # A line in brackets at the end may be the client's, or have stood there.
-    return _is_cut(text, was) or (ending is not None and _is_cut(text[: ending.start()], was, has_ending=True))
+    bodies = [(text, ""), *([(text[: ending.start()], ending[0])] if ending else [])]
+    return any(_is_cut(body, mark, was) for body, mark in bodies)
 
 
-def _is_cut(body: str, was: Datum, *, has_ending: bool = False) -> bool:
+def _is_cut(body: str, mark: str, was: Datum) -> bool:
     head = _equal_pieces(_pieces(body), was.head)
     rest = body[head * _PIECE_CHARS :]
     tail = _equal_pieces(_pieces(rest, backwards=True), was.tail)
     rest = rest[: len(rest) - tail * _PIECE_CHARS]
-    return (
-        head + tail >= _LEAST_EQUAL_PIECES
-        and len(rest) <= 8 * _NOTE_TOKENS
-        and roughly_tokens(rest) <= _NOTE_TOKENS + _PIECE_CHARS // 2
-        and (_MARK.search(rest) is not None or (has_ending and len(rest) < _PIECE_CHARS))
-    )
+    is_note = len(rest) <= 8 * _NOTE_TOKENS and roughly_tokens(rest) <= _NOTE_TOKENS + _PIECE_CHARS // 2
+    return head + tail >= _LEAST_EQUAL_PIECES and is_note and _MARK.search(rest + mark) is not None
 
 
-def _equal_pieces(pieces: Iterator[bytes], known: str) -> int:
-    before = base64.b64decode(known)
-    were = (before[at : at + _PIECE_BYTES] for at in range(0, len(before), _PIECE_BYTES))
+def _equal_pieces(pieces: Iterator[str], known: str) -> int:
+    were = (known[at : at + _PIECE_DIGITS] for at in range(0, len(known), _PIECE_DIGITS))
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(pieces, were, strict=False)))
 
 
-def _pieces(text: str, *, backwards: bool = False) -> Iterator[bytes]:
+def _pieces(text: str, *, backwards: bool = False) -> Iterator[str]:
     for number in range(min(len(text) // _PIECE_CHARS, _MOST_PIECES)):
         start = len(text) - (number + 1) * _PIECE_CHARS if backwards else number * _PIECE_CHARS
-        piece = text[start : start + _PIECE_CHARS]
-        yield hashlib.blake2b(piece.encode("utf-8", "surrogatepass"), digest_size=_PIECE_BYTES).digest()
+        yield text_hash(text[start : start + _PIECE_CHARS])[:_PIECE_DIGITS]
 
 
 class _Divided(NamedTuple):
@@ -231,12 +226,9 @@ def _without_data(message: Message) -> Message:
 
 
 def _datum(text: str) -> Datum:
-    if _is_note(text):
-        return Datum(text_hash(text), 0)
-    if len(text) < _LEAST_CUT_CHARS:
-        return Datum(text_hash(text), len(text))
-    head, tail = (base64.b64encode(b"".join(_pieces(text, backwards=side))).decode() for side in (False, True))
-    return Datum(text_hash(text), len(text), head, tail)
+    if _is_note(text) or len(text) < _LEAST_CUT_CHARS:
+        return Datum(text_hash(text), 0 if _is_note(text) else len(text))
+    return Datum(text_hash(text), len(text), "".join(_pieces(text)), "".join(_pieces(text, backwards=True)))
 
 
 def text_hash(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Decides about a request: leave it, reuse an earlier compaction, make a new one, or say that it cannot fit.
+"""Decides about a request: send it, perhaps with an earlier compaction, make a new one by steps, or refuse it.
 
 And what to have ready for the next turn while no client waits: a record, and the server's cache. Pure: the engine
 brings the sizes, the budget and the stored compactions, and carries the decision out. Decisions are values.
@@ -23,21 +23,18 @@ _LATEST_STEPS, _USUAL_GROWTH_RATIO = 3, 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """Send the messages as they are; `is_undone` if the owner has undone their compaction."""
+class Send:
+    """Send the messages, with a compaction that was made for the beginning of this very conversation, or as they are.
 
+    `is_undone` if the owner has undone that.
+    """
+
+    compaction: Compaction | None = None
     is_undone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reuse:
-    """Apply a compaction that was made for the beginning of this very conversation."""
-
-    compaction: Compaction
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compact:
+class Make:
     """Make a new compaction, by the first of these steps whose result does.
 
     A second record is made, without a model, if the first one's summary is not written.
@@ -51,7 +48,7 @@ class Refuse:
     """The protected messages alone are too large."""
 
 
-Plan: TypeAlias = Keep | Reuse | Compact | Refuse
+Plan: TypeAlias = Send | Make | Refuse
 
 
 def plan(view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]) -> Plan:
@@ -63,60 +60,48 @@ def plan(view: View, budget: Budget, options: CompactionOptions, stored: Sequenc
         options: how deep to compact.
         stored: compactions found under this conversation's hashes, longest first.
     """
-    is_voluntary = not budget.own.triggers(view.tokens)
     if budget.rules.keeps_what_fits:
-        return Keep() if is_voluntary else _plan_client_summary(view, budget, options, stored)
+        return _plan_client_summary(view, budget, options, stored)
     if not budget.is_wanted and budget.own.fits(view.tokens) and is_undone(view, stored):
-        return Keep(is_undone=True)
+        return Send(is_undone=True)
     known = usable(view, stored)
-    if is_voluntary and not budget.is_wanted:
-        return _lasting(budget, known)
+    if not budget.is_wanted and not budget.own.triggers(view.tokens):
+        # A compacted prompt stays compacted, although the count has settled a little lower since: the same bytes, and
+        # the server's cache stays warm. A window that has grown is worth a fresh start.
+        lasting = (each for each in known if each.state != "ready" and each.window_tokens >= budget.window_tokens)
+        return Send(compaction=next(lasting, None))
     view, budget = _with_answered_round(view, budget, known)
     current, current_tokens = _in_effect(view, budget, known)
     is_due = budget.is_wanted or budget.triggers(current_tokens)
     if current and (not is_due or (budget.may_wait(current_tokens) and not view.messages[-1].is_synthetic)):
-        return Reuse(compaction=current)
+        return Send(compaction=current)
     now_tokens = min(view.tokens, current_tokens)
-    for each in known:
-        # A record written ahead is for now.
-        tokens = applied_tokens(view, each) if each.ahead and not budget.is_wanted else now_tokens
-        if gains(tokens, now_tokens) and not budget.triggers(tokens):
-            return Reuse(compaction=each)
-    rich = next((each for each in known if not each.provisional), None)
+    for each in known if not budget.is_wanted else ():
+        if each.state == "ready":
+            tokens = applied_tokens(view, each)
+            if gains(tokens, now_tokens) and not budget.triggers(tokens):
+                return Send(compaction=each)
+    rich = next((each for each in known if each.state != "provisional"), None)
     planner = Planner(view=view, budget=budget, options=options, base=rich)
     records = planner.records() if budget.fits(view.floor_tokens) else ()
-    if records and records[0].question == "none" and is_voluntary:
-        # Without room for a summary the conversation itself says more.
-        records = ()
     is_worth_it = bool(records) and gains(records[0].predicted_tokens, now_tokens)
     if records and not is_worth_it and now_tokens > budget.latest_start_tokens:
         # Its answer would be stopped at once, so less gain will do; for that no model is asked.
         records = planner.records(asks=False)
         is_worth_it = records[0].predicted_tokens <= budget.latest_start_tokens
     if is_worth_it:
-        return Compact(steps=(*filter(None, (planner.edit(), planner.choice(records[0], now_tokens))), *records))
+        return Make(steps=(*filter(None, (planner.edit(), planner.choice(records[0], now_tokens))), *records))
     # No cut gains enough to be worth a model call: send what fits.
     if current and budget.fits(current_tokens):
-        return Reuse(compaction=current)
-    return _kept_or(records, view, budget)
-
-
-def _lasting(budget: Budget, known: Sequence[Compaction]) -> Keep | Reuse:
-    """What is sent below the trigger.
-
-    A compacted prompt stays compacted, although the count has settled a little lower since: the same bytes, and the
-    server's cache stays warm. A window that has grown is worth a fresh start.
-    """
-    lasting = (each for each in known if not each.ahead and each.window_tokens >= budget.window_tokens)
-    found = next(lasting, None)
-    return Keep() if found is None else Reuse(compaction=found)
+        return Send(compaction=current)
+    return _sent_or_made(view, budget, records)
 
 
 def _in_effect(view: View, budget: Budget, known: Sequence[Compaction]) -> tuple[Compaction | None, int]:
     """The first compaction in effect below the trigger, else the one that leaves the least; and what it leaves."""
     found: list[tuple[Compaction | None, int]] = []
     for each in known:
-        if not each.ahead:
+        if each.state != "ready":
             # One by one: of fifty rounds the newest does nearly always.
             found.append((each, applied_tokens(view, each)))
             if not budget.is_wanted and not budget.triggers(found[-1][1]):
@@ -124,11 +109,11 @@ def _in_effect(view: View, budget: Budget, known: Sequence[Compaction]) -> tuple
     return min(found, key=lambda each: each[1], default=(None, view.tokens))
 
 
-def _kept_or(records: tuple[Step, ...], view: View, budget: Budget) -> Plan:
+def _sent_or_made(view: View, budget: Budget, records: tuple[Step, ...]) -> Plan:
     """The conversation as it is if it fits, else the records, else a refusal."""
     if budget.own.fits(view.tokens):
-        return Keep()
-    return Compact(steps=records) if records else Refuse()
+        return Send()
+    return Make(steps=records) if records else Refuse()
 
 
 def _with_answered_round(view: View, budget: Budget, known: Sequence[Compaction]) -> tuple[View, Budget]:
@@ -143,7 +128,7 @@ def _with_answered_round(view: View, budget: Budget, known: Sequence[Compaction]
     held = replace(budget, floor_tokens=budget.floor_tokens + sum(view.sizes[index] for index in staying))
     if held.least_target_tokens > held.early_start_tokens:
         return view, budget
-    return replace(view, staying=staying), held
+    return replace(view, pins=(*view.pins, *staying)), held
 
 
 def _plan_client_summary(view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]) -> Plan:
@@ -152,12 +137,14 @@ def _plan_client_summary(view: View, budget: Budget, options: CompactionOptions,
     The known record of the oldest part stands for as much of it as has to go, without a model call; without one the
     oldest results become lines.
     """
-    base = next((each for each in usable(view, stored) if each.segments and not each.provisional), None)
+    if not budget.own.triggers(view.tokens):
+        return Send()
+    base = next((each for each in usable(view, stored) if each.segments and each.state != "provisional"), None)
     planner = Planner(view=view, budget=budget, options=options, base=base)
     record = planner.record(asks=False) if budget.fits(view.floor_tokens) else None
     if record and record.predicted_tokens < view.tokens:
-        return Compact(steps=tuple(filter(None, (planner.edit() if base is None else None, record))))
-    return _kept_or((record,) if record else (), view, budget)
+        return Make(steps=tuple(filter(None, (planner.edit() if base is None else None, record))))
+    return _sent_or_made(view, budget, (record,) if record else ())
 
 
 # ------------------------------------------------------------------ ahead of the next turn
@@ -170,10 +157,9 @@ def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
         messages: the answered conversation.
         answer: its text; "" if the model has called tools, whose results belong to the same round.
     """
-    if not answer:
-        return (*messages, parse_message({"role": "assistant", "content": ""}))
+    said = parse_message({"role": "assistant", "content": answer})
     # The user's message is empty: the person's last request stays the last.
-    return (*messages, parse_message({"role": "assistant", "content": answer}), user_message(""))
+    return (*messages, said, user_message("")) if answer else (*messages, said)
 
 
 def plan_ahead(view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]) -> Step | None:
@@ -183,9 +169,9 @@ def plan_ahead(view: View, budget: Budget, options: CompactionOptions, stored: S
     would not go deep enough: a compaction that gains half as much comes twice as often.
     """
     known = usable(view, stored)
-    base = next((each for each in known if not each.provisional and not each.ahead), None)
+    base = next((each for each in known if each.state not in ("provisional", "ready")), None)
     covered = base.covered_messages if base else 0
-    if options.strategy.chooses or any(each.ahead and each.covered_messages > covered for each in known):
+    if options.strategy.chooses or any(each.state == "ready" and each.covered_messages > covered for each in known):
         return None
     trigger_tokens = budget.trigger_tokens
     now_tokens = min([view.tokens, *(applied_tokens(view, each) for each in known)])
@@ -197,36 +183,32 @@ def plan_ahead(view: View, budget: Budget, options: CompactionOptions, stored: S
     most_tokens = (planner.target_tokens(trigger_tokens) + trigger_tokens) // 2
     if fresh.predicted_tokens + growth_tokens > most_tokens or planner.edit() is not None:
         return None
-    return replace(fresh, draft=replace(fresh.draft, ahead=True))
+    return replace(fresh, draft=replace(fresh.draft, state="ready"))
 
 
 def plan_reading(
     view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]
-) -> Reuse | Step | None:
+) -> Compaction | Step | None:
     """Plans what the server reads for the turn after `turn_ended`; None if its cache holds the next prompt.
 
     It is a record that was written ahead, or an edit to make, if the client's usual addition would cross the trigger:
     that turn would wait until the server has read the compacted conversation. What it has read is sent, even if the
     turn turns out too small for it.
     """
-    now = plan(view, budget, options, stored)
-    new = _new(now)
-    if new is not None or options.rereads or isinstance(now, (Compact, Refuse)):
+    new = _new(plan(view, budget, options, stored))
+    if new is not None or options.rereads:
         # After the text that it was made to read some servers cannot go on with another ending: they read all again.
         return new
-    sent_tokens = view.tokens if isinstance(now, Keep) else applied_tokens(view, now.compaction)
-    left_tokens = (budget.own if isinstance(now, Keep) else budget).trigger_tokens - sent_tokens
-    if expected_growth_tokens(view, budget.window_tokens) <= left_tokens:
-        return None
-    later = view.grown(max(left_tokens + 1, 0))
+    later = view.grown(expected_growth_tokens(view, budget.window_tokens))
     return _new(plan(later, replace(budget, floor_tokens=later.floor_tokens), options, stored))
 
 
-def _new(decision: Plan) -> Reuse | Step | None:
-    """Returns the decision if it changes what is sent and needs no model for it, else None."""
-    if isinstance(decision, Compact):
+def _new(decision: Plan) -> Compaction | Step | None:
+    """Returns what a decision changes of what is sent, if it needs no model for it, else None."""
+    if isinstance(decision, Make):
         return decision.steps[0] if decision.steps[0].is_edit else None
-    return decision if isinstance(decision, Reuse) and decision.compaction.ahead else None
+    sent = decision.compaction if isinstance(decision, Send) else None
+    return sent if sent and sent.state == "ready" else None
 
 
 def expected_growth_tokens(view: View, window_tokens: int) -> int:
@@ -234,12 +216,10 @@ def expected_growth_tokens(view: View, window_tokens: int) -> int:
 
     The largest of the last steps between two answers, of those after a call if the last answer has called tools.
     """
-    answers = [at for at, each in enumerate(view.messages) if each.role == "assistant"]
+    messages, usual = view.messages, math.ceil(_USUAL_GROWTH_RATIO * window_tokens)
+    answers = [at for at, each in enumerate(messages) if each.role == "assistant"]
     # A call counts with its results.
-    steps = [
-        (has := bool(view.messages[at].calls), sum(view.sizes[at + (not has) : end])) for at, end in pairwise(answers)
-    ]
-    ends_in_call = view.messages[-1].role == "assistant"
-    alike = [tokens for is_call, tokens in steps if is_call == ends_in_call]
-    likely = alike if len(alike) >= _LATEST_STEPS else [tokens for _, tokens in steps]
-    return max(likely[-_LATEST_STEPS:], default=math.ceil(_USUAL_GROWTH_RATIO * window_tokens))
+    steps = {at: sum(view.sizes[at + (not messages[at].calls) : end]) for at, end in pairwise(answers)}
+    ends_in_call = messages[-1].role == "assistant"
+    alike = [tokens for at, tokens in steps.items() if bool(messages[at].calls) == ends_in_call]
+    return max((alike if len(alike) >= _LATEST_STEPS else [*steps.values()])[-_LATEST_STEPS:], default=usual)

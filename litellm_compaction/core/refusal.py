@@ -10,7 +10,7 @@ from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.forms import REMOVED_TOKENS, with_shorter_data
 from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.rounds import calls_by_position
-from litellm_compaction.core.stretches import words_ratio
+from litellm_compaction.core.stretches import Kind, words_ratio
 from litellm_compaction.core.transcripts import rendered_in, with_fewer_turns
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit, Share
@@ -18,6 +18,7 @@ from litellm_compaction.errors import DoesNotFit, Share
 _LEAST_EXCERPT_TOKENS = 64
 # With less doubt a margin is what it says; with more, a number as large as the count itself.
 _SURE_RATIO = 1.05
+_GIVING_WAY: tuple[Kind, ...] = ("recurring", "data")
 _ADDED = "the client's own notes in the "
 _LESS = ", shorten the message, or set `oversized_user_message: excerpt`"
 # What to change, by the beginning of the share's name; any other is a template's.
@@ -36,11 +37,8 @@ _REMEDIES = {
 def protected_shares(view: View, tools_tokens: int) -> tuple[Share, ...]:
     """Shares of the floor: system, tools, the request in work, each result that no answer has used, and its call."""
     messages, sizes, calls = view.messages, view.floor_sizes, calls_by_position(view.messages)
-    found = [
-        Share("tools", tools_tokens),
-        Share("template", view.fixed_tokens - tools_tokens),
-        Share("system messages", sum(sizes[: view.prefix])),
-    ]
+    system = Share("system messages", sum(sizes[: view.prefix]))
+    found = [Share("tools", tools_tokens), Share("template", view.fixed_tokens - tools_tokens), system]
     for index in sorted({*view.requests, *_tail(view)}):
         message, name = messages[index], f"newest {messages[index].role} message"
         if message.role == "tool":
@@ -54,11 +52,9 @@ def protected_shares(view: View, tools_tokens: int) -> tuple[Share, ...]:
 
 def refusal(model: str, view: View, budget: Budget, tools_tokens: int) -> DoesNotFit:
     """The error for a request that cannot be made to fit: numbers, what takes them, and what to change."""
-    shares = protected_shares(view, tools_tokens)
-    floor = budget.floor_tokens
-    most, answer = floor + margin_tokens(floor, budget.likely_ratio), budget.rules.answer_min_tokens
+    shares, floor, answer = protected_shares(view, tools_tokens), budget.floor_tokens, budget.rules.answer_min_tokens
+    most, needed = floor + margin_tokens(floor, budget.likely_ratio), budget.needed_window_tokens(floor)
     kept = f"Besides them a margin of {most - floor} tokens and {answer} tokens for the answer are kept free."
-    needed = budget.needed_window_tokens(floor)
     if budget.likely_ratio > _SURE_RATIO:
         kept = (
             f"These numbers are an estimate: the server may count up to {most} tokens, and has not said how many. "
@@ -70,49 +66,40 @@ def refusal(model: str, view: View, budget: Budget, tools_tokens: int) -> DoesNo
     for share in shares:
         sums[next((words for name, words in _REMEDIES.items() if share.name.startswith(name)), "")] += share.tokens
     items = ", ".join(f"{each.name} {each.tokens} tokens" for each in sorted(shares, key=lambda each: -each.tokens))
-    return _does_not_fit(
-        budget.window_tokens,
-        floor,
+    said = (
         f" that cannot be compacted (context_length_exceeded). They are: {items}. {kept} Load {model} with a context "
-        f"length of at least {needed} tokens{max(sums, key=lambda words: sums[words], default='')}.",
-        needed_tokens=needed,
-        shares=shares,
+        f"length of at least {needed} tokens{max(sums, key=lambda words: sums[words], default='')}."
     )
+    return _does_not_fit(budget.window_tokens, floor, said, needed, shares)
 
 
 def unchangeable(model: str, tokens: int, budget: Budget) -> DoesNotFit:
     """The error for a request that does not fit, and that its client wants sent as it is or not at all."""
-    needed_tokens = budget.needed_window_tokens(tokens)
-    return _does_not_fit(
-        budget.window_tokens,
-        tokens,
+    needed = budget.needed_window_tokens(tokens)
+    said = (
         " (context_length_exceeded), and nothing is compacted: `truncation` is `disabled`, or it is a text completion. "
-        f"Send less, or load {model} with a context length of {needed_tokens} tokens or more.",
-        needed_tokens=needed_tokens,
+        f"Send less, or load {model} with a context length of {needed} tokens or more."
     )
+    return _does_not_fit(budget.window_tokens, tokens, said, needed)
 
 
 def unprepared(model: str, tokens: int, window_tokens: int) -> DoesNotFit:
     """The error for a request that is known to be too long, if making it shorter failed by a fault of ours."""
-    return _does_not_fit(
-        window_tokens,
-        tokens,
+    said = (
         " (context_length_exceeded), and compacting them failed: the proxy's log has the error. Send the request "
-        f"again, send fewer messages, or load {model} with a larger context length.",
-        needed_tokens=tokens,
+        f"again, send fewer messages, or load {model} with a larger context length."
     )
+    return _does_not_fit(window_tokens, tokens, said, tokens)
 
 
-def _does_not_fit(
-    window_tokens: int, tokens: int, rest: str, *, needed_tokens: int, shares: tuple[Share, ...] = ()
-) -> DoesNotFit:
+def _does_not_fit(window: int, tokens: int, said: str, needed: int, shares: tuple[Share, ...] = ()) -> DoesNotFit:
     """An error whose first sentence has the wording that agents recognize as "context length exceeded"."""
     return DoesNotFit(
-        f"This model's maximum context length is {window_tokens} tokens. However, your messages resulted in {tokens} "
-        f"tokens{rest}",
+        f"This model's maximum context length is {window} tokens. However, your messages resulted in {tokens} "
+        f"tokens{said}",
         shares=shares or (Share("messages and tools", tokens),),
-        window_tokens=window_tokens,
-        needed_tokens=needed_tokens,
+        window_tokens=window,
+        needed_tokens=needed,
     )
 
 
@@ -151,11 +138,9 @@ def with_less_data(view: View, budget: Budget, limit_tokens: int) -> tuple[Messa
     """The messages with less of the data that is attached to unanswered ones; None if all may stay.
 
     Of a conversation that is rendered into one of them, about which a client asks, the oldest turns are such data.
-
-    A client attaches whole files to the person's next words: Claude Code five of them after its own compaction, 10.5k
-    tokens of a window of 16k. It gives way oldest first, each to a line but the last, of which head and
-    tail may stay, if the protected messages take more than `limit_tokens`; before all of it the client's own words that
-    come again and again do.
+    Whole files (Claude Code attaches five after its own compaction) give way oldest first, each to a line but the last,
+    of which head and tail may stay, if the protected messages take more than `limit_tokens`; before all of it the
+    client's own words that come again and again do.
     """
     messages, count = view.messages, view.count_text
     if budget.rules.keeps_what_fits and (at := rendered_in(messages)) is not None:
@@ -178,10 +163,11 @@ def with_less_data(view: View, budget: Budget, limit_tokens: int) -> tuple[Messa
         excess_tokens -= size - (count(shown) if shown else REMOVED_TOKENS)
         return shown
 
-    changed = {index: with_shorter_data(messages[index], shorten, {"recurring"}) for index in _tail(view)}
-    changed = {index: with_shorter_data(message, shorten, {"data"}) for index, message in changed.items()}
-    shown = tuple(changed.get(index, message) for index, message in enumerate(messages))
-    return None if all(new is old for new, old in zip(shown, messages, strict=True)) else shown
+    changed = list(messages)
+    for kind in _GIVING_WAY:
+        for index in _tail(view):
+            changed[index] = with_shorter_data(changed[index], shorten, {kind})
+    return None if all(new is old for new, old in zip(changed, messages, strict=True)) else tuple(changed)
 
 
 def _tail(view: View) -> range:

@@ -98,17 +98,9 @@ def _answers(message: Message, call: ToolCall) -> bool:
 
 
 def calls_by_position(messages: Sequence[Message]) -> dict[int, ToolCall]:
-    """For each tool result the call that it answers.
-
-    Ids may repeat over the rounds. A result whose round has no such call answers the nearest call before it.
-    """
-    found = {at: made.call for each in rounds(messages) for at, made in each.results.items()}
-    latest: dict[str, ToolCall] = {}
-    for at, message in enumerate(messages):
-        latest.update((call.id, call) for call in message.calls)
-        if message.role == "tool" and message.call_id in latest:
-            found.setdefault(at, latest[message.call_id])
-    return {at: found[at] for at in sorted(found) if messages[at].role == "tool"}
+    """For each tool result the call that it answers; ids may repeat over the rounds."""
+    answers = (answer for each in rounds(messages) for answer in each.results.items())
+    return {at: made.call for at, made in sorted(answers) if messages[at].role == "tool"}
 
 
 def within_rounds(messages: Sequence[Message]) -> frozenset[int]:

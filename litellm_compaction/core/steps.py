@@ -5,7 +5,6 @@ Pure, as `plan.py`, which chooses among them.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +19,12 @@ from litellm_compaction.core.view import RECORD_TOKENS, View
 
 MIN_GAIN_RATIO = 0.10
 # A summary costs the most of what stays, and says the least of what the next step needs (benchmarks). It may have the
-# second share if the first is too small for any: requests of a fifth of a window, restarts in small ones.
+# second share if the first is too small for a good one; one below the least says too little for its cost.
 _SUMMARY_SHARE, _SUMMARY_MOST_SHARE = 0.20, 0.40
-# A summary shorter than this says too little for what it costs; the earlier record, shortened, says more. In a small
-# window three headings and some sixty words have to do: restarts at 2,048 had no room for more.
-_GOOD_SUMMARY_TOKENS, _LEAST_SUMMARY_TOKENS, _LEAST_SUMMARY_WINDOW_RATIO = 150, 96, 0.05
+_GOOD_SUMMARY_TOKENS, _LEAST_SUMMARY_TOKENS, _SUMMARY_ROOM_SHARE = 150, 96, 0.75
 _LEDGER_SHARE, _EDIT_LEDGER_SHARE = 0.55, 0.15
-# The user's own words: of the target, and of the room; the person's first words of the window, with their lines' marks.
-_WORDS_TARGET_RATIO, _WORDS_SHARE, _WORDS_HEAD_TOKENS = 0.25, 0.50, 12
+# The user's own words: of the target, or half of the room; the person's first words of the window; their lines' marks.
+_WORDS_TARGET_RATIO, _WORDS_HEAD_TOKENS = 0.25, 12
 TASK_WINDOW_RATIO, _TASK_ROOM_RATIO = 0.1, 1.1
 _FROZEN_TARGET_RATIO = 0.25
 # Of the target, if all that stays is read again and every change costs that: a quarter of the window by default.
@@ -106,22 +103,14 @@ def gains(tokens: int, now_tokens: int) -> bool:
 
 
 class _Shares(NamedTuple):
-    """A record's images, and the tokens of its texts; `fixed` are those of what is there already.
+    """The tokens of a record's texts; `fixed` are there already, the user's own `words` are part of the ledger."""
 
-    The user's own `words` are part of the ledger. Earlier summaries are rewritten if it `integrates` them.
-    """
-
-    images: tuple[ImagePlace, ...]
     summary: int
     ledger: int
     words: int
     fixed: int
     integrates: bool
-    is_provisional: bool
-
-    @property
-    def tokens(self) -> int:
-        return self.summary + self.ledger + self.fixed
+    asks: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +123,7 @@ class Planner:
     base: Compaction | None
 
     def target_tokens(self, prompt_tokens: int) -> int:
-        """The size to which a model's record compacts a prompt of so many tokens.
-
-        Less if the server reads all of it again after every change, so that changes are fewer.
-        """
+        """The size to which a record compacts a prompt: less if the server reads all of it again after every change."""
         rules = replace(self.budget.rules, keeps_what_fits=False)
         if self.options.rereads:
             rules = replace(rules, target_ratio=_DEEP_RATIO * rules.target_ratio)
@@ -146,81 +132,70 @@ class Planner:
     # ------------------------------------------------------------------ records
 
     def records(self, *, asks: bool = True) -> tuple[Step, ...]:
-        """The record of the strategy; after one in place of all comes what to make if no model writes it.
-
-        Empty if nothing may be covered.
-        """
+        """The record of the strategy; after one in place of all comes what to make if no model writes it."""
         whole, strategy = self.record(asks=asks), self.options.strategy
         if whole is None or strategy.keeps_recent:
             return () if whole is None else (whole,)
         options = replace(self.options, strategy=replace(strategy, keeps_recent=True, lead_in=""))
         keeping = replace(self, options=options).record(asks=asks)
-        if keeping is None:
-            return (whole,)
-        return (keeping,) if whole.question == "none" else (whole, keeping)
+        return tuple(filter(None, (None if keeping and whole.question == "none" else whole, keeping)))
 
     def record(self, *, growth_tokens: int | None = None, asks: bool = True) -> Step | None:
         """The record that reaches the target by a model's words, or, unless it `asks` one, by copied text alone.
 
         It covers all there is if `growth_tokens` are still to come after it. If only what does not fit has to go, it
-        covers no more than that.
+        covers no more than that. None if nothing may be covered.
         """
-        view, options = self.view, self.options
-        target = self.target_tokens(view.tokens)
+        view, options, target = self.view, self.options, self.target_tokens(self.view.tokens)
         if growth_tokens is not None:
             target = min(max(target - growth_tokens, self.budget.least_target_tokens), target)
-        shares = self._shares(target, asks=asks)
+        images = self._images(self._last_cut, target)
+        shares = self._shares(target, view.image_tokens(images), asks=asks)
         start = self.base.start + (not shares.integrates) if self.base else 0
-        cuts = tuple(cut for cut in view.cuts if cut >= start)
+        cuts = [cut for cut in view.cuts if cut >= start]
         if growth_tokens is not None or not options.strategy.keeps_recent:
             cuts = cuts[-1:]
         if not cuts:
             return None
 
-        def after_tokens(cut: int, beside: Sequence[int] = ()) -> int:
-            image_tokens = view.image_tokens(place for place in shares.images if place[0] < cut)
-            return view.kept_tokens(cut, view.pinned(cut, *beside)) + shares.tokens + image_tokens
+        def after_tokens(cut: int) -> int:
+            image_tokens = view.image_tokens(place for place in images if place[0] < cut)
+            return view.kept_tokens(cut) + shares.summary + shares.ledger + shares.fixed + image_tokens
 
-        # The message in doubt stays if there is room.
-        beside = [at for at in (view.doubted,) if at is not None and after_tokens(cuts[-1], [at]) <= target]
-        cut = self._cut(cuts, target, lambda each: after_tokens(each, beside))
-        predicted_tokens, pinned = after_tokens(cut, beside), view.pinned(cut, *beside)
+        cut = self._cut(cuts, target, after_tokens)
+        predicted_tokens, pinned = after_tokens(cut), view.pinned(cut)
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
-        has_spare = not (shares.is_provisional or options.writes_whole_records)
+        has_spare = shares.asks and not options.writes_whole_records
         spare = min(max(target - predicted_tokens, 0), shares.ledger) if has_spare else 0
-        least_ledger_tokens = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * shares.ledger))
-        draft = self._draft(cut, writer_of(options.strategy.name), shares.images, pinned)
+        draft = self._draft(cut, writer_of(options.strategy.name), images, pinned)
         return Step(
-            draft=replace(draft, forms=view.as_words(pinned), provisional=shares.is_provisional),
-            question="none" if shares.is_provisional else "summary",
+            draft=replace(draft, forms=view.as_words(pinned), state="applied" if shares.asks else "provisional"),
+            question="summary" if shares.asks else "none",
             base=self.base,
-            integrates=shares.integrates or shares.is_provisional,
+            integrates=shares.integrates or not shares.asks,
             summary_tokens=shares.summary,
             ledger_tokens=shares.ledger + spare,
-            ledger_min_tokens=max(shares.words, least_ledger_tokens),
+            ledger_min_tokens=shares.words,
             predicted_tokens=predicted_tokens + spare,
         )
 
-    def _shares(self, target: int, *, asks: bool) -> _Shares:
-        room, images = max(target - self.budget.floor_tokens, 0), self._images(self._last_cut, target)
+    def _shares(self, target: int, images_tokens: int, *, asks: bool) -> _Shares:
         # The user's own words come first: their room is shared out no more.
-        words_tokens = self._words_tokens(self._last_cut, target, room)
-        rest = room - words_tokens - self.view.image_tokens(images)
+        words_tokens = self._words_tokens(self._last_cut, target)
+        rest = self._room_tokens(target) - words_tokens - images_tokens
         integrates, summary_tokens = self._integrates(target, rest), self._summary_tokens(rest)
-        least_tokens = min(_least_summary_tokens(self.budget.window_tokens), self.options.summary_max_tokens)
-        is_provisional = not asks or summary_tokens < least_tokens
-        frozen_tokens = 0 if integrates or is_provisional else self._frozen_tokens
+        asks = asks and summary_tokens >= min(_LEAST_SUMMARY_TOKENS, self.options.summary_max_tokens)
+        frozen_tokens = self._frozen_tokens if asks and not integrates else 0
         lead_in = self.options.strategy.lead_in
         lead_in_tokens = max(self.view.count_text(lead_in), _LEAD_IN_TOKENS) if lead_in else 0
         return _Shares(
-            images=images,
-            summary=int((1 - _LEDGER_SHARE) * rest) if is_provisional else summary_tokens,
+            summary=summary_tokens if asks else int((1 - _LEDGER_SHARE) * rest),
             # Frozen segments take from the other lines, not from the user's.
             ledger=words_tokens + int(_LEDGER_SHARE * max(rest - frozen_tokens, 0)),
             words=words_tokens,
             fixed=RECORD_TOKENS + frozen_tokens + lead_in_tokens,
             integrates=integrates,
-            is_provisional=is_provisional,
+            asks=asks,
         )
 
     def _cut(self, cuts: Sequence[int], target: int, after_tokens: Callable[[int], int]) -> int:
@@ -241,27 +216,36 @@ class Planner:
         base, options = self.base, self.options
         if base is None:
             return False
-        if options.writes_whole_records or not options.strategy.keeps_recent:
-            # Each such record is whole: of two only the newer one holds.
-            return True
-        # Or nothing new is to be covered: the window shrank, or the record itself has to.
+        # Each such record is whole: of two only the newer one holds.
+        is_whole = options.writes_whole_records or not options.strategy.keeps_recent
         has_outgrown = self._frozen_tokens > min(_FROZEN_TARGET_RATIO * target, rest - self._summary_tokens(rest))
-        return has_outgrown or self._last_cut <= base.start
+        # Or nothing new is to be covered: the window shrank, or the record itself has to.
+        return is_whole or has_outgrown or self._last_cut <= base.start
+
+    def _summary_tokens(self, rest: int) -> int:
+        """The bound of a summary; if its share is too small for one, it may have more of it."""
+        tokens = max(_SUMMARY_SHARE * rest, min(_GOOD_SUMMARY_TOKENS, _SUMMARY_MOST_SHARE * rest))
+        return min(self.options.summary_max_tokens, int(tokens))
+
+    @cached_property
+    def _frozen_tokens(self) -> int:
+        return self.view.count_text(self.base.summary) if self.base else 0
 
     # ------------------------------------------------------------------ edits and choices
 
     def edit(self) -> Step | None:
         """The edit that reaches the target with as few lines as possible; deeper if one turn could fill the rest."""
-        if not self.options.edits:
-            return None
         target, budget = self.budget.target_tokens(self.view.tokens), self.budget
         targets = (min(target, budget.narrow_target_tokens), target) if budget.is_narrow else (target,)
-        edits = (self._edit_up_to(*each) for each in self._edit_cuts(*targets))
+        without_images = replace(self, options=replace(self.options, keep_images=0))
+        planners = (self, without_images) if self.options.keep_images else (self,)
+        cuts = list(self._edit_cuts(*targets)) if self.options.edits else []
+        edits = (planner._edit_up_to(*each) for planner in planners for each in cuts)
         return next(filter(None, edits), None)
 
-    def _edit_up_to(self, cut: int, target: int, images: Collection[ImagePlace]) -> Step | None:
+    def _edit_up_to(self, cut: int, target: int) -> Step | None:
         start, count = self.base.start if self.base else 0, self.view.count_text
-        draft = self._editing(cut, "edit", images)
+        draft = self._editing(cut, target, "edit")
         ledger_tokens = self._edit_ledger_tokens(start, target)
         tokens = applied_tokens(self.view, draft) + RECORD_TOKENS + ledger_tokens
         covered = self.view.rest[start:cut]
@@ -290,25 +274,24 @@ class Planner:
         view, strategy = self.view, self.options.strategy
         if not strategy.chooses or fresh.question == "none" or view.messages[-1].is_synthetic:
             return None
-        for cut, target, images in self._edit_cuts(self.target_tokens(view.tokens)):
-            draft = self._editing(cut, strategy.name, images)
-            step = Step(
-                draft=draft,
-                question="choice",
-                base=self.base,
-                now_tokens=now_tokens,
-                summary_tokens=fresh.summary_tokens,
-                ledger_tokens=self._edit_ledger_tokens(cut, target),
-                predicted_tokens=target,
-            )
-            record_tokens = RECORD_TOKENS + step.summary_tokens + step.ledger_tokens + self._frozen_tokens
+        for cut, target in self._edit_cuts(self.target_tokens(view.tokens)):
+            draft, ledger_tokens = self._editing(cut, target, strategy.name), self._edit_ledger_tokens(cut, target)
+            record_tokens = RECORD_TOKENS + fresh.summary_tokens + ledger_tokens + self._frozen_tokens
             least_tokens = view.kept_tokens(cut, draft.pinned) + record_tokens
             if gains(least_tokens, now_tokens) and not self.budget.triggers(least_tokens):
-                return step
+                return Step(
+                    draft=draft,
+                    question="choice",
+                    base=self.base,
+                    now_tokens=now_tokens,
+                    summary_tokens=fresh.summary_tokens,
+                    ledger_tokens=ledger_tokens,
+                    predicted_tokens=target,
+                )
         return None
 
-    def _edit_cuts(self, *targets: int) -> Iterator[tuple[int, int, tuple[ImagePlace, ...]]]:
-        """The cuts of an edit, each with a target and the images that stay, those that change the least first.
+    def _edit_cuts(self, *targets: int) -> Iterator[tuple[int, int]]:
+        """The cuts of an edit, each with a target, those that change the least first.
 
         The last cut before the recent messages, which are spared if that is enough; and the last one of all.
         """
@@ -316,20 +299,17 @@ class Planner:
         recent = [cut for cut in cuts if cut <= self._recent_start]
         for target in dict.fromkeys(targets):
             for cut in dict.fromkeys((*recent[-1:], *cuts[-1:])):
-                for images in dict.fromkeys((self._images(cut, target), ())):
-                    yield cut, target, images
+                yield cut, target
 
-    def _editing(self, covered_messages: int, level: str, images: Collection[ImagePlace]) -> Compaction:
+    def _editing(self, covered_messages: int, target: int, level: str) -> Compaction:
         """A compaction of the forms that the base had, and of the newly covered messages; still without a ledger.
 
         Gone messages stay gone: the server's cache ends where something comes back.
         """
         view, base = self.view, self.base
         start, before = (base.start, base.pinned) if base else (0, ())
-        stay = {view.prefix + at for at in before if at < start and view.rest[at].role != "user"}
-        if view.doubted is not None and (view.doubted - view.prefix >= start or view.doubted - view.prefix in before):
-            stay.add(view.doubted)
-        pinned = view.pinned(covered_messages, *stay)
+        stay = (at for at in before if at < start and view.rest[at].role != "user")
+        pinned = tuple(sorted({*view.pinned(covered_messages), *stay}))
         forms = {at: Form(at, "whole") for at in pinned}
         for each in base.forms if base else ():
             if each.position not in forms and each.position >= start and each.how != "whole":
@@ -340,6 +320,7 @@ class Planner:
         if level != "edit":
             # A model chooses among messages, and none of it is the person's request.
             forms.update((each.position, each) for each in view.as_words(pinned) if each.how == "words")
+        images = self._images(covered_messages, target)
         places = [at for at in images if base is None or at[0] >= base.covered_messages or at in base.images]
         return replace(
             self._draft(covered_messages, level, places, pinned),
@@ -348,6 +329,12 @@ class Planner:
             omissions=base.omissions if base else "",
             covered_part=base.covered_part if base else None,
         )
+
+    def _edit_ledger_tokens(self, covered_messages: int, target: int) -> int:
+        words_tokens = self._words_tokens(covered_messages, target)
+        return words_tokens + int(_EDIT_LEDGER_SHARE * (self._room_tokens(target) - words_tokens))
+
+    # ------------------------------------------------------------------ both
 
     def _draft(
         self, covered_messages: int, level: str, images: Collection[ImagePlace], pinned: Collection[int]
@@ -365,8 +352,6 @@ class Planner:
             images=tuple(sorted(at for at in images if at[0] < covered_messages and at[0] not in pinned)),
         )
 
-    # ------------------------------------------------------------------ shares of the room
-
     @property
     def _recent_start(self) -> int:
         return len(self.view.rest) - self.options.keep_recent_messages
@@ -375,39 +360,26 @@ class Planner:
     def _last_cut(self) -> int:
         return self.view.cuts[-1] if self.view.cuts else 0
 
-    @cached_property
-    def _frozen_tokens(self) -> int:
-        return self.view.count_text(self.base.summary) if self.base else 0
+    def _room_tokens(self, target: int) -> int:
+        return max(target - self.budget.floor_tokens, 0)
 
     def _images(self, last_cut: int, target: int) -> tuple[ImagePlace, ...]:
-        most_tokens = int(_IMAGES_SHARE * max(target - self.budget.floor_tokens, 0))
+        most_tokens = int(_IMAGES_SHARE * self._room_tokens(target))
         return self.view.newest_images(last_cut, most=self.options.keep_images, most_tokens=most_tokens)
 
-    def _summary_tokens(self, rest: int) -> int:
-        """The bound of a summary; if its share is too small for one, it may have more of it."""
-        tokens = max(_SUMMARY_SHARE * rest, min(_GOOD_SUMMARY_TOKENS, _SUMMARY_MOST_SHARE * rest))
-        return min(self.options.summary_max_tokens, math.floor(tokens))
-
-    def _edit_ledger_tokens(self, covered_messages: int, target: int) -> int:
-        room = max(target - self.budget.floor_tokens, 0)
-        words_tokens = self._words_tokens(covered_messages, target, room)
-        return words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
-
-    def _words_tokens(self, covered_messages: int, target: int, room: int) -> int:
+    def _words_tokens(self, covered_messages: int, target: int) -> int:
         """The room for the user's own words in the covered part: all they need, up to a quarter of the target.
 
-        For the task up to a tenth of the window. Never so much that no summary has room, which is given up only if
-        there was none anyway.
+        For the task up to a tenth of the window. A summary keeps its room.
         """
-        view, window_tokens = self.view, self.budget.window_tokens
+        view, room = self.view, self._room_tokens(target)
         needed = view.own_words_tokens(range(covered_messages))
         task = [at for at in (view.task,) if at is not None and at < covered_messages]
-        task_tokens = min(int(_TASK_ROOM_RATIO * view.own_words_tokens(task)), int(TASK_WINDOW_RATIO * window_tokens))
-        most = max(min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room)), task_tokens + _WORDS_HEAD_TOKENS)
-        summaries = (_GOOD_SUMMARY_TOKENS, _least_summary_tokens(window_tokens))
-        left = (room - int(tokens / _SUMMARY_MOST_SHARE) - 1 for tokens in summaries)
-        most = min(most, room, next((each for each in left if each >= 0), room))
-        return max(min(needed + _WORDS_HEAD_TOKENS if needed else 0, most), 0)
+        task_tokens = int(_TASK_ROOM_RATIO * view.own_words_tokens(task))
+        task_tokens = min(task_tokens, int(TASK_WINDOW_RATIO * self.budget.window_tokens)) + _WORDS_HEAD_TOKENS
+        left = room - min(int(_GOOD_SUMMARY_TOKENS / _SUMMARY_MOST_SHARE) + 1, int(_SUMMARY_ROOM_SHARE * room))
+        most = min(max(min(int(_WORDS_TARGET_RATIO * target), room // 2), task_tokens), left)
+        return min(needed + _WORDS_HEAD_TOKENS, most) if needed else 0
 
 
 def bare(view: View) -> Compaction | None:
@@ -415,13 +387,5 @@ def bare(view: View) -> Compaction | None:
     if not view.cuts:
         return None
     covered = view.cuts[-1]
-    return Compaction(
-        covered_messages=covered,
-        covered_hash=view.hashes[covered],
-        start=covered,
-        forms=view.as_words(view.pinned(covered)),
-    )
-
-
-def _least_summary_tokens(window_tokens: int) -> int:
-    return min(max(int(_LEAST_SUMMARY_WINDOW_RATIO * window_tokens), _LEAST_SUMMARY_TOKENS), _GOOD_SUMMARY_TOKENS)
+    forms = view.as_words(view.pinned(covered))
+    return Compaction(covered_messages=covered, covered_hash=view.hashes[covered], start=covered, forms=forms)

@@ -306,49 +306,40 @@ def _opening_end(text: str, begin: int, end: int, to: str) -> int:
 
 def _without_recurring(text: str, found: list[Stretch], marks: Marks) -> list[Stretch]:
     """The same without the client's paragraphs among the words."""
-    if not (marks.names or marks.paragraphs or marks.headings or marks.footers):
+    if not (marks.names or marks.lines):
         return found
     divided: list[Stretch] = []
     for each in found:
-        if each.kind == "words":
-            for start, end, is_own in _apart(text, paragraphs(text, each.start, each.end), marks):
-                kind: Kind = "recurring" if is_own else "words"
-                before = divided[-1] if divided else None
-                if before is not None and before.kind == kind and before.start >= each.start:
-                    divided[-1] = before._replace(end=end, body_end=end)
-                else:
-                    divided.append(Stretch(kind, start, end, _line_end(text, start, end), end))
-        else:
+        if each.kind != "words":
             divided.append(each)
+            continue
+        for start, end, kind in _apart(text, paragraphs(text, each.start, each.end), marks):
+            if divided and divided[-1].kind == kind and divided[-1].start >= each.start:
+                divided[-1] = divided[-1]._replace(end=end, body_end=end)
+            else:
+                divided.append(Stretch(kind, start, end, _line_end(text, start, end), end))
     return divided
 
 
-def _apart(text: str, places: Iterable[tuple[int, int]], marks: Marks) -> Iterator[tuple[int, int, bool]]:
-    """The places of paragraphs, apart from the client's footers in their last lines; and if each is the client's."""
+def _apart(text: str, places: Iterable[tuple[int, int]], marks: Marks) -> Iterator[tuple[int, int, Kind]]:
+    """The places of paragraphs, apart from the client's lines at their ends."""
     for start, end in places:
         if is_clients(levelled(text[start:end]), marks):
-            yield start, end, True
+            yield start, end, "recurring"
             continue
         close = end
-        while marks.footers and (at := text.rfind("\n", start, close)) >= 0:
-            if "\n".join(levelled(text[at:close])) not in marks.footers:
-                break
+        while (at := text.rfind("\n", start, close)) >= 0 and marks.lines.issuperset(levelled(text[at:close])):
             close = at
-        yield start, close, False
+        yield start, close, "words"
         if close < end:
-            yield close, end, True
+            yield close, end, "recurring"
 
 
 def is_clients(lines: Sequence[str], marks: Marks) -> bool:
-    """Returns True for levelled lines that a client repeats, or for its heading and lines of which half come again."""
-    if "\n".join(lines) in marks.paragraphs:
-        return True
+    """Returns True for a paragraph's levelled lines that begin as a client's do, and half of which come again."""
     first, *others = lines or ("",)
-    if not others or first not in marks.headings:
-        return False
-    # No sentence is among the others.
-    does_look_so = all(line_form(line) in marks.lines or _TOKEN.match(line) for line in others)
-    return does_look_so and 2 * sum(line in marks.lines for line in others) >= len(others)
+    has_sentence = any(line_form(line) not in marks.items and not _TOKEN.match(line) for line in others)
+    return first in marks.lines and not has_sentence and 2 * sum(line in marks.items for line in others) >= len(others)
 
 
 def line_form(line: str) -> str:
@@ -403,9 +394,6 @@ def parts_of(message: Message) -> list[list[Stretch]]:
             own if is_one or text.rstrip().endswith(_QUESTION_ENDS) else _all_clients(own, "note")
             for text, own, is_one in zip(texts, found, asked, strict=True)
         ]
-    elif message.marks.is_behind:
-        # Beside results a part that opens with what the client repeats is all the client's.
-        found = [_all_clients(own, "recurring") if own and own[0].kind == "recurring" else own for own in found]
     is_beside = message.marks.is_beside
     said = [(own, at, text) for text, own in zip(texts, found, strict=True) for at in range(len(own)) if own[at].speaks]
     wrapped = [(own, at) for own, at, text in said if _is_wrapped(text, own[at], is_beside)]

@@ -12,8 +12,8 @@ from litellm_compaction.errors import LiteLLMChanged
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for
 from litellm_compaction.proxy.answer.endings import UNNAMED, judged
-from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked, with_heartbeat
 from litellm_compaction.proxy.answer.loop import Answer
+from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.client import sent_body
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
 from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused, reworded
@@ -62,6 +62,8 @@ class Answers:
 
     def _hooked(self, exchange: Exchange, first: Any, data: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """Carries a stream that LiteLLM has opened over the limit by its hooks."""
+        from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked
+
         context, prepared = exchange.attempt.context, exchange.attempt.prepared
         assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `is_hooked`
         upstream = HookedUpstream(first, self.router(), exchange.pin, data)

@@ -21,8 +21,7 @@ from litellm_compaction.proxy.litellm_inside.application import before_end
 from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused, refusal_of
 from litellm_compaction.proxy.seams import check_classes
-from litellm_compaction.proxy.service import Service
-from litellm_compaction.proxy.startup import load_settings, provide_api_base, provide_master_key
+from litellm_compaction.proxy.service import Service, load_settings, provide_environment
 
 logger = logging.getLogger("litellm_compaction")
 _harmless = HarmlessRecords()
@@ -46,11 +45,9 @@ def load_handler() -> CompactionHandler:
         logger.propagate = False
     check_classes(name for name in vars(CompactionHandler) if name.startswith("async_"))
     hold_contexts()
-    provide_master_key()
-    provide_api_base()
+    provide_environment()
     handler = CompactionHandler(load_settings())
     handler.service.start()
-    handler.service.show_page()
     before_end(handler.service.aclose)
     return handler
 

@@ -215,9 +215,6 @@ class Exchange:
         if self.room is not None:
             self.room.release()
 
-    # LiteLLM may never tell of its end.
-    __del__ = release_room
-
     def will_be_compacted(self, needed: CompactionNeeded) -> None:
         """Notes that a compaction is made while the answer is already open."""
         self.attempt.needed, self.attempt.prepared = needed, None

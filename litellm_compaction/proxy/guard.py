@@ -23,7 +23,7 @@ from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import Attempts, Compactor, Foreseen, PreparedRequest, PruningModel, RequestContext
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
+from litellm_compaction.proxy.answer.transport import GuardedTransport, client_over
 from litellm_compaction.proxy.answers import asked_of
 from litellm_compaction.proxy.client import identity_of, metadata_of, tenant_of
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, client_request
@@ -78,7 +78,6 @@ class Guard:
         self._compactor = compactor
         self._exchanges = exchanges
         self._store = store
-        self._clients = Clients()
         self._inner: httpx.AsyncBaseTransport | None = None
 
     async def look_at_seams(self, router: Any) -> None:
@@ -342,8 +341,8 @@ class Guard:
             self._inner = connect()
         transport = GuardedTransport(self._inner, self._compactor, context, asked, prepared, exchange)
         target = context.target
-        made = self._clients.over(transport, api_base=str(target.api_base), api_key=target.api_key)
-        return {**wire.as_chat(kwargs), "client": made}
+        openai_client = client_over(transport, api_base=str(target.api_base), api_key=target.api_key)
+        return {**wire.as_chat(kwargs), "client": openai_client}
 
     async def _read(self, body: Mapping[str, Any], group: str, *, is_bridged: bool, is_chat: bool) -> Exchange | None:
         """What is to be done for a request, as `client_request` reads it, before anything is."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, applied_tokens, apply
-from litellm_compaction.core.plan import Keep, Reuse, expected_growth_tokens, plan_ahead, plan_reading, turn_ended
+from litellm_compaction.core.plan import Send, expected_growth_tokens, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.core.steps import MIN_GAIN_RATIO, CompactionOptions, Step
 from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (
@@ -53,7 +53,7 @@ def ahead(
     if decision is None:
         return None
     assert is_record(decision)
-    assert decision.draft.ahead
+    assert decision.draft.state == "ready"
     return written(decision)
 
 
@@ -68,9 +68,9 @@ def test_what_is_applied_stays_applied_until_it_does_no_more() -> None:
     assert second.round == 2
     assert second.covered_messages > first.covered_messages
     next_turn = [*grown, assistant("So."), user("Yes.")]
-    assert decide(next_turn, WINDOW, [second, first])[0] == Reuse(compaction=first)
+    assert decide(next_turn, WINDOW, [second, first])[0] == Send(compaction=first)
     full = [*next_turn, assistant("b " * 4400), user("Then?")]
-    assert decide(full, WINDOW, [second, first])[0] == Reuse(compaction=second)
+    assert decide(full, WINDOW, [second, first])[0] == Send(compaction=second)
 
 
 def test_nothing_is_written_where_stubs_will_do() -> None:
@@ -116,7 +116,7 @@ def test_whatever_is_written_ahead_is_unseen_until_the_trigger(
     decided = first_step(weighed, limits, DEPTH, [made])
     if not limits.triggers(weighed.tokens):
         assert decided == without
-    elif isinstance(decided, Reuse):
+    elif isinstance(decided, Send) and decided.compaction:
         assert not limits.triggers(applied_tokens(weighed, made))
         assert broken_promises(parsed(later), apply(parsed(later), made)) == []
 
@@ -126,7 +126,7 @@ def test_whatever_is_written_ahead_is_unseen_until_the_trigger(
 
 def reading(
     raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction], *, answer: str = "", rereads: bool = False
-) -> Reuse | Step | None:
+) -> Compaction | Step | None:
     weighed = conversation(turn_ended(parsed(raw), answer))
     return plan_reading(weighed, budget(window, weighed), replace(DEPTH, rereads=rereads), stored)
 
@@ -137,9 +137,9 @@ def test_nothing_is_read_where_the_cache_holds_what_will_be_sent() -> None:
     made = ahead(nearly, answer="Done.")
     assert made is not None
     assert reading(nearly, WINDOW, [], answer="Done.") is None
-    assert reading(nearly, WINDOW, [made], answer="Done.") == Reuse(compaction=made)
+    assert reading(nearly, WINDOW, [made], answer="Done.") == made
     assert reading(nearly, WINDOW, [made], answer="Done.", rereads=True) is None
-    assert reading(nearly, WINDOW, [replace(made, ahead=False, early=True)], answer="Done.") is None
+    assert reading(nearly, WINDOW, [replace(made, state="read")], answer="Done.") is None
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,12 @@ def test_whatever_was_read_is_what_the_next_turn_begins_with(
     if found is None:
         return
     later = data.draw(next_turns([*raw, assistant(answer), user("So?")] if answer else raw))
-    chosen = found.compaction if isinstance(found, Reuse) else found.draft
-    effective = replace(chosen, ahead=False, early=True, window_tokens=window)
+    chosen = found if isinstance(found, Compaction) else found.draft
+    effective = replace(chosen, state="read", window_tokens=window)
     assert broken_promises(parsed(later), apply(parsed(later), effective)) == []
     decided, whole, limits = decide(later, window, [effective])
     if not limits.triggers(applied_tokens(whole, effective)) and whole.tokens >= weighed.tokens:
-        assert decided == Reuse(compaction=effective)
-    if first_step(weighed, budget(window, weighed), DEPTH, stored) == Keep():
+        assert decided == Send(compaction=effective)
+    if first_step(weighed, budget(window, weighed), DEPTH, stored) == Send():
         least_tokens = applied_tokens(weighed, chosen)
         assert least_tokens <= (1 - MIN_GAIN_RATIO) * (budget(window, weighed).trigger_tokens + 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import apply
 from litellm_compaction.core.messages import Message, chain, normal_text
-from litellm_compaction.core.plan import Reuse
+from litellm_compaction.core.plan import Send
 from litellm_compaction.core.steps import Step
 from litellm_compaction.core.view import View, is_injected, legal_cuts, request_indices
 from tests.builders import (
@@ -86,7 +86,7 @@ def test_the_next_turns_send_the_same_bytes() -> None:
     first = decision.draft
     later = [*raw, assistant("Done."), *[user("Next."), *screenshot("shot6"), assistant("Fine."), user("More.")]]
     again = conversation(parsed(later))
-    assert isinstance(first_step(again, budget(8192, again), replace(DEPTH, keep_images=2), [first]), Reuse)
+    assert first_step(again, budget(8192, again), replace(DEPTH, keep_images=2), [first]) == Send(compaction=first)
     before, after = apply(weighed.messages, first), apply(again.messages, first)
     assert as_bytes(after[: len(before)]) == as_bytes(before)
     for number in (7, 8):

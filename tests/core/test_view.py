@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import newest_user_index, parse_message, system_prefix_length
 from litellm_compaction.core.view import (
-    doubted_index,
     is_injected,
     latest_cut,
     legal_cuts,
-    protected_indices,
     request_indices,
 )
 from tests.builders import (
@@ -21,6 +19,7 @@ from tests.builders import (
     agent_conversations,
     assistant,
     calls,
+    conversation,
     image,
     parsed,
     raw_conversations,
@@ -60,7 +59,7 @@ def test_cuts_and_protected_messages(raw: list[JsonDict], cuts: tuple[int, ...],
     """Cuts lie before users and assistants up to the protected tail; lead, newest request and tail are protected."""
     messages = parsed(raw)
     assert legal_cuts(messages) == cuts
-    assert protected_indices(messages) == protected
+    assert conversation(messages).protected == protected
 
 
 @given(raw_conversations() | agent_conversations())
@@ -78,7 +77,7 @@ def test_a_cut_never_divides_a_round(raw: list[JsonDict]) -> None:
 def test_whatever_is_longer_than_its_protected_part_can_be_cut(raw: list[JsonDict]) -> None:
     """Only conversations that are protected from beginning to end have no cut, but for a lone request in front."""
     messages = parsed(raw)
-    protected = protected_indices(messages)
+    protected = conversation(messages).protected
     assert newest_user_index(messages) in protected
     if len(protected) < len(messages):
         assert legal_cuts(messages)[-1] == latest_cut(messages)
@@ -128,10 +127,9 @@ def test_additions_are_neither_the_request_nor_the_end_of_a_round(
 ) -> None:
     """Whatever stands behind results, they are open until an assistant answers; the person's last request stays."""
     messages = parsed(raw)
-    doubted = doubted_index(messages)
-    assert sorted({*request_indices(messages), *([] if doubted is None else [doubted])}) == [*requests]
+    assert request_indices(messages) == requests
     assert latest_cut(messages) == cut
-    assert protected_indices(messages) >= {*request_indices(messages), *range(cut, len(raw))}
+    assert conversation(messages).protected >= {*request_indices(messages), *range(cut, len(raw))}
 
 
 @given(agent_conversations())
@@ -140,7 +138,7 @@ def test_results_that_nobody_has_read_are_protected(raw: list[JsonDict]) -> None
     messages = parsed(raw)
     read = max((at for at, message in enumerate(messages) if message.role == "assistant"), default=0)
     unread = [at for at in range(read, len(messages)) if messages[at].role == "tool"]
-    protected = protected_indices(messages)
+    protected = conversation(messages).protected
     assert protected >= ({read, *range(unread[0], len(messages))} if unread else set())
     users = [at for at, message in enumerate(messages) if message.role == "user"]
     assert users[-1] in protected

@@ -30,7 +30,7 @@ class Network:
     """The servers that are reached without a socket, by host and port; others are reached as ever."""
 
     def __init__(self) -> None:
-        self._servers: dict[str, Application | None] = {}
+        self.servers: dict[str, Application | None] = {}
         self._open: dict[Any, _Exchange] = {}
         self._ports = itertools.count(20001)
 
@@ -40,11 +40,11 @@ class Network:
 
     def attach(self, base_url: str, server: Application) -> None:
         """Lets `server` answer at an address."""
-        self._servers[urlsplit(base_url).netloc] = server
+        self.servers[urlsplit(base_url).netloc] = server
 
     def detach(self, base_url: str) -> None:
         """From now on connections to an address are refused."""
-        self._servers[urlsplit(base_url).netloc] = None
+        self.servers[urlsplit(base_url).netloc] = None
 
     def cut(self, peer: Any) -> None:
         """Ends the connection of a client as it is."""
@@ -53,7 +53,7 @@ class Network:
 
     def has(self, netloc: str) -> bool:
         """Tells whether a server at HOST:PORT is one of these, now or earlier."""
-        return netloc in self._servers
+        return netloc in self.servers
 
     async def request(self, request: httpx.Request) -> httpx.Response:
         """Answers an HTTP request; the body of the answer comes as it is read.
@@ -61,7 +61,7 @@ class Network:
         Raises:
             ConnectError: nobody listens at the address any more.
         """
-        server = self._servers[request.url.netloc.decode()]
+        server = self.servers[request.url.netloc.decode()]
         if server is None:
             raise httpx.ConnectError("All connection attempts failed", request=request)
         exchange = _Exchange(server, request, await request.aread(), self._open)
@@ -74,7 +74,7 @@ class Network:
             ClientConnectionError: nobody listens at the address.
             WSServerHandshakeError: the server refuses.
         """
-        server = self._servers[urlsplit(url).netloc]
+        server = self.servers[urlsplit(url).netloc]
         if server is None:
             raise aiohttp.ClientConnectionError("nobody listens")
         return await Socket.opened(server, url, headers, longest)

@@ -11,9 +11,9 @@ import litellm
 import pytest
 
 from litellm_compaction.core.messages import user_message
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy.internal import Caller
-from litellm_compaction.summarizer import SummaryAnswer
 from tests.engine.bench import settled
 
 

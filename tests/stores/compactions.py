@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, PartialCoverage, Segment
+from litellm_compaction.core.compaction import Compaction, PartialCoverage, Segment, State
 from litellm_compaction.core.forms import Form
 from litellm_compaction.core.strategies import STRATEGIES
 
+states = st.sampled_from(get_args(State))
 
-def compaction(name: str, *, covered: int = 4, text: str = "What happened.", provisional: bool = False) -> Compaction:
+
+def compaction(name: str, *, covered: int = 4, text: str = "What happened.", state: State = "applied") -> Compaction:
     segment = Segment(text=text, round=1, covered_messages=covered)
     return Compaction(
         covered_messages=covered,
@@ -22,7 +24,7 @@ def compaction(name: str, *, covered: int = 4, text: str = "What happened.", pro
         segments=(segment,),
         ledger="- src/a.py",
         level="summary",
-        provisional=provisional,
+        state=state,
     )
 
 
@@ -44,7 +46,7 @@ def compactions(draw: st.DrawFn) -> Any:
         ledger=texts,
         level=st.sampled_from(["edit", "truncate", *STRATEGIES]),
         window_tokens=st.integers(0, 10**9),
-        provisional=st.booleans(),
+        state=states,
         covered_part=st.none() | st.builds(PartialCoverage, chars=st.integers(0, 10**6), text_hash=texts),
         segments=st.lists(st.builds(Segment, text=texts, covered_messages=st.integers(0, covered)), max_size=4).map(
             tuple

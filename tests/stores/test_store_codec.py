@@ -27,7 +27,7 @@ def test_everything_survives(known: Compaction) -> None:
 def test_a_digest_is_of_the_contents() -> None:
     """It changes with any word, and not when a record that was written ahead is put into effect."""
     known = compaction("h")
-    assert digest(known) == digest(replace(known, ahead=True)) == digest(replace(known, early=True))
+    assert digest(known) == digest(replace(known, state="ready")) == digest(replace(known, state="read"))
     others = [compaction("g"), replace(known, ledger="- src/b.py"), replace(known, forms=(Form(1, "words"),))]
     assert len({digest(each) for each in (known, *others)}) == 4
     # As it was written down once: a receipt of then is checked with it.
