@@ -57,11 +57,11 @@ class WindowUnread(WindowUnknown):
 
 
 class ModelNotLoaded(CompactionError):
-    """A server knows the model but has not loaded it, so it has no window yet."""
+    """LM Studio knows the model but has not loaded it, so it has no window yet."""
 
-    def __init__(self, model: str, *, server: str = "LM Studio") -> None:
+    def __init__(self, model: str) -> None:
         super().__init__(
-            f"{model} is not loaded in {server}, so its context length is not known yet. "
+            f"{model} is not loaded in LM Studio, so its context length is not known yet. "
             "Load it, or set `when_not_loaded: warm_up`."
         )
 

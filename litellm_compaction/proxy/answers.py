@@ -20,6 +20,9 @@ from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused,
 from litellm_compaction.proxy.standards.orders import NO_ORDERS
 from litellm_compaction.proxy.standards.standards import Standards
 
+# A request of OpenAI's Responses has it; the only other route with orders is Anthropic's.
+_INPUT = "input"
+
 
 @dataclass(frozen=True, slots=True)
 class Answers:
@@ -43,7 +46,7 @@ class Answers:
         stream = self._hooked(exchange, response, data) if is_carried_here else response
         told = self._told(stream, exchange)
         if (orders := exchange.client.orders) is not NO_ORDERS and orders.shows:
-            told = self.standards.showing(told, exchange, is_messages=_is_messages(data))
+            told = self.standards.showing(told, exchange, is_messages=_INPUT not in data)
         try:
             async for chunk in told:
                 yield chunk
@@ -84,7 +87,7 @@ class Answers:
                 self.compactor.replies.learn(context, prepared, **usage._asdict())
         told = wire.with_details(response, exchange.attempt.details)
         if (orders := exchange.client.orders) is not NO_ORDERS and orders.shows:
-            return await self.standards.shown(told, exchange, is_messages=_is_messages(data))
+            return await self.standards.shown(told, exchange, is_messages=_INPUT not in data)
         return told if exchange.attempt.details is not None else None
 
     def failed(self, data: Mapping[str, Any], error: Exception) -> Refusal | None:
@@ -143,11 +146,6 @@ def asked_of(exchange: Exchange, context: RequestContext, body: Mapping[str, Any
         thoughts_tokens=wire.asked_thoughts_tokens(sent_body(body) or body),
         client_text=client.client_text,
     )
-
-
-def _is_messages(data: Mapping[str, Any]) -> bool:
-    """Returns True for a request on Anthropic's route; the only other one with orders is OpenAI's Responses."""
-    return "input" not in data
 
 
 @contextmanager

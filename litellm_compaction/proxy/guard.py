@@ -423,7 +423,7 @@ class Guard:
         if target is not None and not may_use(router, name, metadata):
             target, why = None, "is not allowed for some keys"
         if target is None:
-            self.guards.warn_once(f"{name} {why}", "pruning_model=%s %s; they use the same model", name, why)
+            self.guards.warn_once(f"{name} {why}", "pruning_model=%s %s; the same model is used there", name, why)
             return ()
         caller = Caller(router, name, metadata, settings.summary_timeout_s, name)
         return (PruningModel(label=name, target=target, ask=caller.ask, is_same=False),)

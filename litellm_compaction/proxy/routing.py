@@ -28,7 +28,7 @@ from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.proxy.litellm_inside.application import with_credentials
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
-from litellm_compaction.windows.other_servers import SERVERS, LocalServer
+from litellm_compaction.windows.other_servers import SERVERS
 from litellm_compaction.windows.windows import Target, Window, Windows
 
 logger = logging.getLogger("litellm_compaction")
@@ -123,7 +123,7 @@ def deployment_of(params: Entry, info: Entry, *, group: str, environ: Mapping[st
 
 def _opted_in(target: Target, provider: str, info: Entry, environ: Mapping[str, str]) -> Target:
     """`target` as an operator opted it in: the server to ask for its window, and the number without an answer."""
-    server = _server_of(provider)
+    server = next((each for each in SERVERS.values() if provider in each.providers), None)
     variable, address = ("", None) if server is None else server.providers[provider]
     api_base = target.api_base or environ.get(variable) or address
     apis: tuple[str, ...] = () if server is None or api_base is None else (server.name,)
@@ -149,10 +149,6 @@ def asked_deployment_of(params: Entry, info: Entry, *, group: str, environ: Mapp
     if not is_hosted or target.context_length is not None:
         return asked
     return replace(asked, target=replace(target, context_length=DEFAULT_WINDOW_TOKENS, context_source="default"))
-
-
-def _server_of(provider: str) -> LocalServer | None:
-    return next((server for server in SERVERS.values() if provider in server.providers), None)
 
 
 def refuses_by(provider: str) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from litellm.types.llms.openai import ResponseAPIUsage
 
+from litellm_compaction.core.messages import Request
 from litellm_compaction.proxy.answer.sse import json_object
 from litellm_compaction.proxy.wire import (
     asked_output_tokens,
@@ -89,17 +90,12 @@ def test_usage_is_the_whole_prompts_or_none(prompt_tokens: Any, cached_tokens: A
     assert usage_of({"usage": {"prompt_tokens": 900}}) is None is usage_of({"usage": None})
 
 
-@pytest.mark.parametrize(
-    ("asked", "tokens", "sent"),
-    [
-        ({"max_tokens": 1e9, "max_completion_tokens": 600.0}, 600, {"max_tokens": 512, "max_completion_tokens": 512}),
-        ({"max_tokens": 10.5}, None, {}),
-    ],
-)
-def test_a_limit_without_a_fraction_is_a_limit(asked: dict[str, float], tokens: int, sent: dict[str, int]) -> None:
+def test_a_limit_without_a_fraction_is_a_limit() -> None:
     """Servers read 512.0 as 512; what they refuse stays for them to refuse."""
-    assert asked_output_tokens(asked) == tokens
-    assert with_output_limit(asked, 512) == sent
+    asked = {"max_tokens": 1e9, "max_completion_tokens": 600.0, "n_predict": -1}
+    assert asked_output_tokens(asked) == 600
+    assert with_output_limit(asked, 512) == {"max_tokens": 512, "max_completion_tokens": 512, "n_predict": 512}
+    assert (asked_output_tokens({"max_tokens": 10.5}), with_output_limit({"max_tokens": 10.5}, 512)) == (None, {})
 
 
 @pytest.mark.parametrize(
@@ -127,46 +123,35 @@ def test_a_clients_bound_on_thinking(body: dict[str, Any], tokens: float | None)
     assert asked_thoughts_tokens(body) == tokens
 
 
-@pytest.mark.parametrize(
-    ("body", "is_same"),
-    [
-        ({"messages": [{"role": "user", "content": "Go."}]}, True),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Go. "}]}]}, True),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Stay."}]}]}, False),
-        ({"messages": [{"role": "user", "content": "Go."}], "tools": [{"type": "function"}]}, False),
-    ],
-)
-def test_a_body_in_other_words_is_the_same_request(body: dict[str, Any], is_same: bool) -> None:
+def _read(*messages: Any, **fields: Any) -> Request:
+    request = decode({"messages": list(messages), **fields})
+    assert request is not None
+    return request
+
+
+def test_a_body_in_other_words_is_the_same_request() -> None:
     """LiteLLM writes a text as a part, or strips it; anything else was never measured, and is looked at anew."""
-    request = decode({"messages": [{"role": "user", "content": "Go."}]})
-    assert request is not None
-    assert is_same_request(body, request) is is_same
-
-
-@pytest.mark.parametrize("content", ["my number is 42", [{"type": "text", "text": "my number is 42"}]])
-def test_text_that_a_guardrail_masks_in_place_makes_another_request(content: Any) -> None:
-    """LiteLLM's Presidio writes over the text of a content part that both share."""
-    body = {"messages": [{"role": "user", "content": content}]}
-    request = decode(body)
-    assert request is not None
-    assert is_same_request(body, request)
-    if isinstance(content, str):
-        body["messages"][0]["content"] = "my number is <MASKED>"
-    else:
-        content[0]["text"] = "my number is <MASKED>"
-    assert not is_same_request(body, request)
-
-
-def test_a_reference_to_a_tool_is_no_part_of_a_result() -> None:
-    """LiteLLM leaves it out behind us; what is planned with it would be planned once more without it."""
-    reference = {"type": "tool_reference", "tool_name": "read"}
-    for parts, left in (
-        ([reference, {"type": "text", "text": "Done."}], [{"type": "text", "text": "Done."}]),
-        ([reference], ""),
+    request = _read({"role": "user", "content": "Go."})
+    for content, fields, is_same in (
+        ("Go.", {}, True),
+        ([{"type": "text", "text": "Go. "}], {}, True),
+        ([{"type": "text", "text": "Stay."}], {}, False),
+        ("Go.", {"tools": [{"type": "function"}]}, False),
     ):
-        request = decode({"messages": [{"role": "tool", "tool_call_id": "c", "content": parts}]})
-        assert request is not None
-        assert is_same_request({"messages": [{"role": "tool", "tool_call_id": "c", "content": left}]}, request)
+        assert is_same_request({"messages": [{"role": "user", "content": content}], **fields}, request) is is_same
+    # LiteLLM's Presidio writes over the text of a message, or of a content part that both share.
+    for message in ({"content": "42"}, {"content": [{"text": "42"}]}):
+        body: dict[str, Any] = {"messages": [{"role": "user", **message}]}
+        masked = body["messages"][0] if isinstance(message["content"], str) else message["content"][0]
+        request = _read(*body["messages"])
+        assert is_same_request(body, request)
+        masked["content" if isinstance(message["content"], str) else "text"] = "<MASKED>"
+        assert not is_same_request(body, request)
+    # It leaves references to tools out behind us; what is planned with one would be planned once more without it.
+    reference, done = {"type": "tool_reference", "tool_name": "read"}, {"type": "text", "text": "Done."}
+    for parts, left in (([reference, done], [done]), ([reference], "")):
+        result = {"role": "tool", "tool_call_id": "c"}
+        assert is_same_request({"messages": [{**result, "content": left}]}, _read({**result, "content": parts}))
 
 
 def test_a_call_to_chats_alone_hides_its_server_and_gets_it_back() -> None:
