@@ -9,35 +9,29 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import inspect
 import math
 import sys
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 _Result = TypeVar("_Result")
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
-_ASKED_AGAIN_S = 0.1
-_MAX_RESTS = 4096
-# While one map is being copied the collector may come more than once: with the last context alone the interpreter still
-# died when it came after every third object (3.11.7), with two it did not.
+# More than one: the collector may come again while one map is being copied.
 _held: deque[contextvars.Context] = deque(maxlen=8)
 
 
 def hold_contexts() -> None:
     """Keeps the proxy process alive on Python before 3.12, where setting a context variable can crash it; idempotent.
 
-    The garbage collector runs inside any allocation, also inside `ContextVar.set`. If it then ends a generator whose
-    `finally` sets or resets a variable, the map that is being copied is freed under the copy (CPython 3.11,
-    Python/context.c `contextvar_set`: `ctx->ctx_vars` is borrowed), and the process dies with a segmentation fault. A
-    stock LiteLLM, which resets variables in such generators, died after some hundred streamed requests. Since
-    3.12 the collector runs between bytecodes only (What's New in Python 3.12, "gc"). So every collection holds the
-    context that is current, and with it the map that may be in use.
+    If a garbage collection inside `ContextVar.set` ends a generator that resets a variable, as LiteLLM's do, the map
+    that is being copied is freed under the copy (CPython 3.11, Python/context.c, `ctx->ctx_vars` is borrowed). So every
+    collection holds the context that is current, and with it the map that may be in use.
     """
     if sys.version_info < (3, 12) and _hold not in gc.callbacks:
         gc.callbacks.append(_hold)
@@ -49,10 +43,9 @@ def _hold(phase: str, _info: dict[str, Any]) -> None:
 
 
 class Bounded(OrderedDict[_Key, _Value]):
-    """A dict of `most` entries, 1 or more, that forgets the one that was written longest ago.
+    """A dict of `most` entries, 1 or more, that forgets the one that was written longest ago; threads may write.
 
-    Reading keeps nothing alive; `move_to_end` does. Threads that write at the same time lose nothing of each other:
-    `setdefault` gives all of them the same value, which an OrderedDict's own does not once writing is Python code.
+    Reading keeps nothing alive; `move_to_end` does.
     """
 
     def __init__(self, most: int) -> None:
@@ -80,61 +73,54 @@ class Rests(Generic[_Key]):
     def __init__(self, first_s: float, longest_s: float, clock: Callable[[], float]) -> None:
         self._first_s, self._longest_s, self._clock = first_s, longest_s, clock
         # Until when, and the rest's length.
-        self._kept: Bounded[_Key, tuple[float, float]] = Bounded(_MAX_RESTS)
+        self._kept: Bounded[_Key, tuple[float, float]] = Bounded(4096)
 
     def is_over(self, key: _Key) -> bool:
         return self._clock() >= self._kept.get(key, (-math.inf, 0.0))[0]
 
     def begin(self, key: _Key) -> bool:
         """Notes a failure, one of several together; returns True for the first one ever, which is worth a warning."""
-        known = self._kept.get(key)
-        if not self.is_over(key):
-            return False
-        pause_s = max(self._first_s, min(2 * known[1], self._longest_s)) if known is not None else self._first_s
-        self._kept[key] = self._clock() + pause_s, pause_s
-        return known is None
+        is_first, (until_s, rest_s) = key not in self._kept, self._kept.get(key, (-math.inf, 0.0))
+        if self._clock() >= until_s:
+            rest_s = max(self._first_s, min(2 * rest_s, self._longest_s))
+            self._kept[key] = self._clock() + rest_s, rest_s
+        return is_first
 
     def end(self, key: _Key) -> None:
         if key in self._kept:
             self._kept[key] = -math.inf, 0.0
 
 
-@dataclass(slots=True)
-class _Flight(Generic[_Result]):
-    task: asyncio.Task[_Result]
-    waiters: int = 0
-
-
 class Flights(Generic[_Result]):
     """Runs by key, in one event loop. A run is cancelled with its last waiter, and its result is not kept."""
 
     def __init__(self) -> None:
-        self._flights: dict[Hashable, _Flight[_Result]] = {}
+        self._runs: dict[Hashable, asyncio.Task[_Result]] = {}
+        self._waiters: dict[asyncio.Task[_Result], int] = {}
 
     def is_under_way(self, key: Hashable) -> bool:
-        return key in self._flights
+        return key in self._runs
 
     async def join(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
         """The result, or the error, of the one run under `key`, in the context of its first caller."""
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = _Flight(asyncio.ensure_future(start()))
-            self._flights[key] = flight
-            flight.task.add_done_callback(lambda task: self._landed(key, task))
-        flight.waiters += 1
+        run = self._runs.get(key)
+        if run is None:
+            run = self._runs[key] = asyncio.ensure_future(start())
+            run.add_done_callback(lambda run: self._forget(key, run))
+        self._waiters[run] = self._waiters.get(run, 0) + 1
         try:
-            return await asyncio.shield(flight.task)
+            return await asyncio.shield(run)
         finally:
-            flight.waiters -= 1
-            if flight.waiters == 0 and not flight.task.done():
-                self._flights.pop(key, None)
-                flight.task.cancel()
+            self._waiters[run] -= 1
+            if not self._waiters[run]:
+                del self._waiters[run]
+                self._forget(key, run)
+                run.cancel()
 
-    def _landed(self, key: Hashable, task: asyncio.Task[_Result]) -> None:
-        flight = self._flights.get(key)
-        if flight is not None and flight.task is task:
-            del self._flights[key]
-        _retrieve(task)
+    def _forget(self, key: Hashable, run: asyncio.Task[_Result]) -> None:
+        if self._runs.get(key) is run:
+            del self._runs[key]
+        _retrieve(run)
 
 
 class Tasks(set["asyncio.Task[Any]"]):
@@ -156,32 +142,19 @@ async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
     while waiting:
         for task in waiting:
             task.cancel()
-        done, waiting = await asyncio.wait(waiting, timeout=_ASKED_AGAIN_S)
+        done, waiting = await asyncio.wait(waiting, timeout=0.1)
         for task in done:
             _retrieve(task)
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
     """Marks a task's error as seen: all its waiters may have gone."""
-    if not task.cancelled():
+    if task.done() and not task.cancelled():
         task.exception()
 
 
-@dataclass(slots=True)
-class _Run(Generic[_Value]):
-    begun_s: float
-    has_begun: bool = False
-    task: asyncio.Task[_Value] = field(init=False)
-
-
 class Kept(Generic[_Key, _Value]):
-    """Values by key: each is obtained once at a time for all who ask, and kept for a while.
-
-    Args:
-        obtain: its error reaches those who wait, and is not kept.
-        life_s: of a value, from when it was obtained.
-        most: the number of values that are kept.
-    """
+    """Values by key, `most` of them: each is obtained once at a time for all who ask, and kept for its `life_s`."""
 
     def __init__(
         self,
@@ -191,72 +164,62 @@ class Kept(Generic[_Key, _Value]):
         most: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._obtain = obtain
-        self._life_s = life_s
-        self._clock = clock
+        self._obtain, self._life_s, self._clock = obtain, life_s, clock
         # With the time until which each holds.
         self._held: Bounded[_Key, tuple[_Value, float]] = Bounded(most)
-        self._runs: dict[_Key, _Run[_Value]] = {}
-        self._tasks: set[asyncio.Task[_Value]] = set()
+        # With the time at which each has begun.
+        self._runs: Bounded[_Key, tuple[asyncio.Task[_Value], float]] = Bounded(most)
+        self._tasks = Tasks()
 
     async def get(self, key: _Key, *, fresh: bool = False) -> _Value:
         """The value, obtained now unless one holds; `fresh` waits for one whose obtaining begins after this call."""
         if fresh:
             self.invalidate(key)
         held = self._held.get(key)
-        if held is not None and self._clock() < held[1]:
-            return held[0]
-        return await asyncio.shield((self._runs.get(key) or self._started(key)).task)
+        return held[0] if held and self._clock() < held[1] else await asyncio.shield(self._run(key)[0])
 
     async def soon(self, key: _Key, *, wait_s: float) -> _Value | None:
         """As `get`, but gives the previous value, or None, once obtaining has taken `wait_s`."""
         held = self._held.get(key)
-        if held is not None and self._clock() < held[1]:
+        if held and self._clock() < held[1]:
             return held[0]
-        run = self._runs.get(key) or self._started(key)
-        await asyncio.wait({run.task}, timeout=max(0.0, run.begun_s + wait_s - self._clock()))
-        return run.task.result() if run.task.done() else self.last(key)
+        run, begun_s = self._run(key)
+        await asyncio.wait({run}, timeout=max(0.0, begun_s + wait_s - self._clock()))
+        return run.result() if run.done() else self.last(key)
 
     def last(self, key: _Key) -> _Value | None:
         """The value that was obtained last, even if it does not hold any more."""
         held = self._held.get(key)
-        return held[0] if held is not None else None
+        return held[0] if held else None
 
     def has(self, key: _Key) -> bool:
         return key in self._held
 
     def invalidate(self, key: _Key) -> None:
         """Has the next `get` wait for a value whose obtaining begins after this call."""
-        held = self._held.get(key)
-        if held is not None:
-            self._held[key] = (held[0], -math.inf)
-        if key in self._runs and self._runs[key].has_begun:
+        if key in self._held:
+            self._held[key] = self._held[key][0], -math.inf
+        run, _ = self._runs.get(key, (None, 0.0))
+        if run and inspect.getcoroutinestate(run.get_coro()) != inspect.CORO_CREATED:  # type: ignore[arg-type]
             del self._runs[key]
 
     async def aclose(self) -> None:
         self._runs.clear()
         await ended(self._tasks)
 
-    def _started(self, key: _Key) -> _Run[_Value]:
-        run: _Run[_Value] = _Run(self._clock())
-        run.task = asyncio.create_task(self._keep(key, run))
-        run.task.add_done_callback(lambda _: self._landed(key, run))
-        self._tasks.add(run.task)
-        self._runs[key] = run
-        return run
+    def _run(self, key: _Key) -> tuple[asyncio.Task[_Value], float]:
+        if key not in self._runs or self._runs[key][0].done():
+            run = self._tasks.begin(self._obtained(key))
+            run.add_done_callback(_retrieve)
+            self._runs[key] = run, self._clock()
+        return self._runs[key]
 
-    async def _keep(self, key: _Key, run: _Run[_Value]) -> _Value:
-        run.has_begun = True
+    async def _obtained(self, key: _Key) -> _Value:
         value = await self._obtain(key)
-        if self._runs.get(key) is run:
-            self._held[key] = (value, self._clock() + self._life_s(value))
+        # If it was not invalidated meanwhile.
+        if key in self._runs and self._runs[key][0] is asyncio.current_task():
+            self._held[key] = value, self._clock() + self._life_s(value)
         return value
-
-    def _landed(self, key: _Key, run: _Run[_Value]) -> None:
-        self._tasks.discard(run.task)
-        if self._runs.get(key) is run:
-            del self._runs[key]
-        _retrieve(run.task)
 
 
 # Work over more text than this leaves the event loop: the ledger takes about 0.3 ms for 1,000 characters.
@@ -274,9 +237,8 @@ class HasText(Protocol):
 
 async def off_loop(messages: Sequence[HasText], run: Callable[[], _Result]) -> _Result:
     """Returns the result of `run`, a walk over `messages`; uses a thread if it would hold up the event loop."""
-    if not is_long(messages) and sum(len(message.text) for message in messages) < _OFF_LOOP_CHARS:
-        return run()
-    return await asyncio.to_thread(run)
+    long = is_long(messages) or sum(len(message.text) for message in messages) >= _OFF_LOOP_CHARS
+    return await off_loop_if(long, run)
 
 
 async def off_loop_if(is_long: bool, run: Callable[[], _Result]) -> _Result:
@@ -286,24 +248,18 @@ async def off_loop_if(is_long: bool, run: Callable[[], _Result]) -> _Result:
 def is_long(*lists: object) -> bool:
     """Returns True if lists of JSON, such as `messages` and `tools`, hold so much that a walk takes some ms."""
     left = _OFF_LOOP_ITEMS
-    for each in lists:
-        if not isinstance(each, Sequence) or isinstance(each, str):
-            continue
-        left -= len(each)
-        if left < 0:
-            return True
-        for value in each:
-            left -= _items(value)
-        if left < 0:
-            return True
+    for values in lists:
+        for value in values if isinstance(values, Sequence) and not isinstance(values, str) else ():
+            left -= 1 + _items(value)
+            if left < 0:
+                return True
     return False
 
 
 def _items(value: object) -> int:
     """The weight of a message or a tool besides itself: the lists in it, and its texts.
 
-    JSON's types are asked for first: an abstract class takes ten times as long to answer, and a request looks at each
-    message of a conversation several times.
+    JSON's types are asked for first: an abstract class takes ten times as long to answer.
     """
     value = getattr(value, "raw", value)
     if isinstance(value, (dict, Mapping)):

@@ -284,11 +284,8 @@ _RESERVE = "write the sum of the reserves as `reserve_tokens`"
 _BUFFER = "set `reserve_tokens`, if more of the window has to stay free for the answer"
 # Settings of earlier versions, and what to do in their place; CHANGELOG.md has them, too.
 _REMOVED = {
-    **{field.name: f"leave it out; it is always {field.default:g} now" for field in fields(Constants)},
-    "ask_server": "leave it out; LM Studio is asked where doubt decides, and left alone if it does not answer",
-    "clear_tool_results": "leave it out; old tool results give way if that alone reaches the target",
+    **{field.name: f"leave it out; it is always {field.default} now" for field in fields(Constants)},
     "count": "leave it out; the server is asked wherever doubt would decide",
-    "max_summary_calls": "leave it out; a model that writes nothing usable twice pauses; or name a `pruning_model`",
     "models_folder": "leave it out; name the tokenizer.json of a model that this package does not know in `tokenizer`",
     "output_buffer_min_tokens": _BUFFER,
     "output_buffer_ratio": _BUFFER,

@@ -136,8 +136,11 @@ class Overloaded(CompactionError):
 class LeftUnread(CompactionError):
     """A reader came back to a stream that had been closed since nothing was read of it for a while."""
 
-    def __init__(self, unread_s: float) -> None:
-        super().__init__(f"The answer was ended: its client had read nothing for {unread_s:.0f} s. Send it again.")
+    def __init__(self) -> None:
+        super().__init__(
+            "The answer was ended: its client had read nothing for 30 s, or for 10 s while another request waited for "
+            "its room. Send it again."
+        )
 
 
 class ServerUnavailable(CompactionError):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -26,8 +25,6 @@ UNDONE = "undone"
 # Why a compaction is not as configured although nothing is wrong: no summary has room, the client writes its own, texts
 # were shortened as the operator allows, or it was undone.
 BY_PLAN = frozenset(("no_room", "client_summary", "attached", "excerpt", UNDONE))
-# The number of a model's newest summaries to look at, and the number of rejected ones that is too many.
-_LATEST, _TOO_MANY = 6, 4
 # Of an answer that the window has cut.
 Cut: TypeAlias = Literal["attempts", "aborted", "unanswered"]
 AnswerOutcome: TypeAlias = Literal["completed"] | Cut
@@ -35,36 +32,24 @@ ContinuationOutcome: TypeAlias = Literal["restarted"] | Cut
 Phase: TypeAlias = Literal["pre_request", "tool_response", "streaming"]
 
 
-_LEVELS: Mapping[str, int] = {
-    "refused": logging.WARNING,
-    "observed": logging.INFO,
-    "prepared": logging.INFO,
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionEvent:
     """One decision about a request above the trigger, or a record that was written, or given up, before it is needed.
 
+    Texts that do not apply are "".
+
     Attributes:
         model: `model_name` or deployment that was asked.
         tokens_before, tokens_after: estimated prompt as it came and as it was sent.
-        covered_messages: the number of messages that the record stands for.
-        rung: how the newest part of the record was condensed, "" if there is none.
-        summary_calls: jobs of the pruning model that this request paid for.
+        rung: how the newest part of the record was condensed.
         duration_ms: from the first count to sending; it includes `summary_ms`.
-        reason: one word that explains a fallback or a failure, or tells that a reused record was written ahead:
-            `prepared`, or `early` below the trigger.
-        when_s: wall clock, seconds since 1970.
-        compaction_id: of the record that is sent, "" if there is none.
-        continues_id: of the record that a new one goes on from, "" for a conversation's first.
-        tenant: fingerprint of the request's owner (promise P9: never a name or a key), "" if not known.
-        refusal: the earlier refusal as too long: `http_400`, `error_event`, `empty_stream`, `crash`; "" for none.
-        result_tokens: of the newest tool results, in the phase `tool_response`.
-        projected_tokens: the prompt that those results made, after the part that was sent before them, uncompacted.
-        limit_tokens: the largest prompt that may be sent.
+        reason: one word for a fallback or a failure; `prepared`, below the trigger `early`: a record written ahead.
+        compaction_id, continues_id: of the record that is sent, and of that from which a new one goes on.
+        tenant: fingerprint of the request's owner (promise P9: never a name or a key).
+        refusal: the earlier refusal as too long: `http_400`, `error_event`, `empty_stream`, `crash`.
+        result_tokens, projected_tokens: of the newest tool results in the phase `tool_response`, and of the prompt that
+            they made behind the part that was sent before them.
         messages: the client's, without the leading system ones.
-        excerpts, excerpt_tokens: quotations of the earlier conversation before the person's newest words.
     """
 
     outcome: Outcome
@@ -108,14 +93,14 @@ class CompactionEvent:
     @property
     def log_level(self) -> int:
         """WARNING if the operator may have something to change."""
-        if self.outcome in ("compacted", "fallback"):
-            is_as_planned = not self.has_overflowed and self.reason in ("", *BY_PLAN)
-            return logging.INFO if is_as_planned else logging.WARNING
-        return _LEVELS.get(self.outcome, logging.INFO if self.reason == UNDONE else logging.DEBUG)
+        is_made = self.outcome in ("compacted", "fallback")
+        if self.outcome == "refused" or (is_made and (self.has_overflowed or self.reason not in ("", *BY_PLAN))):
+            return logging.WARNING
+        is_told = is_made or self.outcome in ("observed", "prepared") or self.reason == UNDONE
+        return logging.INFO if is_told else logging.DEBUG
 
     @property
     def log_line(self) -> str:
-        # By how full it seemed, a prompt that the server has refused would not have been compacted.
         fill = "server overflow" if self.refusal else f"{self.filled_percent:.0f} %"
         line = (
             f"{self.outcome} model={self.model} phase={self.phase} {self.tokens_before}/{self.window_tokens} tokens "
@@ -144,10 +129,7 @@ class TruncationAlarm:
     reason: str
     when_s: float = 0.0
     tenant: str = ""
-
-    @property
-    def log_level(self) -> int:
-        return logging.WARNING
+    log_level: ClassVar[int] = logging.WARNING
 
     @property
     def log_line(self) -> str:
@@ -242,25 +224,6 @@ def event_from_json(text: str) -> Event | None:
         return None if reader is None else reader.validate_python(fields)
     except (ValidationError, ValueError, TypeError, AttributeError, KeyError):
         return None
-
-
-def useless_summarisers(events: Iterable[Event]) -> list[str]:
-    """A sentence for each model whose newest summaries were mostly rejected, or its last two.
-
-    Args:
-        events: oldest first.
-    """
-    latest: dict[str, deque[bool]] = {}
-    for event in events:
-        if isinstance(event, CompactionEvent) and event.summary_calls and event.pruning_model:
-            latest.setdefault(event.pruning_model, deque(maxlen=_LATEST)).append(event.reason in USELESS)
-    return [
-        f"{model}: {sum(each)} of {len(each)} of its last summaries said nothing or came too late: name another "
-        "pruning_model; while it pauses, the verbatim record is kept alone."
-        for model, each in latest.items()
-        # After two in a row the model pauses.
-        if sum(each) >= _TOO_MANY or [*each][-2:] == [True, True]
-    ]
 
 
 def log_observer(logger: logging.Logger) -> Observer:

@@ -8,7 +8,7 @@ from collections import deque
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import ContinuationEvent, Event, event_to_json
-from litellm_compaction.stores import EventLog
+from litellm_compaction.stores import Store
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -19,7 +19,7 @@ _MAX_WAITING = 1000
 class History:
     """Writes lines to `store` in the background, in its event loop; a failure is logged once and ignored."""
 
-    def __init__(self, store: EventLog) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting: deque[Event] = deque(maxlen=_MAX_WAITING)
         self._writing: asyncio.Task[None] | None = None

@@ -18,7 +18,6 @@ from litellm_compaction.events import (
     event_from_json,
     event_to_json,
     log_observer,
-    useless_summarisers,
 )
 
 LOGGER = logging.getLogger("litellm_compaction.test_events")
@@ -140,21 +139,3 @@ def test_an_event_survives_as_json(told: Event) -> None:
 def test_what_is_no_event_is_none(text: str) -> None:
     """Another version's, or damaged: it is not shown, and no error."""
     assert event_from_json(text) is None
-
-
-def test_models_whose_summaries_were_mostly_rejected_are_named() -> None:
-    """By their newest ones, those that came too late among them; what a server failed at says nothing of a model."""
-
-    def events(model: str, *reasons: str) -> list[CompactionEvent]:
-        return [event("fallback" if reason else "compacted", pruning_model=model, reason=reason) for reason in reasons]
-
-    weak = events("weak", "", "", "", "", "loop", "echo", "", "dialogue", "empty")
-    well_again = events("well", "loop", "loop", "loop", "loop", "", "", "")
-    unreachable = events("gone", *["error"] * 8)
-    late = events("late", *["timeout"] * 8)
-    new, once = events("new", "", "loop", "loop"), events("once", "loop", "", "loop")
-    alarm = TruncationAlarm(model="weak", window_tokens=8192, expected_tokens=9, reported_tokens=7, reason="usage")
-    (said, slow, paused) = useless_summarisers([*weak, *well_again, *unreachable, *late, *new, *once, alarm])
-    assert said.startswith("weak: 4 of 6 of its last summaries said nothing")
-    assert paused.startswith("new: 2 of 3 of its last summaries")
-    assert slow.startswith("late: 6 of 6 of its last summaries said nothing or came too late")

@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from litellm_compaction.core.compaction import Compaction, Segment
-from litellm_compaction.stores import Store, memory_store
+from litellm_compaction.stores import Store, open_store
 from litellm_compaction.stores.sqlite import SqliteFile, SqliteRows
 
 _TEXT = "The importer was split in two; see src/ledger/imports.py, line 120. " * 45
@@ -41,7 +41,10 @@ async def _compare(folder: Path, rows: int, calls: int) -> None:
     print(f"{'':10}{'find 1':>16}{'find 2000':>16}{'put':>16}{'add_event':>16}{'file':>10}")
     path = folder / "store.sqlite3"
     bound = {"ttl_s": 86_400.0, "max_bytes": 1 << 30}
-    stores: dict[str, Store] = {"memory": memory_store(**bound), "sqlite": Store(SqliteRows(SqliteFile(path), **bound))}
+    stores: dict[str, Store] = {
+        "memory": open_store("memory://", **bound),
+        "sqlite": Store(SqliteRows(SqliteFile(path), **bound)),
+    }
     for name, store in stores.items():
         columns = await _columns(store, rows, calls)
         await store.aclose()

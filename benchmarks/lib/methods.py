@@ -21,8 +21,8 @@ from benchmarks.lib.measuring import (
 from benchmarks.lib.summarisers import Kind, summary
 from litellm_compaction.core.messages import Message, Request, parse_message
 from litellm_compaction.engine import PreparedRequest, RequestContext
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
-from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokens.estimate import Estimate, Span
 from tests.engine.bench import Bench, Clock, FakeAsk, FakeCounter

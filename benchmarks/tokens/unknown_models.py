@@ -39,8 +39,8 @@ from litellm_compaction.core.budget import MARGIN_MIN_TOKENS
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.core.view import RECORD_TOKENS, View
 from litellm_compaction.engine import PreparedRequest, PruningModel
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import DoesNotFit
-from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.prompt import TextCounts, own_count, render

@@ -27,7 +27,7 @@ _COMMANDS = {
     "purge": "Delete stored compactions and their originals.",
     "mcp": "Serve the search to an MCP client.",
 }
-# Commands and options of an earlier version, and what to do in their place; CHANGELOG.md has them, too.
+# Commands of an earlier version, and what to do in their place; CHANGELOG.md has them, and the options that went.
 _REMOVED = {
     "compact": "`count` counts a conversation, and the library compacts one: `from litellm_compaction import compact`",
     "store": "`records` lists and shows what is stored, and `purge` deletes it",
@@ -35,18 +35,6 @@ _REMOVED = {
     "undo": "`records ID --undo` forgets a record",
     "redo": "`records ID --undo` forgets a record; a request makes it anew with `metadata.compaction.focus`",
     "pin": "a request pins messages by their words, with `metadata.compaction.pin`",
-    "up --verbose": "if LiteLLM does not start, `up` shows all that it said",
-    "demo --unguarded": "demo shows both sides, without the plug-in and with it",
-    "demo --no-color": "demo prints plain text",
-    "doctor --json": "the exit code says if there is a problem, and the text names each",
-    "events --follow": "the proxy's log and its page show events as they come",
-    "connect --write": "it prints the lines, and you put them into the client's file",
-    "connect --yes": "it prints the lines, and you put them into the client's file",
-    "connect --json": "it prints lines for people; the proxy's /v1/models has the names and windows",
-    "connect --shell": "it prints variables for a Unix shell; set the same ones in another",
-    "connect --lm-studio": "it asks the proxy for its models and windows: name it with --base-url",
-    "count --batch": "call count once for each request",
-    "count --api-base": "it asks no server; `doctor --probe` compares our count with the server's",
 }
 
 
@@ -83,9 +71,8 @@ class _Program(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        for name in (args[0], *(f"{args[0]} {each.partition('=')[0]}" for each in args[1:])):
-            if name in _REMOVED:
-                ctx.fail(f"{name} was removed: {_REMOVED[name]}.")
+        if args[0] in _REMOVED:
+            ctx.fail(f"{args[0]} was removed: {_REMOVED[args[0]]}.")
         if args[0] not in _COMMANDS:
             ctx.fail(f"{args[0]!r} is no command: there are {', '.join(_COMMANDS)}.")
         return super().resolve_command(ctx, args)

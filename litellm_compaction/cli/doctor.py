@@ -25,7 +25,7 @@ from litellm_compaction.engine import KnownWays
 from litellm_compaction.errors import ConfigError, ModelNotLoaded, StoreError, WindowUnread
 from litellm_compaction.places import is_redis
 from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, Finding, entry_name, note, problem
-from litellm_compaction.proxy.litellm_inside.seam import LACKS
+from litellm_compaction.proxy.litellm_inside import LACKS
 from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
 from litellm_compaction.proxy.live_settings import chosen_values
 from litellm_compaction.proxy.report import DeploymentReport, Reporter, counted_by

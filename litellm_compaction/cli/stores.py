@@ -24,9 +24,9 @@ from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.events import event_from_json, harmless
 from litellm_compaction.master_key import KEY_VARIABLE, known_master_key
 from litellm_compaction.places import ENVIRONMENT_PREFIX
-from litellm_compaction.proxy.litellm_inside.connections import redis_of
-from litellm_compaction.recall import checked, found_fields, indexed, search, shown_to_people
-from litellm_compaction.stores import Originals, Store, StoredCompaction, open_existing, originals_of
+from litellm_compaction.proxy.litellm_inside.application import redis_of
+from litellm_compaction.recall import checked, found_fields, indexed, search, told
+from litellm_compaction.stores import Originals, Store, StoredCompaction, open_store, originals_of
 from litellm_compaction.stores.rows import Row
 
 _UNIT_S = {"": 86_400.0, "d": 86_400.0, "h": 3600.0, "m": 60.0}
@@ -76,8 +76,15 @@ async def opened_store(
     """
     # Each row asks for it.
     secret = functools.cache(functools.partial(_secret, file, environ))
-    ttl_s, max_bytes, redis = settings.store_ttl_s, settings.store_max_bytes, redis_of(file.data if file else {})
-    store = open_existing(settings.store, ttl_s=ttl_s, max_bytes=max_bytes, environ=environ, redis=redis, secret=secret)
+    store = open_store(
+        settings.store,
+        ttl_s=settings.store_ttl_s,
+        max_bytes=settings.store_max_bytes,
+        environ=environ,
+        redis=redis_of(file.data if file else {}),
+        secret=secret,
+        is_proxy=False,
+    )
     ttl_s, max_bytes = settings.originals_ttl_s, settings.originals_max_bytes
     originals = originals_of(store, ttl_s=ttl_s, max_bytes=max_bytes, secret=secret)
     async with contextlib.aclosing(store), contextlib.aclosing(originals):
@@ -193,7 +200,7 @@ def _lines(view: RecordView, *, text: bool) -> Iterator[str]:
     if view.why_incomplete:
         yield view.why_incomplete
     for pair in view.pairs:
-        yield f"[{pair.number}] {pair.role}: {pair.fate}{', pinned' if pair.is_pinned else ''}"
+        yield f"[{pair.number}] {pair.role}: {pair.fate}"
         yield indent(pair.before, "    ")
         if pair.fate == "shorter":
             yield f"  after:\n{indent(pair.after, '    ')}"
@@ -217,7 +224,7 @@ async def recall(opened: Opened, query: str, scope: str | None, last: int, as_js
     only = whole_scope(scope, (stretch.scope for stretch in stretches))
     index = indexed(stretch for stretch in stretches if only in (None, stretch.scope))
     found = search(index, checked(query), limit=last)
-    print(json.dumps(found_fields(found), ensure_ascii=False) if as_json else shown_to_people(found))
+    print(json.dumps(found_fields(found), ensure_ascii=False) if as_json else told(found))
     return 0
 
 

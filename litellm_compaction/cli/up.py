@@ -29,7 +29,7 @@ from litellm_compaction.windows.lmstudio import DEFAULT_ADDRESS, server_root
 
 if TYPE_CHECKING:
     from litellm_compaction.simulator import Simulator
-    from litellm_compaction.simulator.script import Script
+    from litellm_compaction.simulator.simulator import Script
 
 # No model of LM Studio's has such a name, so nobody takes its answers for a real model's.
 SIMULATED_MODEL = "simulated-qwen3-8b"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from importlib import resources
 from typing import NamedTuple
@@ -58,12 +58,10 @@ class _Signals:
 
     def __init__(self, kind: str) -> None:
         languages = _LANGUAGES.values()
-        words = {word for language in languages for word in language.get(kind, "").split()}
-        self.words = frozenset(word for word in words if "_" not in word)
-        # By their first word.
-        self._phrases: defaultdict[str, list[str]] = defaultdict(list)
-        for phrase in sorted(word.replace("_", " ") for word in words if "_" in word):
-            self._phrases[phrase.partition(" ")[0]].append(phrase)
+        words = {word.replace("_", " ") for language in languages for word in language.get(kind, "").split()}
+        self.words = frozenset(word for word in words if " " not in word)
+        # With their first words.
+        self._phrases = [(phrase.partition(" ")[0], phrase) for phrase in sorted(words - self.words)]
         parts = {part for language in languages for part in language.get("unspaced", {}).get(kind, "").split()}
         self._parts = re.compile("|".join(map(re.escape, sorted(parts))))
 
@@ -73,10 +71,9 @@ class _Signals:
 
     def longer_in(self, sentence: str, words: Set[str]) -> list[str]:
         """Phrases, and parts of words, that a sentence has, with its words in lower case."""
-        found = [] if sentence.isascii() else self._parts.findall(sentence)
-        firsts = self._phrases.keys() & words
-        lower = sentence.lower() if firsts else ""
-        return found + [phrase for first in firsts for phrase in self._phrases[first] if phrase in lower]
+        parts = [] if sentence.isascii() else self._parts.findall(sentence)
+        lower = sentence.lower()
+        return parts + [phrase for first, phrase in self._phrases if first in words and phrase in lower]
 
 
 _RULES, _CONDITIONS = map(_Signals, ("rules", "conditions"))
@@ -157,13 +154,13 @@ class Talk:
         """Weighs a sentence of this person's: about 1 for prose, up to 5.7 for a rule."""
         words = _words(sentence)
         rules = [self._rarity.get(word, 1.0) for word in _RULES.found_in(sentence, words)]
-        found = self._news(words) + (_RULE * max(*rules, _LEAST_RARITY) if rules else 0.0)
-        found += _CONDITION if _CONDITIONS.found_in(sentence, words) else 0.0
+        worth = self._news(words) + (_RULE * max(*rules, _LEAST_RARITY) if rules else 0.0)
+        worth += _CONDITION if _CONDITIONS.found_in(sentence, words) else 0.0
         if sentence.endswith(_QUESTION_ENDS):
-            found *= _QUESTION_RATIO
+            worth *= _QUESTION_RATIO
         if len(sentence) < _SHORT_CHARS and sentence.isascii():
-            found *= _SHORT_RATIO
-        return Weight(found, bool(rules))
+            worth *= _SHORT_RATIO
+        return Weight(worth, bool(rules))
 
     def _news(self, words: Set[str]) -> float:
         """From 0.3 to 1.7, by words that hardly another sentence has; 1 if no other is known."""

@@ -43,8 +43,8 @@ _MOST_DROPPED_RATIO = 0.5
 # A script that is most of a summary and hardly in the source is not the conversation's; of few letters nothing is told.
 _MAIN_SCRIPT_RATIO, _KNOWN_SCRIPT_RATIO, _LEAST_LETTERS = 0.6, 0.02, 40
 _SAMPLE_TEXTS, _SAMPLE_CHARS = 100, 200
-# So few bytes of different words say nothing if none of them is of a source that is so many times as long.
-_FEW_BYTES, _FAR_SHORTER_RATIO = 20, 20
+# So few bytes of different words say nothing of so long a source.
+_FEW_BYTES, _LONG_SOURCE_CHARS = 16, 400
 _WORD = re.compile(r"\w+")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n")
 # Of a longer line only the bad sentences are left out.
@@ -112,27 +112,27 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
     """
     if summary.startswith(instruction[:_ECHO_CHARS]):
         return Judgement("", "echo")
-    lines = _looked_at(summary, _told_by(instruction))
-    invented = inventions(
-        ["" if line.is_heading or line.fault else line.text for line in lines], (instruction, *source)
-    )
+    lines = _looked_at(summary, instruction)
+    believed = ["" if line.is_heading or line.fault else line.text for line in lines]
+    invented = inventions(believed, (instruction, *source))
     lines = [line._replace(fault="invented") if each else line for each, line in zip(invented, lines, strict=True)]
-    words = sum(line.words for line in lines if not line.is_heading)
+    dropped: Counter[Fault | Literal[""]] = Counter()
+    for line in lines:
+        dropped[line.fault] += 0 if line.is_heading else line.words
+    words, kept = dropped.total(), dropped.pop("", 0)
     if not words:
         return Judgement("", "empty")
     if _is_foreign(summary, instruction, source):
         return Judgement("", "script")
-    dropped: Counter[Fault] = Counter()
-    for line in lines:
-        if line.fault:
-            dropped[line.fault] += line.words
-    if dropped.total() > _MOST_DROPPED_RATIO * words:
+    if words - kept > _MOST_DROPPED_RATIO * words:
         return Judgement("", dropped.most_common(1)[0][0])
-    if _says_nothing(" ".join(line.text for line in lines if not (line.is_heading or line.fault)), instruction, source):
+    left = "".join(_without_faults(lines)).strip() if kept < words else summary
+    said = set(_words(" ".join(line.text for line in lines if not (line.is_heading or line.fault))))
+    read_chars = sum(len(text) for text in source if instruction not in text)
+    # "OK." and "Sure, here you go!" stand for nothing.
+    if len("".join(said).encode("utf-8", "surrogatepass")) <= _FEW_BYTES and read_chars >= _LONG_SOURCE_CHARS:
         return Judgement("", "empty")
-    if not dropped:
-        return Judgement(summary, "")
-    return Judgement("".join(_without_faults(lines)).strip(), "")
+    return Judgement(left, "")
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -146,8 +146,9 @@ def _split(summary: str) -> Iterator[tuple[str, str]]:
         yield from zip(sentences, [" "] * (len(sentences) - 1) + ["\n"], strict=True)
 
 
-def _looked_at(summary: str, told: frozenset[tuple[str, ...]]) -> list[_Line]:
-    found: list[_Line] = []
+def _looked_at(summary: str, instruction: str) -> list[_Line]:
+    told = {run for text in (instruction, *_FRAME) for run in _runs(_words(text))}
+    lines: list[_Line] = []
     seen: set[tuple[str, ...]] = set()
     in_dialogue = False
     pieces = list(_split(summary))
@@ -158,47 +159,27 @@ def _looked_at(summary: str, told: frozenset[tuple[str, ...]]) -> list[_Line]:
         in_dialogue = not is_heading and (in_dialogue or _TURN.match(text) is not None)
         fault: Fault | Literal[""] = ""
         if not is_heading and words:
+            runs = _runs(words)
             if in_dialogue:
                 fault = "dialogue"
-            elif _is_told(words, told):
+            elif sum(run in told for run in runs) > _ECHO_SHARE * len(runs):
                 fault = "echo"
             elif (len(words) >= _LEAST_SENTENCE_WORDS and words in seen) or _turns_round(text):
                 fault = "loop"
             seen.add(words)
-        found.append(_Line(text, end, is_heading, len(words), fault))
-    return found
-
-
-def _told_by(instruction: str) -> frozenset[tuple[str, ...]]:
-    return frozenset(run for text in (instruction, *_FRAME) for run in _runs(_words(text)))
+        lines.append(_Line(text, end, is_heading, len(words), fault))
+    return lines
 
 
 def _runs(words: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Each few words in a row; none of a line of fewer, which may be any writer's."""
     return [words[start : start + _RUN_WORDS] for start in range(len(words) - _RUN_WORDS + 1)]
-
-
-def _is_told(words: tuple[str, ...], told: frozenset[tuple[str, ...]]) -> bool:
-    """A line is made of the instruction's own words; one of a few words may be any writer's."""
-    runs = _runs(words)
-    return bool(runs) and sum(run in told for run in runs) > _ECHO_SHARE * len(runs)
 
 
 def _turns_round(line: str) -> bool:
     """A line is one phrase, in whatever script, again and again."""
     data = line.encode("utf-8", "surrogatepass")
     return len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
-
-
-def _says_nothing(body: str, instruction: str, source: Sequence[str]) -> bool:
-    """A few words stand for a long source and none of them is of it ("OK.", "Sure, here you go!")."""
-    words = {word.casefold() for word in _WORD.findall(body)}
-    size = sum(len(word.encode("utf-8", "surrogatepass")) for word in words)
-    texts = [text.casefold() for text in source if instruction not in text] if size <= _FEW_BYTES else []
-    if sum(map(len, texts)) < _FAR_SHORTER_RATIO * size or not texts:
-        return False
-    # "none" is a word of many sources; "pars" of "parsing" stands in "parser".
-    stems = {stem[:4] for stem in _stems(body) if len(stem) == _STEM_CHARS or not (stem.isascii() and stem.isalpha())}
-    return not any(stem in text for text in texts for stem in stems)
 
 
 def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:

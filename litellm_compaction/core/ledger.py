@@ -15,7 +15,7 @@ import heapq
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -31,18 +31,16 @@ WORDS_HEAD = "The user's own words, oldest first; where two disagree the later h
 OPERATOR_HEAD = "Instructions of system messages, oldest first; where the user's words disagree these hold:"
 NAMES_HEAD = "Names and values that were in use, the latest last:"
 ANCHORS_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
+_HEADS = {"user": WORDS_HEAD, "system": OPERATOR_HEAD, "developer": OPERATOR_HEAD}
 _REDACTOR = redactor(())
 # In place of what is left out of a user's message.
 _GAP = "[…]"
 _LEAST_ROOM_TOKENS = 32
-# Of rows that differ in their digits only, each one counts so much of the one before.
-_DIGITS, _ROW_RATIO = str.maketrans("123456789", "000000000"), 0.7
 # Of one giant message the two ends are read; of all messages the newest, up to so much.
 _READ_PER_MESSAGE_CHARS, _READ_PER_WORDS_CHARS, _READ_CHARS = 12_000, 40_000, 400_000
 # In UTF-8, so that a piece holds about as many tokens in any script.
 _CLAUSE_BYTES, _LINE_BYTES = 120, 160
 _SEPARATORS = (". ", "。", "; ", "}, ", "], ", ", ", "，", "、", " ")
-_LEAST_LINE_CHARS = 4
 # A piece's cost to its reader apart from its text.
 _PIECE_COST_BYTES, _ITEM_TOKENS = 60, 3
 # By writer. Long answers and results count less in all that they say.
@@ -50,8 +48,6 @@ _USER, _RESULT, _ASSISTANT, _CALL, _PASTED = 3.0, 3.0, 2.0, 1.0, 0.5
 _SHORT_CHARS, _LEAST_BREVITY = 400, 0.05
 # Of the room, for sentences that rule something; of the rest for bare names, with tools and in chats.
 _RULES_SHARE, _NAMES_SHARE, _CHAT_NAMES_SHARE = 0.35, 0.6, 0.1
-# The first sentence of a person's message says what it is about.
-_OPENING = 1.3
 # Each piece taken of a message halves what its others count by so much of it.
 _FAIR_BYTES = 160
 # How much more a thing counts for being taken up, and how likely a name is then needed again; a bare figure and a plain
@@ -61,11 +57,8 @@ _NUMBER_RATIO, _PLAIN_RATIO = 0.5, 0.3
 _FRESH, _FRESH_MESSAGES, _NAME_COST_CHARS = 6.0, 5, 8
 # After so many that found no room hardly any will.
 _MOST_MISSES, _MOST_NAMES = 200, 2_000
-_ANNOUNCING_CHARS = 100
 
-_ID, _NUMBER, _PATH, _IDENTIFIER, _NAME = 3.0, 3.0, 2.0, 1.5, 1.0
-# A bare number in a tool's output is mostly a line's.
-_RESULT_NUMBER = 1.0
+_ID, _NUMBER, _PATH, _IDENTIFIER, _NAME = 3.0, 2.5, 2.0, 1.5, 1.0
 _MOST_WORD_CHARS = 120
 _WORD = re.compile(r"[^\s\"`“”„«»「」『』,;(){}\[\]<>|=*…、，；：（）【】《》]+")
 _AROUND, _SENTENCE_ENDS = "'’‘.:!?。！？-–—#&~+\\/", ".!?:。！？"
@@ -76,7 +69,6 @@ _UNSPACED = re.compile(r"[\u0e00-\u0e7f\u3040-\u9fff]")
 _IN_UNSPACED = re.compile(
     r"[\u30a1-\u30fa\u30fc]{3,20}|[^\W\d_]{0,2}\d[\d.,:/-]{0,20}[^\W\d_]{0,2}|[A-Za-z0-9_./:@+-]{3,80}"
 )
-_ERROR_SIGN = re.compile(r"(?:[Ee]rror|ERROR|Exception|Warning|Failure|Panic|FAILED):\Z")
 
 
 class _Piece(NamedTuple):
@@ -92,10 +84,6 @@ class _Piece(NamedTuple):
     base: float = 0.0
     rule: float = 0.0
     opens_line: bool = True
-
-    @property
-    def head(self) -> str:
-        return {"user": WORDS_HEAD, "system": OPERATOR_HEAD, "developer": OPERATOR_HEAD}.get(self.role, ANCHORS_HEAD)
 
     @property
     def cost_bytes(self) -> int:
@@ -167,26 +155,30 @@ class _Selection:
             self._taken.popitem()
 
     def text(self) -> str:
-        """The chosen lines, in the order of the conversation."""
-        taken = [self._taken[index] for index in sorted(self._taken)]
-        items: dict[str, list[str]] = {WORDS_HEAD: self._quotations(taken), OPERATOR_HEAD: [], ANCHORS_HEAD: []}
-        for piece in taken:
-            if piece.role != "user":
-                items[piece.head].append(f"- {piece.text}")
+        """The chosen lines, in the order of the conversation; the user's words as one item for each message."""
+        items: dict[str, list[str]] = {WORDS_HEAD: [], OPERATOR_HEAD: [], ANCHORS_HEAD: []}
+        words: defaultdict[int, list[_Piece]] = defaultdict(list)
+        for _, piece in sorted(self._taken.items()):
+            if piece.role == "user":
+                words[piece.message].append(piece)
+            else:
+                items[_HEADS.get(piece.role, ANCHORS_HEAD)].append(f"- {piece.text}")
+        last = {piece.message: piece.place for piece in self._pieces if piece.role == "user"}
+        items[WORDS_HEAD] = [_quotation(pieces, last[message]) for message, pieces in words.items()]
         items[NAMES_HEAD] = [f"- {', '.join(self._names)}"] if self._names else []
         return "\n".join("\n".join((head, *lines)) for head, lines in items.items() if lines)
 
     def _take_task(self, task: int | None, room: int) -> int:
         """Takes the task from its beginning, as far as there is room, and returns the tokens of that."""
         used = 0
-        for index, piece in enumerate(self._pieces):
+        for at, piece in enumerate(self._pieces):
             if piece.message == task:
                 # They are quoted in one, each new line with a mark.
                 tokens = self._count(f"\n  {piece.text}")
                 if used + tokens > room:
                     break
                 used += tokens
-                self._taken[index] = piece
+                self._taken[at] = piece
                 self._seen.update(piece.names)
         return used
 
@@ -225,31 +217,30 @@ class _Selection:
         """The value of the things that a piece alone says."""
         use, seen = self._use, self._seen
         new = sum([each * (1 + _REUSE * use.get(name, 0)) for name, each in piece.names.items() if name not in seen])
-        if not new and piece.names and piece.role != "user":
-            return 0.0
-        return piece.ratio * (new + piece.base)
+        is_old = not new and piece.names and piece.role != "user"
+        return 0.0 if is_old else piece.ratio * (new + piece.base)
 
     def _take_names(self, room: int) -> None:
         """Takes the names that are most likely needed again for their size and stand nowhere else."""
         room -= self._count(NAMES_HEAD) + _ITEM_TOKENS
-        latest = {_bare(name): piece.message for piece in self._pieces for name in piece.names}
-        times = Counter(_bare(name) for each in self._pieces if each.role == "assistant" for name in each.names)
+        latest = {name: piece.message for piece in self._pieces for name in piece.names}
+        times = Counter(name for each in self._pieces if each.role == "assistant" for name in each.names)
         end = max(latest.values(), default=0)
-        shown = set(map(_bare, self._seen))
 
         def again(name: str) -> float:
             # A plain word is a person's name, or in German any noun.
             is_plain = name.isalpha() and name[1:] == name[1:].lower()
-            ratio = _NUMBER_RATIO if not any(map(str.isalpha, name)) else _PLAIN_RATIO if is_plain else 1.0
+            ratio = _PLAIN_RATIO if is_plain else 1.0 if any(map(str.isalpha, name)) else _NUMBER_RATIO
             freshness = 1 + _FRESH / (1 + ((end - latest[name]) / _FRESH_MESSAGES) ** 2)
             return ratio * _AGAIN[min(times[name], 2)] * freshness / (_NAME_COST_CHARS + len(name))
 
-        # A bare figure that was not taken up says nothing, and what is set off in several words is no name.
-        names = [
-            name
-            for name in latest
-            if not (name in shown or " " in name or _orders(name)) and (name in times or any(map(str.isalpha, name)))
-        ]
+        def is_name(name: str) -> bool:
+            # A bare figure that was not taken up says nothing, what is set off in several words is no name,
+            # and "ALWAYS" and "can/cannot" would order something that nobody said.
+            says = name in times or any(map(str.isalpha, name))
+            return says and " " not in name and RULE_WORDS.isdisjoint(name.casefold().split("/"))
+
+        names = filter(is_name, latest.keys() - self._seen)
         for name in heapq.nsmallest(_MOST_NAMES, names, key=lambda name: (-again(name), name)):
             tokens = self._count(name) + 2
             if tokens <= room:
@@ -257,15 +248,6 @@ class _Selection:
                 self._names.append(name)
         self._names.sort(key=lambda name: (latest[name], name))
         self._seen.update(self._names)
-
-    def _quotations(self, taken: Iterable[_Piece]) -> list[str]:
-        """The user's words, one item for each message, with a mark where something is left out."""
-        last = {piece.message: piece.place for piece in self._pieces if piece.role == "user"}
-        parts: defaultdict[int, list[_Piece]] = defaultdict(list)
-        for piece in taken:
-            if piece.role == "user":
-                parts[piece.message].append(piece)
-        return [_quotation(pieces, last[message]) for message, pieces in parts.items()]
 
 
 def _use(pieces: Sequence[_Piece]) -> dict[str, float]:
@@ -275,27 +257,16 @@ def _use(pieces: Sequence[_Piece]) -> dict[str, float]:
         said_chars[piece.message] += len(piece.text)
     times: defaultdict[str, float] = defaultdict(float)
     for piece in pieces:
-        if piece.role == "assistant":
-            for name in piece.names:
-                times[name] += min(1.0, _SHORT_CHARS / said_chars[piece.message])
+        for name in piece.names if piece.role == "assistant" else ():
+            times[name] += min(1.0, _SHORT_CHARS / said_chars[piece.message])
     return {name: math.log1p(each) for name, each in times.items()}
-
-
-def _orders(name: str) -> bool:
-    """Returns True for "ALWAYS" and "can/cannot": among the names they would order something that nobody said."""
-    return not RULE_WORDS.isdisjoint(name.casefold().split("/"))
 
 
 def _quotation(pieces: Sequence[_Piece], last: int) -> str:
     shown = [f"- {pieces[0].text}" if pieces[0].place == 0 else f"- {_GAP} {pieces[0].text}"]
     for before, piece in pairwise(pieces):
-        if piece.opens_line:
-            shown.append("\n  ")
-        elif piece.place > before.place + 1:
-            shown.append(f" {_GAP} ")
-        else:
-            shown.append(" " if before.text[-1:].isascii() else "")
-        shown.append(piece.text)
+        is_next, is_spaced = piece.place == before.place + 1, before.text[-1:].isascii()
+        shown += ("\n  " if piece.opens_line else f" {_GAP} " if not is_next else " " if is_spaced else "", piece.text)
     return "".join((*shown, f" {_GAP}" if pieces[-1].place < last else ""))
 
 
@@ -305,35 +276,26 @@ def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> li
     said = {
         at: list(sentences(_ends(message.text, _READ_PER_WORDS_CHARS)))
         for at, message in read.items()
-        if message.role == "user" or message.is_system
+        if message.role in _HEADS
     }
     talk = Talk(each.text for at, own in said.items() if read[at].role == "user" for each in own if not each.pasted)
     states = state_calls(messages)
     # They say again what their call says.
     echoes = {messages[at].calls[place].id for at, place in states}
-    found: list[_Piece] = []
+    pieces: list[_Piece] = []
     for at, message in read.items():
         if at in said:
-            found += _clauses(at, message, said[at], talk)
+            pieces += _clauses(at, message, said[at], talk)
         elif message.role != "tool" or message.call_id not in echoes:
-            found += _lines(at, message, states)
-    kept: list[_Piece] = []
-    texts = set[str]()
-    rows: Counter[str] = Counter()
-    rank = {"user": 2, "system": 1, "developer": 1}
-    found.sort(key=lambda piece: (piece.message == task, rank.get(piece.role, 0)))
-    for piece in reversed(found):
-        folded = piece.text.casefold()
-        # The task stays whole, whatever it says twice.
-        if folded in texts and piece.message != task:
-            continue
-        texts.add(folded)
-        if piece.role not in rank:
-            row = folded.translate(_DIGITS)
-            piece = piece._replace(ratio=piece.ratio * _ROW_RATIO ** rows[row])
-            rows[row] += 1
-        kept.append(piece)
-    return sorted(kept, key=lambda piece: (piece.message, piece.place))
+            pieces += _lines(at, message, states)
+    # The task stays whole, whatever it says twice.
+    whole = [piece for piece in pieces if piece.message == task]
+    kept = {piece.text.casefold(): piece for piece in pieces if piece.role not in _HEADS}
+    for role in ("developer", "system", "user"):
+        kept.update((piece.text.casefold(), piece) for piece in pieces if piece.role == role)
+    for piece in whole:
+        kept.pop(piece.text.casefold(), None)
+    return sorted((*whole, *kept.values()), key=lambda piece: (piece.message, piece.place))
 
 
 def _cleaned(message: Message, redact: Redact) -> Message:
@@ -345,15 +307,15 @@ def _cleaned(message: Message, redact: Redact) -> Message:
 def _read(messages: Sequence[Message]) -> list[int]:
     """The newest messages, up to so much text, and the first of the user's, which may be the task."""
     first = next((at for at, message in enumerate(messages) if message.role == "user"), len(messages) - 1)
-    chars, found = 0, {first}
+    chars, read = 0, {first}
     for at in reversed(range(len(messages))):
         message = messages[at]
         most_chars = _READ_PER_WORDS_CHARS if message.role == "user" else _READ_PER_MESSAGE_CHARS
         chars += min(len(message.text) + sum(len(call.arguments) for call in message.calls), most_chars)
-        found.add(at)
+        read.add(at)
         if chars > _READ_CHARS:
             break
-    return sorted(found)
+    return sorted(read)
 
 
 def _clauses(at: int, message: Message, parts: Sequence[Sentence], talk: Talk) -> Iterator[_Piece]:
@@ -361,29 +323,14 @@ def _clauses(at: int, message: Message, parts: Sequence[Sentence], talk: Talk) -
     is_order = message.is_system and len(message.text) <= _SHORT_CHARS
     talk = Talk() if message.is_system else talk
     place = 0
-    for sentence in _joined(parts):
+    for sentence in parts:
         for number, text in enumerate(filter(None, _divided(sentence.text, _CLAUSE_BYTES))):
             worth, is_rule = (0.0, False) if sentence.pasted else talk.weight(text)
-            ratio = (_PASTED if sentence.pasted else _USER) * (1.0 if place else _OPENING)
+            ratio = _PASTED if sentence.pasted else _USER
             rule = worth if is_rule or is_order else 0.0
             opens_line = sentence.opens_line and not number
             yield _Piece(at, place, message.role, text, named(text), ratio, worth, rule, opens_line)
             place += 1
-
-
-def _joined(parts: Sequence[Sentence]) -> Iterator[Sentence]:
-    """Sentences, with one that ends in a colon ("Run exactly this:") together with the next: alone it says little."""
-    held: Sentence | None = None
-    for part in parts:
-        if held is not None and part.pasted:
-            yield held
-        elif held is not None:
-            part = held._replace(text=f"{held.text}\n  {part.text}")
-        held = part if part.text.endswith((":", "：")) and len(part.text) < _ANNOUNCING_CHARS else None
-        if held is None:
-            yield part
-    if held is not None:
-        yield held
 
 
 def _lines(at: int, message: Message, states: Mapping[tuple[int, int], bool]) -> Iterator[_Piece]:
@@ -391,19 +338,18 @@ def _lines(at: int, message: Message, states: Mapping[tuple[int, int], bool]) ->
     text = _ends(message.text, _READ_PER_MESSAGE_CHARS)
     ratio = _ASSISTANT if message.role == "assistant" else _RESULT
     ratio *= max((_SHORT_CHARS / max(len(message.text), _SHORT_CHARS)) ** 1.5, _LEAST_BREVITY)
-    found = [(part, ratio, 0.0) for line in text.splitlines() for part in _divided(" ".join(line.split()), _LINE_BYTES)]
+    lines = [(part, ratio, 0.0) for line in text.splitlines() for part in _divided(" ".join(line.split()), _LINE_BYTES)]
     for number, call in enumerate(message.calls):
         written = " ".join(f"{call.name}({_ends(render_arguments(call.arguments), _READ_PER_MESSAGE_CHARS)})".split())
         is_newest = states.get((at, number))
         if is_newest is None:
-            found += [(part, _CALL, 0.0) for part in _divided(written, _LINE_BYTES)]
+            lines += [(part, _CALL, 0.0) for part in _divided(written, _LINE_BYTES)]
         elif is_newest and len(call.arguments) <= _READ_PER_MESSAGE_CHARS:
             # A part of a state, or an older one, would say what is not so.
-            found.append((written, _RESULT, float(len(state_texts(call)))))
-    number_weight = _RESULT_NUMBER if message.role == "tool" else _NUMBER
-    for place, (line, weight, base) in enumerate(found):
-        if len(line) >= _LEAST_LINE_CHARS:
-            yield _Piece(at, place, message.role, line, named(line, number_weight), weight, base)
+            lines.append((written, _RESULT, float(len(state_texts(call)))))
+    for place, (line, weight, base) in enumerate(lines):
+        if len(line) > len(_GAP):
+            yield _Piece(at, place, message.role, line, named(line), weight, base)
 
 
 def _divided(line: str, most_bytes: int) -> Iterator[str]:
@@ -412,10 +358,10 @@ def _divided(line: str, most_bytes: int) -> Iterator[str]:
     start = 0
     while len(line) - start > most:
         least, end = start + most // 3, start + most
-        found = ((at, sign) for sign in _SEPARATORS if (at := line.rfind(sign, least, end)) >= 0)
-        at, sign = next(found, (end, ""))
-        yield line[start : at + len(sign)].strip()
-        start = at + len(sign)
+        ends = (at + len(sign) for sign in _SEPARATORS if (at := line.rfind(sign, least, end)) >= 0)
+        stop = next(ends, end)
+        yield line[start:stop].strip()
+        start = stop
     yield line[start:].strip()
 
 
@@ -428,41 +374,28 @@ def _ends(text: str, most_chars: int) -> str:
     return text if len(text) <= most_chars else f"{text[:half]}\n{text[-half:]}"
 
 
-def named(text: str, number_weight: float = _NUMBER) -> dict[str, float]:
-    """Names and values in a sentence or a line, with the weight of each; a number goes with the words next to it."""
-    words = _WORD.findall(text)
-    found: dict[str, float] = {}
-    for at, word in enumerate(words):
-        for name, weight in _names_in(word):
-            if not weight:
-                # "12 months" and "12 eggs" are two things to know.
-                before = words[at - 1].strip(_AROUND).lower() if at else ""
-                behind = words[at + 1].strip(_AROUND).lower() if at + 1 < len(words) else ""
-                found[f"{before}\t{name}\t{behind}"] = number_weight
-            elif weight != _NAME or (at and words[at - 1][-1] not in _SENTENCE_ENDS):
-                found[name] = weight
-    for groups in _SPAN.findall(text):
-        found.update((span, _NAME) for span in groups if span)
-    return found
-
-
-def _bare(name: str) -> str:
-    """A name without the words next to it."""
-    return name.split("\t")[1] if "\t" in name else name
+def named(text: str) -> dict[str, float]:
+    """Names and values in a sentence or a line, with the weight of each."""
+    words = ["", *_WORD.findall(text)]
+    weights: dict[str, float] = {}
+    for before, word in pairwise(words):
+        # A capital begins a sentence, too.
+        opens = before[-1:] in _SENTENCE_ENDS
+        weights.update((name, weight) for name, weight in _names_in(word) if weight != _NAME or not opens)
+    weights.update((span, _NAME) for spans in _SPAN.findall(text) for span in spans if span)
+    return weights
 
 
 @lru_cache(maxsize=16_384)
 def _names_in(word: str) -> tuple[tuple[str, float], ...]:
-    """The names in a word, with their weights, 0 for a bare number. Remembered: words come back."""
+    """The names in a word, with their weights. Remembered: words come back."""
     bare = word.strip(_AROUND)
     if not bare or len(bare) > _MOST_WORD_CHARS:
         return ()
     if not bare.isascii() and _UNSPACED.search(bare):
         return tuple((name, _PATH) for name in (*_IN_UNSPACED.findall(bare), *([bare] if "/" in bare else [])))
     if any(map(str.isdigit, bare)):
-        return ((bare, _ID if len(bare) > 4 and any(map(str.isalpha, bare)) else 0.0),)
-    if _ERROR_SIGN.search(word):
-        return ((f"{bare}:", _ID),)
+        return ((bare, _ID if len(bare) > 4 and any(map(str.isalpha, bare)) else _NUMBER),)
     if _IDENTIFIER_SIGN.search(word.strip("'’‘.:!?")):
         return ((bare, _PATH if "/" in bare else _IDENTIFIER),)
     return ((bare, _NAME),) if bare[0].isupper() and len(bare) > 2 else ()

@@ -1,7 +1,7 @@
-"""Messages and tool rounds: the vocabulary of every other module.
+"""Messages: the vocabulary of every other module, and the hash chain that tells when two conversations are the same.
 
-A later request continues an earlier conversation if the normal forms of its first messages are the same. A hash chain
-over these normal forms tells: a compaction is stored under the entry of exactly the messages that it covers.
+A later request continues an earlier conversation if the normal forms of its first messages are the same: a compaction
+is stored under the entry of exactly the messages that it covers.
 """
 
 from __future__ import annotations
@@ -25,28 +25,17 @@ NEARLY_FULL_NOTICE = "⚠️ Context limit nearly full ({used}/{window} tokens).
 ATTEMPTS_NOTICE = "⚠️ Max compaction attempts reached"
 THOUGHTS_NOTICE = "⚠️ The model only thought and gave no answer ({used}/{window} tokens)."
 
-# A notice is a line of its own; with it go the blank lines that set it apart, so that the answer is left as the
-# model gave it.
+# A notice is a line of its own; with it go the blank lines that set it apart.
 _NOTICES = regex.compile(
-    r"(?:\n\n|\A|(?<=\n))(?:"
-    + "|".join(
-        (
-            rf"{re.escape(START_NOTICE)}(?:\n{re.escape(DONE_NOTICE)})?",
-            re.escape(DONE_NOTICE),
-            r"⚠️ Context limit (?:exceeded|nearly full) \(\d+/\d+ tokens\)\. Aborting\.",
-            re.escape(ATTEMPTS_NOTICE),
-            r"⚠️ The model only thought and gave no answer \(\d+/\d+ tokens\)\.",
-        )
-    )
-    + r")(?:\n\n|\n?\Z|\n(?=</think))"
+    rf"(?:\n\n|\A|(?<=\n))(?:{re.escape(START_NOTICE)}(?:\n{re.escape(DONE_NOTICE)})?|{re.escape(DONE_NOTICE)}"
+    r"|⚠️ Context limit (?:exceeded|nearly full) \(\d+/\d+ tokens\)\. Aborting\."
+    rf"|{re.escape(ATTEMPTS_NOTICE)}|⚠️ The model only thought and gave no answer \(\d+/\d+ tokens\)\."
+    r")(?:\n\n|\n?\Z|\n(?=</think))"
 )
 # A client that writes thoughts into its text leaves this if they were a notice only.
 _EMPTY_THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>\s*</think(?:ing)?>\s*")
-_AS_IT_READS = json.JSONEncoder(ensure_ascii=False, default=str)
-_ESCAPED = json.JSONEncoder(default=str)
 _REASONING_KEYS = ("reasoning_content", "reasoning")
-# Stands for an answer of nothing but a notice: some templates refuse an empty message, and without
-# it two user messages would meet (promise P3).
+# For an answer of nothing but a notice: some templates refuse an empty message, or two users in a row.
 NO_ANSWER = "(interrupted)"
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 # Reading and writing more at once would hold up other threads, and with them the event loop.
@@ -91,8 +80,7 @@ class Message:
         role: as the client sent it; unknown roles are kept.
         text: the content's text; parts joined by newlines, "" for null.
         other_parts: types of the content parts that are not text ("image_url", "input_audio", …), in order.
-        reasoning: `reasoning_content` or `reasoning` of an assistant message, "" when absent.
-        calls: tool calls of an assistant message.
+        reasoning: of an assistant message, "" when absent.
         call_id: of a tool result, the call that it answers.
         is_synthetic: put there by us so that an answer goes on: a request to go on, never the user's newest message and
             never cut at; or the end of the answer, if the model goes on with that itself.
@@ -122,13 +110,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request to a model, as far as it takes room in the window.
+    """A request to a model, as far as it takes room in the window; tools and extras are never edited.
 
-    Attributes:
-        messages: n, oldest first.
-        tools: in the client's order, never edited.
-        extras: other fields that a server may write into the prompt, by their names (`documents`,
-            `chat_template_kwargs`), never edited; none if what they add lies within every margin.
+    `extras` are other fields that a server may write into the prompt, by their names (`documents`,
+    `chat_template_kwargs`).
     """
 
     messages: tuple[Message, ...]
@@ -144,22 +129,18 @@ class Request:
 
 
 def parse_message(raw: JsonObject) -> Message:
-    """Parses the client's JSON; whatever a server may accept gets a place in the message.
-
-    Raises:
-        ValueError: `role` is not a string.
-    """
+    """Parses the client's JSON; whatever a server may accept gets a place. A ValueError says that it has no role."""
     role = raw.get("role")
     if not isinstance(role, str):
         raise ValueError("a message without a role")  # noqa: TRY004 - one error type for every bad shape
     text, other_parts = _content(raw.get("content"))
-    reasoning = raw.get("reasoning_content") or raw.get("reasoning")
+    reasoning, calls = raw.get("reasoning_content") or raw.get("reasoning"), raw.get("tool_calls")
     return Message(
         role=role,
         text=text,
         other_parts=other_parts,
         reasoning=reasoning if isinstance(reasoning, str) else "",
-        calls=_calls(raw.get("tool_calls")),
+        calls=tuple(map(_call, calls)) if isinstance(calls, list) else (),
         call_id=_string(raw.get("tool_call_id")),
         raw=raw,
     )
@@ -177,65 +158,57 @@ def merged(messages: Sequence[Message], text: str, parts: Sequence[JsonValue] = 
     *earlier, last = messages
     if parts or any(message.other_parts for message in earlier):
         own = (part for each in messages for part in _parts(each))
-        return parse_message({**last.raw, "content": [{"type": "text", "text": text}, *parts, *own]})
+        return _with_content(last, [_text_part(text), *parts, *own])
     text += "".join(f"{message.text}\n\n" for message in earlier)
     content = last.raw.get("content")
-    if isinstance(content, list):
-        return parse_message({**last.raw, "content": [{"type": "text", "text": text}, *content]})
-    return parse_message({**last.raw, "content": text + last.text})
+    return _with_content(last, [_text_part(text), *content] if isinstance(content, list) else text + last.text)
 
 
 def with_text(message: Message, text: str) -> Message:
     """`message` with its text replaced; parts that are not text stay, after the text."""
     content = message.raw.get("content")
-    if isinstance(content, list):
-        others = [part for part in content if not is_text_part(part)]
-        return parse_message({**message.raw, "content": [{"type": "text", "text": text}, *others]})
-    return parse_message({**message.raw, "content": text})
+    if not isinstance(content, list):
+        return _with_content(message, text)
+    return _with_content(message, [_text_part(text), *(part for part in content if not is_text_part(part))])
 
 
 def with_only_text(message: Message, text: str) -> Message:
     """`message` with its text replaced and without reasoning and arguments; what it is beside others stays."""
     raw = {key: value for key, value in message.raw.items() if key not in (*_REASONING_KEYS, "function_call")}
-    if isinstance(calls := raw.get("tool_calls"), list):
-        raw["tool_calls"] = [_without_arguments(call) for call in calls]
+    if message.calls:
+        raw["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "{}"}}
+            for call in message.calls
+        ]
     return with_text(parse_message(raw), text)
 
 
-def _without_arguments(call: JsonValue) -> JsonValue:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        return call
-    return {**call, "function": {**function, "arguments": "{}"}}
+def _with_content(message: Message, content: JsonValue) -> Message:
+    return parse_message({**message.raw, "content": content})
+
+
+def _text_part(text: str) -> JsonValue:
+    return {"type": "text", "text": text}
 
 
 def system_prefix_length(messages: Sequence[Message]) -> int:
     """The number of system or developer messages that open the list."""
-    for index, message in enumerate(messages):
-        if not message.is_system:
-            return index
-    return len(messages)
+    return next((index for index, message in enumerate(messages) if not message.is_system), len(messages))
 
 
 def newest_user_index(messages: Sequence[Message]) -> int | None:
     """The index of the newest message with the role `user` that is not ours, of any writer, or None."""
-    for index in range(len(messages) - 1, -1, -1):
-        if messages[index].role == "user" and not messages[index].is_synthetic:
-            return index
-    return None
+    places = range(len(messages) - 1, -1, -1)
+    return next((at for at in places if messages[at].role == "user" and not messages[at].is_synthetic), None)
 
 
 def without_notices(text: str) -> str:
     """`text` without the lines that we put into answers: clients send them back as the assistant's words."""
-    # One character each: a search for two takes ten times as long.
-    if "⚙" not in text and "✅" not in text and "⚠" not in text:
+    if not any(sign in text for sign in "⚙✅⚠"):
         return text
     # Other threads run meanwhile.
     stripped: str = _NOTICES.sub("", text, concurrent=True)
-    if stripped == text:
-        return text
-    thoughts = _EMPTY_THOUGHTS.match(stripped)
-    return stripped[thoughts.end() :] if thoughts is not None else stripped
+    return text if stripped == text else _EMPTY_THOUGHTS.sub("", stripped)
 
 
 def cleaned(message: Message) -> Message:
@@ -288,12 +261,9 @@ def last_assistant_index(messages: Sequence[Message]) -> int:
 
 def _content(content: JsonValue) -> tuple[str, tuple[str, ...]]:
     """The text of a content, and the types of its other parts."""
-    if isinstance(content, str):
-        return content, ()
-    if content is None:
-        return "", ()
     if not isinstance(content, list):
-        return _dumped(content, _AS_IT_READS), ()
+        text = "" if content is None else content if isinstance(content, str) else _dumped(content)
+        return text, ()
     others = (part for part in content if not is_text_part(part))
     types = (_string(part.get("type")) if isinstance(part, Mapping) else "unknown" for part in others)
     return "\n".join(_part_text(part) for part in content if is_text_part(part)), tuple(types)
@@ -305,27 +275,16 @@ def _part_text(part: JsonValue) -> str:
 
 def _parts(message: Message) -> Sequence[JsonValue]:
     content = message.raw.get("content")
-    return content if isinstance(content, list) else [{"type": "text", "text": message.text}]
+    return content if isinstance(content, list) else [_text_part(message.text)]
 
 
-def _calls(calls: JsonValue) -> tuple[ToolCall, ...]:
-    if not isinstance(calls, list):
-        return ()
-    found: list[ToolCall] = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-            found.append(ToolCall(id="", name="", arguments=_dumped(call, _ESCAPED)))
-            continue
-        arguments = function.get("arguments")
-        found.append(
-            ToolCall(
-                id=_string(call.get("id")),
-                name=_string(function.get("name")),
-                arguments=arguments if isinstance(arguments, str) else _dumped(arguments, _ESCAPED),
-            )
-        )
-    return tuple(found)
+def _call(call: JsonValue) -> ToolCall:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        return ToolCall(id="", name="", arguments=_dumped(call))
+    arguments = function.get("arguments")
+    written = arguments if isinstance(arguments, str) else _dumped(arguments)
+    return ToolCall(id=_string(call.get("id")), name=_string(function.get("name")), arguments=written)
 
 
 def _without_notices_in(content: JsonValue, key: str) -> JsonValue:
@@ -344,9 +303,9 @@ def _without_notices_in(content: JsonValue, key: str) -> JsonValue:
     return kept
 
 
-def _dumped(value: JsonValue, encoder: json.JSONEncoder) -> str:
+def _dumped(value: JsonValue) -> str:
     # Value by value: written at once, a large one would hold up all other threads.
-    return "".join(encoder.iterencode(value))
+    return "".join(json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value))
 
 
 def _string(value: JsonValue) -> str:
@@ -356,11 +315,8 @@ def _string(value: JsonValue) -> str:
 def chain(messages: Sequence[Message], *, after: str = "") -> tuple[str, ...]:
     """The hash chain of a conversation: entry i stands for exactly the first i messages after the leading system ones.
 
-    Equal entries mean equal normal forms: leading system messages, notices, reasoning and cache markers do not count,
-    null equals "", text is trimmed, tool arguments are compared as parsed JSON.
-
-    Args:
-        after: the entry that stands for all before the first message; "" for a whole conversation.
+    Equal entries mean equal normal forms: notices, reasoning and cache markers do not count, null equals "", text is
+    trimmed, tool arguments are compared as parsed JSON. `after` is the entry that stands for all before the first one.
     """
     digest = bytes.fromhex(after) if after else hashlib.blake2b(b"litellm_compaction:1", digest_size=16).digest()
     entries = [digest.hex()]
@@ -391,18 +347,14 @@ def normal_text(message: Message) -> str:
 
 def _normal_form(message: Message) -> Iterator[bytes]:
     content = message.raw.get("content")
-    others = [part for part in content if not is_text_part(part)] if isinstance(content, list) else []
+    others = [normal_part(part) for part in content if not is_text_part(part)] if isinstance(content, list) else []
     text = normal_text(message)
     calls = [[call.id, call.name, canonical_arguments(call.arguments)] for call in message.calls]
-    behind = [calls, message.call_id, [normal_part(part) for part in others]]
-    if len(text) <= _HASHED_CHARS:
-        yield _json([message.role, text, *behind])
-        return
     yield _json([message.role, ""])[:-2]
     for start in range(0, len(text), _HASHED_CHARS):
         # As ASCII each character is written by itself.
         yield _json(text[start : start + _HASHED_CHARS])[1:-1]
-    yield b'",' + _json(behind)[1:]
+    yield b'",' + _json([calls, message.call_id, others])[1:]
 
 
 def _json(value: object) -> bytes:

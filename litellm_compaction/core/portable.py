@@ -30,8 +30,6 @@ from litellm_compaction.core.prompts import (
 )
 from litellm_compaction.core.strategies import without_lead_in
 
-# What a client goes on from stands for good: of its history nothing else is left.
-_ANY_WINDOW_TOKENS = 2**31
 _HEADING = re.compile(r"\s*#{2,3} Session Summary\b(?P<rest>[^\n]*)\n?")
 _ROUND = re.compile(r"\bround\W{0,3}(\d{1,6})(?!\d)", re.IGNORECASE)
 _INCORPORATES = re.compile(r"\A" + re.escape(INCORPORATES).replace(r"\{rounds\}", r"\d{1,6}"))
@@ -67,26 +65,24 @@ def portable(messages: Sequence[Message], compaction: Compaction | None, *, spar
 
 def as_base(compaction: Compaction, *, covered_messages: int) -> Compaction:
     """Returns the record of a compaction as one that covers the first messages of the conversation that it begins."""
-    return replace(
-        compaction,
+    return Compaction(
         covered_messages=covered_messages,
         covered_hash="",
         start=covered_messages,
-        forms=(),
+        round=compaction.round,
         segments=tuple(replace(each, covered_messages=covered_messages) for each in compaction.segments),
-        window_tokens=_ANY_WINDOW_TOKENS,
-        state="applied",
-        covered_part=None,
-        images=(),
-        words_hash="",
-        seen=(),
+        ledger=compaction.ledger,
+        level=compaction.level,
+        omissions=compaction.omissions,
+        # What a client goes on from stands for good: of its history nothing else is left.
+        window_tokens=2**31,
     )
 
 
 class Unfolded(NamedTuple):
     """A conversation in full, and its record as compactions that may stand for its beginning, the smallest one first.
 
-    The larger one stands for the user's messages, too, that the client sends beside it: for when they do not fit.
+    The larger one stands for the user's messages, too, that the client sends beside it, if they do not fit.
     """
 
     messages: tuple[Message, ...]
@@ -94,10 +90,7 @@ class Unfolded(NamedTuple):
 
 
 def unfolded(messages: Sequence[Message], found: Portable, placeholder: str) -> Unfolded:
-    """Returns a conversation in which the message with the text `placeholder` stands for all before it.
-
-    The record comes first, then what else the client has kept of the user's, the messages beside it, and the rest.
-    """
+    """Returns a conversation in which the message with the text `placeholder` stands for all before it."""
     prefix = system_prefix_length(messages)
     at = next((at for at, each in enumerate(messages) if at >= prefix and each.text == placeholder), None)
     if at is None:
@@ -111,19 +104,14 @@ def unfolded(messages: Sequence[Message], found: Portable, placeholder: str) -> 
 
 
 def _as_message(base: Compaction) -> Message:
-    """A record, sent as the user's; an answer's to the engine, so that nothing takes it for the person's words."""
+    """A record, sent as the user's; an answer's to the engine: it is none of the person's words."""
     return replace(user_message(base.record), role="assistant")
 
 
 def bases_of(rest: Sequence[Message], hashes: Sequence[str], bases: Sequence[Compaction]) -> list[Compaction]:
-    """Returns `bases` as found for a conversation that begins with their record; none for any other conversation.
-
-    Args:
-        rest: the messages after the leading system ones.
-        hashes: their chain, one entry more.
-    """
-    known = [each for each in bases if each.covered_messages < len(hashes) and rest[0].text == each.record]
-    return [replace(each, covered_hash=hashes[each.covered_messages]) for each in known]
+    """Returns `bases` for a conversation that begins with their record and has this hash chain; none for any other."""
+    own = [each for each in bases if each.covered_messages < len(hashes) and rest[0].text == each.record]
+    return [replace(each, covered_hash=hashes[each.covered_messages]) for each in own]
 
 
 def ledger_messages(ledger: str) -> list[Message]:
@@ -158,21 +146,17 @@ class Found(NamedTuple):
 
     def unfolded(self, messages: Sequence[Message]) -> tuple[list[Message], list[int]]:
         """Returns the conversation with the record in a message of its own, and for each message its old position."""
-        own = [*messages]
-        own[self.at : self.at + 1] = [self.rest] if self.rest else []
-        places = [at for at in range(len(messages)) if self.rest or at != self.at]
-        prefix = system_prefix_length(own)
-        return (
-            [*own[:prefix], _as_message(self.base), *own[prefix:]],
-            [*places[:prefix], self.at, *places[prefix:]],
-        )
+        prefix, own = system_prefix_length(messages), list(enumerate(messages))
+        own[self.at : self.at + 1] = [(self.at, self.rest)] if self.rest else []
+        own.insert(prefix - (self.at < prefix and self.rest is None), (self.at, _as_message(self.base)))
+        return [message for _, message in own], [place for place, _ in own]
 
 
 def read_record(messages: Sequence[Message]) -> Found | None:
     """The record that opens a conversation, in a system message or in the first one behind those; None for none.
 
     It begins with `## Session Summary`. One of ours ends at its end marker, and the rest is the user's; of any other
-    tool's the whole text is the summary. Without a number in its heading it counts as round 1.
+    tool's the whole text is the summary, of round 1 if its heading has no number.
     """
     for at, message in enumerate(messages[: system_prefix_length(messages) + 1]):
         text, _ = _opening(message)

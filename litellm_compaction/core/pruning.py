@@ -11,13 +11,13 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from pydantic_core import from_json
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.excerpts import common_level, excerpt
+from litellm_compaction.core.excerpts import common_level, ends
 from litellm_compaction.core.forms import Form, lines_for, size_of
 from litellm_compaction.core.messages import (
     JsonObject,
@@ -29,7 +29,7 @@ from litellm_compaction.core.messages import (
     render_arguments,
     without_notices,
 )
-from litellm_compaction.core.prompts import defused, filled, focus_lines
+from litellm_compaction.core.prompts import data_lines, defused, filled
 from litellm_compaction.core.rounds import rounds, within_rounds
 
 # Below this nothing is gained that is worth a marker; of a message that is to be shortened so much is shown.
@@ -39,15 +39,11 @@ _RANGE = re.compile(r"\s*#?(\d{1,6})\s*(?:(?:-|–|to)\s*#?(\d{1,6}))?\s*")
 # Reasoning may hold drafts; more of them than this are noise.
 _MAX_OBJECTS = 64
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-_REQUEST = "THE REQUEST BEING WORKED ON (it stays):"
-_EARLIER = "WHAT WAS LEFT OUT BEFORE (it stays):"
-_MESSAGES = "MESSAGES:"
+_REQUEST, _EARLIER = "THE REQUEST BEING WORKED ON (it stays):", "WHAT WAS LEFT OUT BEFORE (it stays):"
 _REMINDER = "END OF THE DATA. Now write the JSON object."
 _ARGUMENTS_CHARS = 100
-# However many messages there are, most of an edit plan is ranges.
-_PLAN_TOKENS, _TOKENS_PER_MESSAGE, _MAX_PLAN_TOKENS = 256, 12, 768
 # Tool results give way first; if there are many short messages, their sizes and first words say enough to choose by.
-_WEIGHT, _LEAST_TOKENS, _LEAST_BRIEF_TOKENS = 4, 16, 3
+_WEIGHT, _USEFUL_TOKENS, _LEAST_TOKENS = 4, 16, 3
 
 
 class Wishes(NamedTuple):
@@ -79,14 +75,14 @@ def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[
     shrinking = {span.start + at for at in lines_for(rest[span.start : span.stop])}
     forms = {each.position: each for each in compaction.forms}
     lines = {at for at, each in forms.items() if each.how == "line"}
-    new_lines = {at for at in (wanted - dropped) & shrinking - lines if rest[at].role == "tool"}
-    forms.update((at, Form(at, "line", size_of(rest[at]))) for at in new_lines)
-    for at in {*wanted, *wishes.shortened}.intersection(choices) - lines - new_lines:
-        is_line = at in wanted
-        chars = 0 if is_line else int(len(normal_text(rest[at])) * _SHOWN_RATIO)
-        is_text = rest[at].role in ("user", "assistant") and not rest[at].calls if is_line else not rest[at].other_parts
-        if is_text and len(normal_text(rest[at])) - chars >= _LEAST_SAVED_CHARS:
-            forms[at] = Form(at, chars)
+    for at in {*wanted, *wishes.shortened}.intersection(choices) - dropped - lines:
+        message, goes = rest[at], at in wanted
+        chars = 0 if goes else int(len(normal_text(message)) * _SHOWN_RATIO)
+        if goes and message.role == "tool":
+            forms.update({at: Form(at, "line", size_of(message))} if at in shrinking else {})
+        elif not (message.calls if goes else message.other_parts):
+            saves = len(normal_text(message)) - chars >= _LEAST_SAVED_CHARS
+            forms.update({at: Form(at, chars)} if saves else {})
     forms.update((at, Form(at, "gone")) for at in dropped)
     return replace(compaction, forms=tuple(sorted(forms.values())))
 
@@ -116,21 +112,6 @@ def _units(rest: Sequence[Message], span: range, wanted: Collection[int]) -> Ite
             yield range(begin, end)
 
 
-def decide(
-    answer: str, rest: Sequence[Message], compaction: Compaction, choices: Sequence[int], *, prompt: str
-) -> tuple[Compaction, str] | None:
-    """The compaction that an answer makes of one, and what it says of the part that goes; None if nothing changes.
-
-    Arguments as in `read_answer`.
-    """
-    try:
-        wishes = read_answer(answer, rest, choices, prompt=prompt)
-    except ValueError:
-        return None
-    done = pruned(rest, compaction, choices, wishes)
-    return None if done == compaction else (done, wishes.summary)
-
-
 def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *, prompt: str = "") -> Wishes:
     """The wishes in a model's answer.
 
@@ -144,10 +125,12 @@ def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *,
         ValueError: there are none, or it names a role, a call or a message that does not exist; without any text of
             the answer.
     """
-    found, is_cut = _object(answer, prompt)
-    summary = found.get("summary") or ""
-    read = _from_conversation if "prunedConversation" in found else _from_plan
-    wishes = read(found, rest, choices, is_cut)
+    wish, is_cut = _object(answer, prompt)
+    if "prunedConversation" in wish:
+        wishes = _from_conversation(wish["prunedConversation"], rest, choices, is_cut=is_cut)
+    else:
+        wishes = _from_plan(wish, rest, choices)
+    summary = wish.get("summary") or ""
     if not isinstance(summary, str) or not (wishes.dropped or wishes.shortened):
         raise ValueError("the summary is not a text, or nothing is to go")
     wishes = wishes._replace(summary="\n".join(filter(None, (summary.strip(), wishes.summary))))
@@ -160,18 +143,17 @@ def _object(answer: str, prompt: str) -> tuple[JsonObject, bool]:
     """The last JSON object that is an answer, drafts may stand before it; and if the answer was cut in it."""
     whole: JsonObject = {}
     begun: JsonObject = {}
-    at = answer.find("{")
-    for _ in range(_MAX_OBJECTS):
-        if at < 0:
-            break
+    end = 0
+    for opening in islice(re.finditer(r"\{", answer), _MAX_OBJECTS):
+        if (at := opening.start()) < end:
+            continue
         try:
             value, end = json.JSONDecoder().raw_decode(answer, at)
         except (ValueError, RecursionError):
-            value, end = {}, at + 1
             begun = begun or _begun(answer[at:])
+            continue
         if _KEYS.intersection(value) and answer[at:end] not in prompt:
             whole = value
-        at = answer.find("{", end)
     if not whole and not begun:
         raise ValueError("no JSON object with an edit plan")
     return whole or begun, not whole
@@ -190,7 +172,7 @@ def _begun(text: str) -> JsonObject:
     return {**value, last: items[:-1]} if isinstance(items, list) else value
 
 
-def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int], is_cut: bool) -> Wishes:
+def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]) -> Wishes:
     """The messages that an edit plan names, by number, by range ("3-7"), or in an object with a number."""
 
     def named(key: str) -> set[int]:
@@ -209,38 +191,37 @@ def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]
 def _places(item: JsonValue) -> slice:
     if isinstance(item, Mapping):
         item = next((item[key] for key in ("n", "number", "message") if key in item), None)
-    found = None if isinstance(item, bool) else _RANGE.fullmatch(str(item))
-    return slice(max(int(found[1]) - 1, 0), int(found[2] or found[1])) if found else slice(0)
+    numbers = None if isinstance(item, bool) else _RANGE.fullmatch(str(item))
+    return slice(max(int(numbers[1]) - 1, 0), int(numbers[2] or numbers[1])) if numbers else slice(0)
 
 
-def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Sequence[int], is_cut: bool) -> Wishes:
+def _from_conversation(entries: JsonValue, rest: Sequence[Message], choices: Sequence[int], *, is_cut: bool) -> Wishes:
     """The messages that a conversation written anew leaves out, by a walk along the original.
 
     A message that stands in it stays. One in other words is a note about what goes: its words join the summary. Nothing
     is known of messages after a cut.
     """
-    entries = answer["prunedConversation"]
     if not isinstance(entries, list) or not entries:
         raise ValueError("`prunedConversation` is not a list of messages")
-    texts = [_identity(message) for message in rest]
+    originals = [_identity(message) for message in rest]
     # A model that writes down all that stays may name those that it was not asked about.
-    stays = {texts[at] for at in set(range(len(rest))).difference(choices)}
+    stays = {originals[at] for at in set(range(len(rest))).difference(choices)}
     left, kept, notes = list(choices), set[int](), list[str]()
     for entry in entries:
         if not isinstance(entry, Mapping) or entry.get("role") not in _ROLES:
             raise ValueError("`prunedConversation` holds something that is no message")
         message = parse_message(entry)
-        found = _identity(message)
-        place = next((at for at in left if texts[at] == found), None)
+        identity = _identity(message)
+        place = next((at for at in left if originals[at] == identity), None)
         if place is not None:
             kept.add(place)
             left = left[left.index(place) + 1 :]
-        elif not (message.is_system or found in stays):
-            if message.calls or message.call_id or any(texts[at] == found for at in choices):
+        elif not (message.is_system or identity in stays):
+            if message.calls or message.call_id or any(originals[at] == identity for at in choices):
                 raise ValueError("`prunedConversation` holds a message that the conversation does not have there")
             notes.append(message.text.strip())
-    known = set(choices).difference(left) if is_cut else set(choices)
-    return Wishes(frozenset(known - kept), summary="\n".join(filter(None, notes)))
+    read = set(choices).difference(left) if is_cut else set(choices)
+    return Wishes(frozenset(read - kept), summary="\n".join(filter(None, notes)))
 
 
 def _identity(message: Message) -> tuple[object, ...]:
@@ -248,17 +229,9 @@ def _identity(message: Message) -> tuple[object, ...]:
     return (message.role, message.call_id, normal_text(message), calls)
 
 
-def plan_tokens(messages: int) -> int:
-    """The bound on an edit plan for so many messages, without its summary; a conversation written anew is longer."""
-    return min(_PLAN_TOKENS + _TOKENS_PER_MESSAGE * messages, _MAX_PLAN_TOKENS)
-
-
-def roomy_answer_tokens(answer_tokens: int, *, spare_tokens: int, offered_tokens: int) -> int:
-    """The bound on an answer that may be all that is offered once more, if the prompt leaves so much to spare.
-
-    A model that only thinks is asked a second time with twice the room, which has to fit as well.
-    """
-    return answer_tokens + min(max(spare_tokens - answer_tokens, 0) // 2, offered_tokens)
+def plan_tokens(summary_tokens: int, messages: int) -> int:
+    """The bound on an edit plan for so many messages and its summary: however many there are, most of it is ranges."""
+    return summary_tokens + min(256 + 12 * messages, 768)
 
 
 def pruning_prompt(
@@ -273,7 +246,7 @@ def pruning_prompt(
     limit_tokens: int,
     count: Callable[[str], int],
 ) -> str:
-    """One user message that asks what may go; "" if not even short excerpts of the messages fit.
+    """One user message that asks what may go; "" if not even the beginnings of the messages fit.
 
     Args:
         prompt: the instruction, with placeholders.
@@ -286,41 +259,39 @@ def pruning_prompt(
         limit_tokens: bound on the whole.
         count: tokens of a text, for the pruning model.
     """
-    head = [filled(prompt, values), "", *focus_lines(focus)]
-    head += [_REQUEST, defused(request), ""] if request else []
-    head += [_EARLIER, defused(earlier), ""] if earlier else []
-    room_tokens = limit_tokens - count("\n".join([*head, _MESSAGES, "", _REMINDER]))
+    data = data_lines(focus, (_REQUEST, request), (_EARLIER, earlier))
+    head = "\n".join([filled(prompt, values), "", *data, "MESSAGES:\n"])
+    room_tokens = limit_tokens - count(f"{head}\n\n{_REMINDER}")
     texts = [defused(without_notices(message.text).strip()) for message in messages]
     tokens = [count(text) for text in texts]
     weights = [1 if message.role == "tool" else _WEIGHT for message in messages]
-    level = max(common_level(tokens, weights, max(room_tokens, 0)), _LEAST_TOKENS)
-    while level >= _LEAST_BRIEF_TOKENS:
-        brief = level < _LEAST_TOKENS
-        shown = (
-            _opening(text, size, level * weight) if brief else excerpt(text, level * weight, count)
-            for text, size, weight in zip(texts, tokens, weights, strict=True)
+    level = max(common_level(tokens, weights, max(room_tokens, 0)), _USEFUL_TOKENS)
+    while level >= _LEAST_TOKENS:
+        is_brief = level < _USEFUL_TOKENS
+        rows = enumerate(zip(messages, sizes, texts, tokens, weights, strict=True), start=1)
+        lines = "\n".join(
+            _line(number, message, size, _cut(text, len(text) * level * weight // max(own, 1), is_brief), is_brief)
+            for number, (message, size, text, own, weight) in rows
         )
-        rows = enumerate(zip(messages, sizes, shown, strict=True), start=1)
-        lines = "\n".join(_line(number, *row, brief=brief) for number, row in rows)
         # Quoting and the other fields come on top of the texts.
         if count(lines) <= room_tokens:
-            return "\n".join([*head, _MESSAGES, lines, "", _REMINDER])
+            return f"{head}{lines}\n\n{_REMINDER}"
         level -= max(level // 5, 1)
     return ""
 
 
-def _opening(text: str, tokens: int, limit_tokens: int) -> str:
-    return text if tokens <= limit_tokens else f"{text[: len(text) * limit_tokens // tokens]}…"
+def _cut(text: str, most_chars: int, is_brief: bool) -> str:
+    return f"{text[:most_chars]}…" if is_brief and len(text) > most_chars else ends(text, most_chars)
 
 
-def _line(number: int, message: Message, size: int, text: str, *, brief: bool) -> str:
+def _line(number: int, message: Message, size: int, text: str, is_brief: bool) -> str:
     """One message as JSON; a brief one leaves the ids out, which only a conversation written anew would need."""
     fields = {
         "calls": [
             f"{call.name}({defused(render_arguments(call.arguments))[:_ARGUMENTS_CHARS]})" for call in message.calls
         ],
-        "ids": [] if brief else [defused(call.id) for call in message.calls],
-        "result_of": "" if brief else defused(message.call_id),
+        "ids": [] if is_brief else [defused(call.id) for call in message.calls],
+        "result_of": "" if is_brief else defused(message.call_id),
         "attached": list(message.other_parts),
     }
     shown = {"n": number, "role": message.role, "tokens": size, "content": text}

@@ -45,7 +45,8 @@ _HIDDEN = re.compile(
     re.IGNORECASE,
 )
 _KEY_BEGINS = regex.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-_KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s:,]|\\n){0,20000}")
+# A URL behind a key that is cut short may hold another secret.
+_KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s,]|:(?!//)|\\n){0,20000}")
 _KEY_TAIL = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_LINE = re.compile(r"[A-Za-z0-9+/=]{16,80}\r?\Z")
 _KEY_ENDS, _KEY_CHARS = "-----END", 20_000
@@ -75,7 +76,7 @@ def redacted(text: str, patterns: Sequence[regex.Pattern[str]] = ()) -> str:
     cleaned: list[str] = []
     for piece in _pieces(text):
         for search in _SEARCHES:
-            piece = _hinted_removed(piece, search)
+            piece = _searched(piece, search)
         try:
             for pattern in patterns:
                 # Other threads go on meanwhile.
@@ -120,30 +121,18 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _hinted_removed(piece: str, search: _Search) -> str:
+def _searched(piece: str, search: _Search) -> str:
     """Searches the lines of a text that hold one of a search's hints and, in ASCII, one of its signs."""
-    lower = piece.lower()
-    if not any(map(lower.__contains__, search.hints)):
+    if not _holds(piece, search.hints):
         return piece
-    # A few letters are two in lower case; then places in one say nothing of the other.
-    lines = {(0, len(piece))} if len(lower) != len(piece) else set(_hinted_lines(lower, search.hints))
-    shown: list[str] = []
-    done = 0
-    for start, end in sorted(lines):
-        line = piece[start:end]
-        if not line.isascii() or any(map(line.lower().__contains__, search.signs)):
-            shown += (piece[done:start], search.pattern.sub(search.replaced, line))
-            done = end
-    return "".join((*shown, piece[done:]))
 
+    def may_hold(line: str) -> bool:
+        lower = line.lower()
+        is_hinted = any(map(lower.__contains__, search.hints))
+        return is_hinted and (not line.isascii() or any(map(lower.__contains__, search.signs)))
 
-def _hinted_lines(lower: str, hints: Sequence[str]) -> Iterator[tuple[int, int]]:
-    for hint in hints:
-        end = 0
-        while (at := lower.find(hint, end)) >= 0:
-            end = lower.find("\n", at)
-            end = len(lower) if end < 0 else end
-            yield lower.rfind("\n", 0, at) + 1, end
+    lines = piece.split("\n")
+    return "\n".join(search.pattern.sub(search.replaced, line) if may_hold(line) else line for line in lines)
 
 
 def _unnamed(found: re.Match[str]) -> str:

@@ -88,12 +88,8 @@ def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *
     """Returns True if a client asks for a summary of its own, with which it goes on in place of its history.
 
     A quotation of such a request in mid-text is none, nor is one with an answer after it. A request without tools and
-    answers for something about a conversation that stands in one message is one, too.
-
-    Args:
-        messages: oldest first.
-        headers: by their names in lower case; a body's field in place of one counts.
-        has_tools: True if the model may call any.
+    answers for something about a conversation that stands in one message is one, too. Names of `headers` are in lower
+    case; a body's field in place of one counts.
     """
     if any(_says(rule, headers.get(name, "")) for name, rule in RULES["headers"].items()):
         return True
@@ -142,8 +138,8 @@ def _read(text: str) -> tuple[list[Turn], bool]:
 def rendered_in(messages: Sequence[Message]) -> int | None:
     """The index of the message into which a client has rendered a conversation; None for none.
 
-    The request has no answer in it, and says hardly more than that one conversation and an instruction. A person who
-    pastes a chat and asks about it makes none: what they ask is a question, or several speakers have nothing but names.
+    The request has no answer in it, and hardly more than that conversation and an instruction. A person who pastes a
+    chat asks about it with a question, or several speakers have nothing but names: that is none.
     """
     if any(message.role not in ("system", "developer", "user") for message in messages):
         return None
@@ -213,10 +209,7 @@ def _is_framed(above: str, below: str) -> bool:
 
 
 def _is_talk(text: str, heads: Sequence[_Head]) -> bool:
-    """Returns True for enough turns of both sides, or of names that hardly follow themselves, who say several things.
-
-    An agent's conversation may have one turn of the user's and hundreds of the model's and its tools'.
-    """
+    """Returns True for enough turns of both sides, or of names that hardly follow themselves."""
     times = Counter(head.speaker for head in heads)
     if len(heads) < _LEAST_TURNS or not 1 < len(times) <= _MOST_SPEAKERS or max(times.values()) < 2:
         return False

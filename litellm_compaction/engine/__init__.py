@@ -1,21 +1,20 @@
 """The one orchestrator: counts, decides, asks, applies, stores, reports."""
 
+from litellm_compaction.engine.additions import MOST_LOOKUPS, RECALL
 from litellm_compaction.engine.compactor import Compactor
 from litellm_compaction.engine.context import (
     Action,
     Attempts,
     CompactionNeeded,
-    Foreseen,
+    ContinuationPlan,
     Measure,
     PreparedRequest,
     PruningModel,
     RequestContext,
 )
-from litellm_compaction.engine.continuing import ContinuationPlan
-from litellm_compaction.engine.recalling import MOST_LOOKUPS, RECALL
-from litellm_compaction.engine.sharing.admission import Held
-from litellm_compaction.engine.sharing.pool import TOLD_AFTER_S
-from litellm_compaction.engine.sharing.reservation import Reservation, shares_context
+from litellm_compaction.engine.context import Decided as Foreseen
+from litellm_compaction.engine.sharing.admission import TOLD_AFTER_S, Held
+from litellm_compaction.engine.sharing.reservation import Reservation
 from litellm_compaction.engine.ways import ALL_WAYS, KnownWays, Outcome
 
 __all__ = [
@@ -37,5 +36,4 @@ __all__ = [
     "PruningModel",
     "RequestContext",
     "Reservation",
-    "shares_context",
 ]

@@ -1,47 +1,60 @@
-"""Asks pruning models for a summary or an edit plan, each inside its own window.
+"""Asks pruning models for a summary or for what may go, each inside its own window.
 
 Append mode sends the served conversation again with the instruction after it, so that a server's prefix cache holds
 nearly all of it (LM Studio 0.3 and 0.4 keep the KV cache of a slot's last prompt, in both engines). It is tried first;
-reformat mode sends the text in one message. `core/pruning.py` checks edit plans against the original.
+reformat mode sends the text in one message, shrunk, tool output first, until one prompt holds it; if even that is not
+enough, part after part is integrated into the record so far. `core/pruning.py` checks choices against the original.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
 from litellm_compaction.concurrency import Bounded, off_loop
-from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget
+from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply, covered_as_sent, shown_behind
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.forms import Form, in_forms
 from litellm_compaction.core.judging import judged
-from litellm_compaction.core.messages import Message, Request, user_message
-from litellm_compaction.core.prompts import appended
-from litellm_compaction.core.pruning import decide, offered, plan_tokens, pruning_prompt, roomy_answer_tokens
+from litellm_compaction.core.messages import Message, Request, user_message, visible_text
+from litellm_compaction.core.prompts import (
+    appended,
+    is_refusal,
+    read_summary,
+    said_in_json,
+    summary_prompt,
+    transcript_parts,
+)
+from litellm_compaction.core.pruning import offered, plan_tokens, pruned, pruning_prompt, read_answer
 from litellm_compaction.core.steps import Step
-from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.core.strategies import STRATEGIES, Strategy
 from litellm_compaction.core.view import request_text
-from litellm_compaction.engine.context import Effort, MeasuredRequest, PruningModel
-from litellm_compaction.engine.recalling import Recaller
+from litellm_compaction.engine.additions import Recaller
+from litellm_compaction.engine.context import Ask, Effort, MeasuredRequest, PruningModel, SummaryAnswer
 from litellm_compaction.engine.sharing.reservation import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
 from litellm_compaction.events import USELESS
-from litellm_compaction.summarizer import SummaryJob, answer_to, summarize, summarize_appended, within_s, words_for
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Windows
+from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
 
 # So much a summariser is told of the request that is being worked on.
 REQUEST_TOKENS = 200
+# Words for a token bound: 0.6 words a token leaves room in every language we measured.
+_WORDS_PER_TOKEN, _LEAST_WORDS = 0.6, 40
+_MAX_PARTS = 6
+_OVERRUN_RATIO = 1.25
+# The heading of the record so far, rounded up; and the least room for what is to be summarized.
+_HEADING_TOKENS, _LEAST_ROOM_TOKENS = 64, 200
 # The chat template's own tokens around the summariser's one user message, rounded up.
 _TEMPLATE_TOKENS = 32
 # So much of a text shows what a server's tokenizer makes of it.
@@ -49,21 +62,155 @@ _SAMPLE_CHARS = 100_000
 # Below this the usual instruction, 450 tokens, takes a summary's room: restarts at 2,048 never got one.
 _BRIEF_BELOW_TOKENS = 4096
 # Two useless summaries cost a person two waits; a model that was only busy, or reloaded, is soon asked again.
+# After a pause there is one try.
 _USELESS_IN_A_ROW, _PAUSE_S, _MAX_PAUSES = 2, 120.0, 4096
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
 _WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "dialogue", "reasoning_only", "longer"})
 _INVALID = "invalid"
+_WHY: Mapping[type[Exception], str] = {ModelNotLoaded: "not_loaded", WindowUnread: "unreachable"}
+_REJECTED = (
+    "summaries_rejected model=%s: two in a row said nothing or came too late; it is not asked for two minutes, or "
+    "until an answer is good. To end this, name another pruning_model"
+)
 
 _Found = TypeVar("_Found")
+_Count = Callable[[str], int]
+_Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryJob:
+    """A part of a conversation that a summary will stand for, and its bounds."""
+
+    messages: Sequence[Message]  # Oldest first.
+    earlier: str  # The record so far that the new one integrates, "" for none.
+    request: str  # The one being worked on, for orientation; already short.
+    summary_tokens: int
+    prompt_limit_tokens: int = 0  # The largest prompt that the model's window takes besides summary and thinking.
+    round_number: int = 1  # Of the compaction that is made.
+    thinking_tokens: int = 0  # 0 for a model that answers at once.
+    strategy: Strategy = STRATEGIES["summary"]
+    focus: str = ""  # The topic that a client wants kept in more detail.
+    is_brief: bool = False  # The instruction has to leave a small window to its subject.
+
+    @property
+    def source(self) -> tuple[str, ...]:
+        """The texts that the summary is made of, with the arguments of calls."""
+        return (self.earlier, self.request, self.focus, *map(visible_text, self.messages))
+
+    @property
+    def instruction(self) -> str:
+        words = _words_for(self.summary_tokens)
+        return self.strategy.instruction(words=words, round_number=self.round_number, is_brief=self.is_brief)
+
+    def prompt(self, transcript: str, earlier: str) -> str:
+        return summary_prompt(
+            instruction=self.instruction, earlier=earlier, request=self.request, transcript=transcript, focus=self.focus
+        )
+
+
+async def within_s(asking: Awaitable[_Found], timeout_s: float) -> _Found:
+    """Returns the result of one job with all its calls; a SummaryFailed, `timeout`, if it takes longer."""
+    try:
+        return await asyncio.wait_for(asking, timeout_s)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise SummaryFailed("timeout", f"no summary within {timeout_s:g} s") from None
+
+
+async def summarize(job: SummaryJob, ask: Ask, count: _Count) -> str:
+    """Returns a summary of a job's messages, stripped and within its bound (reformat mode).
+
+    `count` gives the tokens of a text for the pruning model, which `ask` calls.
+
+    Raises:
+        SummaryFailed: no call gave a usable summary; `reason` is one of error, empty, refusal, echo, loop, dialogue,
+            script, invented, reasoning_only, longer, small_window.
+    """
+    room_tokens = job.prompt_limit_tokens - count(job.prompt("", job.earlier))
+    # Beside a record so far as long as it may become.
+    later_tokens = job.prompt_limit_tokens - count(job.prompt("", "")) - _HEADING_TOKENS
+    later_tokens = min(later_tokens - int(_OVERRUN_RATIO * job.summary_tokens), room_tokens)
+    if room_tokens < _LEAST_ROOM_TOKENS:
+        raise SummaryFailed("small_window", f"{job.prompt_limit_tokens} tokens for the summariser's prompt")
+    max_parts = _MAX_PARTS if later_tokens >= _LEAST_ROOM_TOKENS else 1
+    divided = partial(transcript_parts, job.messages, max_parts=max_parts, count=count)
+    parts = await asyncio.to_thread(divided, room_tokens=room_tokens)
+    if len(parts) > 1:
+        parts = await asyncio.to_thread(divided, room_tokens=later_tokens)
+    text = job.earlier
+    for part in parts:
+        if count(job.prompt("", text)) + later_tokens > job.prompt_limit_tokens:
+            # Its control tokens have been broken, which makes it longer.
+            raise SummaryFailed("small_window", "the record so far leaves no room")
+        text = await written(job, ask, count, _asking(job.prompt(part, text)), job.source, count(part) + count(text))
+    return text
+
+
+async def written(
+    job: SummaryJob, ask: Ask, count: _Count, request: Request, source: Sequence[str], most_tokens: int
+) -> str:
+    """Returns the summary that answers a request.
+
+    Args:
+        job: its bounds; its messages are not sent.
+        source: all that the writer is shown, by which the summary is checked.
+        most_tokens: of what the summary replaces, and is shorter than.
+
+    Raises:
+        SummaryFailed: as `summarize`, and `tool_call` if the model called a tool instead.
+    """
+    text, answer = await _asked(ask, request, job.summary_tokens + job.thinking_tokens)
+    text = said_in_json(text)
+    fault = "tool_call" if answer.calls_tool else "refusal" if is_refusal(text) else "" if text else "empty"
+    if fault:
+        raise SummaryFailed(fault)
+    if answer.finish_reason == "length" and "\n" in text:
+        text = text[: text.rindex("\n")].rstrip()
+    # A server may count otherwise than we do: last lines go.
+    while count(text) > job.summary_tokens * _OVERRUN_RATIO:
+        cut = text.rfind("\n", 0, len(text) * 9 // 10)
+        text = text[: cut if cut > 0 else len(text) * 9 // 10].rstrip()
+    # Off the event loop: ten milliseconds for 50,000 characters of a source.
+    text, fault = await asyncio.to_thread(judged, text, instruction=job.instruction, source=source)
+    if fault or count(text) >= most_tokens:
+        raise SummaryFailed(fault or "longer")
+    return text
+
+
+async def _asked(ask: Ask, request: Request, max_tokens: int) -> tuple[str, SummaryAnswer]:
+    """The words of an answer, without its reasoning and fences, "" beside a call, and the answer.
+
+    If only thinking comes back, it is asked once more with room for both.
+    """
+    for tokens in (max_tokens, 2 * max_tokens):
+        answer = await ask(request.messages, max_tokens=tokens, tools=request.tools, tool_choice=request.tool_choice)
+        text = read_summary(answer.text)
+        if text or answer.calls_tool:
+            return text, answer
+        if not (answer.reasoning or answer.text):
+            raise SummaryFailed("empty")
+    raise SummaryFailed("reasoning_only")
+
+
+def _asking(prompt: str) -> Request:
+    return Request(messages=(user_message(prompt),))
+
+
+def _words_for(tokens: int) -> int:
+    """The words that a text is asked for whose bound is so many tokens."""
+    return max(int(tokens * _WORDS_PER_TOKEN), _LEAST_WORDS)
 
 
 class _Limit(NamedTuple):
-    """The largest prompt for a pruning model, its room to think besides the answer, its tokenizer and its window."""
+    """The budget of a pruning model's prompts, its room to think besides the answer, and its tokenizer."""
 
-    tokens: int
+    budget: Budget
     thinking_tokens: int
-    count: Callable[[str], int]
-    window_tokens: int
+    count: _Count
+
+    @property
+    def tokens(self) -> int:
+        return self.budget.prompt_limit_tokens - _TEMPLATE_TOKENS
 
 
 class SummaryClient:
@@ -74,21 +221,12 @@ class SummaryClient:
     """
 
     def __init__(
-        self,
-        *,
-        windows: Windows,
-        counter: TokenCounter,
-        sources: Sources,
-        recaller: Recaller | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, windows: Windows, counter: TokenCounter, sources: Sources, recaller: Recaller | None, clock: _Clock
     ) -> None:
-        self._windows = windows
-        self._counter = counter
-        self._sources = sources
-        self._recaller = recaller
-        self._clock = clock
+        self._windows, self._counter, self._sources = windows, counter, sources
+        self._recaller, self._clock = recaller, clock
         # By tenant and model, since one tenant's prompts must not take another one's summaries away: how many useless
-        # summaries came in a row, and until when the model is not asked.
+        # summaries came in a row, and when the last one did.
         self._useless: Bounded[tuple[str, str], tuple[int, float]] = Bounded(_MAX_PAUSES)
 
     async def summary(self, measured: MeasuredRequest, step: Step, effort: Effort) -> str:
@@ -99,19 +237,20 @@ class SummaryClient:
             return ""
 
         async def asked(model: PruningModel, limit: _Limit) -> str:
-            bounded = replace(
-                job,
-                prompt_limit_tokens=limit.tokens,
-                thinking_tokens=limit.thinking_tokens,
-                is_brief=min(measured.window.tokens, limit.window_tokens) < _BRIEF_BELOW_TOKENS,
+            is_brief = min(measured.window.tokens, limit.budget.window_tokens) < _BRIEF_BELOW_TOKENS
+            own = replace(
+                job, prompt_limit_tokens=limit.tokens, thinking_tokens=limit.thinking_tokens, is_brief=is_brief
             )
             # A record written ahead must leave the conversation in the server's cache.
             is_ahead = step.draft.state == "ready" and model.is_same
-            appended = await self._appended(measured, step, bounded) if model.is_same else None
+            appended = await self._appended(measured, step, own, limit) if model.is_same else None
             if appended is not None:
+                request, replaced_tokens = appended
+                # Its writer sees more than the part that the summary replaces.
+                source = (job.request, job.focus, *map(visible_text, request.messages))
                 try:
                     with self._call(measured, model, effort):
-                        return await summarize_appended(bounded, model.quiet_ask, limit.count, *appended)
+                        return await written(own, model.quiet_ask, limit.count, request, source, replaced_tokens)
                 except SummaryFailed as error:
                     has_calls = measured.context.attempts.summary_calls_left > 0
                     if is_ahead or not has_calls or error.reason not in _WORTH_REFORMATTING:
@@ -119,8 +258,8 @@ class SummaryClient:
             elif is_ahead:
                 return ""
             with self._call(measured, model, effort):
-                bounded = await self._bounded(measured, model, bounded, limit.count)
-                return await summarize(bounded, model.quiet_ask, limit.count)
+                own = await self._bounded(measured, model, own, limit.count)
+                return await summarize(own, model.quiet_ask, limit.count)
 
         return await self._first(measured, job.summary_tokens, effort, asked) or ""
 
@@ -131,7 +270,7 @@ class SummaryClient:
         """
         messages = measured.conversation.messages
         choices = offered(measured.conversation.rest, step.draft)
-        answer_tokens = step.summary_tokens + plan_tokens(len(choices))
+        answer_tokens = plan_tokens(step.summary_tokens, len(choices))
 
         async def asked(model: PruningModel, limit: _Limit) -> Compaction:
             asking = partial(_question, measured, step, choices, limit, answer_tokens, is_same=model.is_same)
@@ -139,7 +278,7 @@ class SummaryClient:
             if not prompt:
                 raise SummaryFailed("small_window")
             with self._call(measured, model, effort):
-                answer = await answer_to(prompt, model.quiet_ask, max_tokens=most_tokens)
+                answer, _ = await _asked(model.quiet_ask, _asking(prompt), most_tokens)
             compaction = await off_loop(messages, partial(_compaction, measured, step, prompt, choices, answer))
             if compaction is None:
                 raise SummaryFailed(_INVALID)
@@ -158,8 +297,8 @@ class SummaryClient:
         context = measured.context
         for model in context.pruning_models:
             key = (context.scope, model.target.key)
-            useless, paused_until_s = self._useless.get(key, (0, -math.inf))
-            if self._clock() < paused_until_s:
+            useless, when_s = self._useless.get(key, (0, -math.inf))
+            if useless >= _USELESS_IN_A_ROW and self._clock() < when_s + _PAUSE_S:
                 effort.reason = effort.reason or "paused"
                 continue
             limit = await self._limit(measured, model, answer_tokens, effort)
@@ -172,26 +311,15 @@ class SummaryClient:
                 if error.reason == _INVALID:
                     return None
                 if error.reason in USELESS:
-                    self._note_useless(key, model.label, useless + 1)
+                    self._useless[key] = useless + 1, self._clock()
+                    if useless + 1 == _USELESS_IN_A_ROW:
+                        logger.warning(_REJECTED, model.label)
                 continue
             if found:
                 self._useless.pop(key, None)
                 return found
             effort.reason = ""
         return None
-
-    def _note_useless(self, key: tuple[str, str], label: str, count: int) -> None:
-        """Begins a pause after two in a row; after a pause there is one try."""
-        is_over = count >= _USELESS_IN_A_ROW
-        self._useless[key] = count, self._clock() + _PAUSE_S if is_over else -math.inf
-        if count == _USELESS_IN_A_ROW:
-            # Once, until one is good again: not after each try that a pause leaves.
-            logger.warning(
-                "summaries_rejected model=%s: two in a row said nothing or came too late; it is not asked for %d "
-                "minutes, or until an answer is good. To end this, name another pruning_model",
-                label,
-                _PAUSE_S // 60,
-            )
 
     @contextmanager
     def _call(self, measured: MeasuredRequest, model: PruningModel, effort: Effort) -> Iterator[None]:
@@ -218,17 +346,12 @@ class SummaryClient:
         if not model.is_same:
             try:
                 window = await self._windows.resolve(model.target)
-            except ModelNotLoaded:
-                effort.reason = "pruning_model_not_loaded"
-                return None
-            except WindowUnknown as error:
-                is_unread = isinstance(error, WindowUnread)
-                effort.reason = "pruning_model_unreachable" if is_unread else "pruning_model_no_window"
+            except (ModelNotLoaded, WindowUnknown) as error:
+                effort.reason = f"pruning_model_{_WHY.get(type(error), 'no_window')}"
                 return None
             family = self._sources.family(model.target, window)
             # In the shape of every prompt for it; a list without messages is refused by many templates.
-            shape = Request(messages=(user_message(""),))
-            likely_ratio = (await self._counter.count(model.target.key, family, shape)).other_likely_ratio
+            likely_ratio = (await self._counter.count(model.target.key, family, _asking(""))).other_likely_ratio
             count = self._counter.text_counter(model.target.key, family, asker=measured.context.target.asker)
         # One that thinks has as much room for that as for its answer.
         thinking_tokens = answer_tokens if family.reasons else 0
@@ -238,16 +361,20 @@ class SummaryClient:
             floor_tokens=0,
             likely_ratio=likely_ratio,
         )
-        return _Limit(budget.prompt_limit_tokens - _TEMPLATE_TOKENS, thinking_tokens, count, window.tokens)
+        return _Limit(budget, thinking_tokens, count)
+
+    async def _told(self, target: Target, request: Request) -> int | None:
+        """The server's count of a request; None if its protocol is not believed."""
+        return (
+            await self._windows.tokens_of(target, request) if self._counter.protocol.is_believed(target.key) else None
+        )
 
     async def _bounded(
-        self, measured: MeasuredRequest, model: PruningModel, job: SummaryJob, count: Callable[[str], int]
+        self, measured: MeasuredRequest, model: PruningModel, job: SummaryJob, count: _Count
     ) -> SummaryJob:
         """`job` with a smaller limit if the server's tokenizer counts more tokens for its text than ours."""
-        target = measured.context.target if model.is_same else model.target
         text = "\n".join((job.instruction, *job.source))[:_SAMPLE_CHARS]
-        asked = Request(messages=(user_message(text),))
-        told = await self._windows.tokens_of(target, asked) if self._counter.protocol.is_believed(target.key) else None
+        told = await self._told(measured.context.target if model.is_same else model.target, _asking(text))
         # A text may be counted by another ratio than its lines, each of which is of another script.
         ours = await off_loop(job.messages, lambda: min(count(text), sum(map(count, text.splitlines()))))
         ours += _TEMPLATE_TOKENS
@@ -255,7 +382,9 @@ class SummaryClient:
             return job
         return replace(job, prompt_limit_tokens=job.prompt_limit_tokens * ours // told)
 
-    async def _appended(self, measured: MeasuredRequest, step: Step, job: SummaryJob) -> tuple[Request, int] | None:
+    async def _appended(
+        self, measured: MeasuredRequest, step: Step, job: SummaryJob, limit: _Limit
+    ) -> tuple[Request, int] | None:
         """The conversation to send again in append mode, and the tokens that its summary replaces.
 
         None if it does not fit, or does not show everything: a record with lines in place of results, or with a gap
@@ -263,29 +392,24 @@ class SummaryClient:
         """
         base, conversation, target = step.base, measured.conversation, measured.context.target
         shows_all = base is None or (base.is_record and base.summarized_messages == base.covered_messages)
-        if not (shows_all and _may_answer_freely(measured.request)):
+        # A forced call would be all that comes back, and the older `functions`, without a `type`, cannot be sent here.
+        has_tools_only = all(isinstance(tool, Mapping) and "type" in tool for tool in measured.request.tools)
+        may_answer = has_tools_only and measured.request.tool_choice in (None, "auto", "none")
+        if not (shows_all and may_answer):
             return None
         kept, asked = await off_loop(conversation.messages, lambda: self._in_append_mode(measured, step, job))
         tools = self._recaller.tools(measured) if self._recaller is not None and base is not None else None
         # The client's other parameters are not sent here.
         request = replace(measured.request, messages=asked, tools=measured.request.tools if tools is None else tools)
         counted = await self._counter.count(target.key, measured.family, request, asker=target.asker)
-        # The job's limit is for text by itself; of this prompt the server may have counted the beginning, or not.
-        doubt_tokens = math.ceil(counted.tokens * max(counted.likely_ratio - measured.count.other_likely_ratio, 0.0))
-        if counted.tokens + doubt_tokens > job.prompt_limit_tokens:
-            return None
-        is_believed = self._counter.protocol.is_believed(target.key)
-        told = await self._windows.tokens_of(target, request) if is_believed else None
+        told = await self._told(target, request)
         if told is None:
-            # By the upper end of its own count.
-            most_tokens = max(counted.likely, counted.tokens + MARGIN_MIN_TOKENS)
-            does_fit = most_tokens + job.summary_tokens + job.thinking_tokens <= measured.window.tokens
+            # Of this prompt the server may have counted the beginning, or not.
+            does_fit = replace(limit.budget, likely_ratio=counted.likely_ratio).fits(counted.tokens)
         else:
             media_tokens = math.ceil(counted.own.amounts.media * counted.rates[1].usual)
-            does_fit = told + media_tokens <= job.prompt_limit_tokens
-        if not does_fit:
-            return None
-        return request, sum(counted.sizes[conversation.prefix : len(kept)])
+            does_fit = told + media_tokens <= limit.tokens
+        return (request, sum(counted.sizes[conversation.prefix : len(kept)])) if does_fit else None
 
     def _in_append_mode(
         self, measured: MeasuredRequest, step: Step, job: SummaryJob
@@ -302,18 +426,9 @@ class SummaryClient:
         return tuple(prefix), appended(prefix, instruction=job.instruction, earlier=earlier, focus=job.focus)
 
 
-def _may_answer_freely(request: Request) -> bool:
-    """The client's `tool_choice` lets the model answer in words, and its tools can be sent as they came.
-
-    The older `functions` have no `type`; a forced call would be all that comes back.
-    """
-    has_tools_only = all(isinstance(tool, Mapping) and "type" in tool for tool in request.tools)
-    return has_tools_only and request.tool_choice in (None, "auto", "none")
-
-
 def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
-    base, pinned = step.base, step.draft.pinned
-    covered = measured.conversation.rest[: step.draft.covered_messages]
+    base, pinned, conversation = step.base, step.draft.pinned, measured.conversation
+    covered = conversation.rest[: step.draft.covered_messages]
     start = base.summarized_messages if base else 0
     strategy = STRATEGIES[step.draft.level]
     # A round that stayed with the record is in no summary yet.
@@ -325,7 +440,7 @@ def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
     return SummaryJob(
         messages=strategy.history(fresh),
         earlier=base.summary if base and step.integrates else "",
-        request=_request_of(measured),
+        request=excerpt(request_text(conversation.messages), REQUEST_TOKENS, measured.count_text),
         summary_tokens=step.summary_tokens,
         round_number=step.draft.round,
         strategy=strategy,
@@ -333,59 +448,55 @@ def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
     )
 
 
-def _request_of(measured: MeasuredRequest) -> str:
-    return excerpt(request_text(measured.conversation.messages), REQUEST_TOKENS, measured.count_text)
-
-
 def _question(
     measured: MeasuredRequest, step: Step, choices: list[int], limit: _Limit, answer_tokens: int, *, is_same: bool
 ) -> tuple[str, int]:
-    """The question about the messages at `choices`, positions after the prefix, and the bound on its answer.
-
-    "" if it does not fit.
-    """
+    """The question about the messages at `choices`, "" if it does not fit, and the bound on its answer."""
     conversation, compaction, prefix = measured.conversation, step.draft, measured.conversation.prefix
     limit_tokens, room_tokens = limit.tokens, answer_tokens + limit.thinking_tokens
     if is_same:
         # The room reserved in a shared context for a summary has to do for this, too.
         limit_tokens = min(limit_tokens, measured.count.tokens + SUMMARY_EXTRA_TOKENS - room_tokens)
     shown = covered_as_sent(conversation.rest, compaction)
-    shown_now = ((prefix + at, shown[at]) for at in choices)
-    offered_now = [(at, message) for at, message in shown_now if message is not None]
+    messages = [message for at in choices if (message := shown[at]) is not None]
     prompt = pruning_prompt(
         prompt=STRATEGIES[compaction.level].prompt,
         values={
-            "words": words_for(step.summary_tokens),
+            "words": _words_for(step.summary_tokens),
             "round": compaction.round,
             "current_tokens": step.now_tokens,
             "target_tokens": step.predicted_tokens,
             "limit_tokens": measured.window.tokens,
         },
-        request=_request_of(measured),
+        request=excerpt(request_text(conversation.messages), REQUEST_TOKENS, measured.count_text),
         earlier=compaction.omissions,
         focus=measured.context.focus,
-        messages=[message for _, message in offered_now],
-        sizes=[measured.count_text(message.text) + 4 for _, message in offered_now],
+        messages=messages,
+        sizes=[measured.count_text(message.text) + 4 for message in messages],
         limit_tokens=limit_tokens,
         count=limit.count,
     )
     spare_tokens = limit_tokens - limit.count(prompt)
     offered_tokens = sum(conversation.sizes[prefix + at] for at in choices)
-    return prompt, roomy_answer_tokens(room_tokens, spare_tokens=spare_tokens, offered_tokens=offered_tokens)
+    # All that is offered may be written once more, and a model that only thought is asked again with twice the room.
+    return prompt, room_tokens + min(max(spare_tokens - room_tokens, 0) // 2, offered_tokens)
 
 
 def _compaction(
     measured: MeasuredRequest, step: Step, prompt: str, choices: list[int], answer: str
 ) -> Compaction | None:
     """The compaction that the answer stands for; None if it is no answer, or changes nothing."""
-    base = step.draft
-    decided = decide(answer, measured.conversation.rest, base, choices, prompt=prompt)
-    if decided is None:
+    base, rest = step.draft, measured.conversation.rest
+    try:
+        wishes = read_answer(answer, rest, choices, prompt=prompt)
+    except ValueError:
         return None
-    compaction, summary = decided
-    texts = [message.text for message in measured.conversation.rest]
+    compaction = pruned(rest, base, choices, wishes)
+    if compaction == base:
+        return None
     # Words of a model, as any other summary.
-    summary = judged(summary, instruction=STRATEGIES[base.level].prompt, source=texts).text
+    texts = [each.text for each in rest]
+    summary = judged(wishes.summary, instruction=STRATEGIES[base.level].prompt, source=texts).text
     said = "\n\n".join(filter(None, (base.omissions, summary)))
     if not said and set(choices) <= compaction.gone:
         return None

@@ -8,6 +8,7 @@ prompt, which the real request then finds in the server's cache. The counter kee
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -259,13 +260,16 @@ class Asker:
     async def _answer(self, measured: MeasuredRequest, request: Request, most_tokens: int) -> int | None:
         """The server's count in an answer of one token; None if it tells none in time."""
         context = measured.context
+        if context.measure is None:
+            return None
+        limit_s = min(_LIMIT_S + _LIMIT_S_PER_TOKEN * most_tokens, context.settings.summary_timeout_s)
         room = Reservation(self._admission, context)
+        # A request that holds room already asks in it: it would wait for itself.
+        has_room = self._admission.holds(context.attempts)
+        held = contextlib.nullcontext() if has_room else room.for_summary(measured.window, most_tokens, extra_tokens=0)
         try:
-            # A request that holds room already asks in it: it would wait for itself.
-            if not context.attempts.seats:
-                await room.acquire_for_question(measured.window, most_tokens)
-            limit_s = min(_LIMIT_S + _LIMIT_S_PER_TOKEN * most_tokens, context.settings.summary_timeout_s)
-            return await asyncio.wait_for(context.measure(request), limit_s) if context.measure is not None else None
+            async with held:
+                return await asyncio.wait_for(context.measure(request), limit_s)
         except (asyncio.TimeoutError, Overloaded):
             return None
         finally:

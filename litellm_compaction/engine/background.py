@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from litellm_compaction.concurrency import Bounded, Tasks, ended, off_loop_if
 from litellm_compaction.core.compaction import Compaction, applied_tokens
@@ -62,15 +62,14 @@ class _Turn(NamedTuple):
 class Background:
     """Writes records ahead; `quiet_s` is for how long a server has been idle before it is asked."""
 
-    def __init__(self, compactor: Compactor, *, clock: Callable[[], float], quiet_s: float) -> None:
-        self._compactor = compactor
+    def __init__(self, engine: Compactor, *, clock: Callable[[], float], quiet_s: float) -> None:
+        self._engine = engine
         self._clock = clock
         self._quiet_s = quiet_s
-        # By server: the conversation for which something may still be written, who waits for its quiet, and who has it
+        # By server: the conversation for which something may still be written, and who waits for its quiet or has it
         # write, or a model of it for another server's conversation.
         self._next: dict[str, _Turn] = {}
-        self._waiting: dict[str, asyncio.Task[None]] = {}
-        self._writing: dict[str, asyncio.Task[Any] | None] = {}
+        self._writers: dict[str, asyncio.Task[None]] = {}
         self._tasks = Tasks()
         # When calls were begun for a tenant's conversations with one model, oldest first.
         self._begun_s: Bounded[str, deque[float]] = Bounded(_MAX_OWNERS)
@@ -90,13 +89,13 @@ class Background:
             may_write = settings.background != "off" and settings.constants.max_summary_calls > 0
             ends_in_answer = bool(request.messages) and request.messages[-1].role == "assistant"
             is_ready = prepared.budget.is_filling(used_tokens) and not (ends_in_answer or request.has_own_template)
-            if context.may_write_ahead is None or not (may_write and is_ready) or name in self._writing:
+            if context.may_write_ahead is None or not (may_write and is_ready):
                 return
             self._next[name] = _Turn(request, context, answer)
-        if name in self._next and name not in self._writing:
-            if (before := self._waiting.get(name)) is not None:
+        if name in self._next:
+            if (before := self._writers.get(name)) is not None:
                 before.cancel()
-            self._waiting[name] = self._tasks.begin(self._when_quiet(name, self._next[name]))
+            self._writers[name] = self._tasks.begin(self._when_quiet(name, self._next[name]))
 
     async def make_way(self, name: str, *, is_beside: bool = False) -> None:
         """Leaves a server, by its name of `server_of`, to a request that comes: returns when the call is closed.
@@ -106,12 +105,9 @@ class Background:
         if not is_beside:
             # The cache will hold another one.
             self._next.pop(name, None)
-        if (waiting := self._waiting.pop(name, None)) is not None:
-            waiting.cancel()
-        writing = self._writing.get(name)
-        if writing is not None and not writing.done():
-            writing.cancel()
-            await asyncio.wait({writing}, timeout=_CLOSING_S)
+        if (writer := self._writers.pop(name, None)) is not None and not writer.done():
+            writer.cancel()
+            await asyncio.wait({writer}, timeout=_CLOSING_S)
 
     async def aclose(self) -> None:
         await ended(self._tasks)
@@ -121,10 +117,10 @@ class Background:
         names = {name, *(str(model.target.api_base) for model in turn.context.pruning_models)}
         try:
             await asyncio.sleep(self._quiet_s)
-            if not all(map(self._compactor.admission.is_idle, names)) or not names.isdisjoint(self._writing):
+            is_free = all(self._writers.get(each, task) is task for each in names)
+            if task is None or not is_free or not all(map(self._engine.admission.is_idle, names)):
                 return
-            self._writing |= dict.fromkeys(names, task)
-            self._waiting.pop(name, None)
+            self._writers |= dict.fromkeys(names, task)
             await self._write(turn)
             self._next.pop(name, None)
         except CompactionError as error:
@@ -132,10 +128,9 @@ class Background:
         except Exception as error:  # noqa: BLE001 - no request waits for it, and none must suffer by it (P8)
             logger.warning("background error=%s; the record is written when it is needed", type(error).__name__)
         finally:
-            for tasks in (self._waiting, self._writing):
-                for each in names:
-                    if tasks.get(each) is task:
-                        del tasks[each]
+            for each in names:
+                if self._writers.get(each) is task:
+                    del self._writers[each]
 
     async def _write(self, turn: _Turn) -> None:
         if turn.context.may_write_ahead is None or not await turn.context.may_write_ahead():
@@ -146,12 +141,11 @@ class Background:
             turn.context, now=False, focus="", pins=None, measure=None, warm_up=nothing, attempts=attempts
         )
         request = replace(turn.request, messages=turn_ended(turn.request.messages, turn.answer))
-        measured = await hashed(await self._compactor.measurer.measure(request, context))
-        measured, stored = await self._compactor.builder.find(measured)
-        measured = await self._compactor.pins.applied(measured)
-        if context.has_siblings and not self._compactor.room(context).is_shared(measured.window):
+        measured = await hashed(await self._engine.measurer.measure(request, context))
+        measured, stored = await self._engine.decider.known(measured)
+        if context.has_siblings and not self._engine.room(context).is_shared(measured.window):
             return
-        if await self._compactor.windows.is_busy(context.target):
+        if await self._engine.windows.is_busy(context.target):
             # Another program uses the model without this proxy, such as LM Studio's own window.
             return
         same = next((model for model in context.pruning_models if model.is_same), None)
@@ -159,7 +153,7 @@ class Background:
         # After the instruction a server that rereads cannot go back to the conversation: it would read all of it anew.
         may_ask = not (measured.rereads and same) or measured.budget.own.triggers(measured.count.tokens)
         step = await off_loop_if(measured.is_long, partial(plan_ahead, *planned, stored)) if may_ask else None
-        written = None if step is None else await self._made(measured, step)
+        written = await self._made(measured, step) if step is not None else None
         if same is None:
             return
         known = stored if written is None else [written, *stored]
@@ -175,36 +169,33 @@ class Background:
         if len(begun_s) == MOST_PER_HOUR and self._clock() - begun_s[0] < _HOUR_S:
             return None
         begun_s.append(self._clock())
-        effort = Effort()
+        effort, tell = Effort(), partial(self._engine.reporter.decided, measured)
         try:
             async with self._room(measured, measured.count.tokens):
-                built = await self._compactor.builder.make(measured, (step,), effort)
+                made = await self._engine.maker.make(measured, (step,), effort)
         except asyncio.CancelledError:
-            self._compactor.reporter.decided(measured, "given_up", after=measured.count.tokens, reason="arrived")
+            tell("given_up", after=measured.count.tokens, reason="arrived")
             raise
-        if built is None or (step.is_record and not effort.calls):
+        if made is None or (step.is_record and not effort.calls):
             # No model could be asked in a way that leaves the conversation in the cache.
-            begun_s.pop()
             return None
-        compaction = replace(built.kept, state="ready")
-        after_tokens = applied_tokens(measured.conversation, compaction)
-        if compaction.level == "truncate" or not gains(after_tokens, measured.count.tokens):
+        made = replace(made, state="ready")
+        after_tokens = applied_tokens(measured.conversation, made)
+        if made.level == "truncate" or not gains(after_tokens, measured.count.tokens):
             effort.reason = effort.reason or "no_gain"
-            self._compactor.reporter.decided(measured, "given_up", after=measured.count.tokens, effort=effort)
+            tell("given_up", after=measured.count.tokens, effort=effort)
             return None
-        if not await self._compactor.builder.put(measured, compaction):
+        if not await self._engine.maker.put(measured, made):
             return None
-        self._compactor.reporter.decided(
-            measured, "prepared", after=after_tokens, compaction=compaction, effort=effort, base=step.base
-        )
-        return compaction
+        tell("prepared", after=after_tokens, compaction=made, effort=effort, base=step.base)
+        return made
 
     async def _read(self, measured: MeasuredRequest, compaction: Compaction, model: PruningModel) -> None:
         """Has the server read the next turn's beginning: its cache holds text that will not be sent any more.
 
         That is made certain before the server begins: then its cache has lost the chat, however soon a request comes.
         """
-        prepared = await self._compactor.measurer.applied(measured, compaction, "reused")
+        prepared = await self._engine.measurer.applied(measured, compaction, "reused")
         sent = prepared.messages or ()
         if sent[-1:] and sent[-1].role == "assistant":
             # Where the results of a call will stand.
@@ -212,13 +203,13 @@ class Background:
         elif sent and not sent[-1].text:
             sent = (*sent[:-1], user_message("."))
         async with self._room(measured, prepared.count.tokens):
-            if await self._compactor.builder.put(measured, replace(compaction, state="read")):
+            if await self._engine.maker.put(measured, replace(compaction, state="read")):
                 request = prepared.sent(measured.request)
                 await model.ask(sent, max_tokens=1, tools=request.tools, tool_choice=request.tool_choice)
 
     @asynccontextmanager
     async def _room(self, measured: MeasuredRequest, tokens: int) -> AsyncGenerator[None, None]:
-        room = self._compactor.room(measured.context)
+        room = self._engine.room(measured.context)
         try:
             async with room.for_summary(measured.window, tokens):
                 room.started()

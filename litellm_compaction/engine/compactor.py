@@ -1,71 +1,72 @@
-"""The engine's front door: measures a request, has it decided about, makes the compaction that it needs, reports.
+"""The engine's front door: what is sent for a request, and for one that makes the model go on with an answer.
 
 `proxy/` calls it for every request to a guarded deployment. Nothing here knows LiteLLM or HTTP.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from datetime import datetime
 
-from litellm_compaction.concurrency import Flights
-from litellm_compaction.core.compaction import Compaction, is_undone, usable
-from litellm_compaction.core.messages import Request
+from litellm_compaction.core.continuation.request import (
+    Partial,
+    Way,
+    asked_to_go_on,
+    can_end_in_answer,
+    continued_request,
+)
+from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Make, Send
-from litellm_compaction.core.steps import Step, bare
+from litellm_compaction.engine.additions import Quoter, Recaller
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.background import QUIET_S, Background
-from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
 from litellm_compaction.engine.context import (
     CompactionNeeded,
+    ContinuationPlan,
     Decided,
-    Effort,
-    Foreseen,
-    MeasuredRequest,
     PreparedRequest,
     RequestContext,
     nothing,
 )
-from litellm_compaction.engine.continuing import ContinuationPlanner
 from litellm_compaction.engine.deciding import Decider
-from litellm_compaction.engine.measure import RequestMeasurer, hashed, is_enough, note_length
+from litellm_compaction.engine.make import Maker
+from litellm_compaction.engine.measure import RequestMeasurer, hashed, note_length
 from litellm_compaction.engine.pins import Pins
-from litellm_compaction.engine.quoting import Quoter
-from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.replies import ReplyReader
 from litellm_compaction.engine.reporting import Reporter
-from litellm_compaction.engine.sharing.admission import Admission, Held
+from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.engine.sharing.leases import Leases
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
-from litellm_compaction.engine.ways import KnownWays
-from litellm_compaction.errors import CompactionError
-from litellm_compaction.events import UNDONE, Observer
+from litellm_compaction.engine.ways import KnownWays, without_thoughts
+from litellm_compaction.errors import CompactionError, DoesNotFit
+from litellm_compaction.events import Observer
 from litellm_compaction.stores import Board, Originals, Store
+from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.registry import usable_soon
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
+from litellm_compaction.tokens.begun import BegunPrompt, begun_prompt, needed_renderings
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Target, Windows
+from litellm_compaction.windows.windows import Target, Window, Windows
 
 logger = logging.getLogger("litellm_compaction")
 
-
-class _Made(NamedTuple):
-    """What has been made of a step, None for nothing usable, and of which request; without one it was found stored."""
-
-    built: BuiltCompaction | None
-    measured: MeasuredRequest | None = None
+# A request to go on in the user's place can be sent anywhere.
+_ASKING: frozenset[Way] = frozenset(("turn",))
+# A shorter end of an answer would not tell the model where it stopped.
+_LEAST_TAIL_TOKENS = 48
+# Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
+_PARTIAL_TAIL_RATIO = 0.35
 
 
 class Compactor:
     """Keeps requests inside their windows.
 
-    It has one attribute for each room of the engine, whose doors the rooms that decide, go on and write ahead use too.
+    It has one attribute for each room of the engine, whose doors the rooms that decide and write ahead use too.
 
     Args:
         sources: by which vocabulary and template a target is counted; None takes this package's own only.
@@ -88,27 +89,27 @@ class Compactor:
         wall_clock: Callable[[], float] = time.time,
         quiet_s: float = QUIET_S,
     ) -> None:
-        self.windows, self.sources = windows, sources or Sources()
+        self.windows, self.sources, self._wall_clock = windows, sources or Sources(), wall_clock
         self.reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
         self.recaller = recaller = Recaller(originals) if originals is not None else None
         self.replies = ReplyReader(windows=windows, counter=counter, reporter=self.reporter)
         self.known_ways = KnownWays(wall_clock)
-        self._leases = leases = Leases(board, clock=clock) if board is not None else None
+        self.leases = leases = Leases(board, clock=clock) if board is not None else None
         self.admission = admission = Admission(leases=leases)
-        self._flights: Flights[_Made] = Flights()
         # In this order: a store that hangs keeps no other process waiting, and it may be the originals' server.
         self._ending = [each for each in (leases, self.replies, windows, originals, store) if each is not None]
         self.measurer = measurer = RequestMeasurer(
             windows=windows, counter=counter, sources=self.sources, leases=leases, recaller=recaller, clock=clock
         )
-        client = SummaryClient(windows=windows, counter=counter, sources=self.sources, recaller=recaller, clock=clock)
-        self.builder = CompactionBuilder(summary_client=client, store=store, originals=originals)
+        client = SummaryClient(windows, counter, self.sources, recaller, clock)
+        self.maker = Maker(client, store, originals)
         self.asker = Asker(windows=windows, counter=counter, measurer=measurer, admission=admission, clock=clock)
         self.pins, self.quoter = Pins(store), Quoter(measurer)
-        self.decider = Decider(self)
+        self.decider = Decider(self, leases)
         self.background = Background(self, clock=clock, quiet_s=quiet_s)
         admission.make_way = self.background.make_way
-        self.continuing = ContinuationPlanner(self, wall_clock)
+
+    # ------------------------------------------------------------------ a request
 
     async def guard(
         self, request: Request, context: RequestContext, room: Reservation | None = None
@@ -129,15 +130,9 @@ class Compactor:
     async def prepare(self, request: Request, context: RequestContext) -> Decided:
         """As `guard`, as far as it goes without a summary: returns what to send, or what has to be made first.
 
-        Everything that can be refused is refused here, before the first slow step (promise P8).
+        Everything that can be refused is refused here, before the first slow step (promise P8). Of what is sent
+        nothing is told or kept before `finish`.
         """
-        prepared = await self.planned(request, context)
-        if isinstance(prepared, PreparedRequest):
-            await prepared.tell()
-        return prepared
-
-    async def planned(self, request: Request, context: RequestContext) -> Decided:
-        """As `prepare`, but nothing is told or kept: it may not be sent."""
         await self.background.make_way(server_of(context), is_beside=context.is_beside)
         measured = await self.measurer.measure(request, context)
         note_length(measured)
@@ -147,7 +142,7 @@ class Compactor:
             context.attempts.too_long = None
         return prepared
 
-    async def prepared_for(self, request: Request, context: RequestContext, foreseen: Foreseen | None) -> Decided:
+    async def prepared_for(self, request: Request, context: RequestContext, foreseen: Decided | None) -> Decided:
         """As `prepare`, without doing again what was done for the same request when this deployment was foreseen."""
         if foreseen is None or foreseen.measured.context != context:
             return await self.prepare(request, context)
@@ -155,6 +150,21 @@ class Compactor:
             return await self.prepare(request, context)
         # Its calls go the way that is known now.
         return replace(foreseen, measured=replace(foreseen.measured, context=context))
+
+    async def finish(self, decided: Decided, room: Reservation | None = None) -> PreparedRequest:
+        """Makes the compaction that `prepare` found necessary, if any, or waits for one that is being made.
+
+        Errors as `guard`: it may come out larger than foreseen, and the window may shrink meanwhile.
+        """
+        if isinstance(decided, PreparedRequest):
+            return await self.decider.sent(decided)
+        measured = decided.measured
+        prepared = await self.finish(await self.decider.climbed(decided, room))
+        if not await self.has_shrunk(measured.context, prepared):
+            return prepared
+        again = await self.guard(measured.request, measured.context, room)
+        # Texts of the request may have been cut already.
+        return replace(again, messages=again.messages or measured.request.messages)
 
     async def bound(self, prompt_tokens: int, context: RequestContext) -> PreparedRequest:
         """As `guard`, for a prompt of so many token ids, which nothing can compact: itself, with a bound."""
@@ -164,144 +174,6 @@ class Compactor:
         if not measured.budget.own.fits(prompt_tokens):
             raise await self.decider.refusal(measured)
         return self.measurer.unchanged(measured)
-
-    async def finish(self, needed: Decided, room: Reservation | None = None) -> PreparedRequest:
-        """Makes the compaction that `prepare` found necessary, if any, or waits for one that is being made.
-
-        Raises:
-            DoesNotFit: it came out larger than it could have been foreseen, or the window has shrunk meanwhile.
-            WindowUnknown, ModelNotLoaded, Overloaded: as `guard`; making it may take longer than a window may be old.
-        """
-        if isinstance(needed, PreparedRequest):
-            return needed
-        measured = needed.measured
-
-        async def finished(stored: Sequence[Compaction]) -> PreparedRequest:
-            decided = needed if stored == needed.stored else await self.decider.decide(measured, stored)
-            while isinstance(decided, CompactionNeeded):
-                decided = await self._climbed(decided, room)
-            return decided
-
-        prepared = await self.builder.without_misfits(measured, needed.stored, finished)
-        await prepared.tell()
-        if not await self.has_shrunk(measured.context, prepared):
-            return prepared
-        again = await self.guard(measured.request, measured.context, room)
-        if measured.is_shortened and again.messages is None:
-            return replace(again, messages=measured.request.messages)
-        return again
-
-    async def _climbed(self, needed: CompactionNeeded, room: Reservation | None) -> Decided:
-        """The request after the first step whose result does, or what else is decided about it now."""
-        measured, effort = needed.measured, Effort()
-        for at, step in enumerate(needed.steps):
-            prepared = await self._stepped(needed, needed.steps[at:], room, effort)
-            if prepared is not None:
-                return prepared
-            if step.is_record:
-                break
-        does_fit = measured.budget.own.fits(measured.count.tokens)
-        again = await (self.asker.fitted(measured) if does_fit else self.asker.with_floor(measured))
-        if again is not None:
-            return await self.decider.decide(again, needed.stored)
-        if does_fit:
-            return self.measurer.unchanged(measured)
-        if (hardest := bare(measured.conversation)) is not None:
-            prepared = await self.decider.applied(measured, hardest, "compacted")
-            if prepared.budget.fits(prepared.count.tokens):
-                self.reporter.decided(measured, "fallback", prepared=prepared, compaction=hardest, reason="bare")
-                return prepared
-        raise await self.decider.refusal(measured)
-
-    async def _stepped(
-        self, needed: CompactionNeeded, steps: Sequence[Step], room: Reservation | None, effort: Effort
-    ) -> Decided | None:
-        """The request after the first step; None if it does not fit, or an edit or a choice leaves too much."""
-        measured, step, context = needed.measured, steps[0], needed.measured.context
-        built, made_of = await self._made(needed, steps, room, effort)
-        if built is None:
-            return None
-        if made_of is not measured:
-            # Another request's may not be for this one, which goes on differently.
-            context.attempts.has_compacted = context.attempts.has_compacted or context.now
-            return await self.decider.decide(measured, (built.compaction, *needed.stored))
-        compaction = built.compaction
-        if compaction.level == "truncate" and measured.is_voluntary:
-            # It fits as it came, which says more than a record without a summary.
-            prepared = self.measurer.unchanged(measured)
-            self.reporter.decided(measured, "fallback", prepared=prepared, effort=effort)
-            return prepared
-        prepared = await self.decider.applied(measured, compaction, "compacted")
-        if not is_enough(measured, step, compaction, prepared):
-            return None
-        if not step.is_record:
-            # A record is the last step: it is sent whatever the template says.
-            if not await self.asker.does_render(measured, prepared):
-                return None
-            await self.builder.put(measured, built.kept)
-        if context.now:
-            context.attempts.has_compacted = True
-            self.decider.small[context.scope] = True
-        prepared = replace(prepared, compaction=None if context.is_client_summary else built.kept)
-        prepared = await self.quoter.added(prepared)
-        if not context.now and is_undone(measured.conversation, needed.stored):
-            # It would not have fitted otherwise.
-            effort.reason = effort.reason or UNDONE
-        is_fallback = compaction.level == "truncate" and not context.is_client_summary
-        self.reporter.decided(
-            measured,
-            "fallback" if is_fallback else "compacted",
-            prepared=prepared,
-            compaction=built.kept,
-            effort=effort,
-            base=step.base,
-            known=next(iter(usable(measured.conversation, needed.stored)), None),
-        )
-        return prepared
-
-    async def _made(
-        self, needed: CompactionNeeded, steps: Sequence[Step], room: Reservation | None, effort: Effort
-    ) -> _Made:
-        """The compaction by the first step; if a model is asked for it, one for all requests that need it now.
-
-        They are those of equal tenants, models, topics, and messages that the model is asked about, in all processes.
-        """
-        measured, context, step = needed.measured, needed.measured.context, steps[0]
-
-        async def make() -> _Made:
-            return _Made(await self.builder.make(measured, steps, effort), measured)
-
-        if step.question == "none":
-            return await make()
-
-        async def found() -> _Made | None:
-            if room is not None:
-                room.pause()
-            return await self._made_meanwhile(needed)
-
-        async def once() -> _Made:
-            alone: AbstractAsyncContextManager[None] = contextlib.nullcontext()
-            topic, limit_s, leases = f"compaction {key!r}", context.settings.summary_timeout_s, self._leases
-            async with leases.one_of_all(topic, found, limit_s=limit_s) if leases is not None else alone as made:
-                if made is not None:
-                    return made
-                async with room.for_summary(measured.window, measured.count.tokens) if room is not None else alone:
-                    return await self._made_meanwhile(needed) or await make()
-
-        covered_hash = measured.conversation.hashes[step.draft.covered_messages]
-        key = (context.scope, context.target.key, context.focus, step.question, covered_hash)
-        if room is not None and self._flights.is_under_way(key):
-            room.pause()
-        return await self._flights.join(key, once)
-
-    async def _made_meanwhile(self, needed: CompactionNeeded) -> _Made | None:
-        """A compaction that another request has stored since this one was planned; it may have waited, or come late."""
-        _, stored = await self.builder.find(needed.measured)
-        if all(each in needed.stored for each in stored):
-            return None
-        decision = await self.decider.plan(needed.measured, stored)
-        made = decision.compaction if isinstance(decision, Send) else None
-        return None if made is None or made in needed.stored else _Made(BuiltCompaction(made, made))
 
     async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:
         """Returns True if the window is smaller than the one that `prepared` was made for; errors as `guard`."""
@@ -331,11 +203,136 @@ class Compactor:
         measured = await self.measurer.measure(request, replace(context, warm_up=nothing))
         return (await self.asker.counted(measured)).tokens
 
-    async def prepare_counting(self, target: Target) -> TokenizerSource:
-        """Loads the vocabulary and template that count a target's prompts.
+    # ------------------------------------------------------------------ an answer that goes on (phase 3)
 
-        Before requests come in: making a vocabulary holds the interpreter lock for 0.1 to 0.5 s, 1 s for Gemma 4's.
-        Errors as `guard`, if no client uses it yet.
+    async def continue_answer(
+        self,
+        request: Request,
+        partial: Partial,
+        context: RequestContext,
+        room: Reservation | None = None,
+        *,
+        ways: Collection[Way] = _ASKING,
+    ) -> PreparedRequest:
+        """Returns what to send so that the model goes on; arguments and errors as `go_on` and `finish`."""
+        return await self.continued(await self.go_on(request, partial, context, ways=ways), room)
+
+    async def go_on(
+        self,
+        request: Request,
+        partial: Partial,
+        context: RequestContext,
+        *,
+        room_tokens: int = 0,
+        ways: Collection[Way] = _ASKING,
+    ) -> ContinuationPlan:
+        """Plans how the model could go on with an answer; no model call, and nothing is told, taught or kept.
+
+        Args:
+            request: the conversation as the client sent it.
+            partial: the stopped answer so far.
+            room_tokens: the least room for its rest, or a DoesNotFit; without it no compaction is worth a stop.
+            ways: those that the carrier can send; `turn` always is.
+        """
+        window, count = await self.measurer.text_counter(context)
+        own_ways = self._own_ways(request, partial, context.target, window, ways)
+        # The client's wishes from before its answer are done.
+        context = replace(context, now=False, focus="", pins=None, goes_on=True)
+        # No server is asked: it may still be writing the very answer.
+        asked = replace(context, room_tokens=room_tokens, measure=None)
+        whole_tokens = count(partial.thoughts if partial.is_thoughts else partial.text)
+        whole = [whole_tokens] if own_ways and partial.closes else []
+        for tail_tokens in (*whole, *_tails(whole_tokens, context.settings.target_ratio * window.tokens)):
+            is_last = tail_tokens <= _LEAST_TAIL_TOKENS
+            messages = continued_request(
+                request.messages,
+                partial,
+                tail_tokens=tail_tokens,
+                count=count,
+                ends_in_answer=bool(own_ways),
+                switch=no_thinking_switch(context.target.model),
+            )
+            try:
+                prepared = await self.prepare(replace(request, messages=messages), asked)
+            except DoesNotFit:
+                if is_last:
+                    raise
+                continue
+            # Whole thoughts are in the server's cache, but not worth a compaction, or an answer without room.
+            if is_last or _starts_early(prepared, room_tokens, compacts=tail_tokens not in whole):
+                break
+        if isinstance(prepared, CompactionNeeded) and not prepared.will_fit:
+            raise await self.decider.refusal(prepared.measured)
+        return ContinuationPlan(request, partial, context, messages, prepared, own_ways)
+
+    def _own_ways(
+        self, request: Request, partial: Partial, target: Target, window: Window, ways: Collection[Way]
+    ) -> tuple[Way, ...]:
+        """The ways in which the server can go on itself, best first; none if the model has to be asked to."""
+        good = [way for way in self.known_ways.ways(target, window.source) if way in ways]
+        if request.tools or partial.is_json:
+            good = [way for way in good if way != "raw"]
+        if partial.closes:
+            # Templates leave out what is thought in a last message; a prompt of ours can end behind it.
+            good = [way for way in good if way == "raw"]
+        is_own = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
+        return tuple(good) if is_own else ()
+
+    async def continued(self, plan: ContinuationPlan, room: Reservation | None = None) -> PreparedRequest:
+        """Returns what to send so that the model goes on, in the best way that its server knows; errors as `finish`."""
+        target, closes, prepared = plan.context.target, plan.partial.closes, await self.finish(plan.prepared, room)
+        sent = plan.messages if prepared.messages is None else prepared.messages
+        prepared = replace(prepared, messages=sent)
+        if not plan.ways:
+            name = self.sources.family(target, prepared.window).name
+            closing = without_thoughts(target, prepared.window.source, name) if closes else None
+            return replace(prepared, way="turn", closing=closing)
+        if "raw" in plan.ways:
+            prompt = await self._begun_prompt(target, prepared.window, sent, closes=closes)
+            if prompt is not None:
+                is_trusted = self.known_ways.has_gone_on(target, "raw")
+                closing = {} if closes else None
+                return replace(prepared, way="raw", prompt=prompt, is_trusted=is_trusted, closing=closing)
+        return await self.by_another_way(prepared, plan.request, plan.partial, plan.context, room, ways=plan.ways)
+
+    async def _begun_prompt(
+        self, target: Target, window: Window, sent: Sequence[Message], *, closes: bool
+    ) -> BegunPrompt | None:
+        """The prompt that ends inside the last message, or behind closed thoughts, as LM Studio or we render it."""
+        requests = [Request(messages=each) for each in needed_renderings(sent)]
+        said = [await self.windows.rendered(target, each, without_bos=window.adds_bos) for each in requests]
+        texts = [text for text in said if text is not None] if None not in said else []
+        family, now = self.sources.family(target, window), datetime.fromtimestamp(self._wall_clock())
+        return await asyncio.to_thread(begun_prompt, family, sent, now, texts, adds_bos=window.adds_bos, closes=closes)
+
+    async def by_another_way(
+        self,
+        prepared: PreparedRequest,
+        request: Request,
+        partial: Partial,
+        context: RequestContext,
+        room: Reservation | None = None,
+        *,
+        ways: Collection[Way],
+    ) -> PreparedRequest:
+        """Returns what `continued` gave for a server that does not go on by the way that was tried; `ways` are left."""
+        again = replace(prepared, prompt=None, is_trusted=False)
+        if not partial.closes:
+            if "prefill" in ways and "prefill" in self.known_ways.ways(context.target, prepared.window.source):
+                return replace(again, way="prefill")
+            messages = asked_to_go_on(prepared.messages or (), partial)
+            measured = await self.measurer.measure(replace(request, messages=messages), context)
+            if measured.budget.own.fits(measured.count.tokens):
+                return replace(again, messages=messages, count=measured.count, budget=measured.budget.own, way="turn")
+        # Our request is too much for it, or quotes less of the thoughts than the server has in its cache.
+        return await self.continue_answer(request, partial, context, room)
+
+    # ------------------------------------------------------------------ beside requests
+
+    async def prepare_counting(self, target: Target) -> TokenizerSource:
+        """Loads the vocabulary and template that count a target's prompts, before requests come in; errors as `guard`.
+
+        Making a vocabulary holds the interpreter lock for 0.1 to 0.5 s, 1 s for Gemma 4's.
         """
         window = await self.windows.resolve(target)
         source = self.sources.source(target, window.architecture)
@@ -346,10 +343,6 @@ class Compactor:
         """A place for one answer beside the others that share its instance's context."""
         return Reservation(self.admission, context)
 
-    def held(self) -> Held:
-        """Returns what the answers of this process hold of all contexts."""
-        return self.admission.held()
-
     def learn_shared(self, context: RequestContext, parallel: int) -> None:
         """Takes note that so many answers fill one context together: an overflow far below the window has shown it."""
         if self.windows.learn_shared(context.target, parallel):
@@ -359,13 +352,30 @@ class Compactor:
                 context.label,
             )
 
-    @property
-    def is_coordinated(self) -> bool:
-        """Processes that share the store keep room in shared contexts together."""
-        return self._leases is not None
-
     async def aclose(self) -> None:
         """Ends writing ahead, the leases that other processes would wait for, the clients and the store."""
         await self.background.aclose()
         for each in self._ending:
             await each.aclose()
+
+
+def _tails(whole_tokens: int, target_tokens: float) -> Iterator[int]:
+    """Bounds for the end of an answer, which alone stays verbatim: less and less until the rest can start early."""
+    tokens = int(_PARTIAL_TAIL_RATIO * target_tokens)
+    while tokens > _LEAST_TAIL_TOKENS:
+        yield tokens
+        tokens = min(tokens, whole_tokens) // 2
+    yield _LEAST_TAIL_TOKENS
+
+
+def _starts_early(prepared: Decided, room_tokens: int, *, compacts: bool) -> bool:
+    """Returns True if the rest of an answer has the output buffer before the streaming limit.
+
+    Without `room_tokens`, as for `plan`, it only has to fit; unless it `compacts`, without a compaction.
+    """
+    if isinstance(prepared, CompactionNeeded):
+        tokens, budget = prepared.steps[0].predicted_tokens, prepared.measured.budget
+        limit_tokens = budget.early_start_tokens if room_tokens else budget.prompt_limit_tokens
+        return compacts and tokens <= limit_tokens
+    is_bound = bool(room_tokens) or not compacts
+    return not is_bound or prepared.count.tokens <= prepared.budget.early_start_tokens

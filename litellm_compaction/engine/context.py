@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, Rules
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.core.messages import JsonValue, Message, Request
+from litellm_compaction.core.continuation.request import Partial, Way, keyed
+from litellm_compaction.core.messages import JsonValue, Message, Request, with_text
 from litellm_compaction.core.rounds import open_round_start
 from litellm_compaction.core.steps import CompactionOptions, Step
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit
-from litellm_compaction.events import Phase
-from litellm_compaction.summarizer import Ask, ending_in
+from litellm_compaction.events import Outcome, Phase
 from litellm_compaction.tokenizers.families import Family, no_thinking_switch
 from litellm_compaction.tokens.begun import BegunPrompt
 from litellm_compaction.tokens.estimate import Estimate
@@ -28,10 +27,12 @@ Action: TypeAlias = Literal["none", "reused", "compacted"]
 # Has a server count a request's prompt, by an answer of `answer_tokens=` at most, 1 by default; gives None if it does
 # not say, and never raises.
 Measure: TypeAlias = Callable[..., Awaitable[int | None]]
+# Every prompt takes more of a window; and any prompt may that leaves room for its answer.
+_PRESSED_RATIO, _RELAXED_RATIO = 1e-6, 1.0
 
 
 async def nothing() -> None:
-    """Stands for a model that is not loaded, and for a decision that nobody is told of."""
+    """Stands for a model that is not loaded."""
 
 
 @dataclass(slots=True)
@@ -41,7 +42,6 @@ class Attempts:
     summary_calls_left: int
     told_hash: str = ""  # The covered hash of the compaction that an event last told of.
     questions_left: int = 8  # How often a part or all of it may still be sent to be counted only.
-    seats: int = 0  # In a context that several requests fill.
     has_compacted: bool = False  # The compaction that the client wanted at once is made.
     # The error if anything of ours fails now, since it may not be sent as it came by the newest count (promise P8).
     too_long: DoesNotFit | None = field(default=None, compare=False)
@@ -61,6 +61,21 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryAnswer:
+    """A pruning model's answer; `calls_tool` if it called a tool, with or without words."""
+
+    text: str
+    reasoning: str = ""
+    finish_reason: str = "stop"
+    calls_tool: bool = False
+
+
+# One call of a pruning model with messages, `max_tokens=`, and `tools=` and `tool_choice=` of the client's if these are
+# the conversation's own (append mode); raises `SummaryFailed` for every failure, and lets cancellation pass.
+Ask: TypeAlias = Callable[..., Awaitable[SummaryAnswer]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PruningModel:
     """A model that writes summaries; `is_same` if it is the one that the client asked. `label` is its name in logs."""
 
@@ -69,10 +84,11 @@ class PruningModel:
     ask: Ask
     is_same: bool
 
-    @property
-    def quiet_ask(self) -> Ask:
+    async def quiet_ask(self, messages: Sequence[Message], **options: Any) -> SummaryAnswer:
         """`ask`, told not to think first if the model has a word for that."""
-        return ending_in(no_thinking_switch(self.target.model), self.ask)
+        if switch := no_thinking_switch(self.target.model):
+            messages = (*messages[:-1], with_text(messages[-1], f"{messages[-1].text} {switch}"))
+        return await self.ask(messages, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +124,8 @@ class RequestContext:
     writes_whole_records: bool = False  # As `CompactionOptions` has it.
     may_change: bool = True  # Otherwise the client wants its conversation refused rather than compacted.
     refusal: str = ""  # How the server has just refused the request as too long, as in events.
+    trigger_ratio: float | None = None  # In place of all lines of the settings, if it is not None.
+    room_tokens: int = 0  # Nothing fits that leaves less for an answer.
 
     @property
     def is_wanted(self) -> bool:
@@ -126,40 +144,27 @@ class RequestContext:
             writes_whole_records=self.writes_whole_records,
         )
 
-    def with_room(self, room_tokens: int) -> RequestContext:
-        """The same, but nothing fits that leaves less than so many tokens for an answer."""
-        constants = self.settings.constants
-        roomy = replace(
-            constants,
-            answer_min_tokens=max(room_tokens, constants.answer_min_tokens),
-            reasoning_answer_min_tokens=max(room_tokens, constants.reasoning_answer_min_tokens),
-        )
-        return replace(self, settings=self.settings.with_constants(roomy))
-
     def pressed(self, refusal: str) -> RequestContext:
         """The same with a compaction in any case: the server has shown that our estimate is no guide here."""
-        # Every prompt takes more of a window.
-        changes = {"pre_request_ratio": 1e-6, "threshold_tokens": 0}
-        return replace(self, settings=self.settings.model_copy(update=changes), refusal=refusal)
+        return replace(self, trigger_ratio=_PRESSED_RATIO, refusal=refusal)
 
     def relaxed(self) -> RequestContext:
         """The same with a compaction only if there is no other way: an answer was stopped, but not for room."""
-        # A prompt may fill the window up to the room for its answer.
-        changes = {"pre_request_ratio": 1.0, "threshold_tokens": 0, "reserve_tokens": 0}
-        return replace(self, settings=self.settings.model_copy(update=changes))
+        return replace(self, trigger_ratio=_RELAXED_RATIO)
 
     def rules(self, *, reasons: bool) -> Rules:
         """The budget's rules; a model that `reasons` before it answers needs more room."""
-        settings, constants = self.settings, self.settings.constants
+        settings, constants, ratio = self.settings, self.settings.constants, self.trigger_ratio
+        answer_tokens = constants.reasoning_answer_min_tokens if reasons else constants.answer_min_tokens
         return Rules(
-            pre_request_ratio=settings.pre_request_ratio,
+            pre_request_ratio=settings.pre_request_ratio if ratio is None else ratio,
             streaming_ratio=settings.streaming_ratio,
             target_ratio=settings.target_ratio,
             output_buffer_ratio=constants.output_buffer_ratio,
             output_buffer_min_tokens=constants.output_buffer_min_tokens,
-            answer_min_tokens=constants.reasoning_answer_min_tokens if reasons else constants.answer_min_tokens,
-            threshold_tokens=settings.threshold_tokens,
-            reserve_tokens=settings.reserve_tokens,
+            answer_min_tokens=max(answer_tokens, self.room_tokens),
+            threshold_tokens=settings.threshold_tokens if ratio is None else 0,
+            reserve_tokens=0 if ratio == _RELAXED_RATIO else settings.reserve_tokens,
             keeps_what_fits=self.is_client_summary,
         )
 
@@ -191,6 +196,10 @@ class MeasuredRequest:
     @property
     def options(self) -> CompactionOptions:
         return replace(self.context.options, rereads=self.rereads)
+
+    def keyed(self, compaction: Compaction) -> Compaction:
+        """A compaction of this request as it is stored: for the next turn, if an answer was carried over."""
+        return keyed(self.conversation.messages, self.conversation.hashes, compaction)
 
     @property
     def is_voluntary(self) -> bool:
@@ -236,14 +245,13 @@ class PreparedRequest:
     # None if the client's stay; the last of them is ours, which looks up what `applied` covers.
     tools: tuple[JsonValue, ...] | None = None
     applied: Compaction | None = field(default=None, compare=False, repr=False)  # By which `messages` were made.
-    compaction: Compaction | None = field(default=None, compare=False, repr=False)  # The same as it is stored.
     way: Way | None = None  # How the server is made to go on with an answer; None for a request that starts one.
     prompt: BegunPrompt | None = None  # All of it as it is to be sent, for the way `raw`.
     is_trusted: bool = False  # The server has gone on by this way before, so that it says nothing but the rest.
     # The body's fields that have the server think no more, if it knows them; None if an answer may think.
     closing: Mapping[str, JsonValue] | None = None
-    # Has observers told, and keeps what is in effect from now on; called once, if this is sent.
-    tell: Callable[[], Awaitable[None]] = field(default=nothing, compare=False, repr=False)
+    outcome: Outcome | None = field(default=None, compare=False)  # Observers are told of it once this is sent,
+    reason: str = field(default="", compare=False)  # with one word why.
 
     @property
     def window(self) -> Window:
@@ -257,6 +265,13 @@ class PreparedRequest:
     def count_text(self) -> Callable[[str], int]:
         """Tokens of a text, for this model."""
         return self.measured.count_text
+
+    @property
+    def compaction(self) -> Compaction | None:
+        """The compaction that was applied as it is stored; None for none, and for one of which nothing is kept."""
+        if self.applied is None or self.measured.context.is_client_summary:
+            return None
+        return self.measured.keyed(self.applied)
 
     @property
     def round(self) -> int:
@@ -296,5 +311,14 @@ class PreparedRequest:
 
 # What is sent, or what has to be made first.
 Decided: TypeAlias = PreparedRequest | CompactionNeeded
-# The same for the deployment that a request would go to, before its deployment was chosen.
-Foreseen: TypeAlias = Decided
+
+
+class ContinuationPlan(NamedTuple):
+    """A way for an answer, `partial`, to go on."""
+
+    request: Request  # The conversation as the client sent it.
+    partial: Partial
+    context: RequestContext
+    messages: tuple[Message, ...]  # The conversation that makes the model go on, before any compaction.
+    prepared: Decided  # The same as it would be sent, or what has to be made first.
+    ways: tuple[Way, ...]  # In which the server goes on itself, best first; none if the model is asked to.

@@ -25,8 +25,8 @@ from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.steps import Step
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.core.view import RECORD_TOKENS, View, words_sizes
+from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
-from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.sharing.leases import Leases, shared_name
 from litellm_compaction.errors import OWN_TEMPLATE, ModelNotLoaded, NotServed, WindowUnknown, WindowUnread
 from litellm_compaction.tokenizers.families import Family

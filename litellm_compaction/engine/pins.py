@@ -8,32 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from litellm_compaction.core.view import View, is_persons
 from litellm_compaction.engine.context import MeasuredRequest
 from litellm_compaction.errors import BadWish
-from litellm_compaction.stores import Facts
+from litellm_compaction.stores import Store
 
 # Of the window, for all pinned messages together.
 PINNED_SHARE = 0.10
-_FACT = "pins:"
 _STORE_TIMEOUT_S = 2.0
 # Of all conversations with one first message.
 _MOST_KEPT = 512
-# As recall shows them: the beginning of a message's entry in the hash chain.
-_HANDLE = re.compile(r"[0-9a-f]{12}")
-
-
-async def kept_pins(store: Facts, scope: str, first_entry: str) -> Sequence[str]:
-    """Returns the entries of messages that are pinned in conversations with one first message."""
-    return (await store.get_fact(scope, _FACT + first_entry) or "").split()
 
 
 class Pins:
-    def __init__(self, store: Facts) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     async def applied(self, measured: MeasuredRequest) -> MeasuredRequest:
@@ -44,73 +35,59 @@ class Pins:
         Raises:
             BadWish: a pin of the request is in no message of the person's, or all of them are too large.
         """
-        conversation, wanted = measured.conversation, measured.context.pins
-        if len(conversation.hashes) < 2 or measured.context.is_client_summary:
+        conversation, pins = measured.conversation, measured.context.pins
+        entries = conversation.hashes[1:]
+        if not entries or measured.context.is_client_summary:
             return measured
         limit_tokens = int(PINNED_SHARE * measured.window.tokens)
-        known = await self._known(measured)
-        if wanted is None:
-            indices = _fitting(conversation, known, limit_tokens)
+        scope, fact = measured.context.scope, f"pins:{entries[0]}"
+        kept: list[str] = []
+        # The store tells its own troubles; the request is too long either way.
+        with contextlib.suppress(Exception):
+            kept = (await asyncio.wait_for(self._store.get_fact(scope, fact), _STORE_TIMEOUT_S) or "").split()
+        if pins is None:
+            places = {entry: conversation.prefix + at for at, entry in enumerate(entries)}
+            indices = _fitting(conversation, [places[entry] for entry in kept if entry in places], limit_tokens)
         else:
-            indices = _wanted(conversation, wanted, limit_tokens)
-            await self._keep(measured, known, [_entry(conversation, index) for index in indices])
+            indices = _wanted(conversation, pins, limit_tokens)
+            # Those of conversations that only begin alike stay.
+            others = [entry for entry in kept if entry not in entries]
+            listed = [*others, *(entries[index - conversation.prefix] for index in indices)][-_MOST_KEPT:]
+            if listed != kept:
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(self._store.put_fact(scope, fact, " ".join(listed)), _STORE_TIMEOUT_S)
         if not indices:
             return measured
         conversation = replace(conversation, pins=indices)
         budget = replace(measured.budget, floor_tokens=conversation.floor_tokens)
         return replace(measured, conversation=conversation, budget=budget)
 
-    async def _known(self, measured: MeasuredRequest) -> Sequence[str]:
-        try:
-            asked = kept_pins(self._store, measured.context.scope, measured.conversation.hashes[1])
-            return await asyncio.wait_for(asked, _STORE_TIMEOUT_S)
-        except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is too long either way
-            return ()
 
-    async def _keep(self, measured: MeasuredRequest, known: Sequence[str], wanted: Sequence[str]) -> None:
-        """Keeps a list, of too many pins the last; those of conversations that only begin alike stay."""
-        hashes = measured.conversation.hashes
-        entries = [*(entry for entry in known if entry not in hashes), *wanted]
-        if entries != list(known):
-            fact = " ".join(entries[-_MOST_KEPT:])
-            written = self._store.put_fact(measured.context.scope, _FACT + hashes[1], fact)
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(written, _STORE_TIMEOUT_S)
-
-
-def _entry(conversation: View, index: int) -> str:
-    return conversation.hashes[index - conversation.prefix + 1]
-
-
-def _fitting(conversation: View, entries: Sequence[str], limit_tokens: int) -> tuple[int, ...]:
-    """The indices of pinned messages that are still there, as many as there is room for: a window may have shrunk."""
-    places = {entry: conversation.prefix + at for at, entry in enumerate(conversation.hashes[1:])}
-    indices: list[int] = []
-    for index in (places[entry] for entry in entries if entry in places):
+def _fitting(conversation: View, indices: Sequence[int], limit_tokens: int) -> tuple[int, ...]:
+    """As many pinned messages as there is room for: a window may have shrunk."""
+    fitting: list[int] = []
+    for index in indices:
         if conversation.sizes[index] <= limit_tokens:
             limit_tokens -= conversation.sizes[index]
-            indices.append(index)
-    return tuple(indices)
+            fitting.append(index)
+    return tuple(fitting)
 
 
 def _wanted(conversation: View, pins: Sequence[str], limit_tokens: int) -> tuple[int, ...]:
-    """The indices of the person's messages that pins name: each by its handle, or the newest with these words."""
-    messages, found = conversation.messages, dict[int, None]()
+    """The indices of the person's messages that pins name: of each the newest with these words."""
+    messages = conversation.messages
     persons = [at for at in range(len(messages) - 1, conversation.prefix - 1, -1) if is_persons(messages[at])]
+    indices = dict[int, None]()
     for number, pin in enumerate(pins, 1):
         words = " ".join(pin.split())
-        if _HANDLE.fullmatch(words):
-            named = (at for at in persons if _entry(conversation, at).startswith(words))
-        else:
-            named = (at for at in persons if words in " ".join(messages[at].text.split()))
-        index = next(named, None)
+        index = next((at for at in persons if words in " ".join(messages[at].text.split())), None)
         if index is None:
-            raise BadWish(f"Pin {number} is in no message of the user's: allowed are words of one, or its handle.")
-        found[index] = None
-    tokens = sum(conversation.sizes[index] for index in found)
+            raise BadWish(f"Pin {number} is in no message of the user's: allowed are words of one.")
+        indices[index] = None
+    tokens = sum(conversation.sizes[index] for index in indices)
     if tokens > limit_tokens:
         raise BadWish(
             f"The pinned messages have {tokens} tokens; at most {limit_tokens} can stay pinned, a tenth of the "
             "window. Pin fewer or shorter messages."
         )
-    return tuple(found)
+    return tuple(indices)

@@ -11,9 +11,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.compaction import Compaction, compaction_id, covered_as_sent, mark_of
 from litellm_compaction.core.messages import Message, user_message, visible_text
-from litellm_compaction.engine.pins import kept_pins
 from litellm_compaction.events import CompactionEvent, event_from_json
-from litellm_compaction.stores import EventLog, Originals, Store, StoredCompaction, digest
+from litellm_compaction.stores import Originals, Store, StoredCompaction, digest
 
 # What became of a covered message: sent as it was, sent shorter, told by the record alone, or gone by a model's choice.
 Fate: TypeAlias = Literal["verbatim", "shorter", "in the record", "gone"]
@@ -46,7 +45,6 @@ class Pair(NamedTuple):
         number: from 1, without the leading system messages.
         before: its text, with its calls.
         after: the text that is sent in its place; "" for none of its own.
-        is_pinned: it stays verbatim in later compactions, since it is pinned.
     """
 
     number: int
@@ -54,7 +52,6 @@ class Pair(NamedTuple):
     before: str
     fate: Fate
     after: str
-    is_pinned: bool = False
 
 
 class RecordView(NamedTuple):
@@ -72,18 +69,18 @@ class RecordView(NamedTuple):
     why_incomplete: str
 
 
-async def events_of(log: EventLog, record: str, tenant: str | None = None) -> list[CompactionEvent]:
+async def events_of(log: Store, record: str, tenant: str | None = None) -> list[CompactionEvent]:
     """Returns the events of a record, oldest first: of one tenant, or of any with None."""
     return [event for event in await _events_about(log, record, tenant) if event.compaction_id == record]
 
 
-async def _events_about(log: EventLog, record: str, tenant: str | None) -> list[CompactionEvent]:
+async def _events_about(log: Store, record: str, tenant: str | None) -> list[CompactionEvent]:
     """Events of a record, and of those that were made to go on from it."""
     # The log looks for the characters alone.
-    found = [event_from_json(each.text) for each in await log.events(containing=record)]
+    events = [event_from_json(row.text) for row in await log.events(containing=record)]
     return [
         event
-        for event in found
+        for event in events
         if isinstance(event, CompactionEvent)
         and record in (event.compaction_id, event.continues_id)
         and tenant in (None, event.tenant)
@@ -102,15 +99,10 @@ async def view_of(
     """
     compaction = stored.compaction
     kept: Sequence[Message] = ()
-    entries: Sequence[str] = ()
     if originals is not None:
-        kept, entries = await originals.covered(stored.scope, compaction.covered_hash, tenant=tenant)
-    pairs = pairs_of(compaction, kept)
-    if entries and len(entries) == compaction.covered_messages:
-        pinned = await kept_pins(store, stored.scope, entries[0])
-        pairs = [pair._replace(is_pinned=entry in pinned) for pair, entry in zip(pairs, entries, strict=True)]
-    missing = _why_incomplete(len(kept), compaction.covered_messages)
-    return RecordView(stored, await events_of(store, stored.id, tenant), pairs, missing)
+        kept, _ = await originals.covered(stored.scope, compaction.covered_hash, tenant=tenant)
+    why_incomplete = _why_incomplete(len(kept), compaction.covered_messages)
+    return RecordView(stored, await events_of(store, stored.id, tenant), pairs_of(compaction, kept), why_incomplete)
 
 
 def pairs_of(compaction: Compaction, kept: Sequence[Message]) -> list[Pair]:
@@ -118,18 +110,15 @@ def pairs_of(compaction: Compaction, kept: Sequence[Message]) -> list[Pair]:
     covered = compaction.covered_messages
     kept = kept[max(len(kept) - covered, 0) :]
     missing = covered - len(kept)
-    rest = [*[user_message("")] * missing, *kept]
-    after = covered_as_sent(rest, compaction)
-
-    def pair(position: int) -> Pair:
-        before, sent = rest[position], after[position]
-        text = visible_text(before)
+    after = covered_as_sent([*[user_message("")] * missing, *kept], compaction)[missing:]
+    pairs = []
+    for number, (before, sent) in enumerate(zip(kept, after, strict=True), missing + 1):
+        fate: Fate = "verbatim" if sent is before else "shorter"
         if sent is None:
-            fate: Fate = "in the record" if position < compaction.start else "gone"
-            return Pair(position + 1, before.role, text, fate, "")
-        return Pair(position + 1, before.role, text, "verbatim" if sent is before else "shorter", visible_text(sent))
-
-    return [pair(position) for position in range(missing, covered)]
+            fate = "in the record" if number <= compaction.start else "gone"
+        text = "" if sent is None else visible_text(sent)
+        pairs.append(Pair(number, before.role, visible_text(before), fate, text))
+    return pairs
 
 
 def _why_incomplete(kept: int, covered: int) -> str:

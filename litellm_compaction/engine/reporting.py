@@ -20,9 +20,6 @@ from litellm_compaction.events import (
     TruncationAlarm,
 )
 
-# Why a request is compacted that was small enough by our count.
-_OVERFLOW = "overflow"
-
 
 class Reporter:
     """Tells observers of decisions, never of mere plans. The wall clock is for the history."""
@@ -57,24 +54,27 @@ class Reporter:
             known: the compaction with which the conversation was sent until now.
             reason: one word, if nothing was made.
         """
+        context, effort = measured.context, effort or Effort(reason=reason)
+        reason = effort.reason
         if prepared is not None and compaction is not None:
-            attempts = measured.context.attempts
-            if outcome == "reused" and attempts.told_hash == compaction.covered_hash:
+            if outcome == "reused" and context.attempts.told_hash == compaction.covered_hash:
                 return
-            attempts.told_hash = compaction.covered_hash
+            context.attempts.told_hash = compaction.covered_hash
             if compaction.is_waiting:
                 reason = USED_AHEAD if measured.budget.own.triggers(measured.count.tokens) else USED_EARLY
-        event = _decision(measured, outcome, prepared, compaction, effort or Effort(reason=reason))
         result_tokens, projected_tokens, limit_tokens = _results(measured, known)
         self._tell(
             replace(
-                event,
+                _decision(measured, outcome, compaction, effort),
+                reason=reason or ("overflow" if context.refusal else ""),
                 tokens_after=prepared.count.tokens if prepared else after,
                 duration_ms=1000 * (self._clock() - measured.started_s),
-                continues_id=compaction_id(measured.context.scope, base.covered_hash) if base else "",
+                continues_id=compaction_id(context.scope, base.covered_hash) if base else "",
                 result_tokens=result_tokens,
                 projected_tokens=projected_tokens,
                 limit_tokens=limit_tokens,
+                excerpts=prepared.excerpts if prepared else 0,
+                excerpt_tokens=prepared.excerpt_tokens if prepared else 0,
             )
         )
 
@@ -91,9 +91,7 @@ class Reporter:
         """Tells how an answer at the limit went on, or ended.
 
         Args:
-            context: of the request.
             prepared: what is sent now; what was sent last if the answer has ended.
-            outcome: what was done.
             attempt: which of the restarts this is; how many there were if the answer has ended.
             used_tokens: of the window, when the answer stopped.
             lost_tokens: of these, those that were generated and never reach the client.
@@ -126,17 +124,13 @@ class Reporter:
         )
 
     def _tell(self, event: Event) -> None:
-        told = replace(event, when_s=self._wall_clock())
+        event = replace(event, when_s=self._wall_clock())
         for observer in self._observers:
-            observer(told)
+            observer(event)
 
 
 def _decision(
-    measured: MeasuredRequest,
-    outcome: Outcome,
-    prepared: PreparedRequest | None,
-    compaction: Compaction | None,
-    effort: Effort,
+    measured: MeasuredRequest, outcome: Outcome, compaction: Compaction | None, effort: Effort
 ) -> CompactionEvent:
     """A decision as far as its request, its record and what that has cost tell of it."""
     context = measured.context
@@ -153,15 +147,12 @@ def _decision(
         strategy=context.settings.strategy,
         pruning_model=effort.pruning_model,
         summary_calls=effort.calls,
-        reason=effort.reason or (_OVERFLOW if context.refusal else ""),
         rung=compaction.level if compaction else "",
         summary_ms=1000 * effort.seconds,
         compaction_id=compaction_id(context.scope, compaction.covered_hash) if compaction else "",
         tenant=context.tenant,
         refusal=context.refusal,
         messages=_clients_messages(measured),
-        excerpts=prepared.excerpts if prepared else 0,
-        excerpt_tokens=prepared.excerpt_tokens if prepared else 0,
     )
 
 

@@ -1,6 +1,6 @@
 """Knows by which ways each server goes on with an answer: by its kind, and by how it has done so far.
 
-`continuing` asks it when an answer is carried over the limit; `doctor` shows it. What a server has shown is kept in
+The compactor asks it when an answer is carried over the limit; `doctor` shows it. What a server has shown is kept in
 memory: after a restart one refused try shows it again.
 """
 

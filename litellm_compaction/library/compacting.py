@@ -15,12 +15,18 @@ from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import JsonObject, Message, Request, parse_message, system_prefix_length
 from litellm_compaction.core.portable import headed, read_record
 from litellm_compaction.core.strategies import STRATEGIES
-from litellm_compaction.engine.ask import REQUEST_TOKENS
-from litellm_compaction.engine.context import Attempts, PreparedRequest, PruningModel, RequestContext, nothing
+from litellm_compaction.engine.ask import REQUEST_TOKENS, SummaryJob, summarize, within_s
+from litellm_compaction.engine.context import (
+    Attempts,
+    PreparedRequest,
+    PruningModel,
+    RequestContext,
+    SummaryAnswer,
+    nothing,
+)
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.estimate import CompactionConfig, parsed, select_messages_to_compact
-from litellm_compaction.stores import memory_store
-from litellm_compaction.summarizer import SummaryAnswer, SummaryJob, summarize, within_s
+from litellm_compaction.stores import open_store
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
@@ -106,7 +112,7 @@ class Compactor:
             measure=None if is_known else self._middle,
             writes_whole_records=True,
         )
-        store = memory_store(ttl_s=_STORE_S, max_bytes=1 << 24)
+        store = open_store("memory://", ttl_s=_STORE_S, max_bytes=1 << 24)
         self._engine = engine.Compactor(windows=Windows(cache_s=_STORE_S), counter=TokenCounter(), store=store)
 
     async def __call__(self, messages: Messages, *, tools: Messages = ()) -> CompactionResult:

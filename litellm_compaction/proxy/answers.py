@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from litellm_compaction.engine import Compactor, RequestContext
@@ -12,43 +12,29 @@ from litellm_compaction.errors import LiteLLMChanged
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for
 from litellm_compaction.proxy.answer.endings import UNNAMED, judged
-from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked, with_heartbeat
 from litellm_compaction.proxy.answer.loop import Answer
+from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.client import sent_body
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
-from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused, mark_told, reworded, server_gone
+from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused, reworded
+from litellm_compaction.proxy.standards.orders import NO_ORDERS
 from litellm_compaction.proxy.standards.standards import Standards
 
 
+@dataclass(frozen=True, slots=True)
 class Answers:
-    """The answers of requests under way.
+    """The answers of requests under way."""
 
-    Args:
-        heartbeat_s: a stream is silent for no longer than this while a compaction is made.
-        router: gives LiteLLM's.
-        fault: gives what is missing by which requests are guarded.
-    """
-
-    def __init__(
-        self,
-        compactor: Compactor,
-        exchanges: Exchanges,
-        standards: Standards,
-        *,
-        heartbeat_s: float,
-        router: Callable[[], Any],
-        fault: Callable[[], LiteLLMChanged | None],
-    ) -> None:
-        self._compactor = compactor
-        self._exchanges = exchanges
-        self._standards = standards
-        self._fault = fault
-        self._heartbeat_s = heartbeat_s
-        self._router = router
+    compactor: Compactor
+    exchanges: Exchanges
+    standards: Standards
+    heartbeat_s: float  # A stream is silent for no longer than this while a compaction is made.
+    router: Callable[[], Any]  # LiteLLM's.
+    fault: Callable[[], LiteLLMChanged | None]  # What is missing by which requests are guarded.
 
     async def streamed(self, response: Any, data: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """LiteLLM's stream for a client: carried over the limit where the hooks do that, never silent."""
-        exchange = self._exchanges.get(data)
+        exchange = self.exchanges.get(data)
         if exchange is None:
             async for chunk in response:
                 yield chunk
@@ -56,8 +42,8 @@ class Answers:
         is_carried_here = exchange.is_hooked and wire.can_be_continued(data)
         stream = self._hooked(exchange, response, data) if is_carried_here else response
         told = self._told(stream, exchange)
-        if exchange.client.orders.shows:
-            told = self._standards.showing(told, exchange, is_messages=_is_messages(data))
+        if (orders := exchange.client.orders) is not NO_ORDERS and orders.shows:
+            told = self.standards.showing(told, exchange, is_messages=_is_messages(data))
         try:
             async for chunk in told:
                 yield chunk
@@ -65,27 +51,29 @@ class Answers:
             await told.aclose()
             if is_carried_here:
                 await stream.aclose()
-            self._exchanges.close(data)
+            self.exchanges.close(data)
 
     async def _told(self, stream: Any, exchange: Exchange) -> AsyncGenerator[Any, None]:
-        async for chunk in with_heartbeat(stream, exchange, every_s=self._heartbeat_s):
+        async for chunk in with_heartbeat(stream, exchange, every_s=self.heartbeat_s):
             yield wire.with_details(chunk, exchange.attempt.details)
 
     def _hooked(self, exchange: Exchange, first: Any, data: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """Carries a stream that LiteLLM has opened over the limit by its hooks."""
+        from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked
+
         context, prepared = exchange.attempt.context, exchange.attempt.prepared
         assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `is_hooked`
-        upstream = HookedUpstream(first, self._router(), exchange.pin, data)
+        upstream = HookedUpstream(first, self.router(), exchange.pin, data)
         asked = asked_of(exchange, context, data, wants_usage=wire.asks_for_usage(data))
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(prepared, action=exchange.attempt.action)
         # None if the deployment hook has failed open.
-        room = exchange.room or self._compactor.room(context)
-        return hooked(Answer(self._compactor, context, upstream, asked, told, exchange, room=room), upstream, prepared)
+        room = exchange.room or self.compactor.room(context)
+        return hooked(Answer(self.compactor, context, upstream, asked, told, exchange, room=room), upstream, prepared)
 
     async def whole(self, response: Any, data: Mapping[str, Any]) -> Any:
         """An answer that is not streamed, with its details; None to leave it as it is."""
-        exchange = self._exchanges.get(data)
+        exchange = self.exchanges.get(data)
         if exchange is None:
             return None
         context, prepared, usage = exchange.attempt.context, exchange.attempt.prepared, wire.usage_of(response)
@@ -93,10 +81,10 @@ class Answers:
         if is_ours and usage is not None and context is not None and prepared is not None:
             # The transport learns from the answers that it carries.
             with _failing_open("learn"):
-                self._compactor.replies.learn(context, prepared, **usage._asdict())
+                self.compactor.replies.learn(context, prepared, **usage._asdict())
         told = wire.with_details(response, exchange.attempt.details)
-        if exchange.client.orders.shows:
-            return await self._standards.shown(told, exchange, is_messages=_is_messages(data))
+        if (orders := exchange.client.orders) is not NO_ORDERS and orders.shows:
+            return await self.standards.shown(told, exchange, is_messages=_is_messages(data))
         return told if exchange.attempt.details is not None else None
 
     def failed(self, data: Mapping[str, Any], error: Exception) -> Refusal | None:
@@ -104,43 +92,30 @@ class Answers:
 
         LiteLLM tells the returned error, but for /v1/messages and inside streams, where it tells the error's `message`.
         """
-        exchange = self._exchanges.close(data)
+        exchange = self.exchanges.close(data)
         if exchange is None:
-            return reworded(self._fault(), error, is_guarded=False)
+            return reworded(self.fault(), error, is_guarded=False)
+        sent, client = exchange.attempt, exchange.client
         self._learn(exchange, str(error))
-        is_guarded, client_text = exchange.attempt.prepared is not None, exchange.client.client_text
-        told = reworded(exchange.refusal, error, is_guarded=is_guarded, client_text=client_text)
+        told = reworded(exchange.refusal, error, is_guarded=sent.prepared is not None, client_text=client.client_text)
         if told is not None and exchange.refusal is not None:
-            log_refused(exchange.client.group, exchange.refusal)
+            log_refused(client.group, exchange.refusal)
         if told is not None and hasattr(error, "message"):
             error.message = told.message
             error.status_code = told.status_code  # type: ignore[attr-defined] # LiteLLM's own errors have it
         return told
 
-    def attempt_failed(self, details: Mapping[str, Any]) -> None:
-        """Learns from an attempt that failed, before the router retries it; `details` are LiteLLM's log of it."""
-        exchange = self._exchanges.logged(details)
-        if exchange is None:
-            return
-        error = details.get("exception")
-        self._learn(exchange, str(error or ""))
-        if exchange.refusal is None and (gone := server_gone(error, exchange.attempt.context)) is not None:
-            # Before LiteLLM writes its own lines.
-            exchange.refused(gone)
-            mark_told(error)
-
     def _learn(self, exchange: Exchange, message: str) -> None:
         """Learns from an overflow that no loop has read; the loop learns from its own streams itself."""
         context, prepared = exchange.attempt.context, exchange.attempt.prepared
+        if context is None:
+            return
+        overflow, client_text = None, exchange.client.client_text
         with _failing_open("learn_overflow"):
-            if context is None:
-                return
-            overflow = None
             if prepared is not None:
                 used_tokens, window_tokens = prepared.count.high, prepared.window.tokens
-                client_text = exchange.client.client_text
                 overflow = judged(message, client_text, used_tokens=used_tokens, window_tokens=window_tokens)
-            self._compactor.replies.learn_overflow(context, prepared, overflow or UNNAMED)
+            self.compactor.replies.learn_overflow(context, prepared, overflow or UNNAMED)
 
     def headers(self, data: Mapping[str, Any]) -> dict[str, str] | None:
         """The headers that tell clients of guarded deployments about the changes to their request.
@@ -148,7 +123,7 @@ class Answers:
         LiteLLM asks for them after the success hook and before a stream's first chunk: the last word on an answer that
         is not streamed.
         """
-        exchange = self._exchanges.get(data) if data.get("stream") else self._exchanges.close(data)
+        exchange = self.exchanges.get(data) if data.get("stream") else self.exchanges.close(data)
         return exchange.headers if exchange is not None else None
 
 

@@ -21,8 +21,7 @@ from litellm_compaction.proxy.litellm_inside.application import before_end
 from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused, refusal_of
 from litellm_compaction.proxy.seams import check_classes
-from litellm_compaction.proxy.service import Service
-from litellm_compaction.proxy.startup import load_settings, provide_api_base, provide_master_key
+from litellm_compaction.proxy.service import Service, load_settings, provide_environment
 
 logger = logging.getLogger("litellm_compaction")
 _harmless = HarmlessRecords()
@@ -46,11 +45,9 @@ def load_handler() -> CompactionHandler:
         logger.propagate = False
     check_classes(name for name in vars(CompactionHandler) if name.startswith("async_"))
     hold_contexts()
-    provide_master_key()
-    provide_api_base()
+    provide_environment()
     handler = CompactionHandler(load_settings())
     handler.service.start()
-    handler.service.show_page()
     before_end(handler.service.aclose)
     return handler
 
@@ -108,10 +105,6 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     ) -> Refusal | None:
         """Learns from an overflow that came in spite of us, and words the error for clients."""
         return self.service.answers.failed(request_data, original_exception)
-
-    async def async_log_failure_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
-        """Learns from an attempt that failed, before the router retries it."""
-        self.service.answers.attempt_failed(kwargs)
 
     async def async_post_call_response_headers_hook(
         self,

@@ -32,6 +32,10 @@ _BOOLS = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("f
 _credential: ContextVar[str] = ContextVar("litellm_compaction_credential", default="")
 
 
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
 def metadata_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """LiteLLM's metadata of a request and its client; {} without any.
 
@@ -39,18 +43,16 @@ def metadata_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
     LiteLLM takes a client's words about keys away (`add_litellm_data_to_request`), but only its own place has the
     object of the key, which no JSON can be.
     """
-    places = [found for key in ("litellm_metadata", "metadata") if isinstance(found := body.get(key), Mapping)]
-    named = [found for found in places if "user_api_key" in found]
-    own = [found for found in named if not isinstance(found.get("user_api_key_auth"), _JSON)]
-    written = next(iter([*own, *named]), body.get("metadata"))
-    return written if isinstance(written, Mapping) else {}
+    places = [_mapping(body.get(key)) for key in ("litellm_metadata", "metadata")]
+    named = [place for place in places if "user_api_key" in place]
+    own = [place for place in named if not isinstance(place.get("user_api_key_auth"), _JSON)]
+    return next(iter([*own, *named, places[1]]))
 
 
 def sections_of_owners(metadata: Mapping[str, Any]) -> Iterator[object]:
     """What the operator has written as `compaction` into the metadata of the key, and of its team; None for nothing."""
     for owner in ("user_api_key_metadata", "user_api_key_team_metadata"):
-        written = metadata.get(owner)
-        yield written.get("compaction") if isinstance(written, Mapping) else None
+        yield _mapping(metadata.get(owner)).get("compaction")
 
 
 def is_off_for_owner(metadata: Mapping[str, Any]) -> bool:
@@ -70,45 +72,45 @@ def identity_of(metadata: Mapping[str, Any]) -> str:
 
 def tenant_of(metadata: Mapping[str, Any]) -> str:
     """A fingerprint of the client: events are shown to the same tenant."""
-    return hashlib.blake2b(identity_of(metadata).encode(errors="replace"), digest_size=16).hexdigest()
+    return _fingerprint(identity_of(metadata))
+
+
+def _fingerprint(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()
 
 
 def note_credential(headers: Mapping[str, str]) -> None:
     """Notes the running task's client's key as it was shown, for clients without an identity in LiteLLM."""
     lowered = {str(name).lower(): str(value) for name, value in headers.items()}
     shown = next((lowered[name] for name in _KEY_HEADERS if lowered.get(name)), "")
-    key = shown.removeprefix("Bearer ").strip().encode(errors="replace")
-    _credential.set(f"shown:{hashlib.blake2b(key, digest_size=16).hexdigest()}" if key else "")
+    key = shown.removeprefix("Bearer ").strip()
+    _credential.set(f"shown:{_fingerprint(key)}" if key else "")
 
 
 def raw_headers(data: Mapping[str, Any]) -> Mapping[str, str]:
     """The headers of a request as they came, which LiteLLM keeps for itself in the pre-call hook's data."""
     secret = data.get("secret_fields")
-    found = secret.get("raw_headers") if isinstance(secret, Mapping) else getattr(secret, "raw_headers", None)
-    return found if isinstance(found, Mapping) else {}
+    return _mapping(secret.get("raw_headers") if isinstance(secret, Mapping) else getattr(secret, "raw_headers", None))
 
 
 def headers_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """A request's headers by their names in lower case, as LiteLLM shows them to everybody; keys are left out."""
-    return {str(name).lower(): value for name, value in _of_request(body, "headers").items()}
+    headers = _mapping(_mapping(body.get("proxy_server_request")).get("headers"))
+    return {str(name).lower(): value for name, value in headers.items()}
 
 
 def sent_body(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """A request's body as the client sent it, as far as LiteLLM keeps it."""
-    return _of_request(body, "body")
-
-
-def _of_request(body: Mapping[str, Any], part: str) -> Mapping[str, Any]:
-    request = body.get("proxy_server_request")
-    found = request.get(part) if isinstance(request, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    return _mapping(_mapping(body.get("proxy_server_request")).get("body"))
 
 
 def told_headers(body: Mapping[str, Any]) -> dict[str, str]:
     """`headers_of` that are texts, with the body's `client_metadata`, which is Codex's place for them."""
-    metadata = sent_body(body).get("client_metadata")
-    found = {**(metadata if isinstance(metadata, Mapping) else {}), **headers_of(body)}
-    return {str(name).lower(): value for name, value in found.items() if isinstance(value, str)}
+    headers = {**_mapping(sent_body(body).get("client_metadata")), **headers_of(body)}
+    return {str(name).lower(): value for name, value in headers.items() if isinstance(value, str)}
+
+
+# ------------------------------------------------------------------ its wish
 
 
 class Wish(NamedTuple):
@@ -132,39 +134,35 @@ def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
     Raises:
         BadWish: its shape is unknown.
     """
-    value = _parsed(next((found for found in _places(body, metadata) if found is not None), None))
-    if not isinstance(value, Mapping) and value is not None and value not in ("on", "off", True, False):
+    value = _parsed(next((value for value in _places(body, metadata) if value is not None), None))
+    if not isinstance(value, Mapping) and value not in (None, "on", "off", True, False):
         raise BadWish(f"{_PLACE} is of type {type(value).__name__}; allowed: {_ALLOWED}.")
-    written = value if isinstance(value, Mapping) else {}
+    written = _mapping(value)
     if unknown := [repr(str(key)[:40]) for key in written if key not in _TYPES]:
         raise BadWish(f"{_PLACE} has unknown keys: {', '.join(unknown[:5])}; allowed: {_ALLOWED}.")
-    said, places = _in_headers(headers_of(body)), {key: f"{_HEADER}{key}" for key in _TYPES}
-    for key, found in written.items():
-        if found is not None:
-            said[key], places[key] = found, f"{_PLACE}.{key}"
-    for key, found in said.items():
+    said = {key: (f"{_HEADER}{key}", word) for key, word in _in_headers(headers_of(body)).items()}
+    said |= {key: (f"{_PLACE}.{key}", word) for key, word in written.items() if word is not None}
+    for key, (place, word) in said.items():
         kind, allowed = _TYPES[key]
-        if not isinstance(found, kind):
-            raise BadWish(f"{places[key]} is of type {type(found).__name__}; allowed: {allowed}.")
+        if not isinstance(word, kind):
+            raise BadWish(f"{place} is of type {type(word).__name__}; allowed: {allowed}.")
+    now, (place, focus) = said.get("now", ("", False))[1], said.get("focus", ("", ""))
     try:
-        focus = one_line_topic(said.get("focus", ""))
+        focus = one_line_topic(focus)
     except ValueError as error:
-        raise BadWish(f"{places['focus']} has {error}.") from None
-    if focus and not said.get("now"):
+        raise BadWish(f"{place} has {error}.") from None
+    if focus and not now:
         raise BadWish(
             f'A focus is only used where the conversation is compacted now: add "now": true, or {_HEADER}now.'
         )
-    pins = _pins(said["pin"], places["pin"]) if "pin" in said else None
-    return Wish(value in ("off", False), said.get("now", False), focus, pins)
+    return Wish(value in ("off", False), now, focus, _pins(*said["pin"]) if "pin" in said else None)
 
 
 def _places(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[object]:
     """The values of `compaction` in the client's metadata, at LiteLLM's places for it on the request's route."""
-    for holder in (metadata, body.get("metadata"), sent_body(body).get("metadata")):
-        if isinstance(holder, Mapping):
-            yield holder.get("compaction")
-            sent = holder.get("requester_metadata")
-            yield sent.get("compaction") if isinstance(sent, Mapping) else None
+    for holder in (metadata, _mapping(body.get("metadata")), _mapping(sent_body(body).get("metadata"))):
+        yield holder.get("compaction")
+        yield _mapping(holder.get("requester_metadata")).get("compaction")
 
 
 def _parsed(value: object) -> object:
@@ -181,19 +179,18 @@ def _in_headers(headers: Mapping[str, object]) -> dict[str, Any]:
     """The same, as headers say it: servers read their bytes as Latin-1, clients write UTF-8."""
     said: dict[str, Any] = {}
     for key in _TYPES:
-        text = str(headers.get(f"{_HEADER}{key}", ""))
-        try:
-            said[key] = text.encode("latin-1").decode("utf-8")
-        except UnicodeError:
-            said[key] = text
-    said["now"] = _BOOLS.get(said["now"].strip().lower())
-    if said["now"] is None:
-        raise BadWish(f"{_HEADER}now is neither true nor false; allowed: true, false.")
-    said["pin"] = [said["pin"]]
-    return {key: found for key, found in said.items() if f"{_HEADER}{key}" in headers}
+        if (word := headers.get(f"{_HEADER}{key}")) is not None:
+            said[key] = str(word).encode("latin-1", "replace").decode("utf-8", "replace")
+    if "now" in said:
+        said["now"] = _BOOLS.get(said["now"].strip().lower())
+        if said["now"] is None:
+            raise BadWish(f"{_HEADER}now is neither true nor false; allowed: true, false.")
+    if "pin" in said:
+        said["pin"] = [said["pin"]]
+    return said
 
 
-def _pins(values: list[object], place: str) -> tuple[str, ...]:
+def _pins(place: str, values: list[object]) -> tuple[str, ...]:
     pins = [value.strip() for value in values if isinstance(value, str) and 0 < len(value.strip()) <= _MAX_PIN_CHARS]
     if len(pins) < len(values) or len(pins) > _MAX_PINS:
         raise BadWish(

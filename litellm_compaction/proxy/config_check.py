@@ -7,7 +7,8 @@ too high would leave the guard acting.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -31,9 +32,16 @@ _OTHER_CALLBACK_LISTS = ("success_callback", "failure_callback", "service_callba
 _OWN_KEYS = frozenset(DeploymentSettings.model_fields) - {"mode"}
 _LIKENESS_RATIO = 0.92
 # Sections in which settings of ours are looked for, though nobody reads them there.
-_SECTIONS = ("general_settings", "litellm_settings", "callback_settings")
+_SECTIONS = {"", "general_settings", "litellm_settings", "callback_settings"}
 # Words that another callback, or a later LiteLLM, may use for itself.
 _PERHAPS_OURS = ("compaction", "compaction_settings")
+_DEPLOYMENT = re.compile(r"model_list\[\d+\](?:\.(litellm_params|model_info))?")
+# By section of a deployment. LiteLLM would send those in litellm_params to the model's server.
+_NOT_READ = {
+    None: {"compaction"},
+    "litellm_params": _OWN_KEYS | {"compaction", "model_info"},
+    "model_info": _OWN_KEYS,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +83,18 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
             meaning = "nothing is changed, only logged" if settings.mode == "observe" else "nothing is done"
             yield note(f"{SETTINGS_PLACE}.mode", f"mode is {settings.mode}: {meaning}. Write `mode: guard` to guard.")
         yield from _pruning_model(data, settings.pruning_model, SETTINGS_PLACE, SETTINGS_PLACE)
-    yield from _misplaced(data)
+    for section, key, value in _walk(data, ""):
+        place = f"{section}.{key}".removeprefix(".").replace(".[", "[")
+        yield from _misplaced(section, key, place)
+        name = value.removeprefix(ENVIRONMENT_PREFIX) if isinstance(value, str) else value
+        # The start sets some itself.
+        if name != value and name not in (KEY_VARIABLE, API_BASE_VARIABLE) and not environ.get(str(name)):
+            yield problem(place, f"the environment variable {name} is not set: set it where the proxy starts.")
     deployments = entries_of(data)
     if not deployments:
         yield problem("model_list", "there is no deployment: add one, as in the shipped config.yaml.")
     for index, entry in enumerate(deployments):
         yield from _deployment(data, entry, entry_name(entry, index), settings)
-    yield from _variables(data, environ)
 
 
 def entries_of(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -117,36 +130,35 @@ def _pruning_model(data: Mapping[str, Any], name: str, place: str, named: str) -
         yield problem(f"{place}.pruning_model", message, ConfigError(f"{named}.pruning_model: {why}"))
 
 
-def _misplaced(data: Mapping[str, Any]) -> Iterator[Finding]:
-    """Settings of ours in places that are not read; each place at most once."""
+def _walk(value: object, section: str) -> Iterator[tuple[str, str, object]]:
+    """All that a value holds, at any depth: (section, key, value); the items of a list by their numbers."""
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list):
+        items = ((f"[{index}]", each) for index, each in enumerate(value))
+    for key, inner in items:
+        yield section, str(key), inner
+        yield from _walk(inner, f"{section}.{key}".removeprefix(".").replace(".[", "["))
+
+
+def _misplaced(section: str, key: str, place: str) -> Iterator[Finding]:
+    """A setting of ours in a place that is not read."""
     advice = f"settings are not read here: move them to `{SETTINGS_PLACE}` (top level)."
-    for place, name in _keys(data, ""):
-        is_section = get_close_matches(name.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO)
-        is_setting = place.startswith("callback_settings.") and name in Settings.model_fields
+    if _SECTIONS.issuperset(section.split(".")):
+        is_section = get_close_matches(key.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO)
+        is_setting = section == "callback_settings" and key in Settings.model_fields
         if place != SETTINGS_PLACE and (is_section or is_setting):
             yield problem(place, advice, ConfigError(f"{place}: {advice}"))
-        elif name in _PERHAPS_OURS:
+        elif key in _PERHAPS_OURS:
             yield problem(place, advice)
-
-
-def _keys(section: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
-    """The keys of a document and of its sections, also of those inside each other: (place, key)."""
-    for key, value in section.items():
-        inner = f"{place}.{key}" if place else str(key)
-        yield inner, str(key)
-        if key in _SECTIONS and isinstance(value, Mapping):
-            yield from _keys(value, inner)
+    elif (deployment := _DEPLOYMENT.fullmatch(section)) is not None and key in _NOT_READ[deployment[1]]:
+        where = "beside litellm_params" if key == "model_info" else "to `model_info: {compaction: {…}}`"
+        yield problem(place, f"settings are not read here: move it {where} of this deployment.")
 
 
 def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, settings: Settings) -> Iterator[Finding]:
     params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
-    # LiteLLM would send those in litellm_params to the model's server.
-    wrong = [("", key) for key in {"compaction"} & entry.keys()]
-    wrong += [("litellm_params.", key) for key in sorted((_OWN_KEYS | {"compaction", "model_info"}) & params.keys())]
-    wrong += [("model_info.", key) for key in sorted(_OWN_KEYS & info.keys())]
-    for section, key in wrong:
-        where = "beside litellm_params" if key == "model_info" else "to `model_info: {compaction: {…}}`"
-        yield problem(f"{name}: {section}{key}", f"settings are not read here: move it {where} of this deployment.")
     if not isinstance(params.get("model"), str) or not params["model"]:
         yield problem(f"{name}: litellm_params.model", "it is missing: name the model, such as lm_studio/*.")
     place, named = f"{name}: model_info.compaction", f"model_info.compaction of {name!r}"
@@ -156,25 +168,5 @@ def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, se
         check_tokenizer(own.tokenizer, f"{named}.tokenizer")
     except ConfigError as error:
         yield _refused(place, named, error)
-        return
-    yield from _pruning_model(data, own.pruning_model, place, named)
-
-
-def _variables(data: object, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Variables without a value, but for those that the start sets itself."""
-    for place, text in _texts(data, ""):
-        name = text.removeprefix(ENVIRONMENT_PREFIX)
-        if name != text and name not in (KEY_VARIABLE, API_BASE_VARIABLE) and not environ.get(name):
-            yield problem(place, f"the environment variable {name} is not set: set it where the proxy starts.")
-
-
-def _texts(value: object, place: str) -> Iterator[tuple[str, str]]:
-    """All texts in a value, at any depth: (place in the file, text)."""
-    if isinstance(value, str):
-        yield place, value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _texts(inner, f"{place}.{key}" if place else str(key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _texts(inner, f"{place}[{index}]")
+    else:
+        yield from _pruning_model(data, own.pruning_model, place, named)

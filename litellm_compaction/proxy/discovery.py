@@ -9,6 +9,7 @@ requests use: a reload shows within seconds, and no server is asked while nobody
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -16,30 +17,35 @@ from typing import Any, NamedTuple, TypeAlias
 
 from litellm_compaction.concurrency import ended
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment, limits_of
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.proxy.refusals import log_failure
-from litellm_compaction.proxy.routing import as_entry, id_of, is_listed_here, listed_id, serves
+from litellm_compaction.proxy.routing import (
+    DeploymentSelector,
+    GuardedDeployment,
+    as_entry,
+    id_of,
+    is_listed_here,
+    limits_of,
+    listed_id,
+    serves,
+)
 from litellm_compaction.windows.windows import Target, Windows
 
 # Only below the proxy's own root: behind other prefixes are routes that pass requests through.
-_LISTING = re.compile(r"(?P<list>(/v1)?/models)(/.+)?|(/v[12])?/model/info|/model_group/info")
+_LISTING = re.compile(r"(/v1)?/models(/.+)?|(/v[12])?/model/info|/model_group/info")
 _Application: TypeAlias = Callable[..., Awaitable[None]]
+# By the ids of deployments.
+_Limits: TypeAlias = dict[str, Mapping[str, int]]
 # A server that does not answer delays a list by no more than this; what it lists shows the next time.
 _LIMIT_S = 2.0
 
 
 class _Row(NamedTuple):
-    """A deployment in the router's list, and its limits as the list is to show them; {} without a window.
+    """A model behind a wildcard deployment, by the name that clients have for it."""
 
-    If it is `like` another one, it shows one model behind that one's wildcard by the `name` that clients have for it.
-    """
-
-    id: str
-    limits: Mapping[str, int]
-    like: str = ""
-    name: str = ""
-    model: str = ""
+    wildcard_id: str
+    name: str
+    model: str
 
 
 class Discovery:
@@ -48,8 +54,8 @@ class Discovery:
     def __init__(self, windows: Windows, guards: DeploymentSelector) -> None:
         self._windows = windows
         self._guards = guards
-        # Our numbers, which are none of the operator's, by the ids of deployments.
-        self._written: dict[str, Mapping[str, int]] = {}
+        # Our numbers, which are none of the operator's.
+        self._written: _Limits = {}
         self._task: asyncio.Task[None] | None = None
 
     async def refresh(self, router: Any) -> None:
@@ -63,23 +69,12 @@ class Discovery:
     async def aclose(self) -> None:
         await ended([self._task] if self._task is not None else [])
 
-    def serving(
-        self,
-        application: _Application,
-        router: Callable[[], Any],
-        key_owner: Callable[[Mapping[str, Any], Mapping[str, str], str], Awaitable[object]],
-    ) -> _Application:
-        """LiteLLM's application, which is asked for a list after that is filled.
-
-        `key_owner` raises an error for a wrong key, which is the application's answer to it.
-        """
+    def serving(self, application: _Application, router: Callable[[], Any]) -> _Application:
+        """LiteLLM's application, which is asked for a list after that is filled; a key is its own business."""
 
         async def serve(scope: Any, receive: Any, send: Any) -> None:
             is_read = scope["type"] == "http" and scope["method"] == "GET"
-            path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-            if is_read and (asked := _LISTING.fullmatch(path)) is not None:
-                headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-                await key_owner(scope, headers, asked["list"] or path)
+            if is_read and _LISTING.fullmatch(scope.get("path", "").removeprefix(scope.get("root_path", ""))):
                 await self.refresh(router())
             await application(scope, receive, send)
 
@@ -87,54 +82,53 @@ class Discovery:
 
     async def _refresh(self, router: Any) -> None:
         try:
-            guards = [guard async for guard in self._guards.guarded(router)]
-            rows = {row.id: row for found in await asyncio.gather(*map(self._rows, guards)) for row in found}
-            for known in [id_of(as_entry(entry)) for entry in litellm_router.deployments(router)]:
-                if is_listed_here(known) and known not in rows:
-                    litellm_router.remove(router, known)
-            for row in rows.values():
-                if row.like:
-                    litellm_router.add(router, row.like, row.id, row.name, row.model)
+            guards = [guard async for guard in self._guards.guarded(router) if guard.deployment.target.is_lmstudio]
+            rows: dict[str, _Row] = {}
+            limits: _Limits = {}
+            await asyncio.gather(*(self._look(guard, rows, limits) for guard in guards))
+            for listed in [id_of(as_entry(entry)) for entry in litellm_router.deployments(router)]:
+                if is_listed_here(listed) and listed not in rows:
+                    litellm_router.remove(router, listed)
+            for id_, row in rows.items():
+                litellm_router.add(router, row.wildcard_id, id_, row.name, row.model)
             if litellm_router.refuses_by_window(router):
                 # It would refuse by these numbers what is about to be compacted.
-                rows = {}
-            if rows or self._written:
-                litellm_router.rewrite_info(router, lambda info: self._rewritten(info, rows))
+                limits = {}
+            if limits or self._written:
+                litellm_router.rewrite_info(router, lambda info: self._rewritten(info, limits))
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             log_failure("discovery", error)
 
-    def _rewritten(self, info: Mapping[str, Any], rows: Mapping[str, _Row]) -> Mapping[str, Any]:
+    def _rewritten(self, info: Mapping[str, Any], limits: _Limits) -> Mapping[str, Any]:
         """A deployment's `model_info` with its limits, and without those shown before; the operator's numbers stay."""
         id_ = str(info.get("id"))
         ours = self._written.pop(id_, {})
         written = {key: value for key, value in info.items() if key not in ours or value != ours[key]}
-        limits = rows[id_].limits if id_ in rows and written.get("max_input_tokens") is None else {}
-        own = {key: tokens for key, tokens in limits.items() if written.get(key) is None}
+        own = limits.get(id_, {}) if written.get("max_input_tokens") is None else {}
+        own = {key: tokens for key, tokens in own.items() if written.get(key) is None}
         if own:
             self._written[id_] = own
         return {**written, **own}
 
-    async def _rows(self, guard: GuardedDeployment) -> list[_Row]:
+    async def _look(
+        self, guard: GuardedDeployment, rows: dict[str, _Row], limits: dict[str, Mapping[str, int]]
+    ) -> None:
+        """Adds what a deployment's server lists behind its wildcard, and the limits of each model that is loaded."""
         deployment, target = guard.deployment, guard.deployment.target
-        if not target.is_lmstudio:
-            return []
-        if "*" not in target.model:
-            return [] if deployment.is_wildcard else [_Row(deployment.id, await self._limits(guard, target))]
-        rows = []
-        for model, is_loaded in (await self._windows.listed(target)).items():
-            if (name := _listed_name(deployment.group, target.model, model)) is not None:
-                id_ = listed_id(deployment.id, model)
-                named = replace(target, key=f"{id_}|{model}", model=model)
-                limits = await self._limits(guard, named) if is_loaded else {}
-                rows.append(_Row(id_, limits, deployment.id, name, f"{deployment.provider}/{model}"))
-        return rows
-
-    async def _limits(self, guard: GuardedDeployment, target: Target) -> Mapping[str, int]:
-        """{} without a window. What an overflow has taught of it may be one tenant's only, and nobody's is asked."""
-        try:
-            return limits_of(await self._windows.resolve(target), guard.settings)
-        except CompactionError:
-            return {}
+        loaded: dict[str, Target] = {}
+        if "*" in target.model:
+            for model, is_loaded in (await self._windows.listed(target)).items():
+                if (name := _listed_name(deployment.group, target.model, model)) is not None:
+                    id_ = listed_id(deployment.id, model)
+                    rows[id_] = _Row(deployment.id, name, f"{deployment.provider}/{model}")
+                    if is_loaded:
+                        loaded[id_] = replace(target, key=f"{id_}|{model}", model=model)
+        elif not deployment.is_wildcard:
+            loaded[deployment.id] = target
+        for id_, each in loaded.items():
+            # What an overflow has taught of a window may be one tenant's only, and nobody's is asked.
+            with contextlib.suppress(CompactionError):
+                limits[id_] = limits_of(await self._windows.resolve(each), guard.settings)
 
 
 def _listed_name(wildcard: str, pattern: str, model: str) -> str | None:

@@ -1,4 +1,4 @@
-"""One client request while it is under way: what was asked, and what has been done for it.
+"""One client request while it is under way: what was asked, read once for all phases, and what has been done for it.
 
 In process memory only: request metadata would be read by other loggers (promise P9). And never under a name that a
 client can choose, as it can LiteLLM's call id: LiteLLM makes one logging object for each request and hands it to every
@@ -10,11 +10,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from operator import is_
+from typing import Any
 
+from litellm_compaction.config import Settings
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.messages import Request, system_prefix_length
+from litellm_compaction.core.messages import Request, cleaned, system_prefix_length
+from litellm_compaction.core.portable import Unfolded
+from litellm_compaction.core.transcripts import is_client_summary
 from litellm_compaction.engine import (
     Action,
     Attempts,
@@ -25,52 +29,50 @@ from litellm_compaction.engine import (
     Reservation,
 )
 from litellm_compaction.engine.records import receipt_of
-from litellm_compaction.errors import CompactionError
-from litellm_compaction.proxy.client import NONE, Wish
+from litellm_compaction.errors import BadWish, CompactionError
+from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.client import (
+    NONE,
+    Wish,
+    is_off_for_owner,
+    metadata_of,
+    sent_body,
+    tenant_of,
+    told_headers,
+    wish_of,
+)
+from litellm_compaction.proxy.litellm_inside.application import keeps_responses
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
 
 # LiteLLM's logging object of the request that a task serves: it is taken away before a failure is told.
 _served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction_served", default=None)
 # Far more than a proxy in front of one machine has under way; a bound for requests whose end is never told.
 _MOST = 1024
-_DETAILS = "model_call_details"
 _HEADER = "x-litellm-compaction"
-OnRestarts: TypeAlias = Callable[[str, int], None]
+# No title that a client asks for beside a conversation is longer, nor any list of suggestions.
+_LITTLE_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
-    """A request as the client sent it: read once, by every phase; so it has as many fields as clients have words.
-
-    Attributes:
-        original: as it was received, without the notices that it carried back; the same object if there were none.
-        group: the model name that it is filed under in the store.
-        client_text: gives every text that the client sent, in whatever field.
-        is_chat: the client speaks chat completions, and so reads the stream that we see.
-        bad_wish: why its wish could not be read, or another field is not served; None for neither.
-        is_client_summary: the client summarizes its conversation itself, or asks for something beside it.
-        is_beside: its conversation goes on as if it had not asked.
-        cleared_calls, cleared_tokens: of old tool results, by its order; `original` is without them.
-        token_ids: the number of them in a text completion that consists of them; None for any other request.
-        bases: the record that `original` begins with, as `core.portable.Unfolded` has it.
-    """
+    """A request as the client sent it: read once, by every phase; so it has as many fields as clients have words."""
 
     received: Request
-    original: Request
-    group: str
+    original: Request  # Without the notices that it carried back; the same object if there were none.
+    group: str  # The model name that it is filed under in the store.
     tenant: str = ""
-    client_text: Callable[[], str] = str
-    is_chat: bool = False
+    client_text: Callable[[], str] = str  # Gives every text that the client sent, in whatever field.
+    is_chat: bool = False  # The client speaks chat completions, and so reads the stream that we see.
     opted_out: bool = False
     wish: Wish = NONE
-    bad_wish: CompactionError | None = None
-    is_client_summary: bool = False
-    is_beside: bool = False
+    bad_wish: CompactionError | None = None  # Why its wish could not be read, or another field is not served.
+    is_client_summary: bool = False  # The client summarizes its conversation itself, or asks for something beside it.
+    is_beside: bool = False  # Its conversation goes on as if it had not asked.
     orders: Orders = NO_ORDERS
-    cleared_calls: int = 0
+    cleared_calls: int = 0  # Of old tool results, by its order; `original` is without them.
     cleared_tokens: int = 0
-    token_ids: int | None = None
-    bases: tuple[Compaction, ...] = ()
+    token_ids: int | None = None  # The number of them in a text completion that consists of them.
+    bases: tuple[Compaction, ...] = ()  # The record that `original` begins with, as `core.portable.Unfolded` has it.
 
     @property
     def is_unread(self) -> bool:
@@ -78,53 +80,97 @@ class ClientRequest:
         return not self.original.messages and self.token_ids is None
 
 
+def client_request(
+    body: Mapping[str, Any], group: str, orders: Orders | None, settings: Settings, *, is_bridged: bool, is_chat: bool
+) -> ClientRequest | None:
+    """Reads a body with LiteLLM's metadata, filed under `group`; None without a conversation.
+
+    `orders` are None if its protocol was not read; `is_bridged` if LiteLLM makes a chat of a text completion.
+    """
+    received, token_ids = wire.decode(body), None
+    if received is None and "prompt" in body:
+        received, token_ids = wire.decode_text(body, is_bridged=is_bridged)
+        # Any other is for the transport, and the server, to judge.
+        received = received or Request(messages=())
+    if received is None:
+        return None
+    metadata = metadata_of(body)
+    unfolded, bases = Unfolded(received.messages) if orders is None else orders.unfolded(received.messages)
+    messages = tuple(map(cleaned, unfolded))
+    is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
+    original = received if is_same else replace(received, messages=messages)
+    route = str(metadata.get("user_api_key_request_route") or "")
+    bad_wish: CompactionError | None = wire.not_served(
+        sent_body(body), route, keeps_responses=keeps_responses, is_read=orders is not None
+    )
+    try:
+        wish = wish_of(body, metadata)
+    except BadWish as error:
+        # Told only if it is guarded: a deployment that is just observed answers as ever.
+        wish, bad_wish = NONE, error
+    is_summary = settings.mode == "guard" and is_client_summary(
+        original.messages, told_headers(body), has_tools=bool(original.tools)
+    )
+    return ClientRequest(
+        received=received,
+        original=original,
+        group=group,
+        tenant=tenant_of(metadata),
+        client_text=wire.client_texts(body),
+        is_chat=is_chat,
+        opted_out=(settings.allow_opt_out and wish.off) or is_off_for_owner(metadata),
+        wish=wish,
+        bad_wish=bad_wish,
+        is_client_summary=is_summary,
+        is_beside=is_summary and 0 < (wire.asked_output_tokens(body) or 0) <= _LITTLE_TOKENS,
+        orders=orders or NO_ORDERS,
+        token_ids=token_ids,
+        bases=bases,
+    )
+
+
 @dataclass(slots=True)
 class Attempt:
-    """The state of a request at one deployment; a fallback to another deployment begins a new one.
-
-    Attributes:
-        context, prepared: as it was sent last.
-        action: the strongest thing done for it: compacted, then reused, then none.
-        is_open: its compaction is made after the headers have gone.
-        details: of its usage: its end, and the cost of restarts.
-        is_carried: the transport does all that happens while its answer is open.
-        begins_silently: nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
-    """
+    """The state of a request at one deployment; a fallback to another deployment begins a new one."""
 
     deployment: str = ""
+    needed: CompactionNeeded | None = None  # A compaction that is made after the headers have gone.
     context: RequestContext | None = None
-    prepared: PreparedRequest | None = None
-    action: Action = "none"
-    headers: Mapping[str, str] = field(default_factory=dict)
-    is_open: bool = False
-    details: Mapping[str, Any] | None = None
-    is_carried: bool = False
+    prepared: PreparedRequest | None = None  # As it was sent last.
+    action: Action = "none"  # The strongest thing done for it: compacted, then reused, then none.
+    details: Mapping[str, Any] | None = None  # Of its usage: its end, and the cost of restarts.
+    is_carried: bool = False  # The transport does all that happens while its answer is open.
+    # Nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
     begins_silently: bool = False
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Tokens and round of what was sent, or will be: an upper bound stands for the tokens after a compaction."""
+        if (sent := self.prepared) is not None:
+            numbers = (sent.tokens_before, sent.count.tokens, sent.window.tokens, sent.round)
+        elif self.needed is not None:
+            measured, step = self.needed.measured, self.needed.steps[0]
+            numbers = (measured.tokens_before, step.predicted_tokens, measured.window.tokens, step.draft.round)
+        else:
+            return {}
+        named = dict(zip(("tokens-before", "tokens-after", "window", "round"), numbers, strict=True))
+        quoted = {"excerpts": sent.excerpts, "excerpt-tokens": sent.excerpt_tokens} if sent and sent.excerpts else {}
+        return {**named, **quoted}
 
 
 @dataclass(slots=True)
 class Exchange:
-    """A client's request and the work done for it. The loop that carries its answer tells it how that goes.
-
-    Attributes:
-        attempts: the number that it may still spend.
-        pin: the name or id under which the router finds the deployment that it was measured for last.
-        may_pause: its answer nears the limit, so that a compaction may silence it for a while.
-        alone: the whole answer, if no model is asked; None otherwise.
-        foreseen: the outcome before its deployment was chosen, until it is.
-        room: its hold on a shared context if the hooks carry it, until it ends.
-    """
+    """A client's request and the work done for it. The loop that carries its answer tells it how that goes."""
 
     client: ClientRequest
-    attempts: Attempts
-    pin: str = ""
-    may_pause: bool = False
-    alone: Told | None = None
+    attempts: Attempts  # That it may still spend.
+    pin: str = ""  # By which the router finds the deployment that it was measured for last.
+    may_pause: bool = False  # Its answer nears the limit, so that a compaction may silence it for a while.
+    alone: Told | None = None  # The whole answer, if no model is asked.
     refusal: CompactionError | None = None
-    foreseen: Foreseen | None = None
-    room: Reservation | None = None
+    foreseen: Foreseen | None = None  # The outcome before its deployment was chosen, until it is.
+    room: Reservation | None = None  # Its hold on a shared context if the hooks carry it, until it ends.
     attempt: Attempt = field(default_factory=Attempt)
-    on_restarts: OnRestarts | None = None
 
     @property
     def is_hooked(self) -> bool:
@@ -135,16 +181,15 @@ class Exchange:
     @property
     def headers(self) -> dict[str, str] | None:
         """Response headers for clients of guarded deployments; None for others."""
-        if not self.attempt.headers:
-            return None
-        receipt = {f"{_HEADER}-{name}": value for name, value in self._receipt().items()}
-        return {_HEADER: self.attempt.action, **self.attempt.headers, **receipt}
+        fields = {**self.attempt.numbers, **self._receipt()}
+        named = {f"{_HEADER}-{name}": str(value) for name, value in fields.items()}
+        return {_HEADER: self.attempt.action, **named} if fields else None
 
     @property
     def late_receipt(self) -> dict[str, str]:
         """The receipt of a record that was applied after the headers had gone; {} for none."""
-        prepared = self.attempt.prepared
-        is_late = self.attempt.is_open or (prepared is not None and prepared.way is not None)
+        needed, prepared = self.attempt.needed, self.attempt.prepared
+        is_late = needed is not None or (prepared is not None and prepared.way is not None)
         return self._receipt() if is_late else {}
 
     def _receipt(self) -> dict[str, str]:
@@ -162,11 +207,6 @@ class Exchange:
             self.attempt, self.may_pause = Attempt(), False
         self.attempt.deployment = deployment
 
-    def take_foreseen(self) -> Foreseen | None:
-        """For the first attempt only: a later one may come minutes after."""
-        foreseen, self.foreseen = self.foreseen, None
-        return foreseen
-
     def refused(self, error: CompactionError) -> None:
         self.refusal = error
 
@@ -175,49 +215,29 @@ class Exchange:
         if self.room is not None:
             self.room.release()
 
-    # LiteLLM may never tell of its end.
-    __del__ = release_room
-
     def will_be_compacted(self, needed: CompactionNeeded) -> None:
         """Notes that a compaction is made while the answer is already open."""
-        measured, step = needed.measured, needed.steps[0]
-        # An upper bound stands for the tokens after it.
-        self._tells(measured.tokens_before, step.predicted_tokens, measured.window.tokens, step.draft.round)
+        self.attempt.needed, self.attempt.prepared = needed, None
         self.attempt.action = "compacted"
-        self.attempt.is_open = self.may_pause = True
+        self.may_pause = True
 
     def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
         """Notes the prepared request."""
         attempt = self.attempt
         # What was foreseen may have been of another list: LiteLLM leaves out what a server does not read.
         is_first, attempt.context, attempt.prepared = attempt.prepared is None, context, prepared
-        self._tells(prepared.tokens_before, prepared.count.tokens, prepared.window.tokens, prepared.round)
-        if prepared.excerpts:
-            quoted = {"excerpts": prepared.excerpts, "excerpt-tokens": prepared.excerpt_tokens}
-            attempt.headers = {**attempt.headers, **_in_headers(quoted)}
         if is_first or prepared.action == "compacted" or attempt.action == "none":
             attempt.action = prepared.action
-
-    def _tells(self, before_tokens: int, after_tokens: int, window_tokens: int, round_: int) -> None:
-        told = {"tokens-before": before_tokens, "tokens-after": after_tokens, "window": window_tokens, "round": round_}
-        self.attempt.headers = _in_headers(told)
 
     def ended(self, details: Mapping[str, Any]) -> None:
         """Notes how the answer ended, and the cost of restarts."""
         self.attempt.details = details
-        if self.on_restarts is not None and details["restarts"]:
-            self.on_restarts(self.client.group, details["restarts"])
-
-
-def _in_headers(numbers: Mapping[str, int]) -> dict[str, str]:
-    return {f"{_HEADER}-{name}": str(number) for name, number in numbers.items()}
 
 
 class Exchanges:
     """The requests under way, each as long as LiteLLM's logging object of it lives."""
 
-    def __init__(self, on_restarts: OnRestarts | None = None) -> None:
-        self._on_restarts = on_restarts
+    def __init__(self) -> None:
         self._own: weakref.WeakKeyDictionary[object, Exchange] = weakref.WeakKeyDictionary()
         # Known before the request is: of the body that the client sent.
         self._orders: weakref.WeakKeyDictionary[object, Orders] = weakref.WeakKeyDictionary()
@@ -240,7 +260,6 @@ class Exchanges:
 
     def open(self, body: Mapping[str, Any], exchange: Exchange) -> Exchange:
         """Remembers `exchange` as the request of a hook's `body`."""
-        exchange.on_restarts = self._on_restarts
         if (owner := _owner(body)) is None:
             return exchange
         self._own[owner] = exchange
@@ -261,11 +280,6 @@ class Exchanges:
         exchange = self.get({})
         return exchange.refusal if exchange is not None else None
 
-    def logged(self, details: Mapping[str, Any]) -> Exchange | None:
-        """The request that LiteLLM logs, by the details that its logging object holds."""
-        owned = list(self._own.items())
-        return next((exchange for owner, exchange in owned if getattr(owner, _DETAILS, None) is details), None)
-
     def close(self, body: Mapping[str, Any]) -> Exchange | None:
         """Forgets a request that has ended, and its holds."""
         exchange = self._own.pop(_asker(body) or self, None)
@@ -276,8 +290,8 @@ class Exchanges:
 
 def _owner(body: Mapping[str, Any]) -> object | None:
     """LiteLLM's logging object; never anything that JSON, and so a client, could have put in its place."""
-    found: object = body.get("litellm_logging_obj")
-    return found if hasattr(found, _DETAILS) else None
+    owner: object = body.get("litellm_logging_obj")
+    return owner if hasattr(owner, "model_call_details") else None
 
 
 def _asker(body: Mapping[str, Any]) -> object | None:

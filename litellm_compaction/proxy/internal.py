@@ -19,12 +19,12 @@ from litellm.types.utils import Message as AnswerMessage
 
 from litellm_compaction.concurrency import Tasks
 from litellm_compaction.core.messages import JsonValue, Message, Request, roughly_tokens, user_message, visible_text
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.litellm_inside import Seam
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.proxy.litellm_inside.application import has_limits, is_allowed
-from litellm_compaction.proxy.litellm_inside.seam import Seam
-from litellm_compaction.summarizer import SummaryAnswer
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -36,24 +36,23 @@ OWN_TAG = "litellm-compaction"
 _SUMMARY_TEMPERATURE = 0.3
 # A server that ignores its bound writes more than this for each token of it.
 _MOST_TOKEN_CHARS = 16
+# A plain answer that is given up is generated to its end all the same, beside the client's own in the same context. A
+# stream ends when it is closed.
+_AS_STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 # Asyncio keeps only weak references to its tasks.
 _logging = Tasks()
-_is_internal: ContextVar[bool] = ContextVar("litellm_compaction_internal_call", default=False)
+# True in the task of a call of ours. A client cannot forge this, as it could a marker.
+is_internal_call: ContextVar[bool] = ContextVar("litellm_compaction_internal_call", default=False)
 
 
 @contextlib.contextmanager
 def as_ours() -> Iterator[None]:
     """Marks the calls that are made within as our own, which are never guarded."""
-    token = _is_internal.set(True)
+    token = is_internal_call.set(True)
     try:
         yield
     finally:
-        _is_internal.reset(token)
-
-
-def is_internal_call() -> bool:
-    """True in the task of a call of ours. A client cannot forge this, as it could a marker."""
-    return _is_internal.get()
+        is_internal_call.reset(token)
 
 
 def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
@@ -68,28 +67,20 @@ def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
 def group_of(router: Any, kwargs: Mapping[str, Any]) -> str:
     """The `model_name` of the deployment that a call goes to, by the deployment hook's `kwargs`; "" if not known."""
     info = kwargs.get("model_info")
-    found = litellm_router.deployment(router, str(info.get("id"))) if isinstance(info, Mapping) else None
-    return str(getattr(found, "model_name", None) or "")
+    deployment = litellm_router.deployment(router, str(info.get("id"))) if isinstance(info, Mapping) else None
+    return str(getattr(deployment, "model_name", None) or "")
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Makes calls of ours to one model, on behalf of a client's request.
-
-    Attributes:
-        model: a deployment id, which pins that deployment, or a model name.
-        parent: metadata of the client's request, to whose key the call belongs.
-        timeout_s: limit for each call.
-        group: the `model_name` that the caller's lists are looked up for.
-        is_same: the client itself asked that model, and so may.
-    """
+    """Makes calls of ours to one model, on behalf of a client's request."""
 
     router: Any
-    model: str
-    parent: Mapping[str, Any]
-    timeout_s: float
-    group: str = ""
-    is_same: bool = False
+    model: str  # A deployment's id, which pins it, or a model name.
+    parent: Mapping[str, Any]  # Metadata of the client's request, to whose key the call belongs.
+    timeout_s: float  # For each call.
+    group: str = ""  # The `model_name` that the key's lists are looked up for.
+    is_same: bool = False  # The client itself asked that model, and so may.
 
     async def ask(
         self,
@@ -109,10 +100,7 @@ class Caller:
             raise SummaryFailed("not_allowed", "the key may not use the pruning model, or has no budget left for it")
         asked = Request(messages=tuple(messages), tools=tuple(tools), tool_choice=tool_choice)
         try:
-            # A plain answer that is given up is generated to its end all the same, beside the client's own in the same
-            # context. A stream ends when it is closed.
-            options = {"stream": True, "stream_options": {"include_usage": True}}
-            stream = await self._call(asked, max_tokens, temperature=_SUMMARY_TEMPERATURE, **options)
+            stream = await self._call(asked, max_tokens, temperature=_SUMMARY_TEMPERATURE, **_AS_STREAM)
             return await _joined(stream, messages, _MOST_TOKEN_CHARS * max_tokens)
         except litellm.Timeout as error:
             # LiteLLM's own limit is the same, and may come before the summarizer's.
@@ -125,8 +113,7 @@ class Caller:
             raise SummaryFailed("error", kind) from error
 
     async def load(self) -> None:
-        """Makes LM Studio load the model, by the smallest request there is."""
-        # A failure shows in the next look at the window, with a clearer error than the provider's.
+        """Makes LM Studio load the model; a failure shows in the next look at the window, in clearer words."""
         with contextlib.suppress(Exception):
             await self._call(Request(messages=(user_message("."),)), 1)
 
@@ -169,9 +156,9 @@ async def call_router(router: Any, model: str, parent: Mapping[str, Any], **argu
         )
 
 
-async def may_write_ahead(router: Any, models: Sequence[str], parent: Mapping[str, Any]) -> bool:
-    """True if a key may have summaries by these models before they are needed: never one with any limit."""
-    return not has_limits(parent) and all([await is_allowed(router, model, parent) for model in models])
+async def may_write_ahead(parent: Mapping[str, Any]) -> bool:
+    """True if a key may have summaries before they are needed: never one with any limit."""
+    return not has_limits(parent)
 
 
 # ------------------------------------------------------------------ an answer, and what it costs
@@ -179,58 +166,41 @@ async def may_write_ahead(router: Any, models: Sequence[str], parent: Mapping[st
 
 async def _joined(stream: Any, asked: Sequence[Message], most_chars: int) -> SummaryAnswer:
     """The whole of a stream; one that is stopped, being too long or given up, is paid for by an estimate."""
-    deltas: list[Any] = []
-    finish_reason, is_stopped = None, True
+    text, reasoning = "", ""
+    finish_reason, calls_tool, has_ended = "stop", False, False
     try:
         async for chunk in stream:
             for choice in chunk.choices[:1]:
-                deltas.append(choice.delta)
+                text += choice.delta.content or ""
+                reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+                calls_tool = calls_tool or bool(getattr(choice.delta, "tool_calls", None))
                 finish_reason = choice.finish_reason or finish_reason
-                most_chars -= len(choice.delta.content or "")
-            if most_chars < 0:
+            if len(text) > most_chars:
                 finish_reason = "length"
                 break
         else:
-            is_stopped = False
+            has_ended = True
     except Exception:
         # LiteLLM logs failures itself.
-        is_stopped = False
+        has_ended = True
         raise
     finally:
         # Also if the time limit cancels it: that stops the server.
         with anyio.CancelScope(shield=True):
             if (aclose := getattr(stream, "aclose", None)) is not None:
                 await aclose()
-        if is_stopped:
+        if not has_ended:
+            prompt_tokens = sum(roughly_tokens(visible_text(message)) for message in asked)
+            usage = {"prompt_tokens": prompt_tokens, "completion_tokens": roughly_tokens(f"{reasoning}{text}")}
             # Not waited for: the client wants the server.
-            _logging.begin(_log_stopped(stream, asked, _summary_answer(deltas, None)))
-    return _summary_answer(deltas, finish_reason)
-
-
-def _summary_answer(parts: Sequence[Any], finish_reason: str | None) -> SummaryAnswer:
-    return SummaryAnswer(
-        text="".join(part.content or "" for part in parts),
-        reasoning="".join(getattr(part, "reasoning_content", None) or "" for part in parts),
-        finish_reason=finish_reason or "stop",
-        calls_tool=any(getattr(part, "tool_calls", None) for part in parts),
-    )
-
-
-async def _log_stopped(stream: Any, asked: Sequence[Message], answer: SummaryAnswer) -> None:
-    usage = {
-        "prompt_tokens": sum(roughly_tokens(visible_text(message)) for message in asked),
-        "completion_tokens": roughly_tokens(f"{answer.reasoning}{answer.text}"),
-    }
-    try:
-        await log_stopped(getattr(stream, "logging_obj", None), answer.text, usage)
-    except Exception as error:  # noqa: BLE001 - a callback of another plug-in's
-        logger.warning("summary_not_logged error=%s", type(error).__name__)
+            _logging.begin(log_stopped(getattr(stream, "logging_obj", None), text, usage))
+    return SummaryAnswer(text=text, reasoning=reasoning, finish_reason=finish_reason, calls_tool=calls_tool)
 
 
 async def log_stopped(log: Any, text: str, usage: Mapping[str, int]) -> None:
     """Makes LiteLLM log, and charge, a stream that was stopped, by its logging object and the text and usage so far."""
     details = getattr(log, "model_call_details", None)
-    dispatch = Seam.STOPPED_STREAMS.of(log)
+    dispatch = getattr(log, "dispatch_success_handlers", None)
     if dispatch is None or not isinstance(details, dict) or details.get("has_dispatched_final_stream_success"):
         return
     message = AnswerMessage(role="assistant", content=text)
@@ -238,4 +208,7 @@ async def log_stopped(log: Any, text: str, usage: Mapping[str, int]) -> None:
         choices=[Choices(index=0, finish_reason="length", message=message)],
         usage=Usage(**usage, total_tokens=sum(usage.values())),
     )
-    await dispatch(response, cache_hit=None, start_time=None, end_time=None, prefer_async_handlers=True)
+    try:
+        await dispatch(response, cache_hit=None, start_time=None, end_time=None, prefer_async_handlers=True)
+    except Exception as error:  # noqa: BLE001 - of another plug-in's callback
+        logger.warning("summary_not_logged error=%s", type(error).__name__)

@@ -7,7 +7,7 @@ a name that is taken, is never an error.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -45,44 +45,32 @@ _METRICS = {
     "truncation_alarms_total": _Metric("Replies whose usage says that the server cut the prompt.", ("reason",)),
     "refusals_total": _Metric("Requests refused because they cannot be made to fit."),
 }
-# Of this process, over all its contexts; what they show is there without an event.
-_GAUGES = {
-    "room_answers": "Answers that run, or that wait for room in a context that several share.",
-    "room_tokens": "Tokens that answers hold of the contexts that they share.",
-}
 
 
-class _Count(NamedTuple):
-    """An addition to a counter, or a value for a histogram."""
-
-    name: str
-    value: float = 1
-    labels: tuple[str, ...] = ()
-
-
-def _counts(event: Event) -> Iterator[_Count]:
+def _counts(event: Event) -> Iterator[tuple[str, float, tuple[str, ...]]]:
+    """What an event adds: a metric's name, the addition to a counter or the value for a histogram, and labels."""
     if isinstance(event, TruncationAlarm):
-        yield _Count("truncation_alarms_total", labels=(event.reason,))
-        return
-    if isinstance(event, ContinuationEvent):
-        if event.outcome != "restarted":
-            yield _Count("answers_ended_total", labels=(event.outcome,))
-        return
-    is_ahead = event.outcome in AHEAD
-    if is_ahead or event.reason in (USED_AHEAD, USED_EARLY):
-        yield _Count("ahead_total", labels=(event.outcome if is_ahead else "used",))
-    if event.summary_calls:
-        yield _Count("summary_calls_total", event.summary_calls)
-        yield _Count("summary_duration_seconds", event.summary_ms / 1000)
-    if is_ahead:
-        return
-    yield _Count("compactions_total", labels=(event.phase, event.outcome))
-    yield _Count("window_fill_ratio", event.filled_percent / 100)
-    if event.outcome == "refused":
-        yield _Count("refusals_total")
+        yield "truncation_alarms_total", 1, (event.reason,)
+    elif isinstance(event, ContinuationEvent):
+        if event.outcome == "restarted":
+            yield "restarts_total", 1, ()
+        else:
+            yield "answers_ended_total", 1, (event.outcome,)
     else:
-        yield _Count("prompt_before_tokens", event.tokens_before)
-        yield _Count("prompt_after_tokens", event.tokens_after)
+        is_ahead = event.outcome in AHEAD
+        if is_ahead or event.reason in (USED_AHEAD, USED_EARLY):
+            yield "ahead_total", 1, (event.outcome if is_ahead else "used",)
+        if event.summary_calls:
+            yield "summary_calls_total", event.summary_calls, ()
+            yield "summary_duration_seconds", event.summary_ms / 1000, ()
+        if not is_ahead:
+            yield "compactions_total", 1, (event.phase, event.outcome)
+            yield "window_fill_ratio", event.filled_percent / 100, ()
+        if event.outcome == "refused":
+            yield "refusals_total", 1, ()
+        elif not is_ahead:
+            yield "prompt_before_tokens", event.tokens_before, ()
+            yield "prompt_after_tokens", event.tokens_after, ()
 
 
 class Metrics:
@@ -96,49 +84,30 @@ class Metrics:
         self._instruments: dict[str, Any] | None = None
         self._models: set[str] = set()
 
-    def show_held(self, held: Callable[[], tuple[int, int]]) -> None:
-        """Has the answers and tokens that are held now shown at each look."""
-        try:
-            library = self._load()
-            for place, name in enumerate(_GAUGES):
-                _instrument(library, name).set_function(lambda place=place: held()[place])
-        except Exception as error:  # noqa: BLE001 - see the class
-            logger.debug("metrics error=%s", type(error).__name__)
-
     def observe(self, event: Event) -> None:
         self._add(event.model, _counts(event))
 
-    def restarted(self, model: str, restarts: int) -> None:
-        """Counts how often one answer was carried over the limit."""
-        self._add(model, [_Count("restarts_total", restarts)])
-
-    def _add(self, model: str, counts: Iterator[_Count] | list[_Count]) -> None:
+    def _add(self, model: str, counts: Iterable[tuple[str, float, tuple[str, ...]]]) -> None:
         try:
-            instruments = self._made()
+            if self._instruments is None:
+                # Tried once.
+                self._instruments = {}
+                library = self._load()
+                self._instruments = {name: _instrument(library, name) for name in _METRICS}
             if model not in self._models and len(self._models) >= MAX_MODELS:
                 model = OTHER
             self._models.add(model)
-            for name, value, labels in counts if instruments else ():
-                instrument = instruments[name].labels(model, *labels)
+            for name, value, labels in counts if self._instruments else ():
+                instrument = self._instruments[name].labels(model, *labels)
                 (instrument.observe if _METRICS[name].buckets else instrument.inc)(value)
         except Exception as error:  # noqa: BLE001 - see the class
             logger.debug("metrics error=%s", type(error).__name__)
-
-    def _made(self) -> dict[str, Any]:
-        """The instruments, made once; none if they cannot be."""
-        if self._instruments is None:
-            self._instruments = {}
-            library = self._load()
-            self._instruments = {name: _instrument(library, name) for name in _METRICS}
-        return self._instruments
 
 
 def _instrument(library: Any, name: str) -> Any:
     """A new instrument, or the one that has this name already: the module may be loaded twice in one process."""
     full_name = f"litellm_compaction_{name}"
     try:
-        if name in _GAUGES:
-            return library.Gauge(full_name, _GAUGES[name])
         text, labels, buckets = _METRICS[name]
         if buckets:
             return library.Histogram(full_name, text, ("model", *labels), buckets=buckets)

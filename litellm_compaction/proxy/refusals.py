@@ -10,7 +10,7 @@ import logging
 import re
 import ssl
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from litellm_compaction.errors import (
     WindowUnread,
     overflow_from_text,
 )
-from litellm_compaction.proxy.litellm_inside.seam import Seam
+from litellm_compaction.proxy.litellm_inside import Seam
 
 logger = logging.getLogger("litellm_compaction")
 _LOGGED_FRAMES = 4
@@ -74,14 +74,14 @@ def _kind(error: CompactionError) -> _Kind:
     return next((kind for each, kind in _KINDS.items() if isinstance(error, each)), _Kind())
 
 
-class _Told(HTTPException):
+class _Detailed(HTTPException):
     """LiteLLM takes an HTTPException only from a failure hook."""
 
     def __init__(self, message: str) -> None:
         super().__init__(status_code=400, detail=message)
 
 
-class Refusal(_ProxyException, _Told):  # type: ignore[misc] # LiteLLM is not typed strictly enough to check
+class Refusal(_ProxyException, _Detailed):  # type: ignore[misc] # LiteLLM is not typed strictly enough to check
     """LiteLLM's own error for clients with a `code` that LiteLLM would replace by the status."""
 
     def __init__(self, message: str, kind: _Kind) -> None:
@@ -92,8 +92,8 @@ class Refusal(_ProxyException, _Told):  # type: ignore[misc] # LiteLLM is not ty
         self._code = kind.code
 
     def to_dict(self) -> dict[str, Any]:
-        told: dict[str, Any] = super().to_dict()
-        return {**told, "code": self._code} if self._code else told
+        fields: dict[str, Any] = super().to_dict()
+        return {**fields, "code": self._code} if self._code else fields
 
 
 def refusal_of(error: CompactionError) -> Refusal:
@@ -105,13 +105,12 @@ def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Excep
     """The error after routing, as LiteLLM's own class, from which its router picks the next attempt.
 
     Too large: `context_window_fallbacks` fire. Window unknown: a 400, or an error after which the router tries another
-    deployment of the group. A server that does not answer is not asked again for this request.
+    deployment of the group, unless none could serve it. A server that does not answer is not asked again.
     """
     others = int((kwargs.get("metadata") or {}).get("model_group_size") or 1) > 1
     is_down = _kind(error).status == 503
-    # No other deployment could serve such a request either.
-    is_the_requests = isinstance(error, NotServed)
-    kind = litellm.ServiceUnavailableError if (others or is_down) and not is_the_requests else litellm.BadRequestError
+    may_go_on = (others or is_down) and not isinstance(error, NotServed)
+    kind = litellm.ServiceUnavailableError if may_go_on else litellm.BadRequestError
     if isinstance(error, DoesNotFit):
         kind = litellm.ContextWindowExceededError
     provider = str(kwargs.get("custom_llm_provider") or "lm_studio")
@@ -138,7 +137,7 @@ def reworded(
     """A client's error in place of LiteLLM's framed one, whose code is the status; None if it may stay as it is."""
     if isinstance(original, Refusal):
         return None
-    if refused is not None and (getattr(original, _TOLD, False) or refused.for_clients in str(original)):
+    if refused is not None and _is_told(original, refused):
         # LiteLLM logs it before the failure hook on most routes, after it on /v1/messages and /v1/completions.
         mark_told(original)
         return refusal_of(refused)
@@ -155,15 +154,19 @@ def reworded(
 
 def server_gone(error: object, context: RequestContext | None) -> ServerGone | None:
     """The refusal for an LM Studio that has taken no connection for a request; None for any other error."""
-    address = context.target.lmstudio_address if context is not None else ""
-    causes: list[BaseException] = []
-    while isinstance(error, BaseException) and error not in causes:
-        causes.append(error)
-        error = error.__cause__ or error.__context__
-    # A certificate that is refused is no reason to start a server.
+    address, causes = context.target.lmstudio_address if context is not None else "", [*_chain(error)]
     has_failed_to_connect = any(isinstance(each, httpx.ConnectError) for each in causes)
+    # A certificate that is refused is no reason to start a server.
     is_of_certificate = any(isinstance(each, ssl.SSLError) for each in causes)
     return ServerGone(address) if address and has_failed_to_connect and not is_of_certificate else None
+
+
+def _chain(error: object) -> Iterator[BaseException]:
+    seen: list[object] = []
+    while isinstance(error, BaseException) and error not in seen:
+        seen.append(error)
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 # ------------------------------------------------------------------ the log
@@ -188,6 +191,11 @@ def mark_told(error: object) -> None:
     setattr(error, _TOLD, True)
 
 
+def _is_told(error: Exception, refused: CompactionError | None) -> bool:
+    is_marked = isinstance(error, Refusal) or getattr(error, _TOLD, False)
+    return is_marked or (refused is not None and refused.for_clients in str(error))
+
+
 class ToldOnce(logging.Filter):
     """Keeps our logged refusals out of LiteLLM's log, in which each has up to three tracebacks.
 
@@ -206,7 +214,4 @@ class ToldOnce(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         errors = [value for value in record.args or () if isinstance(value, Exception)]
-        if any(isinstance(error, Refusal) or getattr(error, _TOLD, False) for error in errors):
-            return False
-        refusal = self._refusal() if errors else None
-        return refusal is None or not any(refusal.for_clients in str(error) for error in errors)
+        return not errors or not any(_is_told(error, self._refusal()) for error in errors)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import KnownWays
-from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
 from litellm_compaction.tokenizers.registry import usable_soon, why_broken
 from litellm_compaction.tokenizers.sources import Kind, Sources, TokenizerSource
@@ -53,7 +53,7 @@ class DeploymentReport:
 
     @property
     def is_loaded(self) -> bool:
-        """Returns True if its server says so: a request surely loads nothing."""
+        """Its server says so: a request surely loads nothing."""
         return self.window is not None and self.window.source.startswith(("api/", "llama.cpp", "vllm"))
 
 
@@ -94,38 +94,28 @@ class Reporter:
         return [await self._report(DeploymentReport(target=target, carrier=carrier)) for target in targets]
 
     async def _report(self, report: DeploymentReport) -> DeploymentReport:
-        target = report.target
+        target, windows = report.target, self.windows
         try:
-            window = await asyncio.wait_for(self._window(target), self.limit_s)
+            window = await asyncio.wait_for(windows.resolve(target), self.limit_s)
+            if self.is_patient:
+                window = await asyncio.wait_for(windows.confirmed(target, window), self.limit_s)
         except asyncio.TimeoutError:
             return report
         except CompactionError as error:
             return replace(report, absence=error)
-        if (said := await self.windows.model_settings(target)) is not None:
+        if (said := await windows.model_settings(target)) is not None:
             report = replace(report, model_settings=said.words, warnings=said.warnings)
         source = self.sources.source(target, window.architecture)
         if self.is_patient:
             # Loaded as the proxy would: only then is known whether it can be.
             await usable_soon(source.family)
-            report = replace(report, failures=tuple(filter(None, [why_broken(source.family.vocabulary)])))
+            why = why_broken(source.family.vocabulary)
+            report = replace(report, failures=(why,) if why else ())
         # Every source that is no server's leads to the last way, but for LM Studio's models.
-        can_render = self.windows.instance(target) is not None or renders_exactly(source.family)
+        can_render = windows.instance(target) is not None or renders_exactly(source.family)
         possible = [way for way in WAYS_OF[report.carrier] if can_render or way != "raw"]
         goes_on = self.known_ways.in_words(target, window.source, possible)
         return replace(report, window=window, source=source, goes_on=goes_on)
-
-    async def _window(self, target: Target) -> Window:
-        window = await self.windows.resolve(target)
-        return await self.windows.confirmed(target, window) if self.is_patient else window
-
-
-def why_unasked(absence: CompactionError) -> str:
-    """Says why summaries do not go to a pruning model whose window is not known."""
-    if isinstance(absence, ModelNotLoaded):
-        return "it is not loaded, and loading it could evict the model that is asked"
-    if isinstance(absence, WindowUnread):
-        return "its server does not answer"
-    return "its context length is unknown: write model_info.compaction.context_length for it"
 
 
 def counted_by(source: TokenizerSource) -> str:

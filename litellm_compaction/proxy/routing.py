@@ -1,22 +1,22 @@
-"""The deployments that a request can reach, which of them may be guarded, and which carrier serves each.
+"""The deployments that a request can reach, which of them are guarded, with which settings, and who carries them.
 
 A deployment is guarded if it is `lm_studio/…`, or `openai/…` at a loopback or private address that answers as LM
-Studio, or if its operator opted in. The transport carries it if LiteLLM reaches it through the OpenAI client, the hooks
-otherwise.
-
-The window of an opted-in deployment that is not LM Studio is its server's own number, or what its operator wrote:
-`context_length`, or `max_input_tokens` of `model_info`. Without a number its requests are refused, as LM Studio's are:
-a server may have been started with any context length, and may cut silently. Of opted-in deployments only servers of
+Studio, or if its operator opted in. The window of one that is opted in is its server's own number, or the operator's
+`context_length`, or `max_input_tokens`; without any its requests are refused: it may cut silently. Only servers of
 one's own are asked: those of providers that name software to run oneself (vLLM, llamafile), and OpenAI-compatible ones
 at an address in a local network.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import ipaddress
+import logging
+import math
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -24,17 +24,24 @@ from urllib.parse import urlsplit
 from litellm_compaction.config import SAME_MODEL, DeploymentSettings, Settings, deployment_settings_from
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.engine import ALL_WAYS
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
+from litellm_compaction.proxy.litellm_inside.application import with_credentials
+from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.windows.other_servers import SERVERS, LocalServer
-from litellm_compaction.windows.windows import Target
+from litellm_compaction.windows.windows import Target, Window, Windows
 
+logger = logging.getLogger("litellm_compaction")
+
+# A part of an entry of the router's list, or of the arguments of a call.
+Entry: TypeAlias = Mapping[str, Any]
 Kind: TypeAlias = Literal["lm_studio", "maybe_lm_studio", "opted_in", "foreign"]
 Carrier: TypeAlias = Literal["transport", "hooks"]
 # The ways of each to go on with an answer: LiteLLM's hooks know chats only.
 WAYS_OF: Mapping[Carrier, frozenset[Way]] = {"transport": frozenset(ALL_WAYS), "hooks": frozenset(("prefill", "turn"))}
 # Of a hosted pruning model without any other number; never of a model that is guarded.
 DEFAULT_WINDOW_TOKENS = 128_000
-_OPENAI_PROVIDERS = ("openai", "custom_openai")
+_OPENAI_PROVIDERS, _OLLAMA = ("openai", "custom_openai"), ("ollama", "ollama_chat")
 _LOCAL_SUFFIXES = (".local", ".lan", ".home", ".internal", ".localdomain", ".home.arpa", ".ts.net", ".test")
 # LiteLLM takes a model of such a name, without a provider, for OpenAI's.
 _OPENAIS = re.compile(r"(gpt-|chatgpt-|o\d)")
@@ -49,25 +56,15 @@ _SHOWN_NAMES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """One deployment of the router.
+    """One deployment of the router."""
 
-    Attributes:
-        id: the router's id; pins a call to this deployment.
-        group: its `model_name`.
-        provider: LiteLLM's name for its kind.
-        kind: `maybe_lm_studio` is decided by asking its server once.
-        target: for window and counting.
-        settings: `model_info.compaction`.
-        other_target: in place of `target` if its server is not LM Studio; None leaves it alone then.
-    """
-
-    id: str
-    group: str
-    provider: str
-    kind: Kind
-    target: Target
-    settings: DeploymentSettings
-    other_target: Target | None = None
+    id: str  # The router's; pins a call to this deployment.
+    group: str  # Its `model_name`.
+    provider: str  # LiteLLM's name for its kind.
+    kind: Kind  # `maybe_lm_studio` is decided by asking its server once.
+    target: Target  # For window and counting.
+    settings: DeploymentSettings  # `model_info.compaction`.
+    other_target: Target | None = None  # In its place if its server is not LM Studio; None leaves it alone then.
 
     @property
     def is_wildcard(self) -> bool:
@@ -75,23 +72,21 @@ class Deployment:
         return "*" in self.group
 
 
-def deployment_of(
-    litellm_params: Mapping[str, Any], model_info: Mapping[str, Any], *, group: str, environ: Mapping[str, str]
-) -> Deployment:
+def deployment_of(params: Entry, info: Entry, *, group: str, environ: Mapping[str, str]) -> Deployment:
     """The deployment that a `model_list` entry, or the arguments of a call to it, describe.
 
     Raises:
         ConfigError: `model_info.compaction` is not valid.
     """
-    full_name = _text(litellm_params.get("model"))
+    full_name = _text(params.get("model"))
     prefix, slash, rest = full_name.partition("/")
     # Of `lm_studio/*` a client may ask for no model: LM Studio then answers with the one that is loaded.
     named = prefix if slash else "openai" if _OPENAIS.match(full_name) else ""
-    provider = _text(litellm_params.get("custom_llm_provider")) or named
+    provider = _text(params.get("custom_llm_provider")) or named
     model = without_route(rest if slash and prefix == provider else full_name)
-    own = deployment_settings_from(model_info.get("compaction"), f"model_info.compaction of {group or full_name!r}")
-    api_base = _resolved(litellm_params.get("api_base") or litellm_params.get("base_url"), environ)
-    api_key = _resolved(litellm_params.get("api_key"), environ)
+    own = deployment_settings_from(info.get("compaction"), f"model_info.compaction of {group or full_name!r}")
+    api_base = _resolved(params.get("api_base") or params.get("base_url"), environ)
+    api_key = _resolved(params.get("api_key"), environ)
     if provider == "lm_studio":
         api_base, api_key = api_base or environ.get("LM_STUDIO_API_BASE"), api_key or environ.get("LM_STUDIO_API_KEY")
     elif provider == "openai" and api_base is None:
@@ -99,12 +94,14 @@ def deployment_of(
         base = environ.get("OPENAI_BASE_URL") or environ.get("OPENAI_API_BASE") or ""
         if is_local_address(base):
             api_base, api_key = base, api_key or environ.get("OPENAI_API_KEY")
+    elif provider in _OLLAMA:
+        api_base = api_base or environ.get("OLLAMA_API_BASE") or "http://localhost:11434"
     kind: Kind = "opted_in" if own.enabled else "foreign"
     if own.enabled is not False and provider == "lm_studio":
         kind = "lm_studio"
     elif own.enabled is not False and provider in _OPENAI_PROVIDERS and is_local_address(api_base or ""):
         kind = "maybe_lm_studio"
-    identity = _text(model_info.get("id")) or full_name
+    identity = _text(info.get("id")) or full_name
     target = Target(
         key=f"{identity}|{model}",
         model=model,
@@ -114,39 +111,25 @@ def deployment_of(
         is_lmstudio=kind in ("lm_studio", "maybe_lm_studio"),
         tokenizer=str(own.changes.get("tokenizer", "")),
     )
-    other = _opted_in(target, provider, litellm_params, model_info, environ) if own.enabled else None
+    other = None
+    if own.enabled and kind != "lm_studio":
+        other = _opted_in(target, provider, info, environ)
+    if kind == "opted_in" and other is not None:
+        target, other = other, None
     return Deployment(
-        id=identity,
-        group=group,
-        provider=provider,
-        kind=kind,
-        target=other if kind == "opted_in" and other is not None else target,
-        settings=own,
-        other_target=other if kind == "maybe_lm_studio" else None,
+        id=identity, group=group, provider=provider, kind=kind, target=target, settings=own, other_target=other
     )
 
 
-def _opted_in(
-    target: Target,
-    provider: str,
-    litellm_params: Mapping[str, Any],
-    model_info: Mapping[str, Any],
-    environ: Mapping[str, str],
-) -> Target:
+def _opted_in(target: Target, provider: str, info: Entry, environ: Mapping[str, str]) -> Target:
     """`target` as an operator opted it in: the server to ask for its window, and the number without an answer."""
     server = _server_of(provider)
     variable, address = ("", None) if server is None else server.providers[provider]
     api_base = target.api_base or environ.get(variable) or address
-    apis: tuple[str, ...] = () if server is None else (server.name,)
+    apis: tuple[str, ...] = () if server is None or api_base is None else (server.name,)
     if provider in _OPENAI_PROVIDERS and is_local_address(api_base or ""):
         apis = tuple(SERVERS)
-    # A hosted service may go by the name of a server of one's own.
-    hosted = tuple(host for each in SERVERS.values() for host in each.cloud_hosts)
-    if api_base is None or _host(api_base).endswith(hosted):
-        apis = ()
-    # The tokens that each request makes the server allocate (Ollama: `num_ctx`).
-    asked = _positive(litellm_params.get(server.window_parameter)) if server and server.window_parameter else None
-    shown, written = _positive(model_info.get("max_input_tokens")), target.context_length or asked
+    shown, written = _positive(info.get("max_input_tokens")), target.context_length
     return replace(
         target,
         api_base=api_base,
@@ -154,22 +137,18 @@ def _opted_in(
         context_source="max_input_tokens" if shown and not written else "operator",
         is_lmstudio=False,
         apis=apis,
-        asked_tokens=asked,
     )
 
 
-def asked_deployment_of(
-    litellm_params: Mapping[str, Any], model_info: Mapping[str, Any], *, group: str, environ: Mapping[str, str]
-) -> Deployment:
+def asked_deployment_of(params: Entry, info: Entry, *, group: str, environ: Mapping[str, str]) -> Deployment:
     """The deployment as a pruning model: as if it had been opted in, and with a supposed window if it is hosted."""
-    own = {**as_entry(model_info.get("compaction")), "enabled": True}
-    found = deployment_of(litellm_params, {**model_info, "compaction": own}, group=group, environ=environ)
-    target = found.target
+    own = {**as_entry(info.get("compaction")), "enabled": True}
+    asked = deployment_of(params, {**info, "compaction": own}, group=group, environ=environ)
+    target = asked.target
     is_hosted = not target.is_lmstudio and not target.apis and not is_local_address(target.api_base or "hosted.invalid")
     if not is_hosted or target.context_length is not None:
-        return found
-    supposed = replace(target, context_length=DEFAULT_WINDOW_TOKENS, context_source="default")
-    return replace(found, target=supposed)
+        return asked
+    return replace(asked, target=replace(target, context_length=DEFAULT_WINDOW_TOKENS, context_source="default"))
 
 
 def _server_of(provider: str) -> LocalServer | None:
@@ -177,9 +156,11 @@ def _server_of(provider: str) -> LocalServer | None:
 
 
 def refuses_by(provider: str) -> Mapping[str, Any]:
-    """The fields by which a provider's server refuses a prompt that it would cut in silence; {} if it knows none."""
-    server = _server_of(provider)
-    return server.refuses_by if server is not None else {}
+    """The fields by which a provider's server refuses a prompt that it would cut in silence; {} if it knows none.
+
+    Ollama drops the oldest messages, and shifts the context of an answer (api/types.go, server/routes.go).
+    """
+    return {"truncate": False, "shift": False} if provider in _OLLAMA else {}
 
 
 def carrier_of(deployment: Deployment, settings: Settings) -> Carrier:
@@ -195,7 +176,7 @@ def is_bridged(provider: str) -> bool:
 
 def without_route(model: str) -> str:
     """A model's name, with or without a provider's, without the route that LiteLLM would ask for it by."""
-    return _ROUTE.sub(lambda found: found[1] or "", model)
+    return _ROUTE.sub(lambda route: route[1] or "", model)
 
 
 def is_local_address(api_base: str) -> bool:
@@ -273,15 +254,14 @@ def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> li
 def _named(fallbacks: object, name: str) -> Iterable[str]:
     """The groups that a fallback setting names for `name`: `[{"a": ["b"]}]`, `{"*": …}`, or a client's `["b"]`."""
     for entry in fallbacks if isinstance(fallbacks, list) else ():
-        if isinstance(entry, str):
-            yield entry
-        elif isinstance(entry, Mapping):
-            listed = [entry.get("model"), *(each for key in (name, "*") for each in _listed(entry.get(key)))]
-            yield from (each for each in listed if isinstance(each, str))
-
-
-def _listed(value: object) -> Iterable[object]:
-    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+        listed: list[object] = [entry]
+        if isinstance(entry, Mapping):
+            groups = (entry.get(key) for key in (name, "*"))
+            listed = [
+                entry.get("model"),
+                *(each for group in groups if isinstance(group, (list, tuple)) for each in group),
+            ]
+        yield from (each for each in listed if isinstance(each, str))
 
 
 def listed_id(wildcard_id: str, model: str) -> str:
@@ -310,3 +290,116 @@ def unknown_model(config: Mapping[str, Any], name: str) -> str:
         return ""
     shown = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
     return f"no model of this proxy is called {name!r}; known: {shown or 'none'}, and {SAME_MODEL}"
+
+
+# ------------------------------------------------------------------ the operator's settings, applied
+
+
+def limits_of(window: Window, settings: Settings) -> dict[str, int]:
+    """A window as LiteLLM's lists show it, by LiteLLM's names.
+
+    Clients ask for no longer an answer than `max_output_tokens`, and take it off the window for their own compaction:
+    it is the part that we set aside for an answer ourselves.
+    """
+    answer_tokens = math.floor(settings.constants.output_buffer_ratio * window.tokens)
+    least_tokens = min(settings.constants.output_buffer_min_tokens, window.tokens // 10)
+    output_tokens = min(max(answer_tokens, least_tokens, 1), window.tokens)
+    return {"max_input_tokens": window.tokens, "max_output_tokens": output_tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedDeployment:
+    """A guarded deployment with the settings in force for it."""
+
+    deployment: Deployment
+    settings: Settings
+
+    @property
+    def carrier(self) -> Carrier:
+        return carrier_of(self.deployment, self.settings)
+
+
+class DeploymentSelector:
+    """The operator's settings, applied to deployments."""
+
+    def __init__(self, source: LiveSettings, windows: Windows) -> None:
+        self._source = source
+        self._windows = windows
+        self._warned: set[str] = set()
+
+    @property
+    def configured(self) -> Settings:
+        """The settings of config.yaml."""
+        return self._source.configured
+
+    def deployment(self, entry: Mapping[str, Any], read: Callable[..., Deployment] = deployment_of) -> Deployment:
+        """The deployment that an entry of the router's list describes."""
+        params = as_entry(entry.get("litellm_params"))
+        if (name := params.get("litellm_credential_name")) is not None:
+            params = with_credentials(params, str(name))
+        group = str(entry.get("model_name") or "")
+        return read(params, as_entry(entry.get("model_info")), group=group, environ=os.environ)
+
+    async def guard(self, deployment: Deployment) -> GuardedDeployment | None:
+        """None for a deployment that is left alone."""
+        if deployment.kind == "foreign":
+            return None
+        settings, conflict = for_deployment(await self._source.current(), self.configured, deployment.settings)
+        if conflict:
+            message = "settings changed at run time do not reach model=%s: %s"
+            self.warn_once(f"{deployment.id}|{conflict}", message, deployment.group, conflict)
+        target = await self._target(deployment) if settings.mode != "off" else None
+        return None if target is None else GuardedDeployment(replace(deployment, target=target), settings)
+
+    async def guarded(self, router: Any) -> AsyncIterator[GuardedDeployment]:
+        """Every guarded deployment of a router, in its order."""
+        for entry in router_entries(router):
+            guard = await self.guard(self.deployment(entry))
+            if guard is not None:
+                yield guard
+
+    async def _target(self, deployment: Deployment) -> Target | None:
+        """The deployment's target, after it is known which server it is; None for one that was not opted in."""
+        target, other = deployment.target, deployment.other_target
+        if deployment.kind != "maybe_lm_studio":
+            return target
+        answer = target.api_base is not None and await self._windows.is_lmstudio(target.api_base, target.api_key)
+        if answer is None and other is None:
+            message = (
+                "model=%s is not guarded while its server does not answer: if it is LM Studio, write "
+                "`model: lm_studio/…`, or `model_info: {compaction: {enabled: true}}`"
+            )
+            self.warn_once(f"{deployment.id}?", message, deployment.group)
+        if answer or other is None:
+            return target if answer else None
+        # LM Studio, which it may be while it is silent, has no window by default.
+        return other if answer is False else replace(other, context_length=deployment.settings.context_length)
+
+    async def pruning_target(self, router: Any, name: str) -> Target | None:
+        """The target of a pruning model of any kind; None for a name that the router does not know.
+
+        Of several deployments the one with the smallest window: any of them may be asked.
+        """
+        deployments = [self.deployment(entry, asked_deployment_of) for entry in group_entries(router, name)]
+        targets = [target for each in deployments if (target := await self._target(each)) is not None]
+        sized: list[tuple[int, Target]] = []
+        for target in targets if len(targets) > 1 else ():
+            with contextlib.suppress(CompactionError):
+                sized.append(((await self._windows.resolve(target)).tokens, target))
+        return min(sized, key=lambda each: each[0])[1] if sized else next(iter(targets), None)
+
+    async def why_unusable(self, router: Any, name: str) -> str:
+        """Says why summaries do not go to a pruning model now; "" if they do."""
+        target = await self.pruning_target(router, name)
+        if target is None:
+            return "no model of this proxy has this name"
+        try:
+            await self._windows.resolve(target)
+        except CompactionError as error:
+            return f"its context length is not known: {error.for_clients}"
+        return ""
+
+    def warn_once(self, key: str, message: str, *values: object) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            logger.warning(message, *values)

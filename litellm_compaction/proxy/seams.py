@@ -17,25 +17,15 @@ import httpx
 from litellm_compaction.concurrency import ended
 from litellm_compaction.errors import LiteLLMChanged
 from litellm_compaction.proxy.internal import as_ours
+from litellm_compaction.proxy.litellm_inside import Seam
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
-from litellm_compaction.proxy.litellm_inside.seam import Seam
 
 logger = logging.getLogger("litellm_compaction")
 
-# No deployment has it.
-_NOBODY = "litellm-compaction"
-_ANY_CARRIER = "Or set `carrier: hooks`, which passes no client on."
-# Nothing answers there (RFC 863): only a LiteLLM that passes no client on asks it.
-_NOWHERE = "http://127.0.0.1:9/v1"
+# No deployment has it, and nothing answers there (RFC 863): only a LiteLLM that passes no client on asks it.
+_NOBODY, _NOWHERE = "litellm-compaction", "http://127.0.0.1:9/v1"
 _LIMIT_S = 10.0
-_ANSWER = {
-    "id": "seen",
-    "object": "chat.completion",
-    "created": 0,
-    "model": _NOBODY,
-    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "seen"}}],
-    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-}
+_ANSWER = {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": "seen"}}]}
 
 
 def check_classes(hooks: Iterable[str]) -> None:
@@ -74,7 +64,15 @@ class Seams:
     def of_router(self, router: Any) -> LiteLLMChanged | None:
         """What the router lacks; None if nothing."""
         if router is not self._router:
-            self._router, self._of_router = router, _look_at(router)
+            self._router, self._of_router = router, None
+            try:
+                litellm_router.deployment(router, _NOBODY)
+                litellm_router.deployments(router)
+                for name in (*litellm_router.FALLBACKS, litellm_router.CHECKS):
+                    litellm_router.setting(router, name)
+            except LiteLLMChanged as error:
+                logger.error("%s", error)  # noqa: TRY400 - the message is the finding
+                self._of_router = error
         return self._of_router
 
     async def of_client(self) -> LiteLLMChanged | None:
@@ -86,17 +84,6 @@ class Seams:
 
     async def aclose(self) -> None:
         await ended([self._look] if self._look is not None else [])
-
-
-def _look_at(router: Any) -> LiteLLMChanged | None:
-    try:
-        litellm_router.deployment(router, _NOBODY)
-        litellm_router.deployments(router)
-        for name in (*litellm_router.FALLBACKS, litellm_router.CHECKS):
-            litellm_router.setting(router, name)
-    except LiteLLMChanged as error:
-        return _told(error)
-    return None
 
 
 async def _look_at_client() -> LiteLLMChanged | None:
@@ -124,9 +111,8 @@ async def _look_at_client() -> LiteLLMChanged | None:
                 timeout=_LIMIT_S,
                 **{"no-log": True},
             )
-    return None if asked else _told(LiteLLMChanged("client=", _ANY_CARRIER))
-
-
-def _told(error: LiteLLMChanged) -> LiteLLMChanged:
+    if asked:
+        return None
+    error = LiteLLMChanged("client=", "Or set `carrier: hooks`, which passes no client on.")
     logger.error("%s", error)
     return error

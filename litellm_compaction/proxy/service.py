@@ -1,43 +1,84 @@
-"""The running plug-in: its parts, made once from the settings, begun with the proxy and ended with it."""
+"""The running plug-in: its parts, made once from the settings, begun with the proxy and ended with it.
+
+An error in the settings stops the proxy's start. What can wait is done in the background once LiteLLM's router is
+there: making a vocabulary holds the interpreter lock for 50 to 500 ms, which every running stream feels.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import logging
+import os
+from collections.abc import Mapping
 from typing import Any
 
 from litellm_compaction.concurrency import ended
-from litellm_compaction.config import Settings
+from litellm_compaction.config import SAME_MODEL, Settings, settings_from
 from litellm_compaction.engine import Compactor
+from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.events import log_observer
 from litellm_compaction.history import History
-from litellm_compaction.master_key import stretched
+from litellm_compaction.master_key import ensure_master_key, stretched
 from litellm_compaction.proxy.answers import Answers
-from litellm_compaction.proxy.deployments import DeploymentSelector
+from litellm_compaction.proxy.config_check import SECTION, check_config
 from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.exchange import Exchanges
 from litellm_compaction.proxy.guard import Guard
-from litellm_compaction.proxy.litellm_inside.application import key_owner, proxy_secret, wrap_requests
-from litellm_compaction.proxy.litellm_inside.connections import proxy_redis
+from litellm_compaction.proxy.litellm_inside import Seam
+from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_redis, proxy_secret, wrap_requests
 from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.refusals import ToldOnce, log_failure
-from litellm_compaction.proxy.standards.items import Items
+from litellm_compaction.proxy.report import targets_of
+from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry
+from litellm_compaction.proxy.standards.orders import Items
 from litellm_compaction.proxy.standards.routes import serving
 from litellm_compaction.proxy.standards.standards import Standards
-from litellm_compaction.proxy.startup import Preparing, spare_collections
 from litellm_compaction.stores import board_of, open_store, originals_of
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
-from litellm_compaction.windows.windows import Windows
+from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
 _ROUTER_WAIT_S = 0.2
-_ROUTER_TRIES = 600
 # A store or a server that hangs delays the end of the proxy by no more than this.
 _END_LIMIT_S = 5.0
+# More models are counted in the line at the start.
+_MOST_NAMED = 5
+
+
+def load_settings() -> Settings:
+    """The operator's settings, checked together with every deployment's own.
+
+    Raises:
+        ConfigError: the first thing in the config file with which the proxy must not start (`config_check.py`).
+    """
+    config = {"callback_settings": Seam.SETTINGS.needed(), **configuration()}
+    for finding in check_config(config, os.environ):
+        if finding.error is not None:
+            raise finding.error
+    return settings_from(as_entry(config["callback_settings"]).get(SECTION)).with_store(os.environ)
+
+
+def provide_environment() -> None:
+    """Sets what LiteLLM reads after its callbacks are loaded: an address of LM Studio, and a key of the proxy.
+
+    Without the address it would send conversations of `lm_studio/` to OpenAI's servers. Without a key it refuses to
+    start; it reads `LITELLM_MASTER_KEY` if `general_settings` is there and has no `master_key` (proxy_server.py).
+    """
+    os.environ.setdefault("LM_STUDIO_API_BASE", DEFAULT_API_BASE)
+    general = configuration().get("general_settings")
+    if not isinstance(general, Mapping) or not general or "master_key" in general:
+        return
+    if not general.get("dangerously_permit_weak_or_unset_master_key"):
+        made = ensure_master_key(os.environ)
+        if made.path is not None:
+            logger.warning("master_key file=%s clients must send the key in it; or set LITELLM_MASTER_KEY", made.path)
 
 
 class Service:
@@ -62,7 +103,7 @@ class Service:
             observers=(log_observer(logger), self._metrics.observe, self._history),
         )
         self.live = LiveSettings(settings, store if settings.page == "on" else None)
-        self.exchanges = Exchanges(self._metrics.restarted)
+        self.exchanges = Exchanges()
         ToldOnce(self.exchanges.refusal).install()
         self.guards = DeploymentSelector(self.live, self.compactor.windows)
         standards = Standards(self.compactor, self.exchanges, Items(secret))
@@ -75,7 +116,6 @@ class Service:
             router=current_router,
             fault=lambda: self.guard.seams.fault,
         )
-        self._preparing = Preparing(self.compactor, self.guards)
         self._discovery = Discovery(self.compactor.windows, self.guards)
         self._work: asyncio.Task[None] | None = None
 
@@ -85,37 +125,20 @@ class Service:
             return
         # At once: a client may ask as soon as the proxy listens.
         wrap_requests(
-            lambda application: self._discovery.serving(application, current_router, key_owner),
+            lambda application: self._discovery.serving(application, current_router),
             lambda application: serving(application, lambda name: self.guard.is_guarded(current_router(), name)),
         )
-        try:
+        # Without a loop this is no proxy.
+        with contextlib.suppress(RuntimeError):
             self._work = asyncio.get_running_loop().create_task(self._run())
-        except RuntimeError:
-            return
+        if self.live.configured.page == "on":
+            try:
+                # Here, so that nothing that the page alone needs can keep the proxy from starting.
+                from litellm_compaction.proxy.page.routes import add_page
 
-    def show_page(self) -> None:
-        """Adds the settings and history page to the proxy, if config.yaml wants it; never raises."""
-        if self.live.configured.page != "on":
-            return
-        try:
-            # Here, so that nothing that the page alone needs can keep the proxy from starting.
-            from litellm_compaction.proxy.page.data import Surroundings
-            from litellm_compaction.proxy.page.routes import add_page
-
-            recaller = self.compactor.recaller
-            add_page(
-                Surroundings(
-                    live=self.live,
-                    guards=self.guards,
-                    compactor=self.compactor,
-                    store=self.store,
-                    router=current_router,
-                    lookup=None if recaller is None else recaller.lookup,
-                    originals=self.originals,
-                )
-            )
-        except Exception as error:  # noqa: BLE001 - the proxy serves without its page (P8)
-            log_failure("page", error)
+                add_page(self)
+            except Exception as error:  # noqa: BLE001 - the proxy serves without its page (P8)
+                log_failure("page", error)
 
     async def aclose(self) -> None:
         """Gives back holds that other processes would wait for, and writes down the rest; never raises.
@@ -135,27 +158,83 @@ class Service:
         await self.compactor.aclose()
 
     async def _run(self) -> None:
-        router = await _first_router()
-        if router is None:
-            return
+        while (router := current_router()) is None:  # noqa: ASYNC110 - LiteLLM tells nobody when it is there
+            await asyncio.sleep(_ROUTER_WAIT_S)
         spare_collections()
-        self._metrics.show_held(self.compactor.held)
         await self.guard.look_at_seams(router)
         if secret := proxy_secret():
             # Remembered: the first request would wait for it.
             await asyncio.to_thread(stretched, secret)
         await self._discovery.refresh(router)
+        await self._keep_prepared()
+
+    async def _keep_prepared(self) -> None:
+        """Looks at what is guarded, and again whenever a server has loaded another model, until it is cancelled."""
+        is_wanted, is_first = asyncio.Event(), True
+        self.compactor.windows.on_loaded = is_wanted.set
+        while True:
+            is_wanted.clear()
+            try:
+                await self._prepare(current_router(), is_first=is_first)
+            except Exception as error:  # noqa: BLE001 - fails open (P8)
+                log_failure("prepare", error)
+            if is_first:
+                # Vocabularies, templates and listings stay.
+                spare_collections()
+                is_first = False
+            await is_wanted.wait()
+
+    async def _prepare(self, router: Any, *, is_first: bool) -> None:
+        """Loads the counters of the loaded models; at first it also says in the log what is guarded, with which window.
+
+        So trouble shows at start and not at night.
+        """
+        targets: list[Target] = []
+        guarded: list[str] = []
+        pruning_models: dict[str, None] = {}
+        async for guard in self.guards.guarded(router):
+            own = await targets_of(self.compactor.windows, guard.deployment)
+            targets += own
+            if is_first:
+                guarded += [await self._guarded(guard, target) for target in own]
+                guarded += [] if own else [f"{guard.deployment.group} (no model known yet)"]
+                pruning_models[guard.settings.pruning_model] = None
+        for name in pruning_models:
+            if name != SAME_MODEL and (why := await self.guards.why_unusable(router, name)):
+                logger.warning("pruning_model=%s is not used while %s; the model that is asked is", name, why)
+        if is_first:
+            settings = self.live.configured
+            more = f" and {len(guarded) - _MOST_NAMED} more" if len(guarded) > _MOST_NAMED else ""
+            page = "/compaction, with the master key" if settings.page == "on" else "off"
+            named = ", ".join(guarded[:_MOST_NAMED]) or "nothing"
+            logger.info("guarding %s%s; mode=%s; page: %s", named, more, settings.mode, page)
+        for target in targets:
+            with contextlib.suppress(ModelNotLoaded, WindowUnknown):
+                await self.compactor.prepare_counting(target)
+
+    async def _guarded(self, guard: GuardedDeployment, target: Target) -> str:
+        """Returns a model's name with its window, in words."""
+        name = target.model if guard.deployment.is_wildcard else guard.deployment.group
         try:
-            await self._preparing.look(router)
-        except Exception as error:  # noqa: BLE001 - fails open (P8)
-            log_failure("probe", error)
-        await self._preparing.keep(current_router)
+            window = await self.compactor.windows.resolve(target)
+        except ModelNotLoaded:
+            return f"{name} (not loaded yet)"
+        except WindowUnknown as error:
+            # The message is the finding, a traceback is noise.
+            logger.error("%s `litellm-compaction doctor` says what to change.", error)  # noqa: TRY400
+            return f"{name} (window unknown)"
+        logger.info(
+            "window model=%s tokens=%d source=%s parallel=%d", name, window.tokens, window.source, window.parallel
+        )
+        return f"{name} ({window.tokens:,} tokens)"
 
 
-async def _first_router() -> Any:
-    """LiteLLM's router as soon as there is one; None if none comes."""
-    for _ in range(_ROUTER_TRIES):
-        if (router := current_router()) is not None:
-            return router
-        await asyncio.sleep(_ROUTER_WAIT_S)
-    return None
+def spare_collections() -> None:
+    """Makes Python's garbage collector pass over the objects of the process so far.
+
+    LiteLLM and its imports are more than a million objects. A full collection looks at all of them, which stops
+    everything for 500 to 700 ms whenever a request makes as many objects as a quarter of these. Objects that are passed
+    over are still freed with their last reference.
+    """
+    gc.collect()
+    gc.freeze()

@@ -14,9 +14,8 @@ from litellm_compaction.proxy.routing import without_route
 
 # LiteLLM's additions to a request.
 _LITELLM_KEYS = frozenset({"metadata", "litellm_metadata", "proxy_server_request", "secret_fields", "model_info"})
-# The OpenAI client puts this into the body last, over the values of LiteLLM and its deployment.
-_EXTRA = "extra_body"
-_PROVIDER = "custom_llm_provider"
+# The OpenAI client puts the first into the body last, over the values of LiteLLM and its deployment.
+_EXTRA, _PROVIDER = "extra_body", "custom_llm_provider"
 # Fields that a chat and a text completion share, with those of llama.cpp, LM Studio and vLLM.
 _COMPLETION_KEYS = frozenset(
     {
@@ -48,14 +47,12 @@ _NOT_THE_CLIENTS = frozenset({"model", "stream", _PROVIDER})
 _EXTRAS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "suffix")
 # Less than the least margin in tokens, so that no ordinary `{"enable_thinking": false}` makes a count an estimate.
 _LEAST_EXTRAS_CHARS = 64
-_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
-# llama.cpp's own, which goes before `max_tokens` there (tools/server: "if n_predict is present, we overwrite").
-_LLAMA_LIMIT = "n_predict"
+# Bounds on the answer; llama.cpp's own goes before the others there (tools/server, `n_predict`).
+_OUTPUT_LIMITS, _LLAMA_LIMIT = ("max_tokens", "max_completion_tokens"), "n_predict"
 # Answers to each prompt: a server writes them at once (llama.cpp, tools/server, `n` and `n_cmpl`; vLLM `best_of`).
 _ANSWERS = ("n", "n_cmpl", "best_of")
-_MOST_DIGITS = 18
-# OpenAI's limit, which some servers check.
-_MOST_STOPS = 4
+# Of a number that is read, and OpenAI's limit of stop strings, which some servers check.
+_MOST_DIGITS, _MOST_STOPS = 18, 4
 # Bounds on thinking: Anthropic's, OpenRouter's, llama.cpp's own two, and Gemini's; below 0 there is none.
 _THOUGHT_BUDGETS = (
     *(("thinking", "budget_tokens"), ("reasoning", "max_tokens")),
@@ -64,33 +61,43 @@ _THOUGHT_BUDGETS = (
 )
 # OpenAI's chats; LiteLLM's own form of that; OpenAI's responses and OpenRouter; Anthropic.
 _EFFORTS = (("reasoning_effort",), *((each, "effort") for each in ("reasoning_effort", "reasoning", "output_config")))
-_HIGH_EFFORTS = frozenset({"high", "xhigh", "max"})
+_HIGH_EFFORTS = ("high", "xhigh", "max")
 # vLLM's words for a last message that goes on (its OpenAI-compatible server, "Chat API").
 GOES_ON: Mapping[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
 # Anthropic's stop reasons.
 _CLIENTS_LIMIT, _WINDOWS_END = "max_tokens", "model_context_window_exceeded"
 # LiteLLM's name for a server of which it knows OpenAI's chat alone, an address where there is none, and the key of a
-# deployment's `model_info` for its own arguments meanwhile.
-_CHATS_ALONE = "custom_openai"
-_NOWHERE = "http://guarded.invalid/v1"
-_OWN = "litellm_compaction_own"
+# deployment's `model_info` for its own arguments meanwhile. By its endpoints there LiteLLM sends messages and responses
+# as they came (llms/openai_like).
+_CHATS_ALONE, _NOWHERE, _OWN = "custom_openai", "http://guarded.invalid/v1", "litellm_compaction_own"
 _OF_DEPLOYMENTS = ("model", _PROVIDER, "api_base", "base_url", "api_key", "litellm_credential_name", "model_info")
-# By these of a deployment's `model_info` LiteLLM sends messages and responses as they came (llms/openai_like).
 _ENDPOINTS = "supported_endpoints"
-# LiteLLM's own word to itself, as it makes a chat of a response (main.py).
-_SKIPS_RESPONSES = "_skip_responses_api_bridge"
-# What serves a field of OpenAI's /v1/responses after all.
-_KEEPS = {
+# Fields of OpenAI's /v1/responses that stand for messages, and what serves them after all.
+_STANDS_FOR_MESSAGES = {
     "conversation": "",
     "previous_response_id": " With a database and `store_prompts_in_spend_logs` the proxy finds it by itself.",
 }
-# Items of theirs that ask for a compaction, or stand for messages.
+# Items of theirs that ask for a compaction, or are one.
 _COMPACTION_ITEMS = ("compaction_trigger", "compaction", "compaction_summary")
 
 
 class Usage(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
+
+
+def _at(value: object, *path: str) -> object:
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _with_inner(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = body.get(_EXTRA)
+    return {**body, **inner} if isinstance(inner, Mapping) else body
+
+
+# ------------------------------------------------------------------ what a body says
 
 
 def decode(body: Mapping[str, Any]) -> Request | None:
@@ -117,7 +124,7 @@ def _message(value: object) -> Message:
     plain = {**value}
     if plain.get("role") == "tool" and isinstance(parts := plain.get("content"), list):
         # LiteLLM leaves references to tools out on the way to the server.
-        left = [part for part in parts if _at(part, ["type"]) != "tool_reference"]
+        left = [part for part in parts if _at(part, "type") != "tool_reference"]
         plain["content"] = left or "" if len(left) < len(parts) else parts
     if isinstance(plain.get("role"), str):
         return parse_message(plain)
@@ -127,19 +134,14 @@ def _message(value: object) -> Message:
 def extras_of(body: Mapping[str, Any]) -> Mapping[str, JsonValue]:
     """The fields that a server may write into the prompt besides what `decode` reads; none if they are tiny."""
     given = _with_inner(body)
-    found = {key: given[key] for key in _EXTRAS if given.get(key) is not None}
+    extras = {key: given[key] for key in _EXTRAS if given.get(key) is not None}
     tools, functions = body.get("tools"), body.get("functions")
     if tools and not isinstance(tools, Sequence):
-        found["tools"] = tools
+        extras["tools"] = tools
     if functions and (tools or not isinstance(functions, Sequence)):
-        found["functions"] = functions
-    is_tiny = not found or len(json.dumps([*found.values()], default=str)) <= _LEAST_EXTRAS_CHARS
-    return {} if is_tiny and not Request(messages=(), extras=found).has_own_template else found
-
-
-def _with_inner(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    inner = body.get(_EXTRA)
-    return {**body, **inner} if isinstance(inner, Mapping) else body
+        extras["functions"] = functions
+    is_tiny = not extras or len(json.dumps([*extras.values()], default=str)) <= _LEAST_EXTRAS_CHARS
+    return {} if is_tiny and not Request(messages=(), extras=extras).has_own_template else extras
 
 
 def decode_text(body: Mapping[str, Any], *, is_bridged: bool) -> tuple[Request | None, int | None]:
@@ -153,23 +155,18 @@ def decode_text(body: Mapping[str, Any], *, is_bridged: bool) -> tuple[Request |
     if not any(type(piece) is int for piece in pieces) or not all(isinstance(piece, (int, str)) for piece in pieces):
         return None, None
     # A text between ids has at most a token for each of its bytes.
-    sizes = (
-        [len(str(each).encode("utf-8", "replace")) if isinstance(each, str) else 1 for each in prompt]
+    return Request(messages=()), max(
+        sum(len(each.encode("utf-8", "replace")) if isinstance(each, str) else 1 for each in prompt)
         for prompt in prompts
     )
-    return Request(messages=()), max(map(sum, sizes))
 
 
 def _prompts(body: Mapping[str, Any]) -> list[list[Any]]:
     """The prompts of a text completion, each as its ids and texts."""
     prompt = body.get("prompt")
-    if isinstance(prompt, str):
-        return [[prompt]]
-    if not isinstance(prompt, list):
-        return []
-    if any(isinstance(each, list) for each in prompt) or all(isinstance(each, str) for each in prompt):
-        return [each if isinstance(each, list) else [each] for each in prompt]
-    return [prompt]
+    listed = prompt if isinstance(prompt, list) else [prompt]
+    are_many = any(isinstance(each, list) for each in listed) or all(isinstance(each, str) for each in listed)
+    return [each if isinstance(each, list) else [each] for each in listed] if are_many else [listed]
 
 
 def is_same_request(body: Mapping[str, Any], request: Request) -> bool:
@@ -181,8 +178,8 @@ def is_same_request(body: Mapping[str, Any], request: Request) -> bool:
     has_parts = any(isinstance(message.raw.get("content"), list) for message in request.messages)
     if not has_parts and body.get("messages") == encode(request.messages):
         return True
-    found = decode(body)
-    return found is not None and _change_key(found) == _change_key(request)
+    read = decode(body)
+    return read is not None and _change_key(read) == _change_key(request)
 
 
 def _change_key(request: Request) -> list[tuple[object, ...]]:
@@ -192,10 +189,8 @@ def _change_key(request: Request) -> list[tuple[object, ...]]:
     ]
 
 
-def asked_output_tokens(body: Mapping[str, Any]) -> int | None:
-    """The client's limit for the answer: the smallest of all spellings; None without a limit."""
-    limits = [_limit(body.get(key)) for key in (*_OUTPUT_LIMITS, _LLAMA_LIMIT)]
-    return min((limit for limit in limits if limit is not None and limit >= 0), default=None)
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _limit(value: object) -> int | None:
@@ -205,35 +200,33 @@ def _limit(value: object) -> int | None:
     return value if _is_count(value) else None
 
 
+def asked_output_tokens(body: Mapping[str, Any]) -> int | None:
+    """The client's limit for the answer: the smallest of all spellings; None without a limit."""
+    limits = [_limit(body.get(key)) for key in (*_OUTPUT_LIMITS, _LLAMA_LIMIT)]
+    return min((limit for limit in limits if limit is not None and limit >= 0), default=None)
+
+
 def asked_thoughts_tokens(original: Mapping[str, Any]) -> float | None:
     """A client's own bound on thinking in its body as it came: infinite for high effort, None for none."""
-    budgets = [value for path in _THOUGHT_BUDGETS if (value := _limit(_at(original, path))) is not None]
+    budgets = [limit for path in _THOUGHT_BUDGETS if (limit := _limit(_at(original, *path))) is not None]
     if budgets:
         return math.inf if min(budgets) < 0 else min(budgets)
-    efforts = [_at(original, path) for path in _EFFORTS]
-    return math.inf if any(isinstance(each, str) and each in _HIGH_EFFORTS for each in efforts) else None
-
-
-def _at(value: object, path: Sequence[str]) -> object:
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
+    return math.inf if any(_at(original, *path) in _HIGH_EFFORTS for path in _EFFORTS) else None
 
 
 def asks_for_usage(body: Mapping[str, Any]) -> bool:
-    return bool(_at(body, ("stream_options", "include_usage")))
+    return bool(_at(body, "stream_options", "include_usage"))
 
 
 def is_structured(body: Mapping[str, Any]) -> bool:
     """The answer is a document: JSON mode or structured output, in which no notice may stand."""
-    return body.get("response_format") is not None and _at(body, ("response_format", "type")) != "text"
+    return body.get("response_format") is not None and _at(body, "response_format", "type") != "text"
 
 
 def stops(body: Mapping[str, Any]) -> tuple[str, ...]:
     """The strings at which the client wants the answer to end."""
-    found = body.get("stop")
-    listed = found if isinstance(found, list) else [found]
-    return tuple(stop for stop in listed if isinstance(stop, str) and stop)
+    stop = body.get("stop")
+    return tuple(each for each in (stop if isinstance(stop, list) else [stop]) if isinstance(each, str) and each)
 
 
 def can_be_continued(body: Mapping[str, Any]) -> bool:
@@ -276,13 +269,12 @@ def _parts(value: object) -> Iterator[object]:
     """All values and keys in JSON, which may be nested deeper than Python calls may be."""
     waiting = [value]
     while waiting:
-        found = waiting.pop()
-        yield found
-        if isinstance(found, Mapping):
-            waiting.extend(found)
-            waiting.extend(found.values())
-        elif isinstance(found, list):
-            waiting.extend(found)
+        part = waiting.pop()
+        yield part
+        if isinstance(part, Mapping):
+            waiting += [*part, *part.values()]
+        elif isinstance(part, list):
+            waiting += part
 
 
 def is_conversation(messages: object) -> bool:
@@ -291,25 +283,28 @@ def is_conversation(messages: object) -> bool:
 
 
 def not_served(
-    original: Mapping[str, Any], route: str, *, keeps_responses: bool, is_read: bool = False
+    original: Mapping[str, Any], route: str, *, keeps_responses: Callable[[], bool], is_read: bool
 ) -> NotServed | None:
     """The first part of a client's body, as it was sent, that LiteLLM would drop on its way to a chat completion."""
     if route.endswith("/messages") and not is_read and original.get("compaction") is not None:
         return _left_out("compaction", "Send the conversation without it; the proxy compacts it.")
     if not route.endswith("/responses"):
         return None
-    for field in ("conversation", *(() if keeps_responses else ("previous_response_id",))):
-        if original.get(field) is not None:
-            return _left_out(field, f"Send the whole conversation as `input`.{_KEEPS[field]}")
+    for field, remedy in _STANDS_FOR_MESSAGES.items():
+        if original.get(field) is not None and not (remedy and keeps_responses()):
+            return _left_out(field, f"Send the whole conversation as `input`.{remedy}")
     items = original.get("input")
     for at, item in enumerate(items if isinstance(items, list) and not is_read else ()):
-        if (kind := _at(item, ["type"])) in _COMPACTION_ITEMS:
+        if (kind := _at(item, "type")) in _COMPACTION_ITEMS:
             return _left_out(f"input[{at}] ({kind})", "Send the messages themselves; the proxy compacts them.")
     return None
 
 
 def _left_out(field: str, remedy: str) -> NotServed:
     return NotServed(f"`{field}` is not served for this model: it would be left out in silence. {remedy}", field)
+
+
+# ------------------------------------------------------------------ what is written into a body
 
 
 def encode(messages: Sequence[Message], *, like: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
@@ -338,8 +333,8 @@ def with_extra(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, 
 
 def with_usage(body: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that make a stream report its usage."""
-    options = with_fields(body, {"stream_options": {"include_usage": True}})
-    return {"stream_options": options["stream_options"]}
+    key = "stream_options"
+    return {key: with_fields(body, {key: {"include_usage": True}})[key]}
 
 
 def with_output_limit(body: Mapping[str, Any], limit_tokens: int) -> dict[str, Any]:
@@ -368,6 +363,9 @@ def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, A
     return {**kept, "prompt": prompt, **({"stop": ends} if 0 < len(ends) <= _MOST_STOPS else {})}
 
 
+# ------------------------------------------------------------------ the arguments of a call, and where they lead
+
+
 def may_override(body: Mapping[str, Any]) -> bool:
     """Returns False for arguments that `without_overrides` never changes, whatever their deployment is."""
     return body.get(_PROVIDER) is not None or bool(body.get(_EXTRA))
@@ -375,8 +373,7 @@ def may_override(body: Mapping[str, Any]) -> bool:
 
 def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, Any]:
     """The arguments of a call to a guarded deployment of `provider`, without those that would send it another way."""
-    extra = body.get(_EXTRA)
-    theirs = _LIFTED | _NOT_THE_CLIENTS
+    extra, theirs = body.get(_EXTRA), _LIFTED | _NOT_THE_CLIENTS
     is_other_way = bool(provider) and body.get(_PROVIDER) not in (None, provider)
     changed = {**body, _PROVIDER: provider} if is_other_way else body
     if isinstance(extra, Mapping) and not theirs.isdisjoint(extra):
@@ -402,22 +399,26 @@ def to_chats_alone(body: Mapping[str, Any], provider: str) -> dict[str, Any]:
 
 def from_chats_alone(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments of a call that LiteLLM has made of such a one, with its deployment's own; others as they are."""
-    found = _at(body, ("model_info", _OWN))
+    own = _at(body, "model_info", _OWN)
     # A client that names another model meanwhile, as it can over a WebSocket, does not get this one's server.
-    if not isinstance(found, tuple) or str(body.get("model")).removeprefix(f"{_CHATS_ALONE}/") != found[0]:
+    if not isinstance(own, tuple) or str(body.get("model")).removeprefix(f"{_CHATS_ALONE}/") != own[0]:
         return body
-    return {**{key: value for key, value in body.items() if key not in _OF_DEPLOYMENTS}, **found[1]}
+    return {**{key: value for key, value in body.items() if key not in _OF_DEPLOYMENTS}, **own[1]}
 
 
 def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a call to a chat that keep LiteLLM from asking for a response, past the client that we give."""
-    return {"model": without_route(str(body.get("model"))), _SKIPS_RESPONSES: True}
+    # LiteLLM's own word to itself, as it makes a chat of a response (main.py).
+    return {"model": without_route(str(body.get("model"))), "_skip_responses_api_bridge": True}
+
+
+# ------------------------------------------------------------------ LiteLLM's answers
 
 
 def usage_of(response: object) -> Usage | None:
     """The usage that a response or chunk carries, if it is complete."""
     usage = _field(response, "usage")
-    prompt, completion = _field(usage, "prompt_tokens"), _field(usage, "completion_tokens")
+    prompt, completion = (_field(usage, f"{part}_tokens") for part in ("prompt", "completion"))
     if not _is_count(prompt) or not _is_count(completion) or prompt <= 0:
         return None
     # Part of the prompt, as OpenAI defines it; if it is more, the server leaves it out of the other number.
@@ -427,10 +428,6 @@ def usage_of(response: object) -> Usage | None:
 
 def _field(value: object, name: str) -> object:
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
@@ -449,15 +446,13 @@ def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
 
 def _message_with_details(said: dict[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a message of Anthropic's, or of the event that ends it: LiteLLM logs the object that it has made."""
-    told = dict(said)
-    if isinstance(usage := said.get("usage"), Mapping):
-        told["usage"] = {**usage, "compaction": dict(details)}
+    told = with_fields(said, {"usage": {"compaction": dict(details)}}) if _at(said, "usage") is not None else {**said}
     if details["outcome"] != "completed":
         # LiteLLM has no `finish_reason` for Anthropic's own word, and writes the client's limit.
-        for holder in (told, delta := {**said["delta"]} if isinstance(said.get("delta"), dict) else {}):
-            if holder.get("stop_reason") == _CLIENTS_LIMIT:
-                holder["stop_reason"] = _WINDOWS_END
-        told |= {"delta": delta} if delta else {}
+        if told.get("stop_reason") == _CLIENTS_LIMIT:
+            told["stop_reason"] = _WINDOWS_END
+        if _at(told, "delta", "stop_reason") == _CLIENTS_LIMIT:
+            told["delta"] = {**told["delta"], "stop_reason": _WINDOWS_END}
     return said if told == said else told
 
 

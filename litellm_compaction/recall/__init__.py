@@ -1,10 +1,9 @@
 """Looks up what was said: an index of conversations in memory, its search, and the answer that a model reads."""
 
-from litellm_compaction.recall.answer import NOT_KEPT, found_fields, message_fields, shown_to_people, told, written
-from litellm_compaction.recall.beside import BEGIN, END, Beside, beside
+from litellm_compaction.recall.answer import BEGIN, END, NOT_KEPT, Beside, beside, found_fields, message_fields, told
 from litellm_compaction.recall.hits import Found, Hit, Piece, QueryTooLong, checked, search
 from litellm_compaction.recall.index import Index, Original
-from litellm_compaction.recall.lookup import KeptStretch, Lookup, indexed, of_request
+from litellm_compaction.recall.lookup import KeptStretch, Lookup, indexed
 
 __all__ = [
     "BEGIN",
@@ -24,9 +23,6 @@ __all__ = [
     "found_fields",
     "indexed",
     "message_fields",
-    "of_request",
     "search",
-    "shown_to_people",
     "told",
-    "written",
 ]

@@ -22,8 +22,6 @@ from litellm_compaction.recall.terms import Sought, sought
 MOST_QUERY_CHARS, _MOST_QUESTION_CHARS, _MOST_TERMS = 400, 4_000, 24
 # In more passages an id is no answer but a subject.
 _MOST_EXACT = 12
-# An excerpt that is mostly shown already is none.
-_MOST_SHOWN_RATIO = 0.5
 _LEAST_PIECE_CHARS = 40
 # Of tiny messages.
 _MOST_PARTS = 16
@@ -39,6 +37,7 @@ class Piece(NamedTuple):
 
     role: str
     text: str
+    handle: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +127,8 @@ def search(
     if not ranked and not least_share:
         # A part of a word, or signs alone.
         ranked = [(1.0, passage) for passage in _holding(index, query, allowed, limit)]
-    pool = _chosen(index, ranked, weights, allowed, _POOL * limit)
-    return Found(_newest_first(index, pool, list(weights), exact)[:limit], words)
+    hits = _chosen(index, ranked, allowed, _POOL * limit)
+    return Found(_newest_first(index, hits, list(weights), exact)[:limit], words)
 
 
 def _holding(index: Index, query: str, allowed: bytearray, limit: int) -> list[int]:
@@ -161,34 +160,23 @@ def _exact(index: Index, asked: Sequence[Sought], allowed: bytearray) -> dict[in
     return ranks
 
 
-def _chosen(
-    index: Index, ranked: Iterable[tuple[float, int]], weights: Mapping[str, float], allowed: bytearray, most: int
-) -> list[tuple[int, Hit]]:
-    """The best passages, each with what stands around it, without those that others show already.
-
-    A hit is called by the passage in it that says most of the terms, which is not always the one in the middle.
-    """
-    shown: dict[int, float] = {}
-    named: dict[int, Hit] = {}
+def _chosen(index: Index, ranked: Iterable[tuple[float, int]], allowed: bytearray, most: int) -> dict[int, Hit]:
+    """The best passages, each with what stands around it, without those that others show already."""
+    hits: dict[int, Hit] = {}
+    shown: set[int] = set()
     texts: set[str] = set()
-    for share, middle in ranked:
-        if len(named) == most:
-            break
-        parts = _around(index, middle, allowed)
-        chars = sum(part * _chars(index, at) for at, part in parts.items())
-        known = sum(min(part, shown.get(at, 0.0)) * _chars(index, at) for at, part in parts.items())
-        if known > _MOST_SHOWN_RATIO * chars:
-            continue
-        for at, part in parts.items():
-            shown[at] = max(shown.get(at, 0.0), part)
-        passage = index.most_telling((at for at in parts if at not in named), weights, middle)
+    for share, passage in ranked:
         text = index.text(passage)
-        if passage in named or (text in texts and len(text) > _MOST_SHOWN_RATIO * chars):
+        if len(hits) == most:
+            break
+        if passage in shown or text in texts:
             continue
+        parts = _around(index, passage, allowed)
+        shown.update(parts)
         texts.add(text)
         original = index.originals[index.passages[passage].original]
-        named[passage] = Hit(original=original, pieces=_pieces(index, middle, parts), share=share)
-    return list(named.items())
+        hits[passage] = Hit(original=original, pieces=_pieces(index, passage, parts), share=share)
+    return hits
 
 
 def _chars(index: Index, passage: int) -> int:
@@ -229,15 +217,12 @@ def _pieces(index: Index, passage: int, parts: dict[int, float]) -> tuple[Piece,
 def _piece(original: Original, start: int, end: int) -> Piece:
     text = original.text
     before, after = GAP if start else "", GAP if end < len(text) else ""
-    return Piece(original.role, before + text[start:end].strip() + after)
+    return Piece(original.role, before + text[start:end].strip() + after, original.handle)
 
 
-def _newest_first(
-    index: Index, pool: Sequence[tuple[int, Hit]], asked: Sequence[str], exact: Collection[int]
-) -> list[Hit]:
+def _newest_first(index: Index, hits: Mapping[int, Hit], asked: Sequence[str], exact: Collection[int]) -> list[Hit]:
     """The hits in their order, but each newer value directly before the older one, which is marked."""
-    hits = dict(pool)
-    said = {at: _statements(index.text(at), asked) if hit.original.role != "tool" else [] for at, hit in pool}
+    said = {at: _statements(index.text(at), asked) for at, hit in hits.items() if hit.original.role != "tool"}
     weight = cache(index.weight)
 
     def is_newer(new: int, old: int) -> bool:
@@ -245,12 +230,12 @@ def _newest_first(
         if late.role == early.role == "tool":
             # A later result of the same call, as far as the call is known in full.
             return late.call == early.call != "" and "…" not in late.call and late.handle != early.handle
-        values = itertools.product(said[new], said[old]) if late.role in ("user", early.role) else ()
+        values = itertools.product(said.get(new, ()), said.get(old, ())) if late.role in ("user", early.role) else ()
         return any(_supersedes(now, before, asked, weight) for now, before in values)
 
     later = {old: new for old, new in itertools.combinations(sorted(hits), 2) if is_newer(new, old)}
     order: dict[int, Hit] = {}
-    for passage, _ in pool:
+    for passage in hits:
         chain = [passage]
         # What was asked for as it is written stays where it is.
         while chain[-1] in later and chain[-1] not in exact:

@@ -1,12 +1,13 @@
 """The index of what was said: passages of messages, the terms that stand in them, and which passages say most of some.
 
-Made in memory from the originals, so that no word is at rest; a message is added once, whenever it comes. A passage is
-ranked with its neighbours, the nearer the more: the answer to a question mostly stands beside the words of it. Not to
-be written to while another thread reads.
+Made in memory, so that no word is at rest; a message is added once, whenever it comes. A passage is ranked with its
+neighbours, the nearer the more: the answer to a question mostly stands beside the words of it. Not to be written to
+while another thread reads.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from bisect import bisect_left
@@ -26,15 +27,14 @@ PASSAGE_CHARS = 600
 # Of a longer message the rest is not searched; so much more is read for secrets that begin before the end.
 _MOST_MESSAGE_CHARS, _MARGIN_CHARS = 400_000, 20_000
 _REDACTOR = redactor(())
-# How far a word counts for the passages around it, between their middles; 350 to 500 are the same (2026-11-27).
+# How far a word counts for the passages around it, between their middles; 350 to 500 are the same.
 _REACH_CHARS = 420
 _MOST_BESIDE = 8
 # Between conversations, so that nothing reaches over.
 _SEAM_CHARS = 10_000
 # Okapi's usual values; from half to twice as much nothing changes.
 _K1, _B = 1.2, 0.75
-# A long message says much that was not asked for, and a person's words are what is asked for later. In chats with long
-# answers .69 of the questions are answered by five hits with .25 and 1.0, .73 with .5 and 1.1; among friends no more.
+# A long message says much that was not asked for, and a person's words are what is asked for later.
 _BREVITY, _USER = 0.5, 1.1
 # Of the terms of a query the rarest count until so many places were looked at, which takes some ms.
 _MOST_PLACES, _MOST_TIMES = 6000, 32
@@ -125,13 +125,8 @@ class Index:
 
     def find(self, handle: str) -> tuple[Original, ...]:
         """Returns the parts of a message; none for a handle of no message that was added."""
-        first = self._first.get(handle)
-        if first is None:
-            return ()
-        end = first
-        while end < len(self.originals) and self.originals[end].handle == handle:
-            end += 1
-        return tuple(self.originals[first:end])
+        parts = self.originals[self._first.get(handle, len(self.originals)) :]
+        return tuple(itertools.takewhile(lambda part: part.handle == handle, parts))
 
     def text(self, passage: int) -> str:
         original, start, end = self.passages[passage]
@@ -142,10 +137,6 @@ class Index:
         if passage < 0 or other >= len(self.passages):
             return False
         return self._middles[other] - self._middles[passage] < _SEAM_CHARS
-
-    def times(self, term: str) -> int:
-        """Returns how often a term stands in all that was added."""
-        return len(self._places[term]) if term in self._places else 0
 
     def with_term(self, term: str, most: int) -> Sequence[int]:
         """Returns the passages in which a term stands, ascending; none if there are more than `most`."""
@@ -162,9 +153,9 @@ class Index:
 
     def telling(self, found: Iterable[str]) -> list[str]:
         """Returns those terms that stand somewhere, the rarest first, without frequent ones where there are others."""
-        known = sorted({term for term in found if term in self._places}, key=lambda term: (self.times(term), term))
-        most = _FREQUENT_RATIO * len(self.passages)
-        rare = [term for term in known if self.times(term) <= most]
+        times = {term: len(self._places[term]) for term in found if term in self._places}
+        known = sorted(times, key=lambda term: (times[term], term))
+        rare = [term for term in known if times[term] <= _FREQUENT_RATIO * len(self.passages)]
         return rare if rare and len(self.passages) >= _LEAST_PASSAGES else known
 
     def allowed(self, within: Collection[str] | None, visible: Collection[str]) -> bytearray:
@@ -197,11 +188,11 @@ class Index:
         Args:
             weights: of terms that stand somewhere, the rarest first.
             allowed: of `allowed`.
-            also: passages that are ranked in any case.
+            also: passages that are ranked in any case, besides those with a term of their own.
         """
         first, end = allowed.find(1), allowed.rfind(1) + 1
-        scores: defaultdict[int, float] = defaultdict(float, dict.fromkeys(also, 0.0))
-        left = _MOST_PLACES
+        scores: defaultdict[int, float] = defaultdict(float)
+        own, left = set(also), _MOST_PLACES
         usual = self._words / max(self._chars, 1) * max(_REACH_CHARS, self._chars / max(len(self.passages), 1))
         for term, weight in weights.items():
             places: Sequence[int] = self._places[term]
@@ -211,6 +202,7 @@ class Index:
             # Of what stands nearly everywhere the newest.
             start = max(start, stop - left)
             left -= stop - start
+            own.update(places[start:stop])
             times: defaultdict[int, float] = defaultdict(float)
             for place, number in Counter(places[start:stop]).items():
                 for passage, share in self._around(place):
@@ -218,22 +210,8 @@ class Index:
             for passage, often in times.items():
                 damped = _K1 * (1 - _B + _B * self._near_sizes[passage] / max(usual, 1.0))
                 scores[passage] += weight * often * (_K1 + 1) / (often + damped)
-        found = [(score * self._worth[passage], passage) for passage, score in scores.items() if allowed[passage]]
         # Of equals the newer one first.
-        return sorted(found, key=lambda scored: (-scored[0], -scored[1]))
-
-    def most_telling(self, passages: Iterable[int], weights: Mapping[str, float], middle: int) -> int:
-        """Returns the one of some passages in which the most of some terms stand; of equals that in the middle."""
-
-        def says(passage: int) -> tuple[float, bool, int]:
-            return sum(each for term, each in weights.items() if self._has(passage, term)), passage == middle, passage
-
-        return max(passages, key=says, default=middle)
-
-    def _has(self, passage: int, term: str) -> bool:
-        places = self._places[term]
-        at = bisect_left(places, passage)
-        return at < len(places) and places[at] == passage
+        return sorted(((scores[at] * self._worth[at], at) for at in own if allowed[at]), reverse=True)
 
     def best_score(self, wanted: Iterable[str]) -> float:
         """Returns the score of a passage that says some terms, known or not, and nothing else."""

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Message, visible_text
-from litellm_compaction.core.secrets import Redact, plain
+from litellm_compaction.core.secrets import plain
 from litellm_compaction.recall.hits import Found, checked, search
 from litellm_compaction.recall.index import HANDLE_CHARS, Index, Original
 
@@ -59,16 +59,6 @@ def indexed(stretches: Iterable[KeptStretch], index: Index | None = None) -> Ind
     return index
 
 
-def of_request(messages: Sequence[Message], hashes: Sequence[str], redact: Redact) -> Index:
-    """Returns an index of what a request holds, of its newest messages if that is too much."""
-    chars, start = 0, len(messages)
-    while start and (chars := chars + len(visible_text(messages[start - 1]))) <= _MOST_CHARS // 2:
-        start -= 1
-    index = Index(redact)
-    index.add(messages[start:], hashes[start:])
-    return index
-
-
 class Lookup:
     """Searches a tenant's originals, and finds their messages by handle."""
 
@@ -76,9 +66,7 @@ class Lookup:
         self._source = source
         self._tenants: Bounded[str, _Tenant] = Bounded(_MOST_TENANTS)
 
-    async def search(
-        self, tenant: str, query: str, *, limit: int, within: Collection[str] | None = None, least_share: float = 0.0
-    ) -> Found:
+    async def search(self, tenant: str, query: str, *, limit: int, least_share: float = 0.0) -> Found:
         """Returns what is found for a query in what is kept of a tenant's conversations; arguments as `search`.
 
         Raises:
@@ -86,28 +74,25 @@ class Lookup:
         """
         checked(query)
 
-        def handles(found: Found) -> list[str]:
-            return [hit.original.handle for hit in found.hits]
-
         def ask(index: Index) -> Found:
-            found = search(index, query, within=within, limit=limit, least_share=least_share)
-            return found._replace(missing=index.lacks(within or ()))
+            return search(index, query, limit=limit, least_share=least_share)
 
-        return await self._asked(tenant, ask, handles)
+        return await self._asked(
+            tenant, ask, lambda found: {piece.handle for hit in found.hits for piece in hit.pieces}
+        )
 
     async def find(self, tenant: str, handle: str) -> Sequence[Original]:
         """Returns the parts of a message; none for a handle that is no tenant's, another one's, or expired."""
-        return await self._asked(tenant, lambda index: index.find(handle), lambda parts: [handle] if parts else [])
-
-    def _of(self, tenant: str) -> _Tenant:
-        known = self._tenants.setdefault(tenant, _Tenant(self._source, tenant))
-        self._tenants.move_to_end(tenant)
-        return known
+        return await self._asked(
+            tenant, lambda index: index.find(handle), lambda parts: {part.handle for part in parts}
+        )
 
     async def _asked(
-        self, tenant: str, ask: Callable[[Index], _Result], handles: Callable[[_Result], Sequence[str]]
+        self, tenant: str, ask: Callable[[Index], _Result], handles: Callable[[_Result], Collection[str]]
     ) -> _Result:
-        known = self._of(tenant)
+        """Asks a tenant's index; once more, anew, if anything of what it says is kept no more."""
+        known = self._tenants.setdefault(tenant, _Tenant(self._source, tenant))
+        self._tenants.move_to_end(tenant)
         async with known.lock:
             await known.refresh()
             result = await asyncio.to_thread(ask, known.index)
@@ -131,55 +116,41 @@ class _Tenant:
         self.index = Index(plain)
         self._names: set[Name] = set()
         self._chars = 0
-        # Each stretch with its first and its last entry, and those of the stretch that a handle's message is from.
-        self._stretches: list[tuple[Name, str, str]] = []
-        self._ends: dict[str, tuple[str, str]] = {}
+        self._stretches: dict[str, Name] = {}
 
     async def refresh(self) -> None:
         """Adds what is new; makes the index anew if anything has been deleted."""
         listed = (await self._source.names(self._tenant))[-_MOST_STRETCHES:]
         if not self._names.issubset(listed):
             self.forget()
-        new = [name for name in listed if name not in self._names]
-        if not new:
-            return
-        stretches = await self._newest(new, _MOST_CHARS)
-        if self._chars + _chars(stretches) > _MOST_CHARS:
+        stretches = await self._newest([name for name in listed if name not in self._names], _MOST_CHARS)
+        if self._chars + sum(map(_chars, stretches)) > _MOST_CHARS:
             self.forget()
             stretches = await self._newest(listed, _MOST_CHARS // 2)
         self._names.update(listed)
-        self._chars += _chars(stretches)
-        await asyncio.to_thread(self._add, stretches)
+        self._chars += sum(map(_chars, stretches))
+        await asyncio.to_thread(indexed, stretches, self.index)
+        for stretch in stretches:
+            for entry in stretch.hashes[1:]:
+                self._stretches.setdefault(entry[:HANDLE_CHARS], stretch.name)
+
+    async def are_kept(self, handles: Collection[str]) -> bool:
+        """Returns True if what some messages are from is still there."""
+        names = list({self._stretches[handle] for handle in handles})
+        return {stretch.name for stretch in await self._source.read(self._tenant, names)} == set(names)
 
     async def _newest(self, names: Sequence[Name], most_chars: int) -> list[KeptStretch]:
         """The last of some stretches, so many characters of them, in their order."""
-        found: list[KeptStretch] = []
+        newest: list[KeptStretch] = []
         for end in range(len(names), 0, -_STRETCHES_AT_ONCE):
-            found[:0] = await self._source.read(self._tenant, names[max(end - _STRETCHES_AT_ONCE, 0) : end])
-            if _chars(found) > most_chars:
-                break
-        kept: list[KeptStretch] = []
-        for stretch in reversed(found):
-            most_chars -= _chars([stretch])
-            if most_chars < 0:
-                break
-            kept.insert(0, stretch)
-        return kept
-
-    async def are_kept(self, handles: Collection[str]) -> bool:
-        """Returns True if all of what some messages are from is still there, and what stands beside it."""
-        ends = {entry for handle in handles for entry in self._ends[handle]}
-        names = [name for name, first, last in self._stretches if first in ends or last in ends]
-        return {stretch.name for stretch in await self._source.read(self._tenant, names)} == set(names)
-
-    def _add(self, stretches: Sequence[KeptStretch]) -> None:
-        indexed(stretches, self.index)
-        for stretch in stretches:
-            ends = stretch.hashes[0], stretch.hashes[-1]
-            self._stretches.append((stretch.name, *ends))
-            for entry in stretch.hashes[1:]:
-                self._ends.setdefault(entry[:HANDLE_CHARS], ends)
+            some = await self._source.read(self._tenant, names[max(end - _STRETCHES_AT_ONCE, 0) : end])
+            for stretch in reversed(some):
+                most_chars -= _chars(stretch)
+                if most_chars < 0:
+                    return newest[::-1]
+                newest.append(stretch)
+        return newest[::-1]
 
 
-def _chars(stretches: Iterable[KeptStretch]) -> int:
-    return sum(len(visible_text(message)) for stretch in stretches for message in stretch.messages)
+def _chars(stretch: KeptStretch) -> int:
+    return sum(len(visible_text(message)) for message in stretch.messages)

@@ -4,11 +4,9 @@ A prompt that is too long is cut silently, as LM Studio does. It imports nothing
 witness the project's requests.
 """
 
-from .catalog import Instance, Model
 from .rendering import count_by
-from .script import ChatCall, Reply, RequestRecord
 from .server import Address, serve
-from .simulator import Simulator
+from .simulator import ChatCall, Instance, Model, Reply, RequestRecord, Simulator
 
 __all__ = [
     "Address",

@@ -53,7 +53,6 @@ class ChatRequest:
     stop: tuple[str, ...]
     stream: bool
     include_usage: bool
-    ttl_s: float | None
 
 
 def parse_chat(body: JsonObject) -> ChatRequest:
@@ -85,7 +84,6 @@ def parse_completion(body: JsonObject) -> ChatRequest:
 def _request(body: JsonObject, messages: tuple[Message, ...]) -> ChatRequest:
     model = body.get("model")
     options = body.get("stream_options")
-    ttl_s = body.get("ttl")
     return ChatRequest(
         model=model if isinstance(model, str) else "",
         messages=messages,
@@ -94,7 +92,6 @@ def _request(body: JsonObject, messages: tuple[Message, ...]) -> ChatRequest:
         stop=_stop(body.get("stop")),
         stream=body.get("stream") is True,
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
-        ttl_s=float(ttl_s) if isinstance(ttl_s, (int, float)) else None,
     )
 
 
@@ -176,7 +173,6 @@ def _stop(raw: object) -> tuple[str, ...]:
 
 
 JsonObject = dict[str, Any]
-ErrorShape = Literal["string", "object"]
 RefusalOutcome = Literal["ok", "error", "overflow", "pool_overflow", "fault"]
 
 
@@ -190,10 +186,8 @@ class Refusal(Exception):
         self.outcome: RefusalOutcome = outcome
 
 
-def error_body(message: str, shape: ErrorShape, *, code: str | None = None) -> JsonObject:
-    """The JSON of an error: a bare string until early 0.4 (openclaude#353), an object later (bt#1730)."""
-    if shape == "string":
-        return {"error": message}
+def error_body(message: str, code: str | None = None) -> JsonObject:
+    """The JSON of an error since early 0.4 (bt#1730)."""
     return {"error": {"message": message, "type": "invalid_request_error", "param": "model", "code": code}}
 
 
@@ -214,9 +208,9 @@ def bad_field(message: str) -> Refusal:
 def no_models_loaded() -> Refusal:
     """The 404 when nothing is loaded and nothing can be loaded (verbatim from Orpheus-TTS#229)."""
     message = "No models loaded. Please load a model in the developer page or use the `lms load` command."
-    return Refusal(404, error_body(message, "object", code="model_not_found"))
+    return Refusal(404, error_body(message, "model_not_found"))
 
 
 def model_not_found(name: str) -> Refusal:
     """The 404 for a model that is not downloaded or may not be loaded; the wording is ours."""
-    return Refusal(404, error_body(f"Model '{name}' not found", "object", code="model_not_found"))
+    return Refusal(404, error_body(f"Model '{name}' not found", "model_not_found"))

@@ -18,13 +18,10 @@ import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.utils import ClientDisconnected
 
-from .answer import Connection, Send
-from .catalog import openai_models, v1_models
-from .inference import Inference
+from .inference import Connection, Inference, Send
 from .messages import JsonObject, Refusal, bad_field, unknown_path
 from .rendering import load_vocabulary
-from .script import RequestRecord
-from .simulator import Simulator
+from .simulator import RequestRecord, Simulator, openai_models, v1_models
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # Closes the connection that comes from this client address.

@@ -1,16 +1,262 @@
-"""The simulated server's state: its models, those that are loaded, and the requests that it got; for any thread."""
+"""The simulated server's state: its models, those that are loaded, the requests that it got, and who answers them.
+
+The listings are those of LM Studio's API. Of a new prompt the beginning that a slot's last one shares is in its cache.
+"""
 
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal
 
-from .catalog import Instance, Model, find_model, find_target, free_instance_id
-from .messages import model_not_found, no_models_loaded
-from .script import RequestRecord, Script
+from .messages import JsonObject, model_not_found, no_models_loaded
+from .rendering import Segment
+
+ModelType = Literal["llm", "vlm", "embeddings"]
+
+# A slot that shares less of a prompt is not taken for it.
+_MINIMUM_SIMILARITY_RATIO = 0.1
+
+
+@dataclass(frozen=True)
+class Model:
+    """A downloaded model, loaded as LM Studio does by itself: 4 slots over one context, 4,096 tokens."""
+
+    key: str
+    _: KW_ONLY
+    publisher: str = "lmstudio-community"
+    architecture: str = "qwen3"
+    max_context_length: int = 131_072
+    default_context_length: int = 4096
+    format: Literal["gguf", "mlx"] = "gguf"
+    quantization: str = "Q4_K_M"
+    parallel: int = 4
+    type: ModelType = "llm"
+    tool_use: bool = True
+    reasoning: bool = False
+    size_bytes: int = 5_027_783_488
+    params_string: str = "8B"
+
+    @property
+    def variant(self) -> str:
+        """The name with its quantization."""
+        return f"{self.key.partition('@')[0]}@{self.quantization.lower()}"
+
+
+@dataclass(eq=False, kw_only=True)
+class Instance:
+    """A loaded model, and the prompts that its slots hold, the newest last."""
+
+    id: str
+    model: Model
+    context_length: int
+    parallel: int
+    last_used_s: float = field(default_factory=time.monotonic)
+    held: list[tuple[Segment, ...]] = field(default_factory=list)
+
+    def take(self, segments: tuple[Segment, ...], prompt_tokens: int) -> int:
+        """Returns the number of a prompt's tokens (unscaled) that the most similar slot holds already."""
+        shared = [(common_prefix_tokens(each, segments), each) for each in self.held]
+        cached_tokens, slot = max(shared, key=lambda item: item[0], default=(0, ()))
+        if cached_tokens < _MINIMUM_SIMILARITY_RATIO * prompt_tokens:
+            cached_tokens, slot = 0, self.held[0] if len(self.held) == self.parallel else ()
+        self.held = [each for each in self.held if each is not slot]
+        return cached_tokens
+
+    def give_back(self, segments: tuple[Segment, ...]) -> None:
+        """The slot holds prompt and answer from now on."""
+        self.held = [*self.held, segments][-self.parallel :]
+
+
+def find_target(name: str, instances: Iterable[Instance], models: Iterable[Model]) -> Instance | Model | None:
+    """The instance that `name` addresses, else the download; None if there is neither."""
+    loaded = next((instance for instance in instances if name in (instance.id, instance.model.key)), None)
+    return loaded or find_model(name, models)
+
+
+def find_model(name: str, models: Iterable[Model]) -> Model | None:
+    return next((model for model in models if name in (model.key, model.variant)), None)
+
+
+def free_instance_id(key: str, instances: Iterable[Instance]) -> str:
+    """The id of the next instance of `key`: the key, then `key:2`, `key:3` (bt#1582)."""
+    taken = {instance.id for instance in instances}
+    number = 1
+    while (instance_id := key if number == 1 else f"{key}:{number}") in taken:
+        number += 1
+    return instance_id
+
+
+def openai_models(models: Sequence[Model], instances: Sequence[Instance]) -> JsonObject:
+    """`GET /v1/models`: every download, and no window of any kind (bt#2139)."""
+    ids = dict.fromkeys([*(model.key for model in models), *(instance.id for instance in instances)])
+    return {
+        "object": "list",
+        "data": [{"id": model_id, "object": "model", "owned_by": "organization_owner"} for model_id in ids],
+    }
+
+
+def v1_models(models: Sequence[Model], instances: Sequence[Instance]) -> JsonObject:
+    """`GET /api/v1/models`: one entry per model with its instances inside."""
+    return {"models": [_v1_model(model, instances) for model in models]}
+
+
+def load_config(instance: Instance) -> JsonObject:
+    if instance.model.type == "embeddings":
+        return {"context_length": instance.context_length}
+    return {
+        "context_length": instance.context_length,
+        "eval_batch_size": 512,
+        "parallel": instance.parallel,
+        "flash_attention": True,
+        "offload_kv_cache_to_gpu": True,
+    }
+
+
+def _v1_model(model: Model, instances: Sequence[Instance]) -> JsonObject:
+    is_embedding = model.type == "embeddings"
+    entry: JsonObject = {
+        "type": "embedding" if is_embedding else "llm",
+        "publisher": model.publisher,
+        "key": model.key,
+        "display_name": model.key.rpartition("/")[2].replace("-", " ").title(),
+        "quantization": {"name": model.quantization, "bits_per_weight": 4},
+        "size_bytes": model.size_bytes,
+        "params_string": model.params_string,
+        "loaded_instances": [
+            {"id": instance.id, "config": load_config(instance)}
+            for instance in instances
+            if instance.model.key == model.key
+        ],
+        "max_context_length": model.max_context_length,
+        "format": model.format,
+    }
+    if is_embedding:
+        return entry
+    capabilities: JsonObject = {"vision": model.type == "vlm", "trained_for_tool_use": model.tool_use}
+    if model.reasoning:
+        capabilities["reasoning"] = {"allowed_options": ["off", "on"], "default": "on"}
+    return entry | {
+        "architecture": model.architecture,
+        "capabilities": capabilities,
+        "description": None,
+        "variants": [model.variant],
+        "selected_variant": model.variant,
+    }
+
+
+def common_prefix_tokens(first: Sequence[Segment], second: Sequence[Segment]) -> int:
+    """The number of leading tokens that two sequences share; only the first difference is looked at by token."""
+    shared = 0
+    index = 0
+    limit = min(len(first), len(second))
+    while index < limit and first[index] == second[index]:
+        shared += first[index].count_tokens()
+        index += 1
+    if index < limit and not (first[index].is_image or second[index].is_image):
+        for left, right in zip(first[index].tokens(), second[index].tokens(), strict=False):
+            if left != right:
+                break
+            shared += 1
+    return shared
+
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(kw_only=True)
+class RequestRecord:
+    """One request. Token counts are the server's own (scaled); times are `time.monotonic()` seconds.
+
+    `prompt_tokens` counts the prompt as sent, `kept_tokens` the rest after truncation; of these `cached_tokens` came
+    from the KV cache and `computed_tokens` had to be computed. `body` is the parsed JSON, None for a GET or for bytes
+    that are not a JSON object. Header names are lower case.
+    """
+
+    path: str
+    method: str
+    headers: dict[str, str]
+    started_s: float
+    body: dict[str, Any] | None = None
+    model: str = ""
+    instance_id: str = ""
+    context_length: int = 0
+    prompt_tokens: int = 0
+    truncated: bool = False
+    kept_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    completion_tokens: int = 0
+    content: str = ""
+    finish_reason: str | None = None
+    outcome: str = "running"
+    error: str = ""
+    status: int = 0
+    streamed: bool = False
+    first_delta_s: float | None = None
+    ended_s: float | None = None
+    disconnected_s: float | None = None
+    seen_text: str = field(default="", repr=False)
+    sent_text: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer that the model generates; `tool_calls` are (name, JSON arguments)."""
+
+    content: str = ""
+    _: KW_ONLY
+    reasoning: str = ""
+    tool_calls: tuple[tuple[str, str], ...] | list[tuple[str, str]] = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatCall:
+    """A request as its script sees it.
+
+    `prompt_text` is the text that the model still sees: message contents, tool results, and tool-call arguments, joined
+    by newlines, after any truncation; `sent_text` is the same before it. `index` counts inference calls from 0.
+    """
+
+    body: JsonObject
+    messages: list[JsonObject]
+    model: str
+    instance_id: str
+    prompt_text: str
+    sent_text: str
+    prompt_tokens: int
+    context_length: int
+    truncated: bool
+    index: int
+    stream: bool
+
+
+Script = Callable[[ChatCall], "Reply | None"]
+
+
+# How a request for a summary begins.
+_ASKS_FOR_SUMMARY = re.compile(r"\b(?:write the record|summari[sz]\w*|condense)\b", re.IGNORECASE)
+_OPENING_CHARS, _MOST_LINES, _LINE_CHARS = 400, 24, 160
+_SAID = re.compile(r"^USER:\n(.+)", re.MULTILINE)
+_HEADING = "### What the user said"
+
+
+def default_reply(call: ChatCall) -> Reply:
+    """A numbered answer; to a request for a summary the beginnings of what the user has said."""
+    last = str(call.messages[-1].get("content") or "") if call.messages else ""
+    if not _ASKS_FOR_SUMMARY.search(last[:_OPENING_CHARS]):
+        return Reply(f"This is answer {call.index + 1} of the simulated model.")
+    said = [str(each.get("content") or "") for each in call.messages[:-1] if each.get("role") == "user"]
+    # An earlier summary of its own, or several to be merged into one, come first.
+    summarized = [line[2:] for line in last.partition(_HEADING)[2].splitlines() if line.startswith("- ")]
+    said = [*summarized, *said, *_SAID.findall(last)]
+    lines = [f"- {' '.join(each.split())[:_LINE_CHARS]}" for each in said if each.strip()]
+    return Reply("\n".join((_HEADING, *(lines[-_MOST_LINES:] or ["- nothing"]))))
 
 
 @dataclass(eq=False)
@@ -104,7 +350,7 @@ class Simulator:
     def loaded(self) -> list[Instance]:
         return list(self.instances)
 
-    async def resolve(self, name: str, ttl_s: float | None = None) -> Instance:
+    async def resolve(self, name: str) -> Instance:
         """The instance that serves a request for `name`; a `Refusal` if none can."""
         loaded = self.loaded()
         target = find_target(name, loaded, self.models) if name else None

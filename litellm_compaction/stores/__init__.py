@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,37 +17,19 @@ from litellm_compaction.places import DEFAULT_PREFIX, PROXYS_OWN, data_folder, i
 from litellm_compaction.stores.originals import Covered, Originals, Stretch
 from litellm_compaction.stores.rows import MemoryRows, Rows, SteadyRows
 from litellm_compaction.stores.sqlite import SqliteFile, SqliteRows
-from litellm_compaction.stores.store import (
-    MAX_LEASE_S,
-    Board,
-    CompactionStore,
-    Decide,
-    EventLog,
-    Facts,
-    SettingStore,
-    Store,
-    StoredCompaction,
-    StoredEvent,
-    digest,
-)
+from litellm_compaction.stores.store import MAX_LEASE_S, Board, Decide, Store, StoredCompaction, StoredEvent, digest
 
 __all__ = [
     "Board",
-    "CompactionStore",
     "Covered",
     "Decide",
-    "EventLog",
-    "Facts",
     "Originals",
-    "SettingStore",
     "Store",
     "StoredCompaction",
     "StoredEvent",
     "Stretch",
     "board_of",
     "digest",
-    "memory_store",
-    "open_existing",
     "open_store",
     "originals_of",
     "sqlite_path",
@@ -64,12 +45,6 @@ _FILE_NAME = "store.sqlite3"
 _RECORDS = b"records"
 # Notes live for `MAX_LEASE_S` at most, and their topic for as long again.
 _BOARD_TTL_S, _BOARD_BYTES = 2 * MAX_LEASE_S, 64 * 2**20
-_ONLY_IN_A_PROXY = f"store: {PROXYS_OWN} is the proxy's own Redis, and there is no proxy"
-
-
-def memory_store(*, ttl_s: float, max_bytes: int, clock: Callable[[], float] = time.time) -> Store:
-    """A store that ends with this process."""
-    return Store(MemoryRows(ttl_s=ttl_s, max_bytes=max_bytes, clock=clock))
 
 
 def open_store(
@@ -80,25 +55,59 @@ def open_store(
     environ: Mapping[str, str] = os.environ,
     redis: Callable[[], Client] | None = None,
     secret: Callable[[], str | None] = lambda: None,
+    is_proxy: bool = True,
 ) -> Store:
-    """The store that `url` names, for a proxy: it goes on in memory if a file or a server cannot be used.
+    """The store that `url` names.
 
     Args:
         redis: gives the client of the proxy's own Redis in the running event loop, or raises `StoreError`.
         secret: gives the proxy's master key, with which compactions are encrypted; None if there is none.
+        is_proxy: goes on in memory if a file or a server cannot be used. Otherwise it is an operator's look, which
+            makes, repairs and replaces nothing, and waits longer for a server.
 
     Raises:
-        StoreError: the scheme is not known.
+        ConfigError: for an operator: the user has no home folder.
+        StoreError: the scheme is not known; for an operator: the store lives in a proxy's memory.
     """
     memory = MemoryRows(ttl_s=ttl_s, max_bytes=max_bytes)
     if url.startswith("memory://"):
-        return Store(memory)
+        if is_proxy:
+            return Store(memory)
+        raise StoreError(
+            f"{url} lives in the proxy's process and ends with it, so it cannot be seen from here. "
+            "Set `store: sqlite://` to keep it in a file."
+        )
     try:
-        durable = _rows(url, ttl_s=ttl_s, max_bytes=max_bytes, environ=environ, redis=redis, is_proxy=True)
+        if is_redis(url):
+            durable: Rows = _redis_rows(url, ttl_s=ttl_s, redis=redis, is_proxy=is_proxy)
+        else:
+            file = SqliteFile(sqlite_path(url, environ), create=is_proxy)
+            durable = SqliteRows(file, ttl_s=ttl_s, max_bytes=max_bytes)
     except ConfigError as error:
+        if not is_proxy:
+            raise
         logger.warning("store_failed %s; requests go on with the memory of this process", error)
         return Store(memory)
-    return Store(SteadyRows(durable, memory), Box(secret, _RECORDS))
+    return Store(SteadyRows(durable, memory) if is_proxy else durable, Box(secret, _RECORDS))
+
+
+def _redis_rows(url: str, *, ttl_s: float, redis: Callable[[], Client] | None, is_proxy: bool) -> Rows:
+    # Here: its client takes a tenth of a second to import.
+    from litellm_compaction.stores.redis import LIMIT_S, PATIENT_LIMIT_S, OwnClients, RedisRows, RedisServer, client_of
+
+    place, prefix, clients = "redis", DEFAULT_PREFIX, redis
+    if url != PROXYS_OWN:
+        try:
+            address = parse_redis(url)
+        except ValueError as error:
+            raise StoreError(f"store: {error}") from None
+        place, prefix, clients = address.place, address.prefix, OwnClients(lambda: client_of(address.url))
+    elif clients is None:
+        raise StoreError(f"store: {PROXYS_OWN} is the proxy's own Redis, and there is no proxy")
+    elif not is_proxy:
+        clients = OwnClients(clients)
+    server = RedisServer(clients, place, rests=is_proxy, limit_s=LIMIT_S if is_proxy else PATIENT_LIMIT_S)
+    return RedisRows(server, prefix=prefix, ttl_s=ttl_s)
 
 
 def board_of(store: Store) -> Board | None:
@@ -115,65 +124,6 @@ def originals_of(store: Store, *, ttl_s: float, max_bytes: int, secret: Callable
         secret: gives the proxy's master key.
     """
     return Originals(store.rows.beside("originals", ttl_s=ttl_s, max_bytes=max_bytes), ttl_s=ttl_s, secret=secret)
-
-
-def open_existing(
-    url: str,
-    *,
-    ttl_s: float,
-    max_bytes: int,
-    environ: Mapping[str, str] = os.environ,
-    redis: Callable[[], Client] | None = None,
-    secret: Callable[[], str | None] = lambda: None,
-) -> Store:
-    """The store that `url` names, for an operator's look: without making, repairing or replacing anything.
-
-    Args:
-        redis: makes a client of the proxy's own Redis.
-        secret: as for `open_store`.
-
-    Raises:
-        ConfigError: the user has no home folder.
-        StoreError: the scheme is not known, or the store lives in a proxy's memory.
-    """
-    if url.startswith("memory://"):
-        raise StoreError(
-            f"{url} lives in the proxy's process and ends with it, so it cannot be seen from here. "
-            "Set `store: sqlite://` to keep it in a file."
-        )
-    rows = _rows(url, ttl_s=ttl_s, max_bytes=max_bytes, environ=environ, redis=redis, is_proxy=False)
-    return Store(rows, Box(secret, _RECORDS))
-
-
-def _rows(
-    url: str,
-    *,
-    ttl_s: float,
-    max_bytes: int,
-    environ: Mapping[str, str],
-    redis: Callable[[], Client] | None,
-    is_proxy: bool,
-) -> Rows:
-    """What lasts behind a URL; an operator's look makes no file, and waits longer for a server."""
-    if not is_redis(url):
-        file = SqliteFile(sqlite_path(url, environ), create=is_proxy)
-        return SqliteRows(file, ttl_s=ttl_s, max_bytes=max_bytes)
-    # Here: its client takes a tenth of a second to import.
-    from litellm_compaction.stores.redis import LIMIT_S, PATIENT_LIMIT_S, OwnClients, RedisRows, RedisServer, client_of
-
-    place, prefix, clients = "redis", DEFAULT_PREFIX, redis
-    if url != PROXYS_OWN:
-        try:
-            address = parse_redis(url)
-        except ValueError as error:
-            raise StoreError(f"store: {error}") from None
-        place, prefix, clients = address.place, address.prefix, OwnClients(lambda: client_of(address.url))
-    elif clients is None:
-        raise StoreError(_ONLY_IN_A_PROXY)
-    elif not is_proxy:
-        clients = OwnClients(clients)
-    server = RedisServer(clients, place, rests=is_proxy, limit_s=LIMIT_S if is_proxy else PATIENT_LIMIT_S)
-    return RedisRows(server, prefix=prefix, ttl_s=ttl_s)
 
 
 def sqlite_path(url: str, environ: Mapping[str, str]) -> Path:

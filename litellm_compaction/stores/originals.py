@@ -2,7 +2,7 @@
 
 A row is a stretch of a conversation that was covered at once, under the hash chain's entry after it: a later compaction
 adds what it covers beyond, and conversations that begin alike share the beginning. Two lists lead to the rows: the
-stretches of a scope, and the scopes of a tenant. They name no word; what a row holds says itself whose it is.
+stretches of a scope, and the scopes of a tenant.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import json
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from litellm_compaction.concurrency import Tasks
-from litellm_compaction.core.messages import JsonObject, JsonValue, Message, is_text_part, parse_message
+from litellm_compaction.core.messages import JsonObject, JsonValue, Message, parse_message
 from litellm_compaction.core.secrets import Redact, plain
-from litellm_compaction.errors import CompactionError, TooLargeForStore
+from litellm_compaction.core.stretches import texts_of
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.master_key import Box
 from litellm_compaction.stores.rows import Row, Rows
 from litellm_compaction.stores.store import encode_text
@@ -32,7 +33,6 @@ _MOST_MESSAGES, _MOST_CHARS = 64, 500_000
 _MOST_LISTED = 4096
 # One for each model and way to compact that a tenant has used; each is asked for by itself.
 _MOST_SCOPES = 256
-_ROWS_AT_ONCE = 64
 # Back from an entry of a chain: up to 4,096 messages.
 _MOST_FOLLOWED = 64
 
@@ -127,7 +127,7 @@ class Originals:
         """Returns those stretches of a tenant that are still there and can be read."""
         found: list[Stretch] = []
         for scope in dict.fromkeys(scope for scope, _ in names):
-            rows = await self._found(scope, [_ROW + key for owner, key in names if owner == scope])
+            rows = await self._rows.find(scope, [_ROW + key for owner, key in names if owner == scope])
             found += await asyncio.to_thread(self._opened, rows)
         return [stretch for stretch in found if stretch.tenant == tenant]
 
@@ -140,8 +140,7 @@ class Originals:
         messages: list[Message] = []
         entries: list[str] = []
         for _ in range(_MOST_FOLLOWED):
-            rows = await self._found(scope, [_ROW + entry])
-            stretches = await asyncio.to_thread(self._opened, rows)
+            stretches = await asyncio.to_thread(self._opened, await self._rows.find(scope, [_ROW + entry]))
             if not stretches or tenant not in (None, stretches[0].tenant):
                 break
             messages[:0], entries[:0] = stretches[0].messages, stretches[0].hashes[1:]
@@ -185,17 +184,10 @@ class Originals:
             return
         listed = set(await self._listed(covered.scope, _STRETCHES))
         start = max((at for at, entry in enumerate(covered.hashes) if entry in listed), default=0)
-        if start and await self._is_unreadable(covered.scope, covered.hashes[start]):
-            start = 0
         for first, end in _stretches(covered.messages, start):
-            key = _ROW + covered.hashes[end]
             body = await asyncio.to_thread(self._sealed, covered, first, end)
             # The row first: what is listed is whole.
-            try:
-                await self._rows.put(covered.scope, key, body)
-            except TooLargeForStore as error:
-                self._tell("originals_refused %s; that part is not kept (logged once)", error)
-                continue
+            await self._rows.put(covered.scope, _ROW + covered.hashes[end], body)
             await self._list(covered.scope, _STRETCHES, covered.hashes[end])
         if covered.scope not in await self._listed(covered.tenant, _SCOPES):
             await self._list(covered.tenant, _SCOPES, covered.scope)
@@ -210,22 +202,6 @@ class Originals:
             return " ".join(list(dict.fromkeys((*_entries(kept or b""), entry)))[-_MOST_LISTED:]).encode()
 
         await self._rows.change(scope, key, add)
-
-    async def _is_unreadable(self, scope: str, entry: str) -> bool:
-        """Returns True if a stretch is there, but under another master key: then all is kept anew."""
-        rows = await self._rows.find(scope, [_ROW + entry])
-        return bool(rows) and not await asyncio.to_thread(self._opened, rows)
-
-    async def _found(self, scope: str, keys: Sequence[str]) -> list[Row]:
-        """The rows under some keys; a backend may give the first ones of very many bytes only."""
-        found: list[Row] = []
-        left = list(keys)
-        while left:
-            some = left[:_ROWS_AT_ONCE]
-            rows = await self._rows.find(scope, some)
-            found += rows
-            left = left[(some.index(rows[-1].key) + 1) if rows else len(some) :]
-        return found
 
     def _sealed(self, covered: Covered, first: int, end: int) -> bytes:
         messages = [_as_json(message, covered.redact) for message in covered.messages[first:end]]
@@ -289,7 +265,9 @@ def _stretches(messages: Sequence[Message], start: int) -> Iterator[tuple[int, i
 
 def _as_json(message: Message, redact: Redact) -> JsonObject:
     """A message's words and calls, without secrets and without anything that is no text."""
-    kept: dict[str, JsonValue] = {"role": message.role, "content": _content(message.raw.get("content"), redact)}
+    parts: list[JsonValue] = [{"type": "text", "text": redact(text)} for text in texts_of(message)]
+    has_parts = isinstance(message.raw.get("content"), list)
+    kept: dict[str, JsonValue] = {"role": message.role, "content": parts if has_parts else redact(message.text)}
     if message.calls:
         kept["tool_calls"] = [
             {"id": call.id, "function": {"name": call.name, "arguments": redact(call.arguments)}}
@@ -298,15 +276,3 @@ def _as_json(message: Message, redact: Redact) -> JsonObject:
     if message.call_id:
         kept["tool_call_id"] = message.call_id
     return kept
-
-
-def _content(content: JsonValue, redact: Redact) -> JsonValue:
-    if isinstance(content, list):
-        texts = (part if isinstance(part, str) else _text(part) for part in content if is_text_part(part))
-        return [{"type": "text", "text": redact(text)} for text in texts]
-    return redact(content) if isinstance(content, str) else None
-
-
-def _text(part: JsonValue) -> str:
-    text = part.get("text") if isinstance(part, Mapping) else None
-    return text if isinstance(text, str) else ""

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import math
 import random
 import struct
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
@@ -23,20 +21,15 @@ from weakref import WeakKeyDictionary
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    ClusterDownError,
-    MasterDownError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import ClusterDownError, MasterDownError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import ConnectionError as NotConnected
 
 from litellm_compaction.concurrency import Tasks, ended
 from litellm_compaction.errors import StoreError, TooLargeForStore
 from litellm_compaction.stores.rows import LINES_TTL_S, OVERHEAD_BYTES, SETTINGS, Change, Line, Row
 
-_Item = TypeVar("_Item")
+Client: TypeAlias = "Redis | RedisCluster"
+_Result = TypeVar("_Result")
 
 # A larger one is kept by the process alone: the server is one thread, and all others wait while it copies.
 VALUE_MAX_BYTES = 4 * 1024 * 1024
@@ -46,24 +39,20 @@ _SETTING_MAX_BYTES = 65_536
 _KEYS_AT_ONCE, _NAMES_AT_ONCE, _LINES_AT_ONCE = 64, 2000, 100_000
 # Each attempt fails only because another process has changed the same row meanwhile.
 _MOST_ATTEMPTS, _MOST_PAUSE_S = 40, 0.02
-# To join lists of this length takes about 2 ms.
-_THREAD_BYTES = 10_000
 # In front of a body: when it was put, and when it was last used, in seconds.
 _HEAD, _USED = struct.Struct(">dd"), struct.Struct(">d")
-# Tells the server's time and the row, an empty string for none; or replaces the row if its body is still the one of
-# which the SHA-1 is given. WATCH needs a connection of its own, which redis-py has for no cluster before 6.
-# KEYS: the row. ARGV: the most bytes that are read, the SHA-1 or "", the new value or "" to delete it, its life in ms.
+# Tells the server's time and a row's value, an empty string for none; or replaces the row if it has still the value
+# that is given. WATCH needs a connection of its own, which redis-py has for no cluster before 6.
+# KEYS: the row. ARGV: the most bytes that are read; the value as it was read, the new one or "", its life in ms.
 _SWAP = """
-local value = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[1] + 16)
-if type(value) ~= 'string' or #value > ARGV[1] + 16 then value = '' end
-if ARGV[2] == '' then
+local value = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[1])
+if type(value) ~= 'string' or #value > tonumber(ARGV[1]) then value = '' end
+if #ARGV == 1 then
   local time = redis.call('TIME')
   return {time[1] .. '.' .. string.format('%06d', time[2]), value}
 end
-if redis.sha1hex(string.sub(value, 17)) ~= ARGV[2] then return 0 end
-if ARGV[3] == '' then redis.call('DEL', KEYS[1])
-elseif ARGV[4] == '0' then redis.call('SET', KEYS[1], ARGV[3])
-else redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4]) end
+if value ~= ARGV[2] then return 0 end
+if ARGV[3] == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4]) end
 return 1
 """
 
@@ -91,7 +80,8 @@ class RedisRows:
     ) -> None:
         self.server = server
         self.prefix = prefix
-        self._ttl_s = min(ttl_s, 1e11)
+        self._ttl_s = ttl_s
+        self._lives_ms = int(1000 * min(ttl_s, 1e11))
         self._ends_server = ends_server
         self._clock = clock
 
@@ -103,25 +93,21 @@ class RedisRows:
         return await self._rows(scope, keys, is_use=scope != SETTINGS)
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
-        value, lives_ms = _value(self._bounded(body), self._now_s()), self._lives_ms(scope)
-        ending = () if lives_ms is None else ("PX", lives_ms)
-        await self._all([("SET", self._name(scope, key), value, *ending)])
+        ending = () if scope == SETTINGS else ("PX", self._lives_ms)
+        await self._all([("SET", self._name(scope, key), _value(self._bounded(body), self._now_s()), *ending)])
 
     async def change(self, scope: str, key: str, change: Change) -> None:
-        name, most = self._name(scope, key), VALUE_MAX_BYTES
+        name, most = self._name(scope, key), _HEAD.size + VALUE_MAX_BYTES
         for attempt in range(_MOST_ATTEMPTS):
-            [(now, value)] = await self._all([("EVAL", _SWAP, 1, name, most, "", "", "")])
+            [(now, value)] = await self._all([("EVAL", _SWAP, 1, name, most)])
             now_s = float(now) if self._clock is None else self._clock()
             row = _row(scope, key, value)
             before = row.body if row is not None and self._is_alive(row, now_s) else None
-            is_long = before is not None and len(before) > _THREAD_BYTES
-            after = await asyncio.to_thread(change, before, now_s) if is_long else change(before, now_s)
+            after = change(before, now_s)
             if after == before:
                 return
             new = b"" if after is None else _value(self._bounded(after), now_s)
-            # Compared as it is there, expired or not.
-            seen = hashlib.sha1(value[_HEAD.size :], usedforsecurity=False).hexdigest()
-            [done] = await self._all([("EVAL", _SWAP, 1, name, most, seen, new, self._lives_ms(scope) or 0)])
+            [done] = await self._all([("EVAL", _SWAP, 1, name, most, value, new, self._lives_ms)])
             if done:
                 return
             await asyncio.sleep(random.uniform(0, min(_MOST_PAUSE_S, 0.001 * 2**attempt)))  # noqa: S311 - no secret
@@ -157,7 +143,7 @@ class RedisRows:
     async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
         since_s = self._now_s() - LINES_TTL_S
         lines = await self._lines(self._stream(log), after, _LINES_AT_ONCE if containing else most)
-        return [line for line, _ in lines if line.when_s >= since_s and containing in line.body][-most:]
+        return [line for line in lines if line.when_s >= since_s and containing in line.body][-most:]
 
     async def aclose(self) -> None:
         if self._ends_server:
@@ -173,7 +159,7 @@ class RedisRows:
         after: list[tuple[Any, ...]] = [("DEL", self._name(scope, row.key)) for row in rows if row not in found]
         for row in found if is_use else ():
             name, used = self._name(scope, row.key), _USED.pack(max(now_s, row.used_s))
-            after += [("SETRANGE", name, _USED.size, used), ("PEXPIRE", name, self._lives_ms(scope))]
+            after += [("SETRANGE", name, _USED.size, used), ("PEXPIRE", name, self._lives_ms)]
         # A server that is full or read-only refuses to note the use, and still finds.
         await self._all(after, may_refuse=True)
         return found
@@ -186,17 +172,10 @@ class RedisRows:
             return []
 
         async def send(client: Client) -> list[Any]:
-            if len(commands) == 1:
-                try:
-                    return [await client.execute_command(*commands[0], NEVER_DECODE=True)]
-                except ResponseError as error:
-                    answers: list[Any] = [error]
-            else:
-                # LiteLLM's may be a cluster's, which has no transactions to be switched off.
-                pipeline = client.pipeline() if isinstance(client, RedisCluster) else client.pipeline(transaction=False)
-                for command in commands:
-                    pipeline.execute_command(*command, NEVER_DECODE=True)
-                answers = list(await pipeline.execute(raise_on_error=False))
+            pipeline = client.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command, NEVER_DECODE=True)
+            answers: list[Any] = await pipeline.execute(raise_on_error=False)
             for at, answer in enumerate(answers):
                 if isinstance(answer, ResponseError) and (may_refuse or str(answer).startswith("WRONGTYPE")):
                     answers[at] = None
@@ -204,18 +183,18 @@ class RedisRows:
                     raise answer
             return answers
 
-        key = commands[0][3 if commands[0][0] == "EVAL" else 1]
-        return await self.server.call(send, key=key, is_patient=is_patient)
+        return await self.server.call(send, is_patient=is_patient)
 
-    async def _lines(self, stream: str, after: int, most: int) -> list[tuple[Line, bytes]]:
-        """The newest lines above a number, oldest first, with their ids; another program's are left out."""
-        least = "-" if after <= 0 else f"({after // 1000}-{after % 1000}"
-        [entries] = await self._all([("XREVRANGE", stream, "+", least, "COUNT", most)])
-        lines: list[tuple[Line, bytes]] = []
+    async def _lines(self, stream: str, after: int, most: int) -> list[Line]:
+        """The newest lines above a number, oldest first; another program's are left out."""
+        [entries] = await self._all(
+            [("XREVRANGE", stream, "+", f"({_line_id(after)}" if after > 0 else "-", "COUNT", most)]
+        )
+        lines: list[Line] = []
         for line_id, fields in reversed(entries or ()):
             ms, number = map(int, line_id.split(b"-"))
             with contextlib.suppress(KeyError, ValueError):
-                lines.append((Line(ms * 1000 + number, float(fields[b"when_s"]), fields[b"body"]), line_id))
+                lines.append(Line(ms * 1000 + number, float(fields[b"when_s"]), fields[b"body"]))
         return lines
 
     async def _delete_lines(self, before_s: float | None) -> None:
@@ -224,7 +203,7 @@ class RedisRows:
                 await self._all([("DEL", stream)], is_patient=True)
             else:
                 lines = await self._lines(stream, 0, _LINES_AT_ONCE)
-                doomed = [line_id for line, line_id in lines if line.when_s < before_s]
+                doomed = [_line_id(line.number) for line in lines if line.when_s < before_s]
                 await self._all([("XDEL", stream, *doomed)] if doomed else [], is_patient=True)
 
     async def _names(self, scope: str | None) -> dict[str, list[str]]:
@@ -251,9 +230,6 @@ class RedisRows:
 
     def _is_alive(self, row: Row, now_s: float) -> bool:
         return row.scope == SETTINGS or row.used_s >= now_s - self._ttl_s
-
-    def _lives_ms(self, scope: str) -> int | None:
-        return None if scope == SETTINGS else int(self._ttl_s * 1000)
 
     def _name(self, scope: str, key: str, *, is_quoted: bool = False) -> str:
         # Hexadecimal digests stay as they are; anything else must neither end the hash tag nor be taken for a pattern.
@@ -290,14 +266,13 @@ def _quoted(name: str) -> str:
     return name if name.isascii() and name.isalnum() else quote(name, safe=":", errors="surrogatepass")
 
 
-def _chunks(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
-    iterator = iter(items)
-    while chunk := list(islice(iterator, size)):
-        yield chunk
+def _line_id(number: int) -> str:
+    return f"{number // 1000}-{number % 1000}"
 
 
-Client: TypeAlias = "Redis | RedisCluster"
-_Result = TypeVar("_Result")
+def _chunks(items: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
 
 # Redis answers within a millisecond or a few; a fork for its snapshot or another program's script holds it for some
 # ten. The wait goes in steps, so that an event loop that was held up itself does not take the server for slow: it sees
@@ -306,13 +281,11 @@ LIMIT_S, _STEPS = 0.25, 10
 # An operator's listing or deletion waits longer than a request does.
 PATIENT_LIMIT_S = 10.0
 _CONNECT_LIMIT_S = 2.0
-# The pauses between looks for a server: short at first, then longer. The spread keeps processes apart that lost it in
-# the same moment. If the first of its sentinels is gone, it is found after redis-py's own retries.
-_FIRST_LOOK_S, _LAST_LOOK_S, _LOOK_LIMIT_S = 0.25, 5.0, 10.0
-_SPREAD = (0.5, 1.5)
+# A server that cannot be reached is left alone for so long.
+_REST_S = 1.0
 _MOST_CONNECTIONS = 32
 _CODE_CHARS = 40
-_ERRORS = (RedisError, RedisClusterException, OSError, ValueError)
+_ERRORS = (RedisError, RedisClusterException, OSError, ValueError, asyncio.TimeoutError)
 
 
 def client_of(url: str, *, limit_s: float = LIMIT_S) -> Redis:
@@ -358,8 +331,8 @@ class OwnClients:
 class RedisServer:
     """Runs commands on a server or cluster, and says within a time limit that it cannot.
 
-    After a missing answer all calls fail at once until the server is seen to answer: a look every few seconds, in the
-    background. A command that the server refuses (full, read-only, no right) fails by itself, without a wait.
+    After a missing answer all calls fail at once, until that answer comes after all or a while has gone by. A command
+    that the server refuses (full, read-only, no right) fails by itself.
 
     Args:
         clients: gives the client of the running event loop.
@@ -375,35 +348,36 @@ class RedisServer:
         self._clients = clients
         self._rests = rests
         self._limit_s = limit_s
-        self._failure = ""
-        self._look: asyncio.Task[None] | None = None
+        self._failure, self._rests_until_s = "", -math.inf
         self._running = Tasks()
         self._is_closed = False
 
-    async def call(
-        self, job: Callable[[Client], Awaitable[_Result]], *, key: str = "", is_patient: bool = False
-    ) -> _Result:
+    @property
+    def is_resting(self) -> bool:
+        """Calls fail at once now."""
+        return time.monotonic() < self._rests_until_s
+
+    async def call(self, job: Callable[[Client], Awaitable[_Result]], *, is_patient: bool = False) -> _Result:
         """Returns the result of `job` on the client; a cancelled caller does not stop it.
 
         Args:
-            key: one that is touched, to look if its server is back; "" for no one server's.
             is_patient: an operator waits for it.
 
         Raises:
             StoreError: the server does not answer, or refuses.
         """
-        if self._failure:
-            raise StoreError(self._failure)
         if self._is_closed:
             raise StoreError(f"store {self.place} is closed")
-        limit_s = max(PATIENT_LIMIT_S, self._limit_s) if is_patient else self._limit_s
-        task = self._running.begin(self._attempt(job, key))
+        if self.is_resting:
+            raise StoreError(self._failure)
+        task = self._running.begin(self._attempt(job))
         # The event loop would complain of an error that is not waited for.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        limit_s = max(PATIENT_LIMIT_S, self._limit_s) if is_patient else self._limit_s
         if await is_done(task, limit_s):
             return task.result()
-        task.cancel()
-        raise self._rest(f"store {self.place} did not answer in {limit_s:g} s", key)
+        # It goes on: if the first of its sentinels is gone, a server is found after redis-py's own retries.
+        raise self._rest(f"store {self.place} did not answer in {limit_s:g} s", PATIENT_LIMIT_S)
 
     async def aclose(self) -> None:
         """Ends running commands; any number of times."""
@@ -411,41 +385,27 @@ class RedisServer:
         here = asyncio.get_running_loop()
         if running := [task for task in self._running if task.get_loop() is here]:
             await asyncio.wait(running, timeout=self._limit_s)
-        tasks = running if self._look is None else [*running, self._look]
-        await ended([task for task in tasks if task.get_loop() is here])
+        await ended(running)
         if isinstance(self._clients, OwnClients):
             await self._clients.aclose()
 
-    async def _attempt(self, job: Callable[[Client], Awaitable[_Result]], key: str) -> _Result:
+    async def _attempt(self, job: Callable[[Client], Awaitable[_Result]]) -> _Result:
         try:
-            return await job(self._clients())
+            result = await asyncio.wait_for(job(self._clients()), max(PATIENT_LIMIT_S, self._limit_s))
         except _ERRORS as error:
             said = f"store {self.place} {_said(error)}"
             # One that answers is there, whatever it refuses.
             if isinstance(error, ResponseError) and not isinstance(error, (ClusterDownError, MasterDownError)):
                 raise StoreError(said) from error
-            raise self._rest(said, key) from error
+            raise self._rest(said, _REST_S) from error
+        self._rests_until_s = -math.inf
+        return result
 
-    def _rest(self, said: str, key: str) -> StoreError:
-        """Makes calls fail at once from now on, until the server is seen to answer."""
-        if self._rests and not self._failure and not self._is_closed:
-            self._failure = said
-            self._look = asyncio.ensure_future(self._look_until_it_is_back(key))
+    def _rest(self, said: str, pause_s: float) -> StoreError:
+        """Makes calls fail at once for a while."""
+        if self._rests and not self._is_closed:
+            self._failure, self._rests_until_s = said, time.monotonic() + pause_s
         return StoreError(said)
-
-    async def _look_until_it_is_back(self, key: str) -> None:
-        pause_s, is_back = _FIRST_LOOK_S, False
-        try:
-            while not is_back:
-                await asyncio.sleep(pause_s * random.uniform(*_SPREAD))  # noqa: S311 - no secret
-                pause_s = min(2 * pause_s, _LAST_LOOK_S)
-                with contextlib.suppress(*_ERRORS, StoreError, asyncio.TimeoutError):
-                    look = ("EXISTS", key) if key else ("PING",)
-                    await asyncio.wait_for(self._clients().execute_command(*look), _LOOK_LIMIT_S)
-                    is_back = True
-        finally:
-            # Also if its event loop ends: another one's calls find out for themselves.
-            self._failure = ""
 
 
 async def is_done(task: asyncio.Future[Any], limit_s: float) -> bool:

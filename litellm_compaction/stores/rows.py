@@ -1,8 +1,6 @@
 """The base of every store: rows by scope and key, which age or stay, and logs.
 
 A backend implements `Rows` and nothing else: memory, SQLite, Redis, and one of these with memory to fall back on.
-`store.py` keeps compactions, facts, settings, events and notes in them. `SteadyRows` are a durable backend while it
-works, and memory while it does not.
 """
 
 from __future__ import annotations
@@ -12,14 +10,13 @@ import contextlib
 import logging
 import math
 import time
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import islice
-from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from litellm_compaction.concurrency import Bounded
 from litellm_compaction.errors import StoreError, TooLargeForStore
 
+logger = logging.getLogger("litellm_compaction")
 _Result = TypeVar("_Result")
 
 # Rows of this scope are kept until they are replaced: they have no time to live and do not count for the bound.
@@ -30,7 +27,7 @@ LINES_TTL_S = 30 * 86_400.0
 OVERHEAD_BYTES = 500
 
 # Makes a row's new body of the old one, None for none, and of the backend's time in seconds. None deletes the row; the
-# same body leaves it as it is. May be called more than once, from any thread, and again after an outage.
+# same body leaves it as it is. May be called more than once, from any thread.
 Change: TypeAlias = "Callable[[bytes | None, float], bytes | None]"
 
 
@@ -76,7 +73,7 @@ class Rows(Protocol):
         """Returns the rows that are alive, in the order of `keys`, and counts this as their use.
 
         Args:
-            keys: may be thousands; of very many bytes the first rows are found.
+            keys: may be thousands.
         """
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
@@ -125,7 +122,7 @@ class MemoryRows:
         self._rows: OrderedDict[_Key, Row] = OrderedDict()
         self._bytes_by_scope: Counter[str] = Counter()
         self._settings: dict[str, Row] = {}
-        self._logs: dict[str, deque[Line]] = defaultdict(deque)
+        self._logs: dict[str, deque[Line]] = {}
         self._last_number = 0
 
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
@@ -145,12 +142,12 @@ class MemoryRows:
         while self._bytes_by_scope.total() > self._max_bytes and len(self._rows) > 1:
             # One tenant's records take nothing from tenants with fewer.
             [(largest, _)] = self._bytes_by_scope.most_common(1)
-            oldest = next(each for each in self._rows if each[0] == largest)
+            oldest = next(name for name in self._rows if name[0] == largest)
             self._drop(oldest if oldest != (scope, key) else next(iter(self._rows)))
 
     async def change(self, scope: str, key: str, change: Change) -> None:
         row = self._used((scope, key))
-        before = None if row is None else row.body
+        before = row and row.body
         after = change(before, self._clock())
         if after is None:
             self._drop((scope, key))
@@ -164,48 +161,38 @@ class MemoryRows:
     async def delete(
         self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
     ) -> list[str]:
+        limit_s = math.inf if before_s is None else before_s
         doomed = [
             row
             for row in self._rows.values()
-            if (scope is None or row.scope == scope)
-            and (before_s is None or row.used_s < before_s)
-            and (key is None or row.key == key)
+            if scope in (None, row.scope) and key in (None, row.key) and row.used_s < limit_s
         ]
         for row in doomed:
             self._drop((row.scope, row.key))
         if scope is None and key is None:
             for log, lines in self._logs.items():
-                self._logs[log] = deque(line for line in lines if before_s is not None and line.when_s >= before_s)
+                self._logs[log] = deque((line for line in lines if line.when_s >= limit_s), lines.maxlen)
         return [row.key for row in doomed]
 
     async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
         self._last_number += 1
-        lines = self._logs[log]
-        lines.append(Line(self._last_number, when_s, body))
-        while len(lines) > most:
-            lines.popleft()
+        self._logs.setdefault(log, deque(maxlen=most)).append(Line(self._last_number, when_s, body))
 
     async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
         since_s = self._clock() - LINES_TTL_S
-        newest = (
-            line
-            for line in reversed(self._logs[log])
-            if line.number > after and line.when_s >= since_s and containing in line.body
-        )
-        return list(islice(newest, most))[::-1]
+        young = (line for line in self._logs.get(log, ()) if line.number > after and line.when_s >= since_s)
+        return [line for line in young if containing in line.body][-most:]
 
     def beside(self, part: str, *, ttl_s: float, max_bytes: int) -> MemoryRows:
         return MemoryRows(ttl_s=ttl_s, max_bytes=max_bytes, clock=self._clock)
 
     async def aclose(self) -> None:
-        for kept in (self._rows, self._settings, self._logs, self._bytes_by_scope):
-            kept.clear()
+        for held in (self._rows, self._settings, self._logs, self._bytes_by_scope):
+            held.clear()
 
     def _used(self, name: _Key) -> Row | None:
         row, now_s = self._rows.get(name), self._clock()
-        if row is None:
-            return None
-        if row.used_s < now_s - self._ttl_s:
+        if row is None or row.used_s < now_s - self._ttl_s:
             self._drop(name)
             return None
         self._rows[name] = row = row._replace(used_s=now_s)
@@ -213,91 +200,80 @@ class MemoryRows:
         return row
 
     def _drop(self, name: _Key) -> None:
-        row = self._rows.pop(name, None)
-        if row is not None:
+        if (row := self._rows.pop(name, None)) is not None:
             self._bytes_by_scope[row.scope] -= row.size_bytes
-            if not self._bytes_by_scope[row.scope]:
-                del self._bytes_by_scope[row.scope]
 
-
-logger = logging.getLogger("litellm_compaction")
 
 # An outage is logged once, not with every request; again if it lasts so long.
 _WARN_AGAIN_S = 3600.0
 # One that comes and goes is not logged each time.
 _FLAPS_S = 60.0
 _HAND_OVER_AGAIN_S = 5.0
-# Rows that are changed in an outage, and the newest changes of each, which are repeated after it.
-_MOST_CHANGED, _MOST_CHANGES = 1000, 8
 # A process that ends tries as often: a write that missed the others by a moment is theirs.
 _LAST_PAUSES_S = (0.0, 0.25, 0.5)
 
-_Way: TypeAlias = Literal["reading", "writing"]
-
 
 class SteadyRows:
-    """Uses the durable backend and falls back to memory when it fails. Only `delete` and settings raise.
+    """Uses the durable backend, and memory while it fails. Only settings, `change` and `delete` raise.
 
-    Without this a full disk or a missing right would cost a summary with every turn. Rows of an outage are handed over
-    as soon as the durable backend works again, so that other processes find them too; lines stay in this process.
+    Without this a full disk or a missing right would cost a summary with every turn. Rows that were put in an outage
+    are put again as soon as the durable backend works, so that other processes find them too; lines stay here.
     """
 
     def __init__(self, durable: Rows, spare: Rows, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.durable = durable
         self._spare = spare
         self._clock = clock
-        self._failing: set[_Way] = set()
-        self._warned_s = -math.inf
         self._is_told = False
-        # The number of writes that the spare took for the durable one.
-        self._taken = 0
-        self._changes: Bounded[tuple[str, str], tuple[Change, ...]] = Bounded(_MOST_CHANGED)
+        self._warned_s = self._tried_s = -math.inf
+        # The number of rows that the spare took for the durable backend.
+        self._owed = 0
         self._handing_over: asyncio.Task[None] | None = None
-        self._hand_over_s = -math.inf
 
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
         if scope == SETTINGS:
             # The memory of one process would let workers go their own ways.
-            found = await self.durable.find(scope, keys)
+            settings = await self.durable.find(scope, keys)
             # They are read again and again, and so tell first that an outage is over.
-            self._works("reading")
-            return found
+            self._works()
+            return settings
         spare = await self._spare.find(scope, keys)
-        durable = await self._either("reading", lambda rows: rows.find(scope, keys))
-        if not spare or "reading" in self._failing:
-            return durable
-        rows = {row.key: row for row in durable}
-        for row in spare:
-            # It came later; or it is to be added to what is there.
-            changes = self._changes.get((scope, row.key), ()) if row.key in rows else ()
-            body = rows[row.key].body if changes else row.body
-            for change in changes:
-                body = change(body, row.used_s) or body
-            rows[row.key] = row._replace(body=body)
+        # What was put in an outage came later.
+        rows = {row.key: row for row in [*await self._either(lambda rows: rows.find(scope, keys)), *spare]}
         return [rows[key] for key in keys if key in rows]
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
         if scope == SETTINGS:
+            return await self.durable.put(scope, key, body)
+        try:
             await self.durable.put(scope, key, body)
-        elif await self._write(lambda rows: rows.put(scope, key, body)) and (scope, key) in self._changes:
-            self._changes[scope, key] = (lambda _kept, _now_s: body,)
+        except TooLargeForStore as error:
+            logger.warning("store_refused %s; this process keeps it", error)
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
+            self._fails(error)
+            self._owed += 1
+        else:
+            self._works()
+            if not self._owed:
+                return None
+            # Otherwise an older one of the spare's would stand before it.
+        return await self._spare.put(scope, key, body)
 
     async def change(self, scope: str, key: str, change: Change) -> None:
-        # What was put in the outage is handed over as it is then, with what was added.
-        is_put = (scope, key) not in self._changes and bool(self._taken and await self._spare.find(scope, [key]))
-        if await self._write(lambda rows: rows.change(scope, key, change)) and not is_put:
-            made = self._changes.get((scope, key), ())
-            self._changes[scope, key] = (*made, change)[-_MOST_CHANGES:]
+        if self._owed:
+            await self._until_handed_over()
+            await self._hand_over()
+        if self._owed:
+            raise StoreError("the store has not taken back yet what was put in an outage")
+        await self.durable.change(scope, key, change)
 
     def beside(self, part: str, *, ttl_s: float, max_bytes: int) -> Rows:
         return self.durable.beside(part, ttl_s=ttl_s, max_bytes=max_bytes)
 
     async def scan(self) -> list[Row]:
-        spare = await self._spare.scan()
-        durable = await self._either("reading", lambda rows: rows.scan())
-        # While something is handed over, both have it.
-        known = {(row.scope, row.key) for row in spare}
-        return spare + [row for row in durable if (row.scope, row.key) not in known]
+        spare = {(row.scope, row.key): row for row in await self._spare.scan()}
+        durable = await self._either(lambda rows: rows.scan())
+        return [*spare.values(), *(row for row in durable if (row.scope, row.key) not in spare)]
 
     async def delete(
         self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
@@ -308,52 +284,31 @@ class SteadyRows:
         return deleted + await self.durable.delete(scope=scope, before_s=before_s, key=key)
 
     async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
-        await self._either("writing", lambda rows: rows.append(log, when_s, body, most=most))
+        await self._either(lambda rows: rows.append(log, when_s, body, most=most))
 
     async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
-        return await self._either("reading", lambda rows: rows.tail(log, after=after, most=most, containing=containing))
+        return await self._either(lambda rows: rows.tail(log, after=after, most=most, containing=containing))
 
     async def aclose(self) -> None:
         await self._until_handed_over()
         for pause_s in _LAST_PAUSES_S:
-            if not self._taken:
-                break
-            await asyncio.sleep(pause_s)
-            await self._hand_over()
+            if self._owed:
+                await asyncio.sleep(pause_s)
+                await self._hand_over()
         await self.durable.aclose()
         await self._spare.aclose()
 
-    async def _either(self, way: _Way, job: Callable[[Rows], Awaitable[_Result]]) -> _Result:
+    async def _either(self, job: Callable[[Rows], Awaitable[_Result]]) -> _Result:
         """Returns what the durable backend gives, or else the spare."""
         try:
             result = await job(self.durable)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._fails(way, error)
+            self._fails(error)
             return await job(self._spare)
-        self._works(way)
+        self._works()
         return result
 
-    async def _write(self, job: Callable[[Rows], Awaitable[None]]) -> bool:
-        """Makes the durable backend do something, or else the spare; returns True if the spare has to hand it over."""
-        try:
-            await job(self.durable)
-        except TooLargeForStore as error:
-            logger.warning("store_refused %s; this process keeps it", error)
-            await job(self._spare)
-            return False
-        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._fails("writing", error)
-            self._taken += 1
-            await job(self._spare)
-            return True
-        if is_owed := self._taken > 0:
-            # Otherwise an older value of the spare's would stand before the newer one.
-            await job(self._spare)
-        self._works("writing")
-        return is_owed
-
-    def _fails(self, way: _Way, error: Exception) -> None:
-        self._failing.add(way)
+    def _fails(self, error: Exception) -> None:
         now_s = self._clock()
         if now_s < self._warned_s + (_WARN_AGAIN_S if self._is_told else _FLAPS_S):
             return
@@ -362,17 +317,14 @@ class SteadyRows:
         said = str(error) if isinstance(error, StoreError) else type(error).__name__
         logger.warning("store_failed %s; requests go on with the memory of this process", said)
 
-    def _works(self, way: _Way) -> None:
-        self._failing.discard(way)
-        if self._taken and self._handing_over is None and self._clock() >= self._hand_over_s:
-            self._hand_over_s = self._clock() + _HAND_OVER_AGAIN_S
-            self._handing_over = asyncio.ensure_future(self._hand_over())
-        self._tell_recovery()
-
-    def _tell_recovery(self) -> None:
-        if self._is_told and not self._failing:
+    def _works(self) -> None:
+        """Puts again what is owed, behind the call that found the durable backend at work."""
+        if not self._owed and self._is_told:
             self._is_told = False
             logger.info("store_recovered requests go on with the store")
+        if self._owed and self._handing_over is None and self._clock() >= self._tried_s + _HAND_OVER_AGAIN_S:
+            self._tried_s = self._clock()
+            self._handing_over = asyncio.ensure_future(self._hand_over())
 
     async def _until_handed_over(self) -> None:
         task = self._handing_over
@@ -380,27 +332,18 @@ class SteadyRows:
             await asyncio.wait({task})
 
     async def _hand_over(self) -> None:
-        """Gives the durable backend the spare's writes for it; those that fail are tried again later."""
+        """Puts the spare's rows into the durable backend; those that fail are tried again later."""
         try:
-            while taken := self._taken:
+            while owed := self._owed:
                 for row in reversed(await self._spare.scan()):
                     with contextlib.suppress(TooLargeForStore):
-                        await self._give(row)
-                self._failing.discard("writing")
-                self._tell_recovery()
-                # Writes that failed meanwhile went to the spare again.
-                if taken == self._taken:
-                    self._taken = 0
-                    self._changes.clear()
+                        await self.durable.put(row.scope, row.key, row.body)
+                # Puts that failed meanwhile went to the spare again.
+                if owed == self._owed:
+                    self._owed = 0
                     await self._spare.delete()
+            self._works()
         except Exception as error:  # noqa: BLE001 - in no request's name; the spare still has it
-            self._fails("writing", error)
+            self._fails(error)
         finally:
             self._handing_over = None
-
-    async def _give(self, row: Row) -> None:
-        if changes := self._changes.get((row.scope, row.key)):
-            for change in changes:
-                await self.durable.change(row.scope, row.key, change)
-        else:
-            await self.durable.put(row.scope, row.key, row.body)

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import glob
 import logging
-import math
 import os
 import sqlite3
 import time
@@ -32,7 +31,7 @@ _Job: TypeAlias = "Callable[[sqlite3.Connection], _Result]"
 _APPLICATION_ID, _VERSION = 0x6C6D6373, 8
 # A setting has no `used_order`, so that nothing that goes through the order of use meets it. Eviction reads indices
 # alone, never the bodies.
-_SCHEMA = """
+_SCHEMA = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS entry (
     id INTEGER PRIMARY KEY, part TEXT NOT NULL, scope TEXT NOT NULL, key TEXT NOT NULL, body BLOB NOT NULL,
@@ -53,16 +52,17 @@ CREATE TABLE IF NOT EXISTS line (
     number INTEGER PRIMARY KEY AUTOINCREMENT, log TEXT NOT NULL, when_s REAL NOT NULL, body BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS line_by_log ON line (log, number);
+PRAGMA application_id={_APPLICATION_ID};
+PRAGMA user_version={_VERSION};
 COMMIT;
-"""
+"""  # noqa: S608 - two numbers
 _DAMAGED_SCHEMA = ("Could not decode", "no such table", "no such column", "has no column", "malformed database schema")
 # A disk that sleeps or a network that is gone holds a call for long; the request does not wait for it. A process that
 # ends does not hang with its disk.
 LIMIT_S, _LAST_WAIT_S = 5.0, 1.0
-# Another process holds the lock for well under a millisecond a write; a request waits no longer than this.
-_BUSY_S = 1.0
-# A file that could not be opened or written is left alone for so long: a waiting request each time would be worse.
-_RETRY_S = 10.0
+# Another process holds the lock for well under a millisecond a write. SQLite's own pauses grow longer and longer, so
+# that writers without a pause would starve others: they begin anew after a few, until a request has waited enough.
+_PAUSES_S, _BUSY_S = 0.05, 2.0
 _COPIES = ".corrupt-"
 
 
@@ -75,7 +75,6 @@ class SqliteFile:
         path: need not exist; it and its folder are made for this user alone, by the first call.
         create: whether to make and repair the file; if not, its faults are errors.
         limit_s: seconds after which a call is no longer waited for.
-        rests: seconds, for the pause after a write that failed.
     """
 
     def __init__(
@@ -85,7 +84,6 @@ class SqliteFile:
         create: bool = True,
         connect: Callable[..., sqlite3.Connection] = sqlite3.connect,
         limit_s: float = LIMIT_S,
-        rests: Callable[[], float] = time.monotonic,
     ) -> None:
         # The journal holds text that is gone.
         self.owes_erasing = False
@@ -93,20 +91,13 @@ class SqliteFile:
         self._create = create
         self._connect = connect
         self._limit_s = limit_s
-        self._rests = rests
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="litellm-compaction-store")
         self._hanging: Future[Any] | None = None
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
-        self._is_closed = False
-        self._refused_until_s, self._refusal = -math.inf, ""
 
     async def run(self, job: _Job[_Result], *, writes: bool = False) -> _Result:
-        """Returns the result of `job`; a caller who is cancelled, or tires, does not stop it.
-
-        Args:
-            writes: in one transaction; raises at once if a write has failed a moment ago.
-        """
+        """Returns the result of `job`, in one transaction if it writes; a caller who leaves does not stop it."""
         if self._hanging is not None and not self._hanging.done():
             raise StoreError(f"store {self._path} still hangs")
         begun = self.begin(job, writes=writes)
@@ -126,15 +117,9 @@ class SqliteFile:
         except RuntimeError as exc:
             raise StoreError(f"store {self._path} is closed") from exc
 
-    def tidy(self, connection: sqlite3.Connection, before_s: float | None) -> None:
-        """Empties the journal if it has to be, and deletes copies that were set aside before a time.
-
-        While another process reads, the next call empties it. The owner of a damaged file's text is unknown, so that
-        all copies go if there is no time (since 1970).
-        """
-        if self.owes_erasing:
-            self.owes_erasing = bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
-        for copy in list(self._path.parent.glob(f"{glob.escape(self._path.name)}{_COPIES}*")):
+    def forget_copies(self, before_s: float | None) -> None:
+        """Deletes copies that were set aside before a time (since 1970), or all: whose text they hold is not known."""
+        for copy in self._path.parent.glob(f"{glob.escape(self._path.name)}{_COPIES}*"):
             # Another process may be faster; of a link only the link goes.
             with contextlib.suppress(FileNotFoundError):
                 if before_s is None or copy.lstat().st_mtime < before_s:
@@ -143,42 +128,40 @@ class SqliteFile:
     async def aclose(self) -> None:
         """Closes the file after what was begun, if the disk answers by then; any number of times."""
         with contextlib.suppress(RuntimeError):
-            await asyncio.wait({asyncio.wrap_future(self._thread.submit(self._close))}, timeout=_LAST_WAIT_S)
-        self._thread.shutdown(wait=False)
+            closing = asyncio.wrap_future(self._thread.submit(self._let_go))
+            self._thread.shutdown(wait=False)
+            await asyncio.wait({closing}, timeout=_LAST_WAIT_S)
 
     def _do(self, job: _Job[_Result], writes: bool) -> _Result:
         try:
             try:
                 return self._done(job, writes)
             except (sqlite3.Error, UnicodeDecodeError) as error:
-                if not self._is_damage(error):
+                if not (self._create and _is_damage(error)):
                     raise
             self._set_aside()
             return self._done(job, writes)
         except StoreError:
             raise
         except Exception as exc:
-            # A store that raises must never decide about a request. A decoding error quotes what it read.
-            said = type(exc).__name__ if isinstance(exc, UnicodeError) else str(exc)
-            refusal = StoreError(f"store {self._path} cannot be used: {said}")
-            if self._connection is None or (writes and isinstance(exc, (sqlite3.OperationalError, OSError))):
-                self._refused_until_s, self._refusal = self._rests() + _RETRY_S, str(refusal)
             if "I/O" in str(exc):
                 # What stands in the connection's memory may not be what is on the disk any more.
                 self._let_go()
-            raise refusal from exc
+            # A store that raises must never decide about a request. A decoding error quotes what it read.
+            said = type(exc).__name__ if isinstance(exc, UnicodeError) else str(exc)
+            raise StoreError(f"store {self._path} cannot be used: {said}") from exc
 
     def _done(self, job: _Job[_Result], writes: bool) -> _Result:
-        if self._is_closed:
-            raise StoreError(f"store {self._path} is closed")
-        if (writes or self._connection is None) and self._rests() < self._refused_until_s:
-            raise StoreError(self._refusal)
         connection = self._opened()
         if not writes:
             return job(connection)
-        connection.execute("BEGIN IMMEDIATE")
+        _patiently(connection, "BEGIN IMMEDIATE")
         with connection:
-            return job(connection)
+            result = job(connection)
+        if self.owes_erasing:
+            # While another process reads, the next write empties it.
+            self.owes_erasing = bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+        return result
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is not None and _identity(self._path) != self._identity:
@@ -190,45 +173,39 @@ class SqliteFile:
             elif not self._path.is_file():
                 raise StoreError(f"there is no store at {self._path} yet; a proxy makes it with its first compaction")
             self._identity = _identity(self._path)
-            connection = self._connect(str(self._path), timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+            self._connection = self._connect(
+                str(self._path), timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+            )
             try:
-                self._prepare(connection)
+                self._prepare(self._connection)
             except BaseException:
-                # No other code knows the connection yet; Ctrl-C included.
-                connection.close()
+                self._let_go()
                 raise
-            self._connection = connection
         return self._connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
+        # First: another process may be making it.
+        is_empty = connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None
         version, application = (
             connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")
         )
-        is_new = application == 0 and connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None
-        if application != _APPLICATION_ID and not is_new:
+        if is_empty and application in (0, _APPLICATION_ID):
+            # The switch needs the file alone and does not always wait for it (sqlite.org/wal.html, 2.2 and 8): several
+            # workers that start together would meet here. Once made, it is kept by the file.
+            _patiently(connection, "PRAGMA journal_mode=WAL")
+            connection.executescript(_SCHEMA)
+        elif application != _APPLICATION_ID:
             raise StoreError(f"{self._path} is a database of another program; name another file in `store`")
-        if version > _VERSION:
+        elif version != _VERSION:
             raise StoreError(
                 f"store {self._path} has schema version {version} and this version of litellm_compaction knows "
                 f"{_VERSION}: update it, or name another file in `store`"
             )
-        if 0 < version < _VERSION:
-            raise sqlite3.DatabaseError(f"its schema version {version} is of a build before the first release")
-        if version < _VERSION:
-            _use_wal(connection)
-            connection.executescript(_SCHEMA)
-            for name, number in (("application_id", _APPLICATION_ID), ("user_version", _VERSION)):
-                connection.execute(f"PRAGMA {name}={number}").close()
         # In WAL mode a commit then costs no fsync, and a crash loses the last commits but no file
         # (sqlite.org/pragma.html#pragma_synchronous). Deleted text is overwritten, not only unlinked.
-        for pragma in ("synchronous=NORMAL", "secure_delete=ON", "journal_size_limit=4194304"):
+        pauses = f"busy_timeout={round(1000 * _PAUSES_S)}"
+        for pragma in ("synchronous=NORMAL", "secure_delete=ON", "journal_size_limit=4194304", pauses):
             connection.execute(f"PRAGMA {pragma}").close()
-
-    def _is_damage(self, error: sqlite3.Error | UnicodeDecodeError) -> bool:
-        # CORRUPT and NOTADB are raised as DatabaseError itself, all other trouble as a subclass (CPython,
-        # Modules/_sqlite/util.c), text that is no UTF-8 as either; of a schema of ours nothing is missing.
-        is_damage = type(error) is sqlite3.DatabaseError or isinstance(error, UnicodeDecodeError)
-        return self._create and (is_damage or any(map(str(error).__contains__, _DAMAGED_SCHEMA)))
 
     def _set_aside(self) -> None:
         """Renames the damaged file, unless another process has done so already."""
@@ -243,15 +220,29 @@ class SqliteFile:
                 Path(f"{self._path}{suffix}").replace(f"{aside}{suffix}")
         logger.warning("store_corrupt path=%s; set aside as %s, a fresh one is made", self._path, aside)
 
-    def _close(self) -> None:
-        self._is_closed = True
-        self._let_go()
-
     def _let_go(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
+
+
+def _patiently(connection: sqlite3.Connection, statement: str) -> None:
+    deadline_s = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            return connection.execute(statement).close()
+        except sqlite3.OperationalError as error:  # noqa: PERF203 - a wait
+            if "locked" not in str(error) or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.001)
+
+
+def _is_damage(error: Exception) -> bool:
+    # CORRUPT and NOTADB are raised as DatabaseError itself, all other trouble as a subclass (CPython,
+    # Modules/_sqlite/util.c), text that is no UTF-8 as either; of a schema of ours nothing is missing.
+    is_damage = type(error) is sqlite3.DatabaseError or isinstance(error, UnicodeDecodeError)
+    return is_damage or any(map(str(error).__contains__, _DAMAGED_SCHEMA))
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -273,24 +264,13 @@ def _make_private(path: Path) -> None:
                 make_private(Path(f"{path}{suffix}"))
 
 
-def _use_wal(connection: sqlite3.Connection) -> None:
-    # The switch needs the file alone and does not always wait for it (sqlite.org/wal.html, 2.2 and 8): several
-    # workers that start together would meet here. Once made, it is kept by the file.
-    deadline_s = time.monotonic() + _BUSY_S
-    while time.monotonic() < deadline_s:
-        with contextlib.suppress(sqlite3.OperationalError):
-            connection.execute("PRAGMA journal_mode=WAL").close()
-            return
-        time.sleep(0.01)
-    raise sqlite3.OperationalError("database is locked")
-
-
 _COLUMNS = "scope, key, body, created_s, used_s, size_bytes"
 # A row that another program has written may hold any type in any column (sqlite.org/datatype3.html).
 _WHOLE = (
     "typeof(key) = 'text' AND typeof(body) = 'blob' AND typeof(used_s) = 'real'"
     " AND typeof(created_s) = 'real' AND typeof(size_bytes) = 'integer'"
 )
+_NAMED = "part = ? AND scope = ? AND key = ?"
 # One more than any before: clocks of several processes are not finer than requests.
 _NEXT = "(SELECT coalesce(max(used_order), 0) + 1 FROM entry)"
 # SQLITE_MAX_VARIABLE_NUMBER was 999 until SQLite 3.32 (sqlite.org/limits.html).
@@ -326,31 +306,29 @@ class SqliteRows:
 
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
         now_s = self._clock()
-        found = await self._file.run(lambda each: self._found(each, scope, keys))
-        alive = [found[key] for key in keys if key in found and self._is_alive(found[key], now_s)]
-        if alive and scope != SETTINGS:
-            noted = f"UPDATE entry SET used_s = max(used_s, ?), used_order = {_NEXT} WHERE part = ? AND scope = ? AND key = ?"  # noqa: S608, E501
-            values = [(now_s, self._part, scope, row.key) for row in alive]
+        rows = await self._file.run(lambda connection: self._found(connection, scope, keys, now_s))
+        if rows and scope != SETTINGS:
+            noted = f"UPDATE entry SET used_s = max(used_s, ?), used_order = {_NEXT} WHERE {_NAMED}"  # noqa: S608
+            values = [(now_s, self._part, scope, key) for key in keys if key in rows]
             # When no caller waits for it.
-            self._file.begin(lambda each: each.executemany(noted, values), writes=True)
-        return alive
+            self._file.begin(lambda connection: connection.executemany(noted, values), writes=True)
+        return [rows[key] for key in keys if key in rows]
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
         def write(connection: sqlite3.Connection) -> None:
+            self._file.forget_copies(self._clock() - self._ttl_s)
             self._file.owes_erasing |= self._put(connection, scope, key, body)
 
         await self._file.run(write, writes=True)
-        before_s = self._clock() - self._ttl_s
-        self._file.begin(lambda each: self._file.tidy(each, before_s))
 
     async def change(self, scope: str, key: str, change: Change) -> None:
         def write(connection: sqlite3.Connection) -> None:
             now_s = self._clock()
-            row = self._found(connection, scope, [key]).get(key)
-            before = row.body if row is not None and self._is_alive(row, now_s) else None
+            row = self._found(connection, scope, [key], now_s).get(key)
+            before = row and row.body
             after = change(before, now_s)
             if after is None:
-                self._delete_row(connection, scope, key)
+                connection.execute(f"DELETE FROM entry WHERE {_NAMED}", (self._part, scope, key))  # noqa: S608
             elif after != before:
                 self._put(connection, scope, key, after)
 
@@ -360,7 +338,7 @@ class SqliteRows:
         alive = f"part = ? AND used_order IS NOT NULL AND used_s >= ? AND {_WHOLE} ORDER BY used_order DESC"
         asked = f"SELECT {_COLUMNS} FROM entry WHERE {alive}"  # noqa: S608
         values = (self._part, self._clock() - self._ttl_s)
-        return await self._file.run(lambda each: [Row(*row) for row in each.execute(asked, values)])
+        return await self._file.run(lambda connection: [Row(*row) for row in connection.execute(asked, values)])
 
     async def delete(
         self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
@@ -375,27 +353,19 @@ class SqliteRows:
             self._file.owes_erasing = True
             keys = [str(row[0]) for row in connection.execute(f"SELECT key FROM entry WHERE {matches}", values)]  # noqa: S608
             connection.execute(f"DELETE FROM entry WHERE {matches}", values)  # noqa: S608
+            if key is None:
+                self._file.forget_copies(before_s)
             if not self._part and scope is None and key is None:
                 connection.execute("DELETE FROM line WHERE :before_s IS NULL OR when_s < :before_s", values)
             return keys
 
-        deleted = await self._file.run(write, writes=True)
-        if key is None:
-            # Another process may be reading: then the room is used again in time.
-            with contextlib.suppress(StoreError):
-                await self._file.run(lambda each: each.execute("VACUUM").close())
-            await self._file.run(lambda each: self._file.tidy(each, before_s))
-        else:
-            # While a request waits: its text is gone, its room is used again.
-            self._file.begin(lambda each: self._file.tidy(each, self._clock() - self._ttl_s))
-        return deleted
+        return await self._file.run(write, writes=True)
 
     async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
         """Expired lines go a few at a time."""
         newest = "SELECT number FROM line WHERE log = :log ORDER BY number DESC LIMIT 1 OFFSET :most"
-        oldest = "SELECT number FROM line ORDER BY number LIMIT :at_once"
-        values = {"log": log, "when_s": when_s, "body": body, "most": most, "at_once": _EXPIRED_LINES_AT_ONCE}
-        values["expired_s"] = self._clock() - LINES_TTL_S
+        oldest = f"SELECT number FROM line ORDER BY number LIMIT {_EXPIRED_LINES_AT_ONCE}"  # noqa: S608
+        values = {"log": log, "when_s": when_s, "body": body, "most": most, "expired_s": self._clock() - LINES_TTL_S}
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("INSERT INTO line (log, when_s, body) VALUES (:log, :when_s, :body)", values)
@@ -410,35 +380,32 @@ class SqliteRows:
             " AND typeof(body) = 'blob' ORDER BY number DESC LIMIT ?"
         )
         values = (log, after, self._clock() - LINES_TTL_S, containing, most)
-        return await self._file.run(lambda each: [Line(*line) for line in each.execute(lines, values)][::-1])
+        return await self._file.run(
+            lambda connection: [Line(*line) for line in connection.execute(lines, values)][::-1]
+        )
 
     async def aclose(self) -> None:
         if not self._part:
             await self._file.aclose()
 
-    def _is_alive(self, row: Row, now_s: float) -> bool:
-        return row.scope == SETTINGS or row.used_s >= now_s - self._ttl_s
-
-    def _found(self, connection: sqlite3.Connection, scope: str, keys: Sequence[str]) -> dict[str, Row]:
-        """The rows under `keys`, expired ones too."""
-        found: dict[str, Row] = {}
+    def _found(self, connection: sqlite3.Connection, scope: str, keys: Sequence[str], now_s: float) -> dict[str, Row]:
+        """The rows under `keys` that are alive."""
+        rows: dict[str, Row] = {}
         for start in range(0, len(keys), _VARIABLES):
             some = keys[start : start + _VARIABLES]
             matches = f"part = ? AND scope = ? AND key IN ({','.join('?' * len(some))}) AND {_WHOLE}"
-            rows = connection.execute(f"SELECT {_COLUMNS} FROM entry WHERE {matches}", (self._part, scope, *some))  # noqa: S608
-            found |= {row[1]: Row(*row) for row in rows}
-        return found
-
-    def _delete_row(self, connection: sqlite3.Connection, scope: str, key: str) -> None:
-        connection.execute("DELETE FROM entry WHERE part = ? AND scope = ? AND key = ?", (self._part, scope, key))
+            asked = f"SELECT {_COLUMNS} FROM entry WHERE {matches} AND (used_s >= ? OR used_order IS NULL)"  # noqa: S608
+            values = (self._part, scope, *some, now_s - self._ttl_s)
+            rows |= {row[1]: Row(*row) for row in connection.execute(asked, values)}
+        return rows
 
     def _put(self, connection: sqlite3.Connection, scope: str, key: str, body: bytes) -> bool:
         """Writes a row; then expired ones go, and others until the bound holds. Returns True if any text went."""
-        now_s, rows = self._clock(), connection.total_changes
-        self._delete_row(connection, scope, key)
+        now_s, changes = self._clock(), connection.total_changes
+        connection.execute(f"DELETE FROM entry WHERE {_NAMED}", (self._part, scope, key))  # noqa: S608
         aging = "part = ? AND used_order IS NOT NULL AND used_s"
         connection.execute(f"DELETE FROM entry WHERE {aging} < ?", (self._part, now_s - self._ttl_s))  # noqa: S608
-        is_less = connection.total_changes > rows
+        is_less = connection.total_changes > changes
         # The clock has been set back: they would outlive their time by as much.
         latest_s = now_s + self._ttl_s
         connection.execute(f"UPDATE entry SET used_s = ? WHERE {aging} > ?", (now_s, self._part, latest_s))  # noqa: S608
@@ -457,12 +424,10 @@ class SqliteRows:
         older = f"part = :part AND used_order < {_NEXT} - 1"
         largest = f"SELECT scope FROM entry WHERE {older} GROUP BY scope ORDER BY sum(size_bytes) DESC LIMIT 1"  # noqa: S608
         oldest = f"SELECT id FROM entry WHERE {older} AND scope = ({largest}) ORDER BY used_order LIMIT 1"  # noqa: S608
-        values, is_evicted = {"part": self._part}, False
-        while True:
-            [used_bytes] = connection.execute("SELECT bytes FROM usage WHERE part = :part", values).fetchone() or [None]
-            if not isinstance(used_bytes, int):
-                raise sqlite3.DatabaseError("the table `usage` is damaged")
-            is_over = used_bytes > self._max_bytes
-            if not is_over or not connection.execute(f"DELETE FROM entry WHERE id = ({oldest})", values).rowcount:  # noqa: S608
-                return is_evicted
+        is_over = "SELECT bytes > :most FROM usage WHERE part = :part"
+        values, is_evicted = {"part": self._part, "most": self._max_bytes}, False
+        while connection.execute(is_over, values).fetchone()[0]:
+            if not connection.execute(f"DELETE FROM entry WHERE id = ({oldest})", values).rowcount:  # noqa: S608
+                break
             is_evicted = True
+        return is_evicted

@@ -1,7 +1,7 @@
-"""The things that are kept, written once over rows and logs: compactions, facts, settings, events, and notes.
+"""What is kept, written once over rows and logs: compactions, facts, settings, events, and notes.
 
-The engine finds and puts, the history observer adds events, the command line lists and deletes. A compaction becomes
-bytes that survive upgrades, field by field as in the dataclasses: missing fields take defaults, unknown ones go.
+A compaction becomes bytes that survive upgrades, field by field as in the dataclasses: missing fields take defaults,
+unknown ones go.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -76,8 +76,10 @@ class StoredEvent(NamedTuple):
     text: str
 
 
-class _OverRows:
-    """A part of a store. Every method may raise `StoreError`, and nothing else; a cancelled call finishes its work.
+class Store:
+    """Compactions, facts, settings and the history, over rows.
+
+    Every method may raise `StoreError`, and nothing else; a cancelled call finishes its work.
 
     Args:
         box: encrypts compactions, their names and settings, where there is a master key; what is not from it counts as
@@ -87,26 +89,6 @@ class _OverRows:
     def __init__(self, rows: Rows, box: Box = NO_BOX) -> None:
         self.rows = rows
         self._box = box
-
-    async def _text(self, scope: str, key: str) -> str | None:
-        rows = await self.rows.find(scope, [key])
-        return _decoded(rows[0].body) if rows else None
-
-    async def _put(self, scope: str, key: str, body: bytes) -> None:
-        await self.rows.put(scope, key, self._box.locked(body, scope, key) if self._box.has_key else body)
-
-    def _body(self, row: Row) -> bytes | None:
-        """What was put; None if it is not from this box."""
-        if self._box.has_key:
-            return self._box.opened(row.body, row.scope, row.key)
-        return None if is_locked(row.body) else row.body
-
-
-class CompactionStore(_OverRows):
-    """Compactions by scope and covered hash."""
-
-    def __init__(self, rows: Rows, box: Box = NO_BOX) -> None:
-        super().__init__(rows, box)
         self._is_told = False
 
     async def find(self, scope: str, hashes: Sequence[str], words_hashes: Sequence[str] = ()) -> list[Compaction]:
@@ -117,33 +99,37 @@ class CompactionStore(_OverRows):
             words_hashes: of its words alone. Those under them follow, whatever data they cover, if all that were ever
                 kept under such a hash are there.
         """
-        keys = [*(_COMPACTION + each for each in reversed(hashes)), *(_WORDS + each for each in reversed(words_hashes))]
+        keys = [*(_COMPACTION + entry for entry in reversed(hashes)), *(_WORDS + words for words in words_hashes[::-1])]
         rows = await self.rows.find(scope, keys)
         alike = [(_decoded(row.body) or _TOO_MANY).split() for row in rows if row.key.startswith(_WORDS)]
-        known = {row.key for row in rows}
-        if others := [key for named in alike for entry in named if (key := _COMPACTION + entry) not in known]:
+        keys = [row.key for row in rows]
+        if others := [key for entries in alike for entry in entries if (key := _COMPACTION + entry) not in keys]:
             rows += await self.rows.find(scope, others)
-        bodies = {row.key.removeprefix(_COMPACTION): self._body(row) for row in rows if row.key.startswith(_COMPACTION)}
-        if None in bodies.values():
-            self._tell_unreadable()
-        read = ((entry, decode(body)) for entry, body in bodies.items() if body is not None)
-        found = {entry: made for entry, made in read if made is not None}
+        found: dict[str, Compaction] = {}
+        for row in rows:
+            if row.key.startswith(_COMPACTION) and (made := decode(self._body(row, warns=True))) is not None:
+                found[row.key.removeprefix(_COMPACTION)] = made
         # One that is not there any more may have been the one that is meant.
-        sure = {entry for named in alike if all(each in found for each in named) for entry in named}
-        exact = frozenset(hashes)
-        return [made for entry, made in found.items() if entry in exact or entry in sure]
+        sure = {entry for entries in alike if found.keys() >= set(entries) for entry in entries}
+        return [made for entry, made in found.items() if entry in {*hashes, *sure}]
 
     async def put(self, scope: str, compaction: Compaction) -> None:
         """Keeps one, in place of an earlier one that covers the same messages."""
         await self._put(scope, _COMPACTION + compaction.covered_hash, encode(compaction))
-        if compaction.words_hash:
+        if not compaction.words_hash:
+            return
 
-            def add(kept: bytes | None, _: float) -> bytes:
-                named = dict.fromkeys([*(_decoded(kept or b"") or "").split(), compaction.covered_hash])
-                is_clear = len(named) <= _MOST_OF_WORDS and _TOO_MANY not in named
-                return encode_text(" ".join(named) if is_clear else _TOO_MANY)
+        def add(kept: bytes | None, _: float) -> bytes:
+            entries = dict.fromkeys([*(_decoded(kept or b"") or "").split(), compaction.covered_hash])
+            is_clear = len(entries) <= _MOST_OF_WORDS and _TOO_MANY not in entries
+            return encode_text(" ".join(entries) if is_clear else _TOO_MANY)
 
-            await self.rows.change(scope, _WORDS + compaction.words_hash, add)
+        key = _WORDS + compaction.words_hash
+        try:
+            await self.rows.change(scope, key, add)
+        except StoreError:
+            # In an outage nobody knows which others there are.
+            await self.rows.put(scope, key, encode_text(_TOO_MANY))
 
     async def name(self, owner: str, scope: str, compaction: Compaction) -> None:
         """Lets a tenant find a compaction by its id; the name lives as long as a compaction that is not used."""
@@ -152,27 +138,18 @@ class CompactionStore(_OverRows):
 
     async def named(self, owner: str, record: str) -> StoredCompaction | None:
         """A tenant's compaction by its id; None for one that is another tenant's, forgotten, or was never there."""
-        body = next((self._body(row) for row in await self.rows.find(owner, [_NAME + record])), None)
-        scope, _, covered_hash = (_decoded(body or b"") or "").partition(" ")
-        for row in await self.rows.find(scope, [_COMPACTION + covered_hash]) if covered_hash else ():
-            found = decode(self._body(row) or b"")
-            if found is not None and not found.is_mark and compaction_id(scope, found.covered_hash) == record:
-                return StoredCompaction(scope, found, row.created_s, row.used_s, row.size_bytes)
-        return None
+        scope, _, covered_hash = (await self._text(owner, _NAME + record) or "").partition(" ")
+        rows = await self.rows.find(scope, [_COMPACTION + covered_hash]) if covered_hash else ()
+        return next((found for row in rows if (found := self._stored(row)) is not None and found.id == record), None)
 
     async def compactions(self) -> list[StoredCompaction]:
         """All that are alive but marks, the most recently used first; looking does not count as use."""
-        return [
-            StoredCompaction(row.scope, found, row.created_s, row.used_s, row.size_bytes)
-            for row in await self.rows.scan()
-            if row.key.startswith(_COMPACTION)
-            and (found := decode(self._body(row) or b"")) is not None
-            and not found.is_mark
-        ]
+        rows = [row for row in await self.rows.scan() if row.key.startswith(_COMPACTION)]
+        return [found for row in rows if (found := self._stored(row)) is not None]
 
     async def unreadable(self) -> list[Row]:
         """Those compactions and marks that are alive, and not from this box; looking does not count as use."""
-        return [row for row in await self.rows.scan() if row.key.startswith(_COMPACTION) and self._body(row) is None]
+        return [row for row in await self.rows.scan() if row.key.startswith(_COMPACTION) and not self._body(row)]
 
     async def delete(
         self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
@@ -189,43 +166,22 @@ class CompactionStore(_OverRows):
         deleted = await self.rows.delete(scope=scope, before_s=unused_since_s, key=key)
         return sum(each.startswith(_COMPACTION) for each in deleted)
 
-    def _tell_unreadable(self) -> None:
-        if not self._is_told:
-            self._is_told = True
-            logger.warning(
-                "records_unreadable the store holds records that are not encrypted with this proxy's master key; they "
-                "count as not there: give workers that share a store the same key, and after a change of it delete "
-                "the old ones with `litellm-compaction purge` (logged once)"
-            )
-
-
-class Facts(_OverRows):
-    """Facts by scope and key: pins, and what LiteLLM lacks."""
-
     async def get_fact(self, scope: str, key: str) -> str | None:
         """The fact that was last put under `key`, which may be forgotten at any time."""
-        return await self._text(scope, _FACT + key)
+        rows = await self.rows.find(scope, [_FACT + key])
+        return _decoded(rows[0].body) if rows else None
 
     async def put_fact(self, scope: str, key: str, text: str) -> None:
         """Keeps a fact, in place of an earlier one under the same key."""
         await self.rows.put(scope, _FACT + key, encode_text(text))
 
-
-class SettingStore(_OverRows):
-    """Settings that an operator has chosen at run time."""
-
     async def get_setting(self, key: str) -> str | None:
         """The operator's choice under `key`: kept until it is replaced, whatever happens to the rest."""
-        body = next((self._body(row) for row in await self.rows.find(SETTINGS, [key])), None)
-        return None if body is None else _decoded(body)
+        return await self._text(SETTINGS, key)
 
     async def put_setting(self, key: str, text: str) -> None:
         """Keeps a choice; no time to live, no bound, and `delete` leaves it alone."""
         await self._put(SETTINGS, key, encode_text(text))
-
-
-class EventLog(_OverRows):
-    """The history of events."""
 
     async def add_event(self, when_s: float, text: str) -> None:
         """Adds a line to the history; the oldest goes if there are too many."""
@@ -239,18 +195,37 @@ class EventLog(_OverRows):
         texts = ((line.number, line.when_s, _decoded(line.body)) for line in lines)
         return [StoredEvent(number, when_s, text) for number, when_s, text in texts if text is not None]
 
-
-class Store(CompactionStore, Facts, SettingStore, EventLog):
-    """Keeps compactions, facts, settings and the history; most callers ask for one of these alone."""
-
     async def aclose(self) -> None:
         """Ends it; any number of times."""
         await self.rows.aclose()
 
+    async def _put(self, scope: str, key: str, body: bytes) -> None:
+        await self.rows.put(scope, key, self._box.locked(body, scope, key) if self._box.has_key else body)
 
-class _Note(NamedTuple):
-    until_s: float
-    body: bytes
+    async def _text(self, scope: str, key: str) -> str | None:
+        rows = await self.rows.find(scope, [key])
+        return _decoded(body) if rows and (body := self._body(rows[0])) else None
+
+    def _body(self, row: Row, *, warns: bool = False) -> bytes:
+        """What was put; nothing if it is not from this box, which is told once."""
+        if self._box.has_key:
+            body = self._box.opened(row.body, row.scope, row.key) or b""
+        else:
+            body = b"" if is_locked(row.body) else row.body
+        if warns and not body and not self._is_told:
+            self._is_told = True
+            logger.warning(
+                "records_unreadable the store holds records that are not encrypted with this proxy's master key; they "
+                "count as not there: give workers that share a store the same key, and after a change of it delete "
+                "the old ones with `litellm-compaction purge` (logged once)"
+            )
+        return body
+
+    def _stored(self, row: Row) -> StoredCompaction | None:
+        made = decode(self._body(row))
+        if made is None or made.is_mark:
+            return None
+        return StoredCompaction(row.scope, made, row.created_s, row.used_s, row.size_bytes)
 
 
 class Board:
@@ -286,21 +261,17 @@ class Board:
 
         def change(kept: bytes | None, now_s: float) -> bytes | None:
             notes = _notes(kept, now_s)
-            own = notes.pop(name, None)
-            body, result = decide([note.body for note in notes.values()])
+            until_s, own = notes.pop(name, (now_s, None))
+            note, result = decide([body.encode("latin-1", "replace") for _, body in notes.values()])
             decided.append(result)
-            if body == (own and own.body) and (
-                own is None or (1 - _RENEWED_RATIO) * lease_s < own.until_s - now_s <= lease_s
-            ):
+            body = None if note is None else note.decode("latin-1")
+            if body == own and (own is None or (1 - _RENEWED_RATIO) * lease_s < until_s - now_s <= lease_s):
                 return kept
             if body is not None:
-                notes[name] = _Note(now_s + lease_s, body)
-            written = {each: (note.until_s, note.body.decode("latin-1")) for each, note in notes.items()}
-            return json.dumps(written, separators=(",", ":")).encode() if notes else None
+                notes[name] = (now_s + lease_s, body)
+            return json.dumps(notes, separators=(",", ":")).encode() if notes else None
 
         await self._rows.change(topic, _NOTES, change)
-        if not decided:
-            raise StoreError("the store did not ask for a note")
         return decided[-1]
 
     async def aclose(self) -> None:
@@ -308,17 +279,17 @@ class Board:
         await self._rows.aclose()
 
 
-def _notes(kept: bytes | None, now_s: float) -> dict[str, _Note]:
-    """The notes that last, by writer; any process may have written `kept`."""
+def _notes(kept: bytes | None, now_s: float) -> dict[str, tuple[float, str]]:
+    """Until when the notes last that do, and what they say, by writer; any process may have written `kept`."""
     try:
         found = json.loads(kept or b"{}")
     except (ValueError, RecursionError):
         return {}
-    notes: dict[str, _Note] = {}
-    for name, said in found.items() if isinstance(found, dict) else ():
-        match said:
+    notes: dict[str, tuple[float, str]] = {}
+    for name, note in found.items() if isinstance(found, dict) else ():
+        match note:
             case [float() as until_s, str() as body] if now_s < until_s <= now_s + MAX_LEASE_S:
-                notes[name] = _Note(until_s, body.encode("latin-1", "replace"))
+                notes[name] = (until_s, body)
     return notes
 
 
@@ -333,20 +304,19 @@ _ADAPTER = TypeAdapter(_Envelope)
 
 def encode(compaction: Compaction) -> bytes:
     """JSON in UTF-8, which holds half surrogate pairs too: clients do send them."""
-    fields = _ADAPTER.dump_python(_Envelope(version=1, compaction=compaction), mode="json", warnings=False)
-    return encode_text(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
+    return encode_text(json.dumps(_fields(compaction), ensure_ascii=False, separators=(",", ":")))
 
 
 def digest(compaction: Compaction) -> str:
     """SHA-256 of a compaction's contents, which stays the same when it is put into effect, and in later versions."""
     state: State = "applied" if compaction.is_waiting else compaction.state
-    fields = _ADAPTER.dump_python(
-        _Envelope(version=1, compaction=replace(compaction, state=state, words_hash="", seen=())),
-        mode="json",
-        exclude_defaults=True,
-        warnings=False,
-    )
-    return hashlib.sha256(encode_text(json.dumps(fields, ensure_ascii=False, sort_keys=True))).hexdigest()
+    contents = _fields(replace(compaction, state=state, words_hash="", seen=()), exclude_defaults=True)
+    return hashlib.sha256(encode_text(json.dumps(contents, ensure_ascii=False, sort_keys=True))).hexdigest()
+
+
+def _fields(compaction: Compaction, *, exclude_defaults: bool = False) -> Any:
+    envelope = _Envelope(version=1, compaction=compaction)
+    return _ADAPTER.dump_python(envelope, mode="json", exclude_defaults=exclude_defaults, warnings=False)
 
 
 def decode(data: bytes) -> Compaction | None:

@@ -60,15 +60,14 @@ class Served:
         return {model.names[0]: True for model in self.models if model.names}
 
     def find(self, model: str) -> Found:
-        """As `Listing`; a model that is not listed may be one that its first request loads."""
+        """As `Listing`."""
         if self.api is None:
             return Found(
                 None, f"its server tells no context length ({', '.join(SERVERS[api].path for api in self.asked)})"
             )
         server, served = SERVERS[self.api], self._served(model)
         if served is None or served.context_length is None:
-            absence = f"{server.path} names no context length of {model}"
-            return Found(None, absence, is_unloaded=served is None and server.loads_on_request)
+            return Found(None, f"{server.path} names no context length of {model}")
         return Found(
             Window(
                 tokens=served.context_length,
@@ -80,11 +79,10 @@ class Served:
         )
 
     def _served(self, model: str) -> ServedModel | None:
-        """The exact name goes before one of another case. Ollama reads a bare name as `name:latest` (its docs)."""
+        """The exact name goes before one of another case."""
         for fold in (str, str.casefold):
-            wanted = {fold(model), fold(f"{model}:latest")}
             for each in self.models:
-                if not each.names or not wanted.isdisjoint(map(fold, each.names)):
+                if not each.names or fold(model) in map(fold, each.names):
                     return each
         return None
 
@@ -118,13 +116,8 @@ class LocalServer(ABC):
         path: of the question; a GET that loads nothing.
         providers: LiteLLM's names for it, each with the variable that holds the address of one whose deployment names
             none, and the address without that (LiteLLM, main.py, llms/hosted_vllm, llms/llamafile).
-        cloud_hosts: hosts of a hosted service that LiteLLM reaches by the same names; those are never asked.
-        window_parameter: by which each request allocates its window; "" for none.
-        loads_on_request: whether a model that is not loaded is loaded by its first request.
         continues: whether it goes on with an answer whose end is the last message, and takes a prompt that is rendered
             here; `continues_when_told`: by vLLM's `continue_final_message` only.
-        refuses_by: the fields of a request's body, on the routes of its `providers`, by which it refuses a prompt that
-            it would cut in silence.
         no_thoughts: the fields of a request's body that end a model's thinking before it begins, if there are any.
     """
 
@@ -132,13 +125,9 @@ class LocalServer(ABC):
     title: ClassVar[str]
     path: ClassVar[str]
     providers: ClassVar[Mapping[str, tuple[str, str | None]]] = MappingProxyType({})
-    cloud_hosts: ClassVar[tuple[str, ...]] = ()
-    window_parameter: ClassVar[str] = ""
-    loads_on_request: ClassVar[bool] = False
     continues: ClassVar[bool] = False
     continues_when_told: ClassVar[bool] = False
     no_thoughts: ClassVar[Mapping[str, JsonValue]] = MappingProxyType({})
-    refuses_by: ClassVar[Mapping[str, JsonValue]] = MappingProxyType({})
 
     @abstractmethod
     def read(self, answer: object) -> tuple[ServedModel, ...]:
@@ -235,34 +224,6 @@ class Vllm(LocalServer):
         return positive(at(await server.ask("/tokenize", body), "count"))
 
 
-class Ollama(LocalServer):
-    """Ollama; it renders every prompt by its own template, and has no tokenizer to ask."""
-
-    name = "ollama"
-    title = "Ollama"
-    path = "/api/ps"
-    providers = MappingProxyType(
-        dict.fromkeys(("ollama", "ollama_chat"), ("OLLAMA_API_BASE", "http://localhost:11434"))
-    )
-    cloud_hosts = ("ollama.com", "ollama.ai")
-    window_parameter = "num_ctx"
-    # It drops the oldest messages of a prompt that is too long, and shifts the context of an answer that outgrows it,
-    # unless told not to (Ollama, api/types.go, server/routes.go). Its `/v1` knows neither field.
-    refuses_by = MappingProxyType({"truncate": False, "shift": False})
-    loads_on_request = True
-
-    def read(self, answer: object) -> tuple[ServedModel, ...]:
-        """The loaded models with the allocated length (docs.ollama.com/api/ps).
-
-        The trained one, in `/api/show`, is never asked for: a request longer than the allocation is cut.
-        """
-        return tuple(
-            ServedModel(names=names, context_length=positive(at(row, "context_length")))
-            for row in _rows(answer, "models")
-            if (names := tuple({text_at(row, "name"), text_at(row, "model")} - {""}))
-        )
-
-
 _table: dict[Api, LocalServer] = {}
 # The order in which an address of an unknown kind is asked.
 SERVERS: Mapping[Api, LocalServer] = MappingProxyType(_table)
@@ -274,7 +235,7 @@ def register(server: LocalServer) -> LocalServer:
     return server
 
 
-for _server in (LlamaCpp(), Vllm(), Ollama()):
+for _server in (LlamaCpp(), Vllm()):
     register(_server)
 
 

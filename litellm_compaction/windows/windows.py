@@ -66,7 +66,6 @@ class Target:
         context_length: tokens that the operator wrote down; used only if the server does not say.
         context_source: the source of `context_length`.
         apis: ways to ask a server that is not LM Studio for its window; empty leaves it in peace.
-        asked_tokens: the length that each request allocates (Ollama's `num_ctx`): its window is no larger.
         asker: its fingerprint: a limit from an overflow of its own holds for it first.
         tokenizer: of this deployment; "" follows the global setting (`sources.py`).
     """
@@ -79,7 +78,6 @@ class Target:
     context_source: Source = "operator"
     is_lmstudio: bool = True
     apis: tuple[Api, ...] = ()
-    asked_tokens: int | None = None
     tokenizer: str = ""
     asker: str = ""
 
@@ -161,8 +159,7 @@ class Windows:
 
         Raises:
             ModelNotLoaded: LM Studio lists the model without a loaded instance. An operator's number does not help:
-                loading on request may use another context length (lmstudio-bug-tracker 1463). Ollama has not loaded
-                it, and its operator wrote no number.
+                loading on request may use another context length (lmstudio-bug-tracker 1463).
             WindowUnknown: there is no number; the message names the server that was asked and its answer.
             WindowUnread: the server gave one, but does not answer any more, and no source has the present one.
         """
@@ -170,8 +167,8 @@ class Windows:
             return self._without_listing(target, "no server was asked")
         reading = await self._readings.get(target.place, fresh=fresh)
         window, absence, is_unloaded = look_up(target, reading)
-        if is_unloaded and (target.is_lmstudio or _written(target) is None):
-            raise ModelNotLoaded(target.model, server="LM Studio" if target.is_lmstudio else "Ollama")
+        if is_unloaded:
+            raise ModelNotLoaded(target.model)
         if window is None:
             return self._without_listing(target, absence, is_silent=reading.is_silent)
         learned = self._learned_tokens(target)
@@ -384,12 +381,5 @@ def _written(target: Target) -> int | None:
 
 
 def look_up(target: Target, reading: Reading) -> Found:
-    """The target's window by a listing of its server, no larger than the requests themselves make it."""
-    if reading.listing is None:
-        return Found(None, str(reading.failure))
-    found = reading.listing.find(target.model)
-    window = found.window
-    if window is None or target.asked_tokens is None or window.tokens <= target.asked_tokens:
-        return found
-    # Another client may have loaded the model larger.
-    return Found(replace(window, tokens=target.asked_tokens, source="operator"))
+    """The target's window by a listing of its server."""
+    return Found(None, str(reading.failure)) if reading.listing is None else reading.listing.find(target.model)

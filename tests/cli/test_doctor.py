@@ -15,7 +15,7 @@ from litellm_compaction.cli.doctor import _judgement
 from litellm_compaction.cli.proxy_process import Running, noted
 from litellm_compaction.master_key import known_master_key
 from litellm_compaction.proxy.config_check import note, problem
-from litellm_compaction.proxy.litellm_inside.seam import LACKS
+from litellm_compaction.proxy.litellm_inside import LACKS
 from litellm_compaction.proxy.live_settings import KEY
 from litellm_compaction.stores import open_store
 from tests.cli.conftest import GPT_OSS, QWEN, Check, at, config, deployment

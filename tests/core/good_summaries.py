@@ -81,12 +81,6 @@ GOOD = [
     Good(
         "prune", "The first three files were read; only src/parser.py:42 matters, where the comma is eaten.", _ENGLISH
     ),
-    Good(
-        "summary",
-        "The user wants the parser in Rust.\n\n- lexer: done\n- parser: done\n- printer: done\n- driver: open\n"
-        "- docs: open\n- benchmarks: open\n\nUser: prefers small commits.",
-        _ENGLISH,
-    ),
     # German
     Good(
         "summary",
@@ -101,7 +95,6 @@ GOOD = [
         "Ich möchte eine Erstattung für Bestellung 4711. ",
     ),
     Good("prune", "Die ersten drei Dateien wurden gelesen; wichtig ist nur src/parser.py:42.", _GERMAN),
-    Good("summary", "- Lexer: fertig\n- Parser: fertig\n- Drucker: offen\n- Treiber: offen\n- Doku: offen", _GERMAN),
     # French
     Good(
         "summary",
@@ -112,8 +105,6 @@ GOOD = [
     ),
     Good("summary", "L'utilisateur veut Rust. Le lexeur est fini. L'analyseur est à moitié fini.", _FRENCH),
     # Russian
-    Good("summary", "### Original task\nПеренести парсер.\n### Pending\n- [ ] операторы", _RUSSIAN),
-    Good("summary", "Пользователь хочет Rust. Лексер готов. Парсер готов наполовину.", _RUSSIAN),
     Good("summary", "src/parser.rs src/lexer.rs src/driver.rs Cargo.toml tests/nested.rs — готовы", _RUSSIAN),
     # Chinese
     Good(

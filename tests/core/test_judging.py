@@ -65,16 +65,12 @@ LONG_CHINESE = "好的，请把解析器移植到 Rust。没有别的要求，�
         ("x", LONG, "empty"),
         ("### Original task\nnone\n### Completed work\nNone.\n### Pending\n- [ ] none", LONG, "empty"),
         ("### 任务\n无", LONG_CHINESE, "empty"),
-        # In the conversation's words, in other forms of them, in another language; and of a conversation that is short.
-        ("Port the parser.", LONG, ""),
-        ("### Original task\nRust\n### Pending\n- [ ] parsers", LONG, ""),
-        ("42 left.", LONG, ""),
-        ("移植解析器。", LONG_CHINESE, ""),
-        ("Porting it to a new language, all green.", LONG_CHINESE, ""),
+        ("Port the parser to Rust.", LONG, ""),
+        ("移植解析器到新语言。", LONG_CHINESE, ""),
         ("OK.", "Is it done? Say OK.", ""),
     ],
 )
-def test_a_short_summary_has_to_say_something_of_a_long_source(summary: str, said: str, fault: str) -> None:
+def test_a_few_words_say_nothing_of_a_long_source(summary: str, said: str, fault: str) -> None:
     """In append mode, too, where the instruction is the last of the messages that the writer was shown."""
     for shown in ([said], [said, f"{INSTRUCTION}\n\nNow."]):
         assert judged(summary, instruction=INSTRUCTION, source=shown) == Judgement("" if fault else summary, fault)

@@ -159,13 +159,6 @@ _RULE = "Never restart the server on a Friday."
             id="arguments of calls are lines, too",
         ),
         pytest.param(
-            600,
-            [user("Port src/parser.py to Rust."), assistant("I open src/parser.py now.")],
-            [],
-            [ANCHORS_HEAD],
-            id="words that the user has said need no second line",
-        ),
-        pytest.param(
             2_000,
             [
                 assistant("I moved the check into `src/guard.py` for good."),
@@ -223,26 +216,6 @@ _RULE = "Never restart the server on a Friday."
         ),
         pytest.param(
             200,
-            [
-                user(
-                    f"{FILLER * 6}\nWhen all is done, issue exactly the following command:\n\n"
-                    f"```bash\necho FINISHED && git add -A\n```\n{FILLER * 6}"
-                ),
-                *DAYS,
-            ],
-            ["issue exactly the following command:\n  echo FINISHED && git add -A"],
-            [],
-            id="what announces a command stands with it",
-        ),
-        pytest.param(
-            600,
-            [assistant("I changed src/parser.py now."), result("1", "12 13 14 15")],
-            ["src/parser.py"],
-            [NAMES_HEAD],
-            id="a name that a line shows is not named again",
-        ),
-        pytest.param(
-            200,
             [result("1", "\n".join(f"total {n} of Something Else" for n in range(60)))],
             [],
             [NAMES_HEAD],
@@ -262,9 +235,6 @@ def test_what_matters_is_kept(budget: int, raw: list[JsonDict], kept: list[str],
     "line",
     [
         "ValueError: bad id 7",
-        "see https://example.org/a/b?c=1 for more",
-        "cat /etc/nginx/nginx.conf",
-        "changed src/core/plan.py:120",
         "reservation EHGLP3 is confirmed",
         "commit 1a2b3c4d5e6f",
         "call parse_message() first",
@@ -281,9 +251,6 @@ def test_lines_with_anchors_survive(line: str) -> None:
     assert f"- {line}" in written([result("1", f"nothing here\n{line}\nor there")])
 
 
-# ------------------------------------------------------------------ names that were in use
-
-
 def names(raw: list[JsonDict], budgets: range) -> list[str]:
     """What stands under the head of names, by budget."""
     return [written(raw, budget=budget).partition(NAMES_HEAD)[2] for budget in budgets]
@@ -297,9 +264,6 @@ def test_a_word_that_orders_and_an_abbreviation_are_no_names(word: str) -> None:
     shown = names([calls("0"), assistant(said), *others], range(60, 400, 7))
     assert any("Lisbon" in each or "Mara" in each for each in shown)
     assert not any(word in each for each in shown)
-
-
-# ------------------------------------------------------------------ work
 
 
 def test_the_ledger_of_a_longer_conversation_is_no_harder() -> None:

@@ -47,9 +47,6 @@ def _text_part(text: str, **more: Any) -> JsonDict:
     return {"type": "text", "text": text, **more}
 
 
-# ------------------------------------------------------------------ parse_message
-
-
 @pytest.mark.parametrize("raw", [{}, {"role": None}, {"role": 7}, {"role": ["user"]}])
 def test_a_message_without_a_role_is_refused(raw: JsonDict) -> None:
     """Nobody can place it; an unknown role is kept."""
@@ -69,15 +66,6 @@ def test_any_json_object_with_a_role_is_a_message(fields: JsonDict) -> None:
     assert len(chain([message])) == 2
 
 
-# ------------------------------------------------------------------ editing
-
-
-# ------------------------------------------------------------------ what belongs together
-
-
-# ------------------------------------------------------------------ notices
-
-
 @pytest.mark.parametrize(
     "notice", [START_NOTICE, DONE_NOTICE, ABORT_NOTICE, NEARLY_FULL_NOTICE, ATTEMPTS_NOTICE, THOUGHTS_NOTICE]
 )
@@ -89,25 +77,11 @@ def test_every_notice_is_taken_out_when_it_comes_back(notice: str) -> None:
     )
 
 
-def test_a_quoted_notice_stays() -> None:
-    """A line that says more than our notice is the model's own."""
+def test_only_our_lines_in_answers_are_taken_out() -> None:
+    """A line that says more is the model's own; users' messages and clean answers stay the same object."""
     quoted = f"It printed: {START_NOTICE}"
     assert without_notices(quoted) == quoted
-    assert without_notices("⚙️ Settings") == "⚙️ Settings"
-
-
-def test_cleaning_touches_only_our_lines_in_answers() -> None:
-    """Answers lose the notices in texts and parts; users' messages and clean answers stay the same object."""
-    told = parse_message(assistant(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\nHello"))
-    assert cleaned(told).raw == assistant("Hello")
-    parts = [_text_part(f"{START_NOTICE}\n\nHello", cache_control={"type": "ephemeral"}), image(), _text_part("x")]
-    listed = parse_message({"role": "assistant", "content": parts})
-    assert cleaned(listed).raw["content"] == [_text_part("Hello", cache_control={"type": "ephemeral"}), *parts[1:]]
-    for same in (
-        parse_message(user(f"{START_NOTICE}\n")),
-        parse_message(assistant("clean")),
-        parse_message(calls("1")),
-    ):
+    for same in (*parsed([user(f"{START_NOTICE}\n"), assistant("clean"), assistant("⚙️ Settings"), calls("1")]),):
         assert cleaned(same) is same
 
 
@@ -133,7 +107,12 @@ THINKING = {"type": "thinking", "thinking": "So.", "signature": "s"}
         ({"content": TOLD}, {"content": NO_ANSWER}),
         ({**calls("1"), "content": TOLD}, {**calls("1"), "content": ""}),
         ({**calls("1"), "content": [_text_part(TOLD)]}, {**calls("1"), "content": ""}),
+        ({"content": TOLD + "Hello"}, {}),
         ({"content": [f"{TOLD}Hello", image()]}, {"content": ["Hello", image()]}),
+        (
+            {"content": [_text_part(f"{TOLD}Hello", cache_control={})]},
+            {"content": [_text_part("Hello", cache_control={})]},
+        ),
     ],
 )
 def test_cleaning_reaches_every_place_of_an_answer(fields: JsonDict, left: JsonDict) -> None:
@@ -142,9 +121,6 @@ def test_cleaning_reaches_every_place_of_an_answer(fields: JsonDict, left: JsonD
     shown = cleaned(parse_message({**assistant("Hello"), **fields}))
     assert shown.raw == expected
     assert cleaned(shown) is shown
-
-
-# ------------------------------------------------------------------ the hash chain
 
 
 @pytest.mark.parametrize(
@@ -209,6 +185,3 @@ def _as_a_client_returns_it(raw: JsonDict) -> JsonDict:
         if isinstance(again["content"], str) and not again["content"].startswith("<think>"):
             again["content"] = f"<think>hm</think>\n\n{again['content']}\n"
     return again
-
-
-# ------------------------------------------------------------------ arguments

@@ -56,6 +56,8 @@ def test_without_a_compaction_everything_stays() -> None:
     found = portable(parsed(RAW), None)
     assert found == Portable(base=None, kept=parsed(RAW[1:]))
     assert unfolded(parsed([system(), user("#")]), found, "#") == (parsed(RAW), ())
+    # Without the placeholder nothing is put anywhere by guess.
+    assert unfolded(parsed(chat(2)), found, "#") == (parsed(chat(2)), ())
 
 
 def test_other_messages_of_the_users_stay_once() -> None:
@@ -71,12 +73,6 @@ def test_other_messages_of_the_users_stay_once() -> None:
     # They give way where they do not fit: the record stands for them, too.
     assert [base.covered_messages for base in bases] == [1, 2]
     assert "Gone." not in "".join(message.text for message in messages)
-
-
-def test_a_conversation_without_the_placeholder_stays() -> None:
-    """Nothing is put anywhere by guess."""
-    messages = parsed(chat(2))
-    assert unfolded(messages, portable(parsed(RAW), COMPACTION), "#") == (messages, ())
 
 
 def test_a_ledger_is_read_back_as_messages() -> None:

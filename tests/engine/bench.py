@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.engine import Attempts, Compactor, Measure, PreparedRequest, PruningModel, RequestContext
+from litellm_compaction.engine import Attempts, Compactor, PreparedRequest, PruningModel, RequestContext
+from litellm_compaction.engine.context import SummaryAnswer, nothing
 from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, Event
 from litellm_compaction.stores import Board, Originals
-from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate, Span
@@ -106,9 +106,12 @@ class RecordingStore(MemoryStore):
 
 
 class FakeAsk:
-    """A pruning model: gives `answer`, or raises it; waits for `gate` when there is one."""
+    """A pruning model: gives `answer`, or what that says to the prompt, or raises it; of several one after the other.
 
-    def __init__(self, answer: str | Exception = SUMMARY, *, gate: asyncio.Event | None = None) -> None:
+    It waits for `gate` when there is one.
+    """
+
+    def __init__(self, answer: Any = SUMMARY, *later: Any, gate: asyncio.Event | None = None) -> None:
         self.answer = answer
         self.gate = gate
         self.asked = asyncio.Event()
@@ -118,15 +121,10 @@ class FakeAsk:
         self.tools: list[tuple[Any, ...]] = []
         self.calls_tool = False
         self.cancelled = 0
+        self._later = list(later)
 
     async def __call__(
-        self,
-        messages: Sequence[Message],
-        *,
-        max_tokens: int,
-        tools: Sequence[Any] = (),
-        tool_choice: Any = None,
-        **_: Any,
+        self, messages: Sequence[Message], *, max_tokens: int, tools: Sequence[Any] = (), **_: Any
     ) -> SummaryAnswer:
         prompt = "\n".join(message.text for message in messages)
         self.prompts.append(prompt)
@@ -140,11 +138,13 @@ class FakeAsk:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        if isinstance(self.answer, Exception):
-            raise self.answer
+        answer, self.answer = self.answer, self._later.pop(0) if self._later else self.answer
+        if isinstance(answer, Exception):
+            raise answer
         if self.calls_tool and tools:
             return SummaryAnswer(text="", calls_tool=True, finish_reason="tool_calls")
-        return SummaryAnswer(text=self.answer)
+        said = answer(prompt) if callable(answer) else answer
+        return said if isinstance(said, SummaryAnswer) else SummaryAnswer(text=said)
 
 
 @dataclass
@@ -155,10 +155,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-async def _loads_nothing() -> None:
-    return
 
 
 @dataclass
@@ -203,48 +199,19 @@ class Bench:
         target = self.target(window, model=label)
         return PruningModel(label=label, target=target, ask=ask, is_same=window is None)
 
-    def context(
-        self,
-        window: int | None = 8192,
-        *,
-        scope: str = "team",
-        tenant: str = "",
-        pruning_models: Sequence[PruningModel] | None = None,
-        attempts: Attempts | None = None,
-        target: Target | None = None,
-        warm_up: Callable[[], Awaitable[None]] = _loads_nothing,
-        measure: Measure | None = None,
-        may_write_ahead: Callable[[], Awaitable[bool]] | None = None,
-        asked_tokens: int | None = None,
-        now: bool = False,
-        focus: str = "",
-        carries_calls: bool = False,
-        is_client_summary: bool = False,
-        is_beside: bool = False,
-        pins: tuple[str, ...] | None = None,
-        **settings: Any,
-    ) -> RequestContext:
-        chosen = settings_of(**settings)
-        models = [self.pruning_model(self.ask)] if pruning_models is None else pruning_models
-        return RequestContext(
-            label="served",
-            target=target or self.target(window),
-            settings=chosen,
-            scope=scope,
-            tenant=tenant,
-            pruning_models=tuple(models),
-            warm_up=warm_up,
-            attempts=attempts or Attempts(summary_calls_left=chosen.constants.max_summary_calls),
-            measure=measure,
-            may_write_ahead=may_write_ahead,
-            asked_tokens=asked_tokens,
-            now=now,
-            focus=focus,
-            carries_calls=carries_calls,
-            is_client_summary=is_client_summary,
-            is_beside=is_beside,
-            pins=pins,
-        )
+    def context(self, window: int | None = 8192, **given: Any) -> RequestContext:
+        """Surroundings of a request; what is no field of theirs is a setting."""
+        known = {name: given.pop(name) for name in RequestContext.__dataclass_fields__ if name in given}
+        settings = settings_of(**given)
+        defaults: dict[str, Any] = {
+            "label": "served",
+            "target": self.target(window),
+            "scope": "team",
+            "pruning_models": (self.pruning_model(self.ask),),
+            "warm_up": nothing,
+            "attempts": Attempts(summary_calls_left=settings.constants.max_summary_calls),
+        }
+        return RequestContext(settings=settings, **{**defaults, **known})
 
     @staticmethod
     def request(raw: Sequence[JsonDict]) -> Request:
@@ -298,4 +265,4 @@ def usage(admission: Admission, pool: str) -> Usage:
     place = admission._pools.get(pool)
     if place is None:
         return Usage(0, 0, 0)
-    return Usage(place.used_tokens + place.others_tokens, place.window_tokens, len(place.waiting()))
+    return Usage(place.used_tokens, place.window_tokens, sum(seat.waits for seat in place.seats))

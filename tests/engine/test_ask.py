@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from litellm_compaction.core.messages import Message
-from litellm_compaction.summarizer import SummaryAnswer
+from litellm_compaction.engine.context import SummaryAnswer
 from tests import virtual_time
 from tests.builders import (
     JsonDict,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.portable import portable, unfolded
-from litellm_compaction.engine import PreparedRequest
+from litellm_compaction.engine import Attempts, PreparedRequest
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from tests.builders import (
     JsonDict,
@@ -23,6 +24,7 @@ from tests.builders import (
     assistant,
     calls,
     chat,
+    numbered,
     parsed,
     prose,
     raw_conversations,
@@ -36,6 +38,9 @@ LONG = chat(16, words=300)
 BIG = "word " * 20_000
 # Far below any trigger of 32,768.
 FITTING = chat(20, words=60)
+PORT = "Port src/parser.py to Rust and never touch /etc/passwd."
+# A summary as long as it may be.
+FULL = "### Original task\nPort the parser.\n" + numbered("a line of the record with src/file.rs in it", 60)
 
 
 async def test_tenants_never_meet() -> None:
@@ -206,3 +211,31 @@ async def test_the_task_stays_whole_round_after_round(window: int, task_tokens: 
         assert task in " ".join(text.split())
         assert order["content"] in text
     assert bench.last.round >= 2
+
+
+@pytest.mark.parametrize("answer", [FULL, SummaryFailed("error")])
+@pytest.mark.parametrize("fixed_words", [0, 4400])
+async def test_small_turns_are_never_compacted_one_by_one(answer: str | Exception, fixed_words: int) -> None:
+    """However much of the window the system prompt takes: after a compaction the next turns reuse it."""
+    bench = Bench(ask=FakeAsk(answer))
+    raw: list[JsonDict] = [system("rule " * fixed_words), user(PORT)]
+    compacted: list[int] = []
+    for number in range(90):
+        raw = [*raw, calls(f"c{number}"), result(f"c{number}", f"result {number} " + "data " * 30)]
+        prepared = await bench.guard(raw)
+        sent(raw, prepared)
+        if prepared.action == "compacted":
+            compacted.append(number)
+    assert compacted
+    gaps = [later - earlier for earlier, later in itertools.pairwise(compacted)]
+    assert min(gaps, default=99) >= 3, gaps
+
+
+async def test_a_request_that_several_hooks_look_at_is_told_once() -> None:
+    """What the second hook reuses is what the first one has made or found; the next request is told again."""
+    bench = Bench()
+    for _ in range(2):
+        request = Attempts(summary_calls_left=4)
+        for _ in range(3):
+            await bench.guard(LONG, attempts=request)
+    assert bench.outcomes == ["compacted", "reused"]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from litellm_compaction.core.messages import Message
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.summarizer import SummaryAnswer
 from tests.builders import (
     JsonDict,
     as_bytes,

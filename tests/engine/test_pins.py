@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core.messages import chain
 from litellm_compaction.errors import BadWish
-from tests.builders import JsonDict, assistant, parsed, user
+from tests.builders import JsonDict, assistant, user
 from tests.engine.bench import Bench, sent
 from tests.engine.test_records_undo import said
 
@@ -32,11 +31,6 @@ def verbatim(raw: list[JsonDict], messages: Any) -> bool:
     return any(str(raw[3]["content"]) in message.text for message in messages)
 
 
-def handle(raw: list[JsonDict], index: int) -> str:
-    """As recall shows it."""
-    return chain(parsed(raw))[index][:12]
-
-
 async def grown(bench: Bench, raw: list[JsonDict], **context: Any) -> list[JsonDict]:
     """The conversation when it has been compacted twice more; every request is checked."""
     rounds = 0
@@ -49,14 +43,13 @@ async def grown(bench: Bench, raw: list[JsonDict], **context: Any) -> list[JsonD
 
 
 @pytest.mark.parametrize("strategy", ["summary", "prune", "handoff"])
-@pytest.mark.parametrize("by", ["words", "handle"])
-async def test_a_pinned_message_stays_in_every_later_compaction(strategy: str, by: str) -> None:
+async def test_a_pinned_message_stays_in_every_later_compaction(strategy: str) -> None:
     """Once it is pinned, also in requests without the list; without a pin it would not."""
     raw = ruled(6700)
     bench = Bench()
     assert not verbatim(raw, sent(raw, await bench.guard(raw, WINDOW, strategy=strategy, keep_recent_messages=1)))
     bench = Bench()
-    pins = (" ".join(RULE.split()[:8]) if by == "words" else handle(raw, 3),)
+    pins = (" ".join(RULE.split()[:8]),)
     messages = sent(raw, await bench.guard(raw, WINDOW, strategy=strategy, pins=pins))
     assert verbatim(raw, messages)
     await grown(bench, raw, strategy=strategy)
@@ -84,7 +77,7 @@ async def test_the_last_list_holds() -> None:
     ("pins", "says"),
     [
         (("No such words.",), "Pin 1 is in no message"),
-        ((RULE, "0" * 12), "Pin 2 is in no message"),
+        ((RULE, "No more such."), "Pin 2 is in no message"),
         (("answer 5 answer 5",), "Pin 1 is in no message"),
     ],
 )

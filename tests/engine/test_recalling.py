@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.messages import ToolCall
-from litellm_compaction.engine import MOST_LOOKUPS, RECALL, PreparedRequest
+from litellm_compaction.engine import MOST_LOOKUPS, RECALL, PreparedRequest, additions
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.rows import MemoryRows
 from tests.builders import JsonDict, assistant, chat
@@ -132,26 +132,16 @@ async def test_more_calls_than_are_left_are_told_so(given: list[str], sent: list
     assert "No more look-ups" in again.messages[-1].text
 
 
-async def test_what_is_not_kept_any_more_is_searched_in_the_request() -> None:
-    """Under another master key nothing that was kept can be read; its client has sent all of it again."""
+async def test_the_request_itself_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under another master key nothing that was kept can be read; a search that fails costs no answer."""
     scene = Scene()
     prepared = await scene.sent(LONG)
-    await scene.originals.settle()
     scene.secret = "sk-another"
-    await scene.look_up(prepared, '{"query": "bird"}', '{"query": "zebra"}')
-    *_, found, nothing = shown(await scene.sent(LONG))
+    await scene.look_up(prepared, '{"query": "bird"}', '{"query": "zebra"}', json.dumps({"query": "x" * 999}))
+    *_, found, nothing, long = shown(await scene.sent(LONG))
     assert FACT in found
     assert nothing.startswith("Nothing was found in the earlier conversation for: zebra")
-
-
-async def test_originals_that_cannot_be_read_cost_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model is told, and goes on."""
-    scene = Scene()
-    prepared = await scene.sent(LONG)
-
-    async def broken(*_: Any) -> Any:
-        raise OSError("the disk is gone")
-
-    monkeypatch.setattr(scene.originals, "names", broken)
+    assert "at most" in long
+    monkeypatch.setattr(additions, "search", None)
     await scene.look_up(prepared, '{"query": "bird"}')
     assert "cannot be searched" in shown(await scene.sent(LONG))[-1]

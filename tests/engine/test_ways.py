@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
@@ -49,9 +51,7 @@ async def continued(
     bench = Bench()
     context = bench.context(target=bench.target(4096, model="qwen2.5-7b-instruct", is_lmstudio=True))
     request = Request(messages=parsed(raw), tools=tools)
-    return await bench.compactor.continuing.continue_answer(
-        request, Partial(**{"text": BEGUN, **partial}), context, ways=ways
-    )
+    return await bench.compactor.continue_answer(request, Partial(**{"text": BEGUN, **partial}), context, ways=ways)
 
 
 async def test_the_prompt_ends_inside_the_answer() -> None:
@@ -83,3 +83,21 @@ async def test_a_request_may_exclude_a_way() -> None:
     ]
     assert [(each.way, each.shown) for each in asked] == [("turn", "")] * 5
     assert all(each.messages is not None and each.messages[-1].role == "user" for each in asked)
+
+
+@pytest.mark.parametrize("text", ["", " \n", "<think>"])
+@pytest.mark.parametrize("is_long", [False, True])
+async def test_thoughts_stay_whole_where_they_leave_room(text: str, is_long: bool) -> None:
+    """In whichever field they came; else their end stays, and no compaction is made for them."""
+    bench, thoughts = Bench(), BEGUN.removesuffix("\nThe ") if is_long else BEGUN[:4_000]
+    partial = Partial(text=text, reasoning=thoughts, closes=True)
+    if text.strip():
+        partial = Partial(text=text + thoughts, closes=True)
+    context = bench.context(target=bench.target(4096, is_lmstudio=True))
+    plan = await bench.compactor.go_on(Request(messages=parsed(ASKED)), partial, context, ways=("raw",))
+    assert plan.ways == ("raw",)
+    assert isinstance(plan.prepared, PreparedRequest)
+    shown = plan.messages[-1].text
+    assert (shown == thoughts) != is_long
+    assert thoughts.endswith(shown)
+    assert len(shown) > 400

@@ -36,8 +36,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A deployment and a server for each scene: what one teaches is no other's."""
     settings = {"window_cache_s": 600, "heartbeat_s": 600, "ask_server": False}
     groups = [scene.group for scene in _SCENES.values()]
-    once = {"num_retries": 0, "disable_cooldowns": True}
-    with open_bench(tmp_path_factory.mktemp("goldens"), groups, settings, router_settings=once) as opened:
+    with open_bench(tmp_path_factory.mktemp("goldens"), groups, settings) as opened:
         yield opened
 
 

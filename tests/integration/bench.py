@@ -249,8 +249,9 @@ def open_bench(
         make_entries: further ones that need the simulators' addresses, by group.
         process: whether the proxy is a process of its own, and its simulators are behind sockets.
         environ: of `harness.proxy`.
-        sections: of config.yaml.
+        sections: of config.yaml; LiteLLM's router tries each request once, if they do not say otherwise.
     """
+    sections.setdefault("router_settings", {"num_retries": 0, "disable_cooldowns": True})
     for path in _BESIDE.glob("*.py"):
         shutil.copy(path, folder)
     served = serve if process else app.serve

@@ -19,12 +19,8 @@ _GROUPS = [
     Group("one-slot", slots=1),
     Group("twin"),
     Group("shrinking", 16384),
-    Group("growing", 8192),
-    # One for each kind: after two rejected summaries in a row a model is not asked for a while.
-    *(Group(f"useless-{kind}") for kind in range(3)),
     Group("small", 4096),
     *(Group(f"floor-{share}") for share in (40, 80)),
-    Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
     Group("doubted", 4096, factor=0.8, speaks=False),
 ]
 _SABOTAGED = [Group(key, key=key, guarded=False) for key in ("sabotaged-count", "sabotaged-learn")]
@@ -59,7 +55,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Ite
         _GROUPS,
         {"window_cache_s": 0.2},
         entries=plain_entries(plain.base_url),
-        router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
         yield bench
 
@@ -76,33 +71,17 @@ def stock(tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Itera
         ],
         None,
         entries=plain_entries(plain.base_url),
-        router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
         yield bench
 
 
 @pytest.fixture(scope="session")
 def permissive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """What the defaults leave closed is open here: excerpts, opting out; and no notices, no warm-up, no page.
-
-    No test may rely on a summary here: its time limit is shorter than a busy machine can be.
-    """
+    """Before models at which our own code fails; no test may rely on a summary here."""
     with open_bench(
         _folder(tmp_path_factory),
-        [
-            Group("local"),
-            *_SABOTAGED,
-        ],
-        {
-            "oversized_tool_result": "excerpt",
-            "oversized_user_message": "excerpt",
-            "allow_opt_out": True,
-            "notices": "off",
-            "when_not_loaded": "error",
-            "page": False,
-            "window_cache_s": 0.2,
-            "summary_timeout_s": 4,
-        },
+        _SABOTAGED,
+        {"window_cache_s": 0.2, "summary_timeout_s": 4, "page": False},
         litellm_settings={"callbacks": ["sabotage.handler"]},
     ) as bench:
         yield bench
@@ -116,9 +95,6 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """
     kinds = {
         "cut": {"truncated_usage": "kept"},
-        "string": {"overflow": "error_400_string"},
-        "object": {"overflow": "error_400_object", "error_shape": "object"},
-        "event": {"overflow": "error_event"},
         "empty": {},
     }
     folder = _folder(tmp_path_factory)
@@ -140,7 +116,6 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
             "notices": "reasoning",
             "store": f"sqlite:///{folder}/file/store",
         },
-        router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
         yield bench
 

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import yaml
 
+from tests.chunks import Chunked
 from tests.constants import written_beside
 from tests.integration import preloaded
 
@@ -44,7 +45,7 @@ _EXECUTABLE_ONLY = bool(os.environ.get("TESTS_START_EXECUTABLES"))
 
 
 @dataclass(frozen=True)
-class Streamed:
+class Streamed(Chunked):
     """A streamed answer as it came over the wire."""
 
     status: int
@@ -62,25 +63,8 @@ class Streamed:
         return [json.loads(line) for line in data if line != "[DONE]"]
 
     @property
-    def deltas(self) -> list[dict[str, Any]]:
-        return [choice["delta"] for chunk in self.chunks for choice in chunk.get("choices") or ()]
-
-    @property
     def text(self) -> str:
-        return "".join(delta.get("content") or "" for delta in self.deltas)
-
-    @property
-    def reasoning(self) -> str:
-        return "".join(delta.get("reasoning_content") or "" for delta in self.deltas)
-
-    @property
-    def finish_reasons(self) -> list[str]:
-        choices = [choice for chunk in self.chunks for choice in chunk.get("choices") or ()]
-        return [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
-
-    @property
-    def usages(self) -> list[dict[str, Any]]:
-        return [chunk["usage"] for chunk in self.chunks if chunk.get("usage")]
+        return self.raw_text
 
 
 @dataclass

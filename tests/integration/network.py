@@ -30,7 +30,7 @@ class Network:
     """The servers that are reached without a socket, by host and port; others are reached as ever."""
 
     def __init__(self) -> None:
-        self._servers: dict[str, Application | None] = {}
+        self.servers: dict[str, Application | None] = {}
         self._open: dict[Any, _Exchange] = {}
         self._ports = itertools.count(20001)
 
@@ -40,11 +40,11 @@ class Network:
 
     def attach(self, base_url: str, server: Application) -> None:
         """Lets `server` answer at an address."""
-        self._servers[urlsplit(base_url).netloc] = server
+        self.servers[urlsplit(base_url).netloc] = server
 
     def detach(self, base_url: str) -> None:
         """From now on connections to an address are refused."""
-        self._servers[urlsplit(base_url).netloc] = None
+        self.servers[urlsplit(base_url).netloc] = None
 
     def cut(self, peer: Any) -> None:
         """Ends the connection of a client as it is."""
@@ -53,7 +53,7 @@ class Network:
 
     def has(self, netloc: str) -> bool:
         """Tells whether a server at HOST:PORT is one of these, now or earlier."""
-        return netloc in self._servers
+        return netloc in self.servers
 
     async def request(self, request: httpx.Request) -> httpx.Response:
         """Answers an HTTP request; the body of the answer comes as it is read.
@@ -61,23 +61,23 @@ class Network:
         Raises:
             ConnectError: nobody listens at the address any more.
         """
-        server = self._servers[request.url.netloc.decode()]
+        server = self.servers[request.url.netloc.decode()]
         if server is None:
             raise httpx.ConnectError("All connection attempts failed", request=request)
         exchange = _Exchange(server, request, await request.aread(), self._open)
         return await exchange.response()
 
-    async def socket(self, url: str, headers: list[tuple[bytes, bytes]]) -> Socket:
-        """Opens a WebSocket.
+    async def socket(self, url: str, headers: list[tuple[bytes, bytes]], longest: int) -> Socket:
+        """Opens a WebSocket that takes messages of so many bytes.
 
         Raises:
             ClientConnectionError: nobody listens at the address.
             WSServerHandshakeError: the server refuses.
         """
-        server = self._servers[urlsplit(url).netloc]
+        server = self.servers[urlsplit(url).netloc]
         if server is None:
             raise aiohttp.ClientConnectionError("nobody listens")
-        return await Socket.opened(server, url, headers)
+        return await Socket.opened(server, url, headers, longest)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -97,7 +97,7 @@ class Network:
             if not network.has(urlsplit(str(url)).netloc):
                 return socket_by_socket(session, url, headers=headers, **options)
             pairs = [(str(name).lower().encode(), str(value).encode()) for name, value in dict(headers or {}).items()]
-            return _Opening(network.socket(str(url), pairs))
+            return _Opening(network.socket(str(url), pairs, options["max_msg_size"]))
 
         with (
             patch.object(httpx.AsyncHTTPTransport, "handle_async_request", handled),
@@ -252,14 +252,15 @@ class _Opening:
 class Socket:
     """The client's side of a WebSocket, with the methods of aiohttp's that are used."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
         self._to_server: asyncio.Queue[_Event] = asyncio.Queue()
         self._to_client: asyncio.Queue[_Event] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def opened(cls, server: Application, url: str, headers: list[tuple[bytes, bytes]]) -> Socket:
-        made, parts = cls(), urlsplit(url)
+    async def opened(cls, server: Application, url: str, headers: list[tuple[bytes, bytes]], longest: int) -> Socket:
+        made, parts = cls(longest), urlsplit(url)
         scope = {
             "type": "websocket",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -310,4 +311,6 @@ class Socket:
         event = await self._to_client.get()
         if event["type"] != "websocket.send":
             raise StopAsyncIteration
+        if len(event["text"].encode()) > self._longest:
+            return aiohttp.WSMessage(aiohttp.WSMsgType.ERROR, None, None)
         return aiohttp.WSMessage(aiohttp.WSMsgType.TEXT, event["text"], None)

@@ -22,7 +22,7 @@ from tests.constants import written_beside
 from tests.integration.bench import SUMMARY, Bench, Group, is_question, is_summary_call, open_bench
 from tests.integration.harness import NOTHING_AHEAD, Streamed
 from tests.integration.rows import Rows
-from tests.lmstudio_double import ChatCall, Gate, Reply, Simulator, numbered_words
+from tests.lmstudio_double import ChatCall, Gate, Reply, Simulator
 
 RESTARTED = f"\n\n{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
 WINDOW = 2048
@@ -37,8 +37,6 @@ Carrier = Literal["auto", "hooks"]
 CARRIERS: tuple[Carrier, ...] = ("auto", "hooks")
 # For the scenarios that are shown with both.
 both_carriers = pytest.mark.parametrize("carrier", CARRIERS, indirect=True, scope="module")
-Style = Literal["exact", "sentence", "whole", "no_space", "fence", "chatter"]
-STYLES: tuple[Style, ...] = ("exact", "sentence", "whole", "no_space", "fence", "chatter")
 
 
 def group(name: str, window: int = WINDOW, **options: Any) -> Group:
@@ -132,7 +130,6 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool, process: bool) -
         litellm_settings={"callbacks": [*callbacks, "litellm_compaction.handler", "recorder.handler"]},
         callback_settings={"litellm_compaction": written_beside(folder, settings)},
         general_settings={"custom_auth": "one_at_a_time.user_api_key_auth", "cancel_on_disconnect": True},
-        router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
         # Many cells at once at each; what is shared is tried with "pool".
         for name in CROWDED:
@@ -166,13 +163,12 @@ def changed(simulator: Simulator, **values: Any) -> Iterator[None]:
 
 @dataclass
 class Teller:
-    """A model that gives one long answer, and goes on with it in its own way when it is told to.
+    """A model that gives one long answer, and goes on with it when it is told to.
 
     The answer's text is one in which no stretch of 48 characters comes twice, so that the place is found.
 
     Attributes:
         first: what the client's own request is answered with.
-        style: how the model continues.
         second_thoughts: what it thinks before it continues.
         gate: where the first stream waits until it is closed or the gate opens; `gates` are those of later streams.
         later: answers of the second stream, the third and so on, in place of going on.
@@ -180,7 +176,6 @@ class Teller:
     """
 
     first: Reply
-    style: Style = "exact"
     second_thoughts: str = ""
     later: tuple[Reply, ...] = ()
     summary: Reply = field(default_factory=lambda: Reply(SUMMARY))
@@ -207,18 +202,7 @@ class Teller:
         text = self.first.content
         seam = shown[-_SEAM_CHARS:]
         assert text.count(seam) == 1, f"shown a text that is not the answer's: {seam!r}"
-        place = text.index(seam) + len(seam)
-        rest = text[place:]
-        if self.style == "sentence":
-            # What was said of the sentence: enough to be recognized when it comes again.
-            return text[max(text.rfind(mark, 0, place - 24) + len(mark) for mark in (". ", "\n")) :]
-        return {
-            "exact": rest,
-            "whole": shown + rest,
-            "no_space": rest.lstrip(),
-            "fence": f"```python\n{rest}",
-            "chatter": f"Sure, continuing from where I left off:\n\n{rest}",
-        }[self.style]
+        return text.partition(seam)[2]
 
 
 def text_of(message: dict[str, Any]) -> str:
@@ -231,16 +215,10 @@ def text_of(message: dict[str, Any]) -> str:
 def texts() -> dict[str, str]:
     """Answers longer than a window of 2,048 tokens as the family counts them, and shorter than four streams."""
     rows = [f"| {n} | item{n} | {n * 37 % 101} EUR | {prose(f'row {n}', 4)} |" for n in range(1, 131)]
-    functions = [
-        f"def step_{n}(value: int) -> int:\n    # {prose(f'step {n}', 9)}\n    return value * {n} + {n * 7 % 13}\n"
-        for n in range(70)
-    ]
     sentences = [f"{prose(f'sentence {n}', 14).capitalize()} {n}." for n in range(160)]
     items = {f"item{n}": {"id": n, "note": prose(f"item {n}", 5)} for n in range(110)}
     return {
-        "numbered": numbered_words(1100),
         "prose": "\n\n".join(" ".join(sentences[start : start + 5]) for start in range(0, 160, 5)),
-        "code": "Here is the module.\n\n```python\n" + "\n\n".join(functions) + "```\n\nThat is all of it.",
         "table": "| n | name | price | note |\n|---|---|---|---|\n" + "\n".join(rows),
         "json": json.dumps(items, indent=1),
     }
@@ -287,18 +265,6 @@ def stream_problems(answer: Streamed) -> list[str]:
 def without_restarts(text: str) -> str:
     """The answer as the model gave it."""
     return text.replace(RESTARTED, "")
-
-
-def joined_calls(answer: Streamed) -> list[tuple[str, str]]:
-    """Name and arguments of a stream's calls, by index; fails on a call that begins twice."""
-    found: dict[int, list[str]] = {}
-    for call in [call for delta in answer.deltas for call in delta.get("tool_calls") or ()]:
-        function = call["function"]
-        if function.get("name"):
-            assert call["index"] not in found, "a call that begins twice"
-            found[call["index"]] = [function["name"], ""]
-        found[call["index"]][1] += function.get("arguments") or ""
-    return [(name, arguments) for _, (name, arguments) in sorted(found.items())]
 
 
 def calls(*names: str, words: int) -> list[tuple[str, str]]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.bench import KEY, Bench, Group, open_bench
-from tests.integration.harness import free_port
 from tests.integration.plain_server import PlainServer, serve_plain
 from tests.integration.rows import Rows
 
@@ -21,7 +20,6 @@ TOKEN = "sk-lm-AbCdEfGh:0123456789abcdefghij"
 _GROUPS = [
     Group("lms"),
     Group("openai-lms", provider="openai"),
-    Group("disabled", compaction={"enabled": False}, guarded=False),
     Group("pair-4k", 4096),
     Group("pair-16k", 16384),
     Group("mixed-lms", 4096),
@@ -31,44 +29,36 @@ _GROUPS = [
     Group("cold", None),
     Group("token", params={"api_key": TOKEN}, simulator={"api_token": TOKEN}),
     Group("v0", simulator={"api": "v0"}),
-    Group("instances", None),
-    Group("pruner", 16384),
     Group("pruner-cold", None),
-    Group("pruned", compaction={"pruning_model": "pruner"}),
     Group("pruned-cold", compaction={"pruning_model": "pruner-cold"}),
     Group("pruned-silent", compaction={"pruning_model": "plain"}),
     Group("pruned-llama", compaction={"pruning_model": "scribe"}),
     Group("pruned-written", compaction={"pruning_model": "written"}),
-    Group("deep", compaction={"target_ratio": 0.2}),
     Group("wild", 8192),
     # Of those who look at who pays.
     Group("local"),
-    Group("shared"),
     Group("warmed", None),
 ]
 HAS_PROMETHEUS = find_spec("prometheus_client") is not None
 _PROPS = {"default_generation_settings": {"id": 0, "n_ctx": 6144}, "total_slots": 1, "chat_template": "…"}
-_OLLAMA = {"models": [{"name": "qwen3:latest", "model": "qwen3:latest", "context_length": 5120}]}
 
 
 @dataclass(frozen=True)
 class Servers:
-    """Those that are not LM Studio: one of no kind, llama.cpp's, one of it that is a pruning model only, Ollama's."""
+    """Those that are not LM Studio: one of no kind, llama.cpp's, one of it that is a pruning model only."""
 
     plain: PlainServer
     llama: PlainServer
     scribe: PlainServer
-    ollama: PlainServer
 
 
 @contextmanager
 def serve_others() -> Iterator[Servers]:
     """The servers while the block lasts."""
     with ExitStack() as stack:
-        plain, llama, scribe, ollama = (stack.enter_context(serve_plain()) for _ in range(4))
+        plain, llama, scribe = (stack.enter_context(serve_plain()) for _ in range(3))
         llama.gets["/props"] = scribe.gets["/props"] = _PROPS
-        ollama.gets["/api/ps"] = _OLLAMA
-        yield Servers(plain, llama, scribe, ollama)
+        yield Servers(plain, llama, scribe)
 
 
 @contextmanager
@@ -81,13 +71,12 @@ def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
         return {"model_name": group, "litellm_params": params, **({"model_info": info} if info else {})}
 
     on = {"enabled": True}
-    llama, ollama = (f"{each.base_url}/v1" for each in (servers.llama, servers.ollama))
+    llama = f"{servers.llama.base_url}/v1"
     opted_in = [
         entry("llama", "openai/qwen", llama, compaction=on),
         entry("llamafile", "llamafile/qwen", llama, compaction=on),
         entry("metered", "openai/qwen", llama, compaction=on),
         entry("early", "openai/qwen", llama, compaction={**on, "threshold_tokens": 1500}),
-        entry("ollama", "openai/qwen3", ollama, compaction=on),
         entry("scribe", "openai/qwen", f"{servers.scribe.base_url}/v1"),
     ]
 
@@ -95,11 +84,6 @@ def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
         return [
             entry("plain", "openai/plain", own),
             entry("written", "openai/gpt-4o-mini", own, max_input_tokens=128_000),
-            entry("opted", "hosted_vllm/opted", own, compaction={"enabled": True, "context_length": 4096}),
-            entry("opted-openai", "openai/opted", own, compaction={"enabled": True, "context_length": 4096}),
-            entry("opted-silent", "hosted_vllm/opted", own, compaction={"enabled": True}),
-            entry("deaf", "lm_studio/deaf", own),
-            entry("dead", "lm_studio/dead", f"http://127.0.0.1:{free_port()}/v1"),
             entry("pair", f"lm_studio/{KEY}", f"{urls['pair-4k']}/v1", id="pair-small"),
             entry("pair", f"lm_studio/{KEY}", f"{urls['pair-16k']}/v1", id="pair-large"),
             entry("mixed", f"lm_studio/{KEY}", f"{urls['mixed-lms']}/v1", id="mixed-guarded"),

@@ -108,7 +108,6 @@ class Office:
                 settings,
                 entries=entries,
                 general_settings={"custom_auth": "tenants.user_api_key_auth"},
-                router_settings={"num_retries": 0, "disable_cooldowns": True},
             )
         )
 
@@ -137,17 +136,7 @@ def kept(bench: Bench) -> dict[str, Any]:
     messages = talk("kept over night", ONE_ROUND)
     answer = bench.proxy.chat("shared", messages)
     assert answer.headers["x-litellm-compaction"] == "compacted"
-    return {"messages": messages, "sent": watch.sent(), "picture_error": _picture_error(bench, "first")}
-
-
-def _picture_error(bench: Bench, marker: str) -> float:
-    """How far the count of a question about a picture is off, as the proxy says it; at a server that both have."""
-    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_PICTURE}"}}
-    parts = [{"type": "text", "text": f"{marker}: what is this?"}, picture]
-    answer = bench.proxy.chat("lm_studio/qwen2.5-vl-7b", [{"role": "user", "content": parts}])
-    counted_tokens = int(answer.headers["x-litellm-compaction-tokens-before"])
-    prompt_tokens: int = answer.json()["usage"]["prompt_tokens"]
-    return counted_tokens / prompt_tokens - 1
+    return {"messages": messages, "sent": watch.sent()}
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,9 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import talk
+from tests.integration.app import NETWORK
 from tests.integration.bench import KEY, Bench, answers, is_question
+from tests.integration.forms import ask
 from tests.lmstudio_double import Model, Reply
 
 _HOW = [pytest.param(False, id="plain"), pytest.param(True, id="stream")]
@@ -65,24 +67,27 @@ def test_empty_answer_at_a_full_window_raises_the_alarm(patient: Bench, stream: 
     assert patient.proxy.expect_logged(f"truncation_alarm model={group} reason=empty_at_full_window")
 
 
-@pytest.mark.parametrize(("kind", "stream"), [("string", False), ("object", True), ("event", True)])
-def test_overflow_error_teaches_the_limit(patient: Bench, kind: str, stream: bool) -> None:
-    """An overflow error, whatever its shape, never reaches the client: the request is compacted to the named limit."""
-    group = _group(kind, stream)
-    _shrink(patient, group)
-    watch = patient.watch(group)
-    messages = talk(group, 9000)
-    body = {"model": group, "messages": messages, "stream": stream, "max_tokens": 64}
-    answer = patient.proxy.post(body)
-    assert [record.outcome for record in watch.chats] == ["overflow", "ok"]
-    assert answer.status_code == 200
-    assert "error" not in answer.text
-    assert "Understood." in answer.text if not stream else '"stop"' in answer.text
-    patient.forgive(group)
-    again = patient.proxy.post(body)
-    assert again.status_code == 200
-    assert again.headers["x-litellm-compaction-window"] == "4096"
-    assert watch.problems(messages) == []
+@pytest.mark.parametrize(
+    ("route", "stream"), [("chat", True), ("messages", False), ("responses", True), ("completions", False)]
+)
+def test_a_server_that_has_ended_is_named_as_such(
+    patient: Bench, monkeypatch: pytest.MonkeyPatch, route: str, stream: bool
+) -> None:
+    """Since its window was read: the client learns what to do, the log where, and LiteLLM's own lines are left out."""
+    hello = [{"role": "user", "content": "Hello."}]
+    assert ask(patient, route, "local", hello, stream=stream).status == 200
+    served, since = patient.simulators["local"], len(patient.proxy.lines)
+    with monkeypatch.context() as ended:
+        for netloc in [netloc for netloc, each in NETWORK.servers.items() if getattr(each, "simulator", 0) is served]:
+            ended.setitem(NETWORK.servers, netloc, None)
+        said = ask(patient, route, "local", hello, stream=stream)
+    # What this asks for is served, and its line comes after all of theirs.
+    assert patient.window_of("local") == 8192
+    todo = "does not answer. Start its server (lms server start) or correct api_base."
+    assert (said.status, said.events[0]["error"]["message"]) == (503, f"LM Studio {todo}")
+    (line,) = [each for each in patient.proxy.lines[since:] if each.strip() and "INFO" not in each]
+    assert "litellm_compaction:WARNING: refused model=local: LM Studio at http://127.0.0.1:" in line
+    assert line.endswith(f"/v1 {todo}")
 
 
 def _group(kind: str, stream: bool) -> str:

@@ -29,13 +29,12 @@ _GROUPS = [
 
 
 _SETTINGS = {"window_cache_s": 3600, "background": "off"}
-_ONCE = {"num_retries": 0, "disable_cooldowns": True}
 
 
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """The defaults, but that no reload is noticed by reading the list again."""
-    with open_bench(tmp_path_factory.mktemp("asking"), _GROUPS, _SETTINGS, router_settings=_ONCE) as bench:
+    with open_bench(tmp_path_factory.mktemp("asking"), _GROUPS, _SETTINGS) as bench:
         yield bench
 
 
@@ -43,7 +42,7 @@ def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A time limit for machines that are busy with other tests, too: in `asking` it would be waited for."""
     settings = {**_SETTINGS, "ask_server_timeout_s": 30}
-    with open_bench(tmp_path_factory.mktemp("exact"), _EXACT, settings, router_settings=_ONCE) as bench:
+    with open_bench(tmp_path_factory.mktemp("exact"), _EXACT, settings) as bench:
         yield bench
 
 

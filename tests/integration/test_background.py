@@ -34,7 +34,6 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Rows
         environ=rows.environ,
         litellm_settings={"callbacks": ["recorder.handler"]},
         general_settings={"custom_auth": "tenants.user_api_key_auth"},
-        router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
         yield bench, rows
 

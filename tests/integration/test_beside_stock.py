@@ -28,9 +28,8 @@ def server() -> Iterator[RawServer]:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory, server: RawServer) -> Iterator[Bench]:
     """The same server behind a guarded deployment and behind one that is not."""
-    once = {"num_retries": 0, "disable_cooldowns": True}
     entries = [server.entry("guarded"), server.entry("stock", enabled=False)]
-    with open_bench(tmp_path_factory.mktemp("beside"), [], {}, entries=entries, router_settings=once) as opened:
+    with open_bench(tmp_path_factory.mktemp("beside"), [], {}, entries=entries) as opened:
         yield opened
 
 

@@ -45,7 +45,6 @@ def bench(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory, plain: Pla
         [Group("agent", WINDOW)],
         {"carrier": carrier, "window_cache_s": 600, "notices": "content"},
         entries=plain_entries(plain.base_url),
-        router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as opened:
         yield opened
 

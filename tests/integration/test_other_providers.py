@@ -9,12 +9,10 @@ from tests.integration.bench import Bench, is_question, is_summary_call
 from tests.integration.routes import HAS_PROMETHEUS, Servers
 
 
-@pytest.mark.parametrize(("group", "window"), [("llama", 6144), ("llamafile", 6144), ("ollama", 5120)])
-def test_an_opted_in_server_is_guarded_by_its_own_window(
-    routes: Bench, servers: Servers, group: str, window: int
-) -> None:
+@pytest.mark.parametrize("group", ["llama", "llamafile"])
+def test_an_opted_in_server_is_guarded_by_its_own_window(routes: Bench, servers: Servers, group: str) -> None:
     """Its own number is the window: a long conversation is compacted, and the answer bounded by it."""
-    server = servers.ollama if group == "ollama" else servers.llama
+    server, window = servers.llama, 6144
     messages = talk(f"provider {group}", 12_000)
     since = len(server.requests)
     answer = routes.proxy.chat(group, messages)
@@ -26,9 +24,8 @@ def test_an_opted_in_server_is_guarded_by_its_own_window(
     assert len(body["messages"]) < len(messages)
     assert body["messages"][-1] == messages[-1]
     assert 256 <= body["max_tokens"] < window
-    source = "ollama" if group == "ollama" else r"llama\.cpp"
     assert routes.proxy.expect_logged(r"INFO: guarding .*\(\d[\d,]* tokens\).* more; mode=guard; page: ")
-    assert routes.proxy.expect_logged(rf"window model={group} tokens={window} source={source}")
+    assert routes.proxy.expect_logged(rf"window model={group} tokens={window} source=llama\.cpp")
 
 
 def test_a_deployments_own_threshold_decides(routes: Bench) -> None:

@@ -1,9 +1,8 @@
-"""Three properties of a proxy before its servers: whatever the conversation, the place of a cut, or the body is."""
+"""Two properties of a proxy before its servers: whatever the conversation or the body is."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +13,7 @@ from hypothesis import strategies as st
 from tests.builders import agent_conversations, broken_promises, parsed, raw_conversations, talk
 from tests.integration.bench import Bench, Group, answers, open_bench
 from tests.integration.harness import CHAT
-from tests.integration.restart_bench import STYLES, Style, Teller, asked, changed, stream_problems, without_restarts
-from tests.lmstudio_double import Reply, numbered_words
+from tests.lmstudio_double import Reply
 
 _FACTORS = (0.7, 1.0, 1.4, 2.0)
 _GUARDED = [
@@ -24,7 +22,6 @@ _GUARDED = [
     for factor in _FACTORS
     for speaks in (True, False)
 ]
-_TALKERS = [Group(f"talks-{window}", window, simulator={"chunk_tokens": 8}) for window in (2048, 4096)]
 _HELD = Group("held", 4096)
 # Each example is a request or more.
 _SOME = settings(max_examples=max(8, settings().max_examples // 5))
@@ -34,8 +31,7 @@ _SOME = settings(max_examples=max(8, settings().max_examples // 5))
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Servers that count otherwise than we do, with and without LM Studio's own protocol."""
     folder = tmp_path_factory.mktemp("properties")
-    once = {"num_retries": 0, "disable_cooldowns": True}
-    with open_bench(folder, [*_GUARDED, *_TALKERS, _HELD], {}, router_settings=once) as opened:
+    with open_bench(folder, [*_GUARDED, _HELD], {}) as opened:
         yield opened
 
 
@@ -76,34 +72,6 @@ def test_any_conversation_fits_and_keeps_what_is_protected(
         original = parsed(roles)
         was_broken = broken_promises(original, original)
         assert [each for each in broken_promises(original, parsed(watch.sent())) if each not in was_broken] == []
-
-
-@_SOME
-@given(
-    words=st.integers(900, 1100),
-    prompt=st.integers(20, 600),
-    chunk=st.sampled_from([8, 48]),
-    # A fence is reopened only inside one.
-    style=st.sampled_from([style for style in STYLES if style != "fence"]),
-    group=st.sampled_from(_TALKERS),
-    stream=st.booleans(),
-)
-def test_an_answer_is_one_text_wherever_it_is_cut(
-    bench: Bench, words: int, prompt: int, chunk: int, style: Style, group: Group, stream: bool
-) -> None:
-    """P6: no word lost, none twice, one end; however long the prompt is, and however the model goes on."""
-    text = re.sub(r"(word\d*0) ", r"\1. ", numbered_words(words))
-    watch = bench.watch(group.name, Teller(Reply(text), style=style))
-    with changed(watch.simulator, chunk_tokens=chunk):
-        messages = asked(f"cuts {words} {prompt} {chunk} {style}", prompt)
-        if stream:
-            answer = bench.proxy.stream(group.name, messages)
-            assert stream_problems(answer) == []
-            assert (without_restarts(answer.text), answer.finish_reasons) == (text, ["stop"])
-        else:
-            (choice,) = bench.proxy.chat(group.name, messages).json()["choices"]
-            assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
-    assert bench.findings() == []
 
 
 _VALUES = st.one_of(

@@ -24,7 +24,6 @@ from tests.integration.restart_bench import (
     Restarting,
     Teller,
     calls,
-    joined_calls,
     stream_problems,
     without_restarts,
 )
@@ -111,7 +110,7 @@ def _stream_outcome(answer: Streamed, place: str) -> str:
         return "error event"
     if any(answer.deltas):
         assert stream_problems(answer) == []
-    return _ending(text, joined_calls(answer), answer.finish_reasons[0], place)
+    return _ending(text, answer.calls, answer.finish_reasons[0], place)
 
 
 def _whole_outcome(answer: httpx.Response, place: str) -> str:
@@ -158,9 +157,8 @@ def _expectations(stream: bool) -> dict[tuple[str, str], str]:
             table[kind, place] = "whole" if place == "summary" else others.get(kind) or shown
     # A server that fails over a continuation is asked in another way, which teaches nothing about the first.
     failures: tuple[FaultKind, ...] = ("500", "drop", "error_event", *(("empty",) if stream else ()))
-    if stream:
-        # A whole answer may have no words: its server says that it has ended.
-        table |= {("empty", place): "502" for place in ("first", "call")}
+    # Nothing was said, unless that the answer has ended: before its first word only a whole answer's server says so.
+    table |= {("empty", "call"): "502"} | ({("empty", "first"): "502"} if stream else {})
     table |= {(kind, place): "whole" for kind in failures for place in PLACES if place.startswith("stream")}
     return table
 

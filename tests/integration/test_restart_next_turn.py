@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.builders import prose, tools
-from tests.integration.restart_bench import LONG, Carrier, Restarting, Teller, asked, calls, joined_calls, shared
+from tests.integration.restart_bench import LONG, Carrier, Restarting, Teller, asked, calls, shared
 from tests.lmstudio_double import Reply
 
 # Past one window of 4,096 tokens, and behind the cut short enough to fit beside the record.
@@ -63,7 +63,7 @@ def _streamed(restarting: Restarting, messages: list[dict[str, Any]], options: d
     ids = [call["id"] for call in fragments if call.get("id")]
     made = [
         {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for call_id, (name, arguments) in zip(ids, joined_calls(answer), strict=True)
+        for call_id, (name, arguments) in zip(ids, answer.calls, strict=True)
     ]
     return {**message, "tool_calls": made} if made else message
 

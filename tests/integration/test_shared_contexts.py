@@ -47,7 +47,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         tmp_path_factory.mktemp("shared"),
         _GROUPS,
         settings,
-        router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
         yield bench
 

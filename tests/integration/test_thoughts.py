@@ -21,16 +21,12 @@ _MOST = _BUDGET * 11 // 10
 _RUNAWAY = numbered_words(2500)
 # Each chunk costs processor time.
 _PACE = {"chunk_tokens": 8}
-_OPTED_IN = {"enabled": True}
-_LLAMA: dict[str, Any] = {"provider": "openai", "compaction": _OPTED_IN}
 
 
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """A proxy before LM Studio and llama.cpp."""
+    """A proxy before LM Studio."""
     groups = [
-        Group("studio", _WINDOW, simulator=_PACE),
-        Group("llama", _WINDOW, **_LLAMA, simulator={**_PACE, "api": "llama.cpp"}),
         # Its template, which is known here, shows how a thought is closed; the simulator's own shows no thoughts.
         Group("qwen", _WINDOW, key="qwen/qwen3-8b", architecture="qwen3", speaks=False, simulator=_PACE),
     ]
@@ -39,7 +35,6 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         groups,
         {"background": "off"},
         litellm_settings={"drop_params": True},
-        router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
         yield bench
 
@@ -62,16 +57,6 @@ def _ask(bench: Bench, route: str, group: str, *, stream: bool = True, **extra: 
     said = ask(bench, route, group, question, stream=stream, limit=limit, **extra)
     assert said.status == 200, said.events
     return said
-
-
-def test_llama_cpp_answers_behind_a_stop(thinking: Bench) -> None:
-    """Half of the window of thoughts, then the answer, without a compaction."""
-    watch = thinking.watch("llama", _thinks(stream=True))
-    said = _ask(thinking, "chat", "llama")
-    assert (said.text.strip(), said.ends, watch.summaries) == ("It is four.", ["stop"], [])
-    first, second = watch.chats
-    assert 0.9 * _BUDGET <= first.completion_tokens <= _MOST + 16
-    assert (second.body or {})["thinking_budget_tokens"] == 0
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from litellm.exceptions import BadRequestError
 from litellm.types.utils import CallTypes
 
 from litellm_compaction.errors import LiteLLMChanged
-from litellm_compaction.proxy.litellm_inside.seam import Seam, missing
+from litellm_compaction.proxy.litellm_inside import Seam, missing
 from litellm_compaction.proxy.routing import router_entries
 from litellm_compaction.proxy.seams import Seams, check_classes
 from tests.builders import talk
@@ -272,7 +272,6 @@ def test_what_litellm_lacks_is_said_and_nothing_is_cut(
     assert lacks == [] or _IS_OLDEST
     # LiteLLM itself goes on with it.
     monkeypatch.setattr(seam, "_place", lambda **_: None)
-    monkeypatch.setattr(seam, "of", lambda instance: None)
     if seam.lost:
         assert {*missing()} == {*lacks, f"{seam} of LiteLLM's is missing or has changed: {seam.lost}."}
     else:

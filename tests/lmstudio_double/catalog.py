@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
-from litellm_compaction.simulator import catalog as simulated
+from litellm_compaction.simulator import simulator as simulated
 from litellm_compaction.simulator.messages import JsonObject
 from litellm_compaction.simulator.rendering import Prompt
 
@@ -39,7 +39,7 @@ class Model(simulated.Model):
 
 @dataclass(eq=False, kw_only=True)
 class Instance(simulated.Instance):
-    """A loaded model; `ttl_s` None stays until it is unloaded. `flights` are the requests being generated.
+    """A loaded model, of which SDKs hear that it stays for `ttl_s`. `flights` are the requests being generated.
 
     `chats_in_app` is how many conversations in LM Studio's own window wait for an answer of it.
     """
@@ -64,9 +64,6 @@ class Instance(simulated.Instance):
     def fail_all(self, message: str, outcome: Literal["error", "pool_overflow"]) -> None:
         for flight in list(self.flights):
             flight.fail(message, outcome)
-
-    def has_expired(self, now_s: float) -> bool:
-        return self.ttl_s is not None and not self.flights and now_s - self.last_used_s > self.ttl_s
 
 
 def find_target(name: str, instances: Iterable[Instance], models: Iterable[Model]) -> Instance | Model | None:

@@ -10,8 +10,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from litellm_compaction.simulator import answer as simulated
-from litellm_compaction.simulator.answer import (
+from litellm_compaction.simulator import inference as simulated
+from litellm_compaction.simulator.inference import (
     Connection,
     Envelope,
     Piece,
@@ -20,7 +20,7 @@ from litellm_compaction.simulator.answer import (
     reasoning_tokens,
     reply_tokens,
 )
-from litellm_compaction.simulator.messages import JsonObject, error_body
+from litellm_compaction.simulator.messages import JsonObject
 
 from .catalog import Flight, FlightFailed, Instance
 from .messages import POOL_EXCEEDED, event_body
@@ -282,8 +282,7 @@ class Answer:
         elif ending.kind == "error" and self.record.status == 200:
             await self.connection.send_json(200, event_body(ending.message))
         elif ending.kind == "error":
-            shape = self.simulator.error_shape
-            await self.connection.send_json(self.record.status, error_body(ending.message, shape))
+            await self.connection.send_json(self.record.status, {"error": ending.message})
         else:
             await self.connection.send_json(200, self._whole(ending))
 
@@ -316,6 +315,4 @@ class Answer:
         if reply.reasoning and self.simulator.api == "v1":
             thoughts = math.ceil(reasoning_tokens(reply) * self.instance.model.tokens_factor)
             counts["completion_tokens_details"] = {"reasoning_tokens": min(thoughts, record.completion_tokens)}
-        if self.simulator.reports_cached:
-            counts["prompt_tokens_details"] = {"cached_tokens": record.cached_tokens}
         return counts

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from litellm_compaction.simulator import inference as simulated
-from litellm_compaction.simulator.answer import Envelope
+from litellm_compaction.simulator.inference import Envelope
 from litellm_compaction.simulator.messages import (
     ChatRequest,
     Refusal,
@@ -94,10 +94,8 @@ def meet_window(
         return kept, None
     record.kept_tokens = 0
     message = does_not_fit(sent_tokens, window_tokens)
-    if simulator.overflow == "error_400_string":
-        raise n_keep_too_long(sent_tokens, window_tokens)
     if simulator.overflow == "error_400_object":
-        raise Refusal(400, error_body(message, "object"), outcome="overflow")
+        raise Refusal(400, error_body(message), outcome="overflow")
     if simulator.overflow == "empty":
         return prompt, Ending("empty", "overflow")
     return prompt, Ending("error", "overflow", message=message)
@@ -125,7 +123,7 @@ class Inference(simulated.Inference):
         try:
             request = self._parsed()
             self.record.streamed = request.stream
-            instance = await self.simulator.resolve(request.model, request.ttl_s)
+            instance = await self.simulator.resolve(request.model)
             prompt = await self._render(request, instance)
             instance.waiting += 1
             try:
@@ -135,7 +133,7 @@ class Inference(simulated.Inference):
             seat = Seat(instance, self.connection.client_left)
             try:
                 if instance not in self.simulator.instances:
-                    raise Refusal(400, error_body(MODEL_UNLOADED, self.simulator.error_shape))
+                    raise Refusal(400, {"error": MODEL_UNLOADED})
                 await self._serve_in_seat(request, seat, prompt)
             finally:
                 self._note_generated()
@@ -143,8 +141,7 @@ class Inference(simulated.Inference):
         except Refusal as refusal:
             await self._refuse(refusal)
         except FlightFailed as failure:
-            body = error_body(failure.message, self.simulator.error_shape)
-            await self._refuse(Refusal(400, body, outcome=failure.outcome))
+            await self._refuse(Refusal(400, {"error": failure.message}, outcome=failure.outcome))
 
     def _parsed(self) -> ChatRequest:
         if not self.is_text:
@@ -224,7 +221,7 @@ class Inference(simulated.Inference):
             return False
         await seat.flight.sleep(reply.delay_ms / 1000)
         if fault.kind == "500":
-            raise Refusal(fault.status, error_body(fault.message, self.simulator.error_shape), outcome="fault")
+            raise Refusal(fault.status, {"error": fault.message}, outcome="fault")
         self._release(seat, Ending("drop", "fault"))
         await self.connection.drop()
         return True

@@ -39,7 +39,7 @@ def _o200k() -> tiktoken.Encoding:
 
 count_by(_o200k)
 
-Overflow = Literal["truncate_middle", "error_400_string", "error_400_object", "error_event", "empty"]
+Overflow = Literal["truncate_middle", "error_400_object", "error_event", "empty"]
 
 # The same template as LM Studio would hold it.
 TEMPLATE = """\

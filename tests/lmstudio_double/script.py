@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, get_args
 
-from litellm_compaction.simulator import script as simulated
+from litellm_compaction.simulator import simulator as simulated
 from litellm_compaction.simulator.messages import JsonObject
-from litellm_compaction.simulator.script import ChatCall, FinishReason, RequestRecord
+from litellm_compaction.simulator.simulator import ChatCall, FinishReason, RequestRecord
 
 __all__ = [
     "SDK_MODES",

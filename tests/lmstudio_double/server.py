@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 from litellm_compaction.simulator import server as simulated
-from litellm_compaction.simulator.answer import Connection, Send
-from litellm_compaction.simulator.messages import JsonObject, model_not_found
+from litellm_compaction.simulator.inference import Connection, Send
+from litellm_compaction.simulator.messages import JsonObject
 from litellm_compaction.simulator.server import Address, CloseConnection, Receive
 
-from .catalog import Instance, find_target, llama_models, llama_props, v0_model, v0_models
+from .catalog import llama_models, llama_props, v0_models
 from .inference import Inference
 from .messages import unauthorized
 from .rpc import SdkConnection
@@ -81,17 +81,7 @@ class Application(simulated.Application):
             return llama_models(loaded, tells_whole=simulator.tells_whole)
         if route == ("GET", "/api/v0/models"):
             return v0_models(simulator.models, loaded)
-        if record.method == "GET" and record.path.startswith("/api/v0/models/"):
-            return self._v0_model(record.path.removeprefix("/api/v0/models/"), loaded)
         return await super().plain(record, body)
-
-    def _v0_model(self, name: str, loaded: list[Instance]) -> JsonObject:
-        target = find_target(name, loaded, self.simulator.models)
-        if target is None:
-            raise model_not_found(name)
-        if isinstance(target, Instance):
-            return v0_model(target.model, target)
-        return v0_model(target, None)
 
 
 @contextmanager

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
-from litellm_compaction.simulator import catalog as simulated_catalog
 from litellm_compaction.simulator import simulator as simulated
-from litellm_compaction.simulator.messages import ErrorShape, JsonObject, model_not_found, no_models_loaded, parse_chat
+from litellm_compaction.simulator.messages import JsonObject, model_not_found, no_models_loaded, parse_chat
 from litellm_compaction.simulator.rendering import Prompt, render_chat, render_text
 
 from .catalog import Instance, Model, find_target
@@ -35,7 +34,6 @@ class Simulator(simulated.Simulator):
     `api` is the newest generation of endpoints it offers, or llama.cpp's server, which tells the context of all its
     slots together only as newer builds do (`tells_whole`). `tokens_per_second` and `prompt_tokens_per_second` None are
     as fast as possible. `truncated_usage` is the count that a truncated prompt is reported with.
-    `reports_cached` adds the tokens found in the cache, as llama.cpp and vLLM do; LM Studio does not (bt#778, bt#2390).
     Concurrent JIT requests load several copies (bt#1751, not fixed in 0.4.16). `unified_kv` makes parallel requests
     share the window. `runs_on` generates a plain answer to its end when its client has gone (measured with llama.cpp,
     2026-11-22); a streamed one always ends.
@@ -50,9 +48,7 @@ class Simulator(simulated.Simulator):
     tokens_per_second: float | None = None
     prompt_tokens_per_second: float | None = None
     reasoning_field: ReasoningField = "reasoning_content"
-    error_shape: ErrorShape = "string"
     truncated_usage: Literal["sent", "kept"] = "sent"
-    reports_cached: bool = False
     unified_kv: bool = True
     runs_on: bool = True
     script: Script | None = None
@@ -63,7 +59,7 @@ class Simulator(simulated.Simulator):
         super().__post_init__()
         self._formatted: OrderedDict[str, Prompt] = OrderedDict()
 
-    def made(self, instance_id: str, model: simulated_catalog.Model, context_length: int, parallel: int) -> Instance:
+    def made(self, instance_id: str, model: simulated.Model, context_length: int, parallel: int) -> Instance:
         assert isinstance(model, Model)
         return Instance(id=instance_id, model=model, context_length=context_length, parallel=parallel)
 
@@ -120,15 +116,7 @@ class Simulator(simulated.Simulator):
         shares = self.unified_kv and instance.parallel > 1
         return shares and instance.pool_tokens() > instance.context_length
 
-    def loaded(self) -> list[Instance]:
-        """The instances, after unloading those whose idle time to live has passed."""
-        now_s = time.monotonic()
-        for instance in list(self.instances):
-            if instance.has_expired(now_s):
-                self.instances.remove(instance)
-        return list(self.instances)
-
-    async def resolve(self, name: str, ttl_s: float | None = None) -> Instance:
+    async def resolve(self, name: str) -> Instance:
         """The instance that serves a request for `name`, loading it if that is allowed.
 
         Raises:
@@ -140,7 +128,7 @@ class Simulator(simulated.Simulator):
         if isinstance(target, Instance):
             instance = target
         elif target is not None:
-            instance = self._load_just_in_time(target, ttl_s)
+            instance = self._load_just_in_time(target)
         elif loaded and not self.takes_any_name:
             raise model_not_found(name)
         else:
@@ -156,10 +144,9 @@ class Simulator(simulated.Simulator):
             instance.flights.clear()
             instance.queue = asyncio.Semaphore(instance.parallel)
 
-    def _load_just_in_time(self, model: simulated_catalog.Model, ttl_s: float | None) -> Instance:
+    def _load_just_in_time(self, model: simulated.Model) -> Instance:
         for other in [one for one in self.instances if one.is_jit and one.model.key != model.key]:
             self.unload(other.id)
         instance = self.load(model.key, min(model.default_context_length, model.max_context_length))
         instance.is_jit = True
-        instance.ttl_s = ttl_s if ttl_s is not None else 3600.0
         return instance

@@ -75,15 +75,11 @@ class Browser:
         width: int,
         height: int,
         scheme: Literal["light", "dark"] = "light",
-        *,
-        scripts: bool = True,
-        zone: str = "UTC",
     ) -> None:
-        """Sets the size in CSS pixels, the color scheme and the time zone."""
+        """Sets the size in CSS pixels, and the color scheme; times are in UTC."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
-        self.call("Emulation.setTimezoneOverride", timezoneId=zone)
+        self.call("Emulation.setTimezoneOverride", timezoneId="UTC")
 
     def open(self, url: str) -> None:
         """Goes to an address."""
@@ -101,7 +97,7 @@ class Browser:
             self._next()
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page; works where the page's own scripts may not run."""
+        """The value of a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")

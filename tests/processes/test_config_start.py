@@ -1,6 +1,6 @@
 """A wrong setting stops `litellm --config` at once, with a message that names key, value and range.
 
-Every kind of wrong setting: `tests/proxy/test_startup.py`.
+Every kind of wrong setting: `tests/proxy/test_service.py`.
 """
 
 from __future__ import annotations

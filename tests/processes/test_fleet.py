@@ -65,8 +65,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         if redis is not None:
             settings["store"] = redis.url
         folder = tmp_path_factory.mktemp("fleet")
-        router = {"num_retries": 0, "disable_cooldowns": True}
-        bench = stack.enter_context(open_bench(folder, _GROUPS, settings, router_settings=router, process=True))
+        bench = stack.enter_context(open_bench(folder, _GROUPS, settings, process=True))
         second = stack.enter_context(proxy(folder / "config.yaml"))
         yield Fleet(bench, (bench.proxy, second), redis)
 

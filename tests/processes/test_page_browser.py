@@ -9,11 +9,8 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, Literal
-from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -29,24 +26,6 @@ pytestmark = [
 Scheme = Literal["light", "dark"]
 VIEWS: list[tuple[int, Scheme]] = [(1280, "light"), (390, "dark")]
 MARKUP = "<img src=x onerror=window.hit=1>/<b>&amp;'\"\u202e"
-# WCAG 2.2, 1.4.3: text needs 4.5 to 1 against what is behind it. The background is that of the nearest painted parent.
-_CONTRASTS = """
-(() => {
-  const rgb = text => text.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
-    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const behind = e => { for (; e; e = e.parentElement) {
-    const c = rgb(getComputedStyle(e).backgroundColor); if (c.length < 4 || c[3] > 0) return c; }
-    return [255, 255, 255]; };
-  return [...document.querySelectorAll('body :not(title, desc, script)')]
-    .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
-    .map(e => { const style = getComputedStyle(e);
-      const [a, b] = [light(rgb(e.closest('svg') ? style.fill : style.color)), light(behind(e))].sort((x, y) => y - x);
-      return [(a + 0.05) / (b + 0.05), e.tagName + ' ' + e.textContent.slice(0, 30)]; })
-    .filter(([ratio]) => ratio < 4.5);
-})()
-"""
 _UNFOLD = "document.querySelectorAll('details').forEach(each => each.open = true)"
 
 
@@ -75,27 +54,15 @@ def _nothing_is_refused(browser: Browser) -> Iterator[None]:
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
 def test_everything_is_seen_without_scrolling_sideways(
-    running: Proxy, browser: Browser, width: int, scheme: Scheme, tmp_path: Path
+    running: Proxy, browser: Browser, width: int, scheme: Scheme
 ) -> None:
-    """Readable text, visible plots, controls inside the screen and large enough, each with a name."""
+    """Two plots with their lines and marks, and controls inside the screen, each with a name."""
     browser.view(width, 900, scheme)
     sign_in(browser, running)
     browser.evaluate(_UNFOLD)
     assert browser.evaluate("document.documentElement.scrollWidth") == width
     for words in ("4 models guarded", "2 conversations", "0 cut by the server", "Guarded deployments", "in mid-answer"):
         browser.reads(words)
-    assert browser.evaluate(_CONTRASTS) == []
-    plots = browser.evaluate(
-        "[...document.querySelectorAll('figure svg')].map(e => e.getBoundingClientRect()).map(b => [b.width, b.height])"
-    )
-    assert len(plots) == 2
-    assert all(250 <= size[0] <= width and size[1] > 100 for size in plots)
-    cut_off = browser.evaluate(
-        "[...document.querySelectorAll('figure svg text')].filter(e => { const b = e.getBoundingClientRect(),"
-        " s = e.ownerSVGElement.getBoundingClientRect(); return b.left < s.left - 1 || b.right > s.right + 1; })"
-        ".map(e => e.textContent)"
-    )
-    assert cut_off == []
     marks = browser.evaluate(
         "['.rule', '.full', '.client', '.bar', 'path.compact', 'circle.restart']"
         ".map(kind => document.querySelectorAll('figure ' + kind).length)"
@@ -105,11 +72,9 @@ def test_everything_is_seen_without_scrolling_sideways(
     controls = browser.evaluate(
         "[...document.querySelectorAll('select, input, button')].filter(e => e.checkVisibility())"
         ".map(e => [e.getBoundingClientRect(), e.textContent || e.labels.length])"
-        ".map(([b, named]) => [b.left, b.right, b.height, Boolean(named)])"
+        ".map(([b, named]) => [b.left, b.right, Boolean(named)])"
     )
-    least = 44 if width < 640 else 24
-    assert all(left >= 0 and right <= width and high >= least and named for left, right, high, named in controls)
-    browser.screenshot(tmp_path / f"page-{scheme}-{width}.png")
+    assert all(left >= 0 and right <= width and named for left, right, named in controls)
 
 
 def test_a_key_is_entered_by_keyboard_and_kept_by_the_tab_alone(running: Proxy, browser: Browser) -> None:
@@ -150,11 +115,6 @@ def test_a_setting_is_changed_and_reset_by_keyboard(running: Proxy, browser: Bro
     browser.until("document.querySelector('[aria-invalid]')")
     browser.reads("Compact down to: “7”: Input should be less than 1.")
     browser.until("document.activeElement.id === 'set-target_ratio'")
-    top, bottom = browser.evaluate(
-        "[document.activeElement, document.querySelector('#set-target_ratio-problem')]"
-        ".map(e => e.getBoundingClientRect()).map((b, i) => i ? b.bottom : b.top)"
-    )
-    assert 0 <= top < bottom <= 900
     assert browser.evaluate("document.querySelector('#set-pruning_model').value") == "fast"
     browser.fill("#set-target_ratio", "0.35")
     browser.press("Enter")
@@ -187,20 +147,6 @@ def test_a_record_is_seen_side_by_side_searched_and_undone(running: Proxy, brows
     browser.reads("Only its owner's key sees its text.")
 
 
-@pytest.mark.parametrize("zone", ["Asia/Kolkata"])
-def test_times_are_those_of_the_reader(running: Proxy, browser: Browser, zone: str) -> None:
-    """In his time zone, with UTC beside. The page says which."""
-    browser.view(1280, 900, zone=zone)
-    sign_in(browser, running)
-    times = browser.evaluate("[...document.querySelectorAll('time')].map(e => [e.dateTime, e.textContent, e.title])")
-    assert len(times) >= 2
-    for stamp, shown, title in times:
-        when = datetime.fromisoformat(stamp.replace("Z", "+00:00"))
-        utc, local = (str(when.astimezone(ZoneInfo(each)).replace(tzinfo=None))[: len(shown)] for each in ("UTC", zone))
-        assert (shown, title) == (local, f"{utc} UTC")
-    assert f"GMT{datetime.now(ZoneInfo(zone)):%z}" in browser.text()
-
-
 def test_names_that_are_markup_stay_text_and_200_conversations_are_drawn(running: Proxy, browser: Browser) -> None:
     """Eight at a time; whatever a name, a reason or an answer of a server says."""
     turn = {"model": MARKUP, "tokens_before": 10**9, "tokens_after": 4000, "window_tokens": 8192}
@@ -214,7 +160,6 @@ def test_names_that_are_markup_stay_text_and_200_conversations_are_drawn(running
                 | {"when_s": when, "tokens_before": 9, "tokens_after": 1, "window_tokens": 0, "compaction_id": "x\"'>"}
                 for kind, when in (("refused", 1e9), ("kept", 1e300), ("compacted", -1))
             ],
-            "advice": [MARKUP],
         },
         "conversations": {
             "conversations": [{"id": str(at), "turns": [turn | {"when_s": 1e9 + at}]} for at in range(200)]
@@ -233,7 +178,7 @@ def test_names_that_are_markup_stay_text_and_200_conversations_are_drawn(running
         assert browser.evaluate("document.querySelectorAll('img, figure b').length") == 0
         assert browser.evaluate("document.querySelector('figure bdi').textContent") == MARKUP
         assert browser.evaluate("document.documentElement.scrollWidth") == 390
-        empty = {key: [] for key in ("conversations", "events", "advice", "deployments", "notices", "settings")}
+        empty = {key: [] for key in ("conversations", "events", "deployments", "notices", "settings")}
         stub |= {key: {**empty, "models": {}, "role": "", "may_write": False, "sees_all": False} for key in stub}
         browser.open(f"{address}/llm/compaction")
         browser.until("document.querySelector('pre')")

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.stores import open_existing
+from litellm_compaction.stores import open_store
 from tests.builders import ONE_ROUND, answered, talk
 from tests.integration.bench import KEY, answers, is_summary_call, overrun
 from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, proxy, write_config
@@ -177,7 +177,7 @@ def records(machines: Machines) -> int:
     url = machines.redis.url.replace("127", f":{PASSWORD}@127", 1)
 
     async def count() -> int:
-        store = open_existing(url, ttl_s=1e9, max_bytes=1_000_000, secret=lambda: MASTER_KEY)
+        store = open_store(url, ttl_s=1e9, max_bytes=1_000_000, secret=lambda: MASTER_KEY, is_proxy=False)
         try:
             return len(await store.compactions())
         finally:

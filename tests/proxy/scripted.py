@@ -24,17 +24,18 @@ from litellm_compaction.engine import (
     RequestContext,
     Reservation,
 )
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import Observer
 from litellm_compaction.proxy.answer.calls import Calls
 from litellm_compaction.proxy.answer.client import Asked, Notices
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, Received, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.answer.upstream import LegRequest
+from litellm_compaction.proxy.answer.upstream import Leg
 from litellm_compaction.stores import open_store
-from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
+from tests.chunks import Chunked
 from tests.constants import settings_of
 from tests.lmstudio_double import Reply
 from tests.lmstudio_double.generation import Envelope, pieces, reply_tokens, visible_reply
@@ -128,7 +129,7 @@ class Server:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
-    async def open(self, leg: LegRequest) -> AsyncIterator[AsyncIterator[Batch]]:
+    async def open(self, leg: Leg) -> AsyncIterator[AsyncIterator[Batch]]:
         """One answer."""
         messages, max_tokens = leg.prepared.messages, leg.max_tokens
         turn = self.turns[min(len(self.opened), len(self.turns) - 1)]
@@ -197,48 +198,15 @@ class Server:
 
 
 @dataclass
-class Read:
+class Read(Chunked):
     """An answer as a client reads it."""
 
     chunks: list[Chunk] = field(default_factory=list)
 
     @property
-    def deltas(self) -> list[dict[str, Any]]:
-        return [choice["delta"] for chunk in self.chunks for choice in chunk["choices"]]
-
-    @property
-    def raw_text(self) -> str:
-        return "".join(delta.get("content", "") for delta in self.deltas)
-
-    @property
     def text(self) -> str:
         """Without the notices of restarts."""
         return self.raw_text.replace(RESTARTED, "")
-
-    @property
-    def reasoning(self) -> str:
-        return "".join(delta.get("reasoning_content") or delta.get("reasoning") or "" for delta in self.deltas)
-
-    @property
-    def calls(self) -> list[tuple[str, str]]:
-        """Name and arguments of every call, by index; fails on a call that begins twice."""
-        found: dict[int, list[str]] = {}
-        for call in [call for delta in self.deltas for call in delta.get("tool_calls", ())]:
-            function = call["function"]
-            if call.get("id"):
-                assert call["index"] not in found, "a call that begins twice"
-                found[call["index"]] = [function["name"], ""]
-            found[call["index"]][1] += function.get("arguments") or ""
-        return [(name, arguments) for _, (name, arguments) in sorted(found.items())]
-
-    @property
-    def finish_reasons(self) -> list[str]:
-        choices = [choice for chunk in self.chunks for choice in chunk["choices"]]
-        return [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
-
-    @property
-    def usages(self) -> list[dict[str, Any]]:
-        return [chunk["usage"] for chunk in self.chunks if chunk.get("usage")]
 
     def shape_problems(self) -> list[str]:
         """How the stream is not one answer; empty when it is (promise P6)."""
@@ -419,7 +387,7 @@ async def _whole(chunks: AsyncIterator[Chunk]) -> Chunk:
                 else:
                     delta[key] = delta.get(key, "") + value
     if calls:
-        delta["tool_calls"] = calls.given_up()
+        delta["tool_calls"] = calls.given_up("all")
     return answer
 
 

@@ -20,25 +20,36 @@ def read(compaction: object = None, **headers: Any) -> Wish:
     return wish_of({"metadata": metadata, "proxy_server_request": {"headers": sent}}, metadata)
 
 
+def _in_latin_1(text: str) -> str:
+    """A header in UTF-8, as servers read it."""
+    return text.encode().decode("latin-1")
+
+
 @pytest.mark.parametrize(
-    ("compaction", "wish"),
+    ("compaction", "headers", "wish"),
     [
-        (None, NONE),
-        ("on", NONE),
-        ("off", Wish(off=True)),
-        (False, Wish(off=True)),
-        ({}, NONE),
-        ({"now": True}, Wish(now=True)),
-        ({"now": True, "focus": None}, Wish(now=True)),
-        ({"now": True, "focus": " the\nschema\x00\u202e of  it "}, Wish(now=True, focus="the schema of it")),
-        ('{"now": true, "focus": "ports"}', Wish(now=True, focus="ports")),
-        ({"pin": ["Never touch prod.", " 0123456789ab "]}, Wish(pins=("Never touch prod.", "0123456789ab"))),
-        ({"pin": []}, Wish(pins=())),
+        (None, {}, NONE),
+        ("on", {}, NONE),
+        ("off", {}, Wish(off=True)),
+        (False, {}, Wish(off=True)),
+        ({}, {}, NONE),
+        ({"now": True}, {}, Wish(now=True)),
+        ({"now": True, "focus": None}, {}, Wish(now=True)),
+        ({"now": True, "focus": " the\nschema\x00\u202e of  it "}, {}, Wish(now=True, focus="the schema of it")),
+        ('{"now": true, "focus": "ports"}', {}, Wish(now=True, focus="ports")),
+        ({"pin": ["Never touch prod.", " 0123456789ab "]}, {}, Wish(pins=("Never touch prod.", "0123456789ab"))),
+        ({"pin": []}, {}, Wish(pins=())),
+        (None, {"now": "true"}, Wish(now=True)),
+        (None, {"now": " 1 ", "focus": "the schema"}, Wish(now=True, focus="the schema")),
+        (None, {"now": ""}, NONE),
+        (None, {"pin": _in_latin_1("Größe is 4.")}, Wish(pins=("Größe is 4.",))),
+        (None, {"now": "YES", "focus": _in_latin_1("Größe")}, Wish(now=True, focus="Größe")),
+        ({"now": True}, {"now": "no", "focus": "ports"}, Wish(now=True, focus="ports")),
     ],
 )
-def test_metadata(compaction: object, wish: Wish) -> None:
-    """An object, or the same as a string: OpenAI's own metadata holds nothing else."""
-    assert read(compaction) == wish
+def test_a_wish_is_read(compaction: object, headers: dict[str, str], wish: Wish) -> None:
+    """An object, or the same as a string: OpenAI's own metadata holds nothing else; it goes before headers."""
+    assert read(compaction, **headers) == wish
 
 
 @pytest.mark.parametrize(
@@ -57,21 +68,6 @@ def test_a_key_is_left_alone_by_its_own_or_its_teams_metadata(key: object, team:
     """The key's word comes first; a request's own metadata is not asked."""
     metadata = {"user_api_key_metadata": {"compaction": key}, "user_api_key_team_metadata": {"compaction": team}}
     assert is_off_for_owner({**metadata, "compaction": "off"}) == is_off
-
-
-@pytest.mark.parametrize(
-    ("headers", "wish"),
-    [
-        ({"now": "true"}, Wish(now=True)),
-        ({"now": " 1 ", "focus": "the schema"}, Wish(now=True, focus="the schema")),
-        ({"now": ""}, NONE),
-        ({"pin": "Größe is 4.".encode().decode("latin-1")}, Wish(pins=("Größe is 4.",))),
-        ({"now": "YES", "focus": "Größe".encode().decode("latin-1")}, Wish(now=True, focus="Größe")),
-    ],
-)
-def test_headers(headers: dict[str, str], wish: Wish) -> None:
-    """For clients that cannot send metadata; UTF-8 survives the way servers read headers."""
-    assert read(None, **headers) == wish
 
 
 @pytest.mark.parametrize(
@@ -101,11 +97,10 @@ def test_other_shapes_are_refused(compaction: object, says: str) -> None:
     assert "xxx" not in str(refused.value)
 
 
+_KEYS = st.sampled_from(["now", "focus", "x"])
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["now", "focus", "x"]), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=3),
     max_leaves=6,
 )
 

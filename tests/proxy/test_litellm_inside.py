@@ -1,4 +1,4 @@
-"""LiteLLM from inside: the pool under the transport, and the moment before its own end."""
+"""LiteLLM from inside: the pool under the transport, the moment before its own end, and what its database keeps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import httpx
 import litellm
 import pytest
 
-from litellm_compaction.proxy.litellm_inside.application import before_end, keeps_responses
-from litellm_compaction.proxy.litellm_inside.connections import connect
+from litellm_compaction.proxy.litellm_inside.application import before_end, connect, keeps_responses
 
 
 async def test_proxies_of_the_environment_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,11 +36,15 @@ async def test_proxies_of_the_environment_are_passed_by(monkeypatch: pytest.Monk
         await response.aclose()
 
 
-_MODULE = "litellm.proxy.proxy_server"
+def _stands_for(monkeypatch: pytest.MonkeyPatch, module: str, **members: Any) -> Any:
+    """A module of LiteLLM's proxy of which no more is looked at."""
+    made: Any = SimpleNamespace(**members)
+    monkeypatch.setitem(sys.modules, f"litellm.proxy.{module}", made)
+    return made
 
 
 async def test_litellms_own_end_does_ours_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While its connections are still open; arguments and result are its own."""
+    """While its connections are still open, and once, whoever loads us again; arguments and result are its own."""
     done: list[Any] = []
 
     async def end(worker: str | None = None) -> str:
@@ -51,34 +54,31 @@ async def test_litellms_own_end_does_ours_first(monkeypatch: pytest.MonkeyPatch)
     async def ours() -> None:
         done.append("ours")
 
-    module = SimpleNamespace(proxy_shutdown_event=end)
-    monkeypatch.setitem(sys.modules, _MODULE, module)  # type: ignore[arg-type] # no more of it is looked at
+    module = _stands_for(monkeypatch, "proxy_server", proxy_shutdown_event=end)
+    before_end(ours)
     before_end(ours)
     assert await module.proxy_shutdown_event(worker="heart") == "ended"
     assert done == ["ours", "heart"]
 
 
-_KEEPER = "should_store_prompts_and_responses_in_spend_logs"
-
-
 @pytest.mark.parametrize(
-    ("database", "spend", "cold_storage", "keeps"),
+    ("database", "keeper", "cold_storage", "keeps"),
     [
-        (None, {_KEEPER: lambda: True}, "s3_v2", False),
-        (object(), {_KEEPER: lambda: False}, None, False),
-        (object(), {_KEEPER: lambda: True}, None, True),
-        (object(), {_KEEPER: lambda: False}, "s3_v2", True),
-        (object(), {}, None, True),
+        (None, lambda: True, "s3_v2", False),
+        (object(), lambda: False, None, False),
+        (object(), lambda: True, None, True),
+        (object(), lambda: False, "s3_v2", True),
+        (object(), None, None, True),
     ],
     ids=["no database", "no prompts", "prompts", "cold storage", "another LiteLLM"],
 )
 def test_a_database_without_prompts_keeps_no_response(
-    monkeypatch: pytest.MonkeyPatch, database: object, spend: dict[str, Any], cold_storage: str | None, keeps: bool
+    monkeypatch: pytest.MonkeyPatch, database: object, keeper: Any, cold_storage: str | None, keeps: bool
 ) -> None:
     """LiteLLM would find an empty row before a `previous_response_id`, and answer without the history."""
-    proxy, module = SimpleNamespace(prisma_client=database), SimpleNamespace(**spend)
-    monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", proxy)  # type: ignore[arg-type] # as above
-    monkeypatch.setitem(sys.modules, "litellm.proxy.spend_tracking.spend_tracking_utils", module)  # type: ignore[arg-type]
+    members = {} if keeper is None else {"should_store_prompts_and_responses_in_spend_logs": keeper}
+    _stands_for(monkeypatch, "proxy_server", prisma_client=database)
+    _stands_for(monkeypatch, "spend_tracking.spend_tracking_utils", **members)
     monkeypatch.setattr(litellm, "cold_storage_custom_logger", cold_storage)
     assert keeps_responses() is keeps
 
@@ -86,6 +86,8 @@ def test_a_database_without_prompts_keeps_no_response(
 # Garbage that sets a context variable when it is collected, while a context variable is being set.
 _PROVOKE = """
 import contextvars, gc, random
+from litellm_compaction.concurrency import hold_contexts
+hold_contexts()
 variables = [contextvars.ContextVar("v") for i in range(12)]
 def in_a_cycle():
     me = yield
@@ -103,18 +105,13 @@ for i in range(60_000):
     del generator
     variables[i % 12].set(object())
 """
-_HOLD = "from litellm_compaction.concurrency import hold_contexts\nhold_contexts()\n"
-
-
-def _ends(script: str) -> int:
-    # Freed memory is overwritten, so that its use always shows.
-    environ = {**os.environ, "PYTHONMALLOC": "debug"}
-    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, check=False)
-    return done.returncode
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_with_it_the_interpreter_lives(seed: int) -> None:
     """However often the collector meets a variable that is being set."""
-    assert _ends(_HOLD + _PROVOKE.replace("{seed}", str(seed))) == 0
+    # Freed memory is overwritten, so that its use always shows.
+    environ = {**os.environ, "PYTHONMALLOC": "debug"}
+    script = _PROVOKE.replace("{seed}", str(seed))
+    assert subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, check=False).returncode == 0

@@ -22,37 +22,37 @@ from litellm_compaction.errors import (
     WindowUnknown,
     WindowUnread,
 )
-from litellm_compaction.proxy.refusals import (
-    litellm_error_of,
-    refusal_of,
-    response_of,
-    reworded,
-    server_gone,
-)
+from litellm_compaction.proxy.refusals import litellm_error_of, refusal_of, response_of, reworded, server_gone
 from tests.proxy.scripted import Scene, Turn
 
 TOO_LARGE = DoesNotFit("9,000 tokens do not fit into 8,192.", shares=(), window_tokens=8192, needed_tokens=9300)
 SECRET = "GET http://10.0.0.7:1234/api/v1/models: no connection (All connection attempts failed)"
 REFUSED = "GET http://10.0.0.7:1234/api/v1/models: HTTP 401, the API key was refused"
-BUSY = Overloaded("m", tokens=10, in_use_tokens=8000, window_tokens=8192, waited_s=1.0)
 UNREAD = WindowUnread("m", tried=SECRET)
+_TOO_LARGE, _BAD = litellm.ContextWindowExceededError, litellm.BadRequestError
+_DOWN = litellm.ServiceUnavailableError
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "code"),
+    ("error", "status", "code", "alone", "among"),
     [
-        (TOO_LARGE, 400, "context_length_exceeded"),
-        (WindowUnknown("m", tried=REFUSED), 400, "400"),
-        (ModelNotLoaded("m"), 400, "400"),
-        (UNREAD, 503, "503"),
-        (ServerUnavailable(SECRET), 503, "503"),
-        (ServerGone("http://10.0.0.7:1234/v1"), 503, "503"),
-        (BUSY, 503, "503"),
+        (TOO_LARGE, 400, "context_length_exceeded", _TOO_LARGE, _TOO_LARGE),
+        (WindowUnknown("m", tried=REFUSED), 400, "400", _BAD, _DOWN),
+        (ModelNotLoaded("m"), 400, "400", _BAD, _DOWN),
+        (UNREAD, 503, "503", _DOWN, _DOWN),
+        (ServerUnavailable(SECRET), 503, "503", _DOWN, _DOWN),
+        (ServerGone("http://10.0.0.7:1234/v1"), 503, "503", _DOWN, _DOWN),
+        (Overloaded("m", tokens=9, in_use_tokens=8, window_tokens=8, waited_s=1.0), 503, "503", _DOWN, _DOWN),
     ],
     ids=["too large", "unknown", "not loaded", "unread", "unavailable", "gone", "busy"],
 )
-def test_each_error_has_its_status_and_code(error: CompactionError, status: int, code: str) -> None:
-    """The same in all three places in which LiteLLM takes an error from us; an address in none of them."""
+def test_each_error_has_its_status_and_code(
+    error: CompactionError, status: int, code: str, alone: type[Exception], among: type[Exception]
+) -> None:
+    """The same in all three places in which LiteLLM takes an error from us; an address in none of them.
+
+    Too large is for `context_window_fallbacks`; a dead server is not asked again, but its neighbors are.
+    """
     refusal = refusal_of(error)
     assert isinstance(refusal, ProxyException)
     assert isinstance(refusal, HTTPException)
@@ -64,6 +64,9 @@ def test_each_error_has_its_status_and_code(error: CompactionError, status: int,
     for said in (refusal.message, str(mapped), response.text):
         assert "10.0.0.7" not in said
         assert error.for_clients in said.replace('\\"', '"')
+    neighbors: Any = litellm_error_of(error, {"metadata": {"model_group_size": 2}})
+    assert (type(mapped), type(neighbors)) == (alone, among)
+    assert (mapped.num_retries, neighbors.num_retries) == (0 if status == 503 else None, None)
 
 
 @pytest.mark.parametrize(
@@ -78,20 +81,6 @@ def test_an_overflow_is_told_as_one(status: int, is_overflow: bool) -> None:
     if told is not None:
         assert (told.status_code, told.to_dict()["code"]) == (400, "context_length_exceeded")
     assert reworded(None, error, is_guarded=True, client_text=lambda: said) is None
-
-
-def test_router_goes_on_where_that_may_help() -> None:
-    """Too large is for `context_window_fallbacks`; a dead server is not asked again, but its neighbors are."""
-    neighbors = {"metadata": {"model_group_size": 2}}
-    assert isinstance(litellm_error_of(TOO_LARGE, neighbors), litellm.ContextWindowExceededError)
-    alone: Any = litellm_error_of(UNREAD, {})
-    assert isinstance(alone, litellm.ServiceUnavailableError)
-    assert alone.num_retries == 0
-    among: Any = litellm_error_of(UNREAD, neighbors)
-    assert isinstance(among, litellm.ServiceUnavailableError)
-    assert among.num_retries is None
-    assert isinstance(litellm_error_of(WindowUnknown("m"), neighbors), litellm.ServiceUnavailableError)
-    assert isinstance(litellm_error_of(WindowUnknown("m"), {}), litellm.BadRequestError)
 
 
 def _from(error: BaseException, cause: BaseException) -> BaseException:

@@ -1,21 +1,29 @@
-"""Who is asked for a window, and what counts beside: the rule for deployments that an operator opted in."""
+"""Which deployments are guarded, who is asked for a window, what is shown of it, and who carries an answer."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
+from litellm_compaction.config import Settings
+from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.routing import (
     Deployment,
+    DeploymentSelector,
     asked_deployment_of,
+    carrier_of,
     deployment_of,
+    limits_of,
     unknown_model,
 )
-from litellm_compaction.windows.windows import Target
+from litellm_compaction.windows.windows import Target, Window, Windows
+from tests.constants import settings_of
 
 ON = {"compaction": {"enabled": True}}
 LOCAL, HOSTED = "http://127.0.0.1:8080/v1", "https://api.example.com/v1"
+_SILENT = "openrouter/never-heard-of"
 
 
 def deployment(model: str, info: dict[str, Any] | None = None, **params: Any) -> Deployment:
@@ -24,57 +32,53 @@ def deployment(model: str, info: dict[str, Any] | None = None, **params: Any) ->
 
 def opted(model: str, *, compaction: dict[str, Any] | None = None, info: Any = None, **params: Any) -> Target:
     """The target of an opted-in deployment whose server is not LM Studio."""
-    found = deployment(model, {"compaction": {"enabled": True, **(compaction or {})}, **(info or {})}, **params)
-    return found.other_target or found.target
+    read = deployment(model, {"compaction": {"enabled": True, **(compaction or {})}, **(info or {})}, **params)
+    return read.other_target or read.target
 
 
 @pytest.mark.parametrize(
-    ("model", "compaction", "info", "params", "tokens", "source"),
+    ("model", "compaction", "info", "params", "window"),
     [
-        ("openai/gpt-4o", {"context_length": 9000}, {"max_input_tokens": 7000}, {}, 9000, "operator"),
-        ("openai/gpt-4o", {}, {"max_input_tokens": 7000}, {}, 7000, "max_input_tokens"),
-        ("openai/gpt-4o", {}, {"max_input_tokens": True}, {}, None, "operator"),
-        ("openai/gpt-4o", {}, {"max_input_tokens": 10**9 + 1}, {}, None, "operator"),
-        ("openrouter/never-heard-of", {}, {}, {}, None, "operator"),
-        ("ollama/never-heard-of", {}, {}, {"num_ctx": 16384}, 16384, "operator"),
+        (_SILENT, {"context_length": 9000}, {"max_input_tokens": 7000}, {}, (9000, "operator")),
+        (_SILENT, {}, {"max_input_tokens": 7000}, {}, (7000, "max_input_tokens")),
+        (_SILENT, {}, {"max_input_tokens": True}, {}, (None, "operator")),
+        (_SILENT, {}, {"max_input_tokens": 10**9 + 1}, {}, (None, "operator")),
+        (_SILENT, {}, {}, {"max_input_tokens": 7000}, (None, "operator")),
+        ("ollama/never-heard-of", {}, {}, {"num_ctx": 16384}, (None, "operator")),
     ],
 )
-def test_the_sources_have_an_order(
-    model: str,
-    compaction: dict[str, Any],
-    info: dict[str, Any],
-    params: dict[str, Any],
-    tokens: int | None,
-    source: str,
+def test_the_sources_of_a_window_have_an_order(
+    model: str, compaction: Any, info: Any, params: dict[str, int], window: tuple[int | None, str]
 ) -> None:
-    """context_length, what requests ask for, max_input_tokens; otherwise there is none."""
+    """context_length, the operator's max_input_tokens; otherwise there is none, whatever a request says."""
     target = opted(model, compaction=compaction, info=info, **params)
-    assert (target.context_length, target.context_source) == (tokens, source)
+    assert (target.context_length, target.context_source) == window
 
 
 @pytest.mark.parametrize(
-    ("model", "params", "tokens"),
+    ("model", "api_base", "tokens"),
     [
-        ("openai/never-heard-of", {"api_base": LOCAL}, None),
-        ("openai/never-heard-of", {"api_base": "http://gpu.lan:8000/v1"}, None),
-        ("hosted_vllm/never-heard-of", {"api_base": "https://vllm.example.com/v1"}, None),
-        ("ollama/never-heard-of", {"api_base": "http://10.0.0.7:11434"}, None),
-        ("openai/never-heard-of", {}, 128_000),
-        ("ollama_chat/never-heard-of", {"api_base": "https://ollama.com"}, 128_000),
+        ("openai/x", LOCAL, None),
+        ("openai/x", "http://gpu.lan:8000/v1", None),
+        ("hosted_vllm/x", "https://vllm.example.com/v1", None),
+        ("ollama/x", "http://10.0.0.7:11434", None),
+        ("ollama/x", None, None),
+        ("openai/x", None, 128_000),
+        ("ollama_chat/x", "https://ollama.com", 128_000),
     ],
 )
-def test_a_hosted_pruning_model_has_a_supposed_window(model: str, params: dict[str, str], tokens: int | None) -> None:
+def test_a_hosted_pruning_model_has_a_supposed_window(model: str, api_base: str | None, tokens: int | None) -> None:
     """A server of one's own has any context length, and may cut silently; nothing is supposed of a guarded model."""
-    asked = asked_deployment_of({"model": model, **params}, {}, group="g", environ={})
+    asked = asked_deployment_of({"model": model, "api_base": api_base}, {}, group="g", environ={})
     assert (asked.other_target or asked.target).context_length == tokens
-    assert opted(model, **params).context_length is None
+    assert opted(model, api_base=api_base).context_length is None
 
 
 def test_lm_studio_has_no_default() -> None:
     """Opting LM Studio in changes nothing: its window is read, or unknown."""
-    found = deployment("lm_studio/x", {**ON, "max_input_tokens": 5000}, api_base=LOCAL)
-    assert (found.kind, found.target.is_lmstudio, found.target.context_length) == ("lm_studio", True, None)
-    assert found.other_target is None
+    own = deployment("lm_studio/x", {**ON, "max_input_tokens": 5000}, api_base=LOCAL)
+    assert (own.kind, own.target.is_lmstudio, own.target.context_length) == ("lm_studio", True, None)
+    assert own.other_target is None
 
 
 CONFIG: dict[str, Any] = {
@@ -87,68 +91,124 @@ CONFIG: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", ["__same__", "local", "own-id", "nickname", "hidden", "lm_studio/qwen/qwen3-8b"])
-def test_every_way_in_which_the_router_finds_a_model_is_known(name: str) -> None:
-    """Groups, ids, aliases and what a wildcard serves."""
-    assert unknown_model(CONFIG, name) == ""
-
-
-def test_a_long_list_is_cut() -> None:
-    """An error is no catalog."""
+def test_every_way_in_which_the_router_finds_a_model_is_known() -> None:
+    """Groups, ids, aliases and what a wildcard serves; an error is no catalog."""
+    names = ("__same__", "local", "own-id", "nickname", "hidden", "lm_studio/qwen/qwen3-8b")
+    assert {unknown_model(CONFIG, name) for name in names} == {""}
     many = {"model_list": [{"model_name": f"m{number}"} for number in range(50)]}
     assert unknown_model(many, "nobody").endswith("m18, m19, …, and __same__")
 
 
 @pytest.mark.parametrize(
-    ("params", "environ", "provider", "model", "api_base", "kind"),
+    ("params", "environ", "expected"),
     [
-        ({"model": "openai/responses/x"}, {}, "openai", "x", LOCAL, "maybe_lm_studio"),
-        ({"model": "lm_studio/responses/x"}, {}, "lm_studio", "x", LOCAL, "lm_studio"),
-        ({"model": "responses/x", "custom_llm_provider": "openai"}, {}, "openai", "x", LOCAL, "maybe_lm_studio"),
-        ({"model": "gpt-4o"}, {}, "openai", "gpt-4o", LOCAL, "maybe_lm_studio"),
-        ({"model": "claude-sonnet-4-5"}, {}, "", "claude-sonnet-4-5", LOCAL, "foreign"),
-        ({"model": "openai/x", "api_base": None}, {"OPENAI_BASE_URL": LOCAL}, "openai", "x", LOCAL, "maybe_lm_studio"),
-        ({"model": "openai/x", "api_base": None}, {"OPENAI_BASE_URL": HOSTED}, "openai", "x", None, "foreign"),
-        ({"model": "openai/x", "api_base": HOSTED}, {"OPENAI_BASE_URL": LOCAL}, "openai", "x", HOSTED, "foreign"),
+        ({"model": "openai/responses/x"}, {}, ("openai", "x", LOCAL, "maybe_lm_studio")),
+        ({"model": "lm_studio/responses/x"}, {}, ("lm_studio", "x", LOCAL, "lm_studio")),
+        ({"model": "responses/x", "custom_llm_provider": "openai"}, {}, ("openai", "x", LOCAL, "maybe_lm_studio")),
+        ({"model": "gpt-4o"}, {}, ("openai", "gpt-4o", LOCAL, "maybe_lm_studio")),
+        ({"model": "claude-sonnet-4-5"}, {}, ("", "claude-sonnet-4-5", LOCAL, "foreign")),
+        (
+            {"model": "openai/x", "api_base": None},
+            {"OPENAI_BASE_URL": LOCAL},
+            ("openai", "x", LOCAL, "maybe_lm_studio"),
+        ),
+        ({"model": "openai/x", "api_base": None}, {"OPENAI_BASE_URL": HOSTED}, ("openai", "x", None, "foreign")),
+        ({"model": "openai/x", "api_base": HOSTED}, {"OPENAI_BASE_URL": LOCAL}, ("openai", "x", HOSTED, "foreign")),
+        # A client may ask a wildcard deployment for no model, and LM Studio answers with what is loaded.
+        ({"model": "lm_studio/"}, {}, ("lm_studio", "", LOCAL, "lm_studio")),
+        ({"model": "lm_studio//"}, {}, ("lm_studio", "/", LOCAL, "lm_studio")),
+        ({"model": "lm_studio/a/b"}, {}, ("lm_studio", "a/b", LOCAL, "lm_studio")),
     ],
 )
 def test_a_deployment_is_read_as_litellm_reads_it(
-    params: dict[str, Any], environ: dict[str, str], provider: str, model: str, api_base: str | None, kind: str
+    params: dict[str, Any], environ: dict[str, str], expected: tuple[str, str, str | None, str]
 ) -> None:
     """Its route is no part of its name; a name that LiteLLM knows needs no provider; variables have addresses."""
-    found = deployment_of({"api_base": LOCAL, **params}, {}, group="g", environ=environ)
-    assert (found.provider, found.target.model, found.target.api_base, found.kind) == (provider, model, api_base, kind)
+    read = deployment_of({"api_base": LOCAL, **params}, {}, group="g", environ=environ)
+    assert (read.provider, read.target.model, read.target.api_base, read.kind) == expected
+
+
+def test_only_a_local_network_may_be_asked() -> None:
+    """Loopback, private addresses and local names may be LM Studio; a hosted provider's window is never asked for."""
+    foreign = (
+        *(None, "https://api.groq.com/openai/v1", "http://8.8.8.8:1234/v1", "https://[2606:4700::1111]/v1"),
+        *("api.example.com/v1", "https://localhost.example.com/v1", "http://user:127.0.0.1@example.com/v1"),
+    )
+    hosts = ("127.0.0.1:1234", "localhost", "[::1]:1234", "192.168.1.9:1234", "studio.local:1234", "studio")
+    local = ("127.0.0.1:1234", *(f"http://{host}/v1" for host in hosts))
+    for api_base in (*foreign, *local):
+        read = deployment("openai/x", api_base=api_base)
+        assert (read.kind, read.target.is_lmstudio) == (
+            ("maybe_lm_studio", True) if api_base in local else ("foreign", False)
+        ), api_base
+    others = (("anthropic/claude", None), ("azure/gpt", "https://mine.openai.azure.com"))
+    assert {deployment(model, api_base=api_base).kind for model, api_base in others} == {"foreign"}
+
+
+@pytest.mark.parametrize("model", ["openai/x", "ollama/x", "hosted_vllm/x", "llamafile/x", "anthropic/x"])
+@pytest.mark.parametrize("info", [{}, {"compaction": {"enabled": False}}, {"compaction": {"context_length": 4096}}])
+async def test_without_opting_in_no_request_is_made(model: str, info: dict[str, Any]) -> None:
+    """P7: a deployment that is not opted in is not guarded, and no server is asked for its window."""
+    requests: list[str] = []
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        requests.append(request.url.path)
+        return httpx.Response(404, json={})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(refuse)) as http:
+        windows = Windows(cache_s=5.0, http=http)
+        guards = DeploymentSelector(LiveSettings(Settings()), windows)
+        read = deployment(model, info, api_base=LOCAL)
+        assert (read.other_target, read.target.apis) == (None, ())
+        assert await guards.guard(read) is None
+        await windows.aclose()
+    # A local OpenAI-compatible server is asked whether it is LM Studio, as ever; nothing else is asked of anybody.
+    asks = model.startswith("openai/") and info != {"compaction": {"enabled": False}}
+    assert requests == (["/lmstudio-greeting", "/api/v1/models", "/api/v0/models"] if asks else [])
+
+
+class _Answering:
+    """Windows of which only one thing is asked: whether a server is LM Studio."""
+
+    def __init__(self, *answers: bool | None) -> None:
+        self._answers = list(answers)
+
+    async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
+        return self._answers.pop(0)
+
+
+async def test_a_silent_server_is_asked_again_and_a_warning_names_the_line_to_write(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A time-out is no "no": one that comes to answer as LM Studio is guarded from then on."""
+    windows: Any = _Answering(None, None, True, False)
+    guards = DeploymentSelector(LiveSettings(Settings()), windows)
+    silent = deployment("openai/x", {}, api_base=LOCAL)
+    assert [await guards.guard(silent) is not None for _ in range(4)] == [False, False, True, False]
+    assert caplog.text.count("`model: lm_studio/…`") == 1
 
 
 @pytest.mark.parametrize(
-    ("model", "api_base", "kind"),
+    ("settings", "answer_tokens"),
+    [({}, 1638), ({"output_buffer_ratio": 0.5}, 4096), ({"output_buffer_ratio": 0.0}, 819)],
+)
+def test_the_answer_that_is_shown_is_what_is_set_aside_for_it(settings: dict[str, Any], answer_tokens: int) -> None:
+    """A client takes it off the window, and asks for no more: the buffer of an empty prompt."""
+    window = Window(tokens=8192, source="api/v1", architecture="", instance_id="", parallel=1)
+    shown = {"max_input_tokens": 8192, "max_output_tokens": answer_tokens}
+    assert limits_of(window, settings_of(**settings)) == shown
+
+
+@pytest.mark.parametrize(
+    ("model", "base", "settings", "carrier"),
     [
-        ("openai/gpt-4o", None, "foreign"),
-        ("openai/x", "https://api.groq.com/openai/v1", "foreign"),
-        ("openai/x", "http://8.8.8.8:1234/v1", "foreign"),
-        ("openai/x", "https://[2606:4700::1111]/v1", "foreign"),
-        ("anthropic/claude", None, "foreign"),
-        ("azure/gpt", "https://mine.openai.azure.com", "foreign"),
-        ("openai/x", "api.example.com/v1", "foreign"),
-        ("openai/x", "https://localhost.example.com/v1", "foreign"),
-        ("openai/x", "http://user:127.0.0.1@example.com/v1", "foreign"),
-        ("openai/x", "http://127.0.0.1:1234/v1", "maybe_lm_studio"),
-        ("openai/x", "http://localhost:1234/v1", "maybe_lm_studio"),
-        ("openai/x", "http://[::1]:1234/v1", "maybe_lm_studio"),
-        ("openai/x", "http://192.168.1.9:1234/v1", "maybe_lm_studio"),
-        ("openai/x", "http://studio.local:1234/v1", "maybe_lm_studio"),
-        ("openai/x", "http://studio:1234/v1", "maybe_lm_studio"),
-        ("openai/x", "127.0.0.1:1234", "maybe_lm_studio"),
+        ("lm_studio/x", LOCAL, {}, "transport"),
+        ("openai/x", LOCAL, {}, "transport"),
+        ("openai/x", None, {}, "hooks"),
+        ("ollama_chat/x", LOCAL, {}, "hooks"),
+        ("lm_studio/x", LOCAL, {"carrier": "hooks"}, "hooks"),
     ],
 )
-def test_only_a_local_network_may_be_asked(model: str, api_base: str | None, kind: str) -> None:
-    """Loopback, private addresses and local names may be LM Studio; a hosted provider's window is never asked for."""
-    found = deployment(model, api_base=api_base)
-    assert (found.kind, found.target.is_lmstudio) == (kind, kind != "foreign")
-
-
-@pytest.mark.parametrize(("model", "name"), [("lm_studio/", ""), ("lm_studio//", "/"), ("lm_studio/a/b", "a/b")])
-def test_a_prefix_alone_names_the_provider(model: str, name: str) -> None:
-    """A client may ask a wildcard deployment for no model, and LM Studio answers with what is loaded."""
-    deployment = deployment_of({"model": model}, {}, group="", environ={})
-    assert (deployment.kind, deployment.target.model) == ("lm_studio", name)
+def test_the_transport_carries_what_it_can_reach(model: str, base: str | None, settings: Any, carrier: str) -> None:
+    """Where LiteLLM asks the server by a client that can be given; the operator may choose the hooks."""
+    assert carrier_of(deployment(model, ON, api_base=base), Settings(**settings)) == carrier

@@ -9,8 +9,8 @@ import litellm
 import pytest
 
 from litellm_compaction.errors import LiteLLMChanged
+from litellm_compaction.proxy.litellm_inside import Seam, missing
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
-from litellm_compaction.proxy.litellm_inside.seam import Seam, missing
 from litellm_compaction.proxy.routing import reachable_entries
 from litellm_compaction.proxy.seams import Seams, check_classes
 
@@ -54,32 +54,24 @@ def newer(lacks: str = "") -> Any:
     return SimpleNamespace(**{name: lambda view=view: view for name, view in views.items() if name != lacks})
 
 
-@pytest.mark.parametrize("router", [older(), newer()], ids=["older", "newer"])
-def test_both_kinds_of_router_say_the_same(router: Any) -> None:
-    """A group with its fallbacks, an id, and a setting."""
+@pytest.mark.parametrize("make", [older, newer])
+def test_a_router_of_either_kind_says_what_it_has_and_what_it_lacks(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A group with its fallbacks, an id, a setting; each member that is gone by its name, once for each router."""
+    router = make()
     assert Seams().of_router(router) is None
     assert reachable_entries(router, "a", {}) == reachable_entries(router, "1", {}) == [_ENTRY]
     assert litellm_router.deployment(router, "1") is _ENTRY
     assert not litellm_router.refuses_by_window(router)
-
-
-@pytest.mark.parametrize(
-    ("make", "member"),
-    [
-        *((older, member) for member in ("get_deployment", "get_model_list", *_SETTINGS)),
-        *((newer, member) for member in ("registry", "settings", "deployment", "deployments", *_SETTINGS)),
-    ],
-)
-def test_each_missing_member_is_named(make: Any, member: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Once in the log, for each router; never an answer that happens to be empty."""
-    seams, router = Seams(), make(member)
-    faults = {seams.of_router(router), seams.of_router(router)}
-    (fault,) = faults
-    (said,) = caplog.messages
-    assert str(fault) == said
-    # Without entry points the older members are looked for.
-    named = {"registry": "get_deployment", "settings": "fallbacks", "all": "model_list"}.get(member, member)
-    assert f"{named} is missing or has changed" in said
+    own = ("get_deployment", "get_model_list") if make is older else ("deployment", "deployments")
+    for member in (*own, *_SETTINGS):
+        caplog.clear()
+        seams, lacking = Seams(), make(member)
+        fault = seams.of_router(lacking)
+        assert seams.of_router(lacking) is fault
+        assert [str(fault)] == caplog.messages
+        assert f"{member} is missing or has changed" in str(fault)
 
 
 async def test_a_client_that_litellm_passes_on_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

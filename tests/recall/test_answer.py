@@ -17,7 +17,7 @@ from tests.recall.test_index import assistant, called, indexed, made, result, ta
 
 
 def recalled(index: Index, query: str, limit_tokens: int) -> str:
-    return told(search(index, query), limit_tokens=limit_tokens, count=count)
+    return told(search(index, query), limit_tokens=limit_tokens, count=count, is_all=True)
 
 
 def test_each_hit_has_role_turn_and_handle() -> None:
@@ -45,7 +45,7 @@ def test_an_empty_answer_names_the_words() -> None:
     index = indexed(user("hello"))
     text = recalled(index, "zebra, stripes! sk-proj-abc123def456ghi789jkl012", limit_tokens=100)
     assert text.startswith("Nothing was found in the earlier conversation for: zebra, stripes")
-    in_part = told(search(index, "zebra"), limit_tokens=100, count=count, is_all=False)
+    in_part = told(search(index, "zebra"), limit_tokens=100, count=count)
     assert in_part == "Nothing was found in what is still kept of the earlier conversation for: zebra"
     assert "abc123" not in text
     assert recalled(index, "?!", limit_tokens=100).startswith("Nothing was searched")

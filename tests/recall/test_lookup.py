@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from litellm_compaction.recall import Lookup, found_fields, indexed, message_fields, shown_to_people
+from litellm_compaction.recall import Lookup, found_fields, indexed, message_fields, told
 from litellm_compaction.stores import Covered, Originals, Stretch
 from litellm_compaction.stores.rows import MemoryRows
 from tests.recall.test_index import assistant, user
@@ -99,7 +99,7 @@ async def test_as_json_and_as_text() -> None:
     [hit] = fields["hits"]  # type: ignore[misc]
     assert {"role": "assistant", "turn": 1}.items() <= hit.items()  # type: ignore[union-attr]
     handle = found.hits[0].original.handle
-    assert f"handle {handle}" in shown_to_people(found)
+    assert f"handle {handle}" in told(found)
     parts = await lookup.find("tenant", handle)
     assert message_fields(parts) == {
         "handle": handle,
@@ -108,9 +108,9 @@ async def test_as_json_and_as_text() -> None:
     }
     nothing = await lookup.search("tenant", "zebra", limit=1)
     said = "Nothing was found in what is still kept of the earlier conversation for: zebra"
-    assert (shown_to_people(nothing), found_fields(nothing)["note"]) == (said, said)
+    assert (told(nothing), found_fields(nothing)["note"]) == (said, said)
     for query in ("x" * 400, 'AND OR NOT " * ( )', "/(/", "\x00", "\ud800"):
-        assert len(shown_to_people(await lookup.search("tenant", query, limit=5))) < 10_000
+        assert len(told(await lookup.search("tenant", query, limit=5))) < 10_000
 
 
 def test_stretches_stand_behind_those_that_they_go_on_from() -> None:

@@ -73,7 +73,6 @@ def office(tmp_path_factory: pytest.TempPathFactory, liar: Liar) -> Iterator[Ben
         {"window_cache_s": 0.2, "admission": "off"},
         make_entries=lied,
         general_settings={"custom_auth": "identities.user_api_key_auth"},
-        router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
         for name, simulator in bench.simulators.items():
             simulator.unload(simulator.instances[0].id)

@@ -132,14 +132,13 @@ _LISTED = {
     "v0": {"data": [{"id": "k", "type": "llm", "arch": "a", "state": "loaded", "loaded_context_length": 4096}]},
     "llama.cpp": {"default_generation_settings": {"n_ctx": 4096}, "total_slots": 4, "model_path": "/m", "n_ctx": 4096},
     "vllm": {"data": [{"id": "k", "max_model_len": 4096, "meta": {"n_ctx": 4096}}]},
-    "ollama": {"models": [{"name": "k", "model": "k", "context_length": 4096}]},
 }
 _ALL_LISTED = _near(*_LISTED.values())
 
 
 @given(_ALL_LISTED, st.sampled_from(["k", "K", "k@q4", "p/k", "", "k:latest"]))
 def test_listings(answer: object, name: str) -> None:
-    """Of LM Studio, llama.cpp, vLLM and Ollama: models, or another API; a name finds one, or none."""
+    """Of LM Studio, llama.cpp and vLLM: models, or another API; a name finds one, or none."""
     for api in ("v1", "v0"):
         listing = _bounded(lambda api=api: parse_list(api, answer), NotThisApi)  # type: ignore[misc]
         if isinstance(listing, LMStudioListing):

@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction.core import secrets
 from litellm_compaction.core.secrets import MARKER, redactor
-from litellm_compaction.engine import build
+from litellm_compaction.engine import make as making
 from litellm_compaction.errors import SummaryFailed
 from tests.builders import tool_round
 from tests.engine.bench import Bench, FakeAsk
@@ -20,7 +20,7 @@ from tests.engine.test_compactor import LONG
 @pytest.mark.parametrize("looked", ["where it is made", "before it is kept"])
 async def test_no_secret_enters_the_ledger_of_an_edit(looked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old results make room without a model; what a ledger keeps of them is looked at twice, each by itself enough."""
-    make, redact_of, made = build.ledger, build.redact_of, set[str]()
+    make, redact_of, made = making.ledger, making.redact_of, set[str]()
 
     def ledger(*given: Any, **named: Any) -> str:
         if looked == "before it is kept":
@@ -28,9 +28,9 @@ async def test_no_secret_enters_the_ledger_of_an_edit(looked: str, monkeypatch: 
         made.add(found := make(*given, **named))
         return found
 
-    monkeypatch.setattr(build, "ledger", ledger)
+    monkeypatch.setattr(making, "ledger", ledger)
     monkeypatch.setattr(
-        build, "redact_of", lambda measured: lambda text: text if text in made else redact_of(measured)(text)
+        making, "redact_of", lambda measured: lambda text: text if text in made else redact_of(measured)(text)
     )
     raw = [{"role": "user", "content": "Set the login up."}]
     for number in range(6):
@@ -80,7 +80,7 @@ async def test_an_operators_patterns_are_searched_beside_the_event_loop(
         found = redactor(patterns)
         return lambda text: (threads.append(threading.get_ident()), found(text))[1]
 
-    monkeypatch.setattr(build, "redactor", redactor_of)
+    monkeypatch.setattr(making, "redactor", redactor_of)
     bench = Bench(ask=FakeAsk("## State\nThe customer is KD-123456, and all else is as it was in the text before."))
     short = [*LONG[:9], LONG[-1]]
     assert sum(len(str(message["content"])) for message in short) < 20_000

@@ -82,11 +82,6 @@ class RedisStore(Store):
         self.server = RedisServer(made, address.place, rests=rests, limit_s=limit_s)
         super().__init__(RedisRows(self.server, prefix=address.prefix, ttl_s=ttl_s, clock=clock))
 
-    @property
-    def is_resting(self) -> bool:
-        """Whether calls fail at once now, because the server did not answer a moment ago."""
-        return bool(self.server._failure)
-
     async def says(self, *words: str | bytes) -> Any:
         """What the server answers to a command."""
         return await self.server.call(lambda client: client.execute_command(*words))

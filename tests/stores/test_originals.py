@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import chain, visible_text
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores import Covered, Originals, open_existing, open_store, originals_of
+from litellm_compaction.stores import Covered, Originals, open_store, originals_of
 from litellm_compaction.stores.rows import MemoryRows, Rows
 from tests.builders import JsonDict, assistant, contents, parsed, user
 from tests.stores.compactions import compaction
@@ -187,7 +187,7 @@ async def test_the_bound_drops_the_oldest() -> None:
 async def test_no_word_is_on_the_disk(tmp_path: Path) -> None:
     """Neither in the file nor in its journal; they are a part of the store's file, with a bound of their own."""
     url = f"sqlite:///{tmp_path / 'store.sqlite3'}"
-    store, look = (opening(url, ttl_s=100, max_bytes=1_000_000) for opening in (open_store, open_existing))
+    store, look = (open_store(url, ttl_s=100, max_bytes=1_000_000, is_proxy=each) for each in (True, False))
     originals, again = (
         originals_of(each, ttl_s=100, max_bytes=50_000, secret=lambda: SECRET) for each in (store, look)
     )

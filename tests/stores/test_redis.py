@@ -147,7 +147,7 @@ async def test_a_refusal_is_told_in_our_words_and_is_no_outage() -> None:
             with pytest.raises(StoreError, match=r"NoPermission|ResponseError|refuses: ACL") as raised:
                 await write
             assert "default" not in str(raised.value)
-        assert not store.is_resting
+        assert not store.server.is_resting
         await store.aclose()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores import open_existing, open_store, sqlite_path
+from litellm_compaction.stores import open_store, sqlite_path
 from litellm_compaction.stores.rows import MemoryRows
 from tests.stores.compactions import compaction
 from tests.stores.conftest import Open, asides, change
@@ -94,7 +94,7 @@ async def test_a_store_is_opened_by_its_url(tmp_path: Path) -> None:
 
 async def test_a_look_changes_nothing(path: Path) -> None:
     """An operator's commands make no file and repair none."""
-    store = open_existing(f"sqlite:///{path}", ttl_s=1, max_bytes=1024)
+    store = open_store(f"sqlite:///{path}", ttl_s=1, max_bytes=1024, is_proxy=False)
     with pytest.raises(StoreError, match="there is no store at"):
         await store.compactions()
     assert not path.parent.exists()
@@ -105,4 +105,4 @@ async def test_a_look_changes_nothing(path: Path) -> None:
     assert asides(path) == []
     await store.aclose()
     with pytest.raises(StoreError, match="lives in the proxy's process"):
-        open_existing("memory://", ttl_s=1, max_bytes=1024)
+        open_store("memory://", ttl_s=1, max_bytes=1024, is_proxy=False)

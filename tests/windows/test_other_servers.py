@@ -1,4 +1,4 @@
-"""Windows and counts that llama.cpp's server, vLLM and Ollama tell, and what follows where they do not."""
+"""Windows and counts that llama.cpp's server and vLLM tell, and what follows where they do not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from litellm_compaction.core.messages import Request, parse_message
-from litellm_compaction.errors import ModelNotLoaded, ServerUnavailable
+from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.windows.other_servers import SERVERS, Api, list_served, tokens_by_server
 from litellm_compaction.windows.windows import Target, Windows
 from tests.windows.conftest import CACHE_S
@@ -25,7 +25,6 @@ VLLM = {
         {"id": "lora", "object": "model", "parent": "qwen", "max_model_len": None},
     ],
 }
-OLLAMA = {"models": [{"name": "gemma3:latest", "model": "gemma3:latest", "size": 1, "context_length": 4096}]}
 
 
 def target(model: str = "qwen", apis: tuple[Api, ...] = ALL, **changes: Any) -> Target:
@@ -48,14 +47,13 @@ def target(model: str = "qwen", apis: tuple[Api, ...] = ALL, **changes: Any) -> 
         ("/props", PROPS, "whatever", (6144, "llama.cpp", 4)),
         ("/v1/models", VLLM, "qwen", (32768, "vllm", 1)),
         ("/v1/models", VLLM, "lora", (32768, "vllm", 1)),
-        ("/api/ps", OLLAMA, "gemma3:latest", (4096, "ollama", 1)),
-        ("/api/ps", OLLAMA, "Gemma3", (4096, "ollama", 1)),
+        ("/v1/models", VLLM, "Qwen", (32768, "vllm", 1)),
     ],
 )
 async def test_a_server_says_its_window(
     server: FakeLMStudio, windows: Windows, path: str, answer: object, model: str, told: tuple[int, str, int]
 ) -> None:
-    """Each by its own API; llama.cpp answers every name, Ollama means `latest`; the number is one request's own."""
+    """Each by its own API; llama.cpp answers every name, vLLM those of any case; the number is one request's own."""
     server.answers[path] = answer
     window = await windows.resolve(target(model))
     assert (window.tokens, window.source, window.slots) == told
@@ -80,7 +78,7 @@ async def test_what_an_overflow_shows_of_a_context_holds(server: FakeLMStudio, w
         ("/props", httpx.Response(200, text="<html>")),
         ("/props", httpx.Response(403, json={})),
         ("/v1/models", {"object": "list", "data": [{"id": "qwen", "meta": {"n_ctx_train": 40960}}]}),
-        ("/api/ps", {"models": [{"name": "qwen", "context_length": -1}]}),
+        ("/v1/models", {"object": "list", "data": [{"id": "qwen", "max_model_len": -1}]}),
     ],
 )
 async def test_no_number_is_no_window(server: FakeLMStudio, windows: Windows, path: str, answer: object) -> None:
@@ -110,29 +108,13 @@ async def test_a_silent_server_is_seldom_asked(server: FakeLMStudio, windows: Wi
     for _ in range(10):
         await windows.resolve(target())
         clock.now_s += CACHE_S
-    assert server.paths == ["/props", "/v1/models", "/api/ps"]
+    assert server.paths == ["/props", "/v1/models"]
     clock.now_s += 10
     server.answers["/props"] = {**PROPS, "total_slots": 1}
     for _ in range(3):
         assert (await windows.resolve(target())).tokens == 6144
         clock.now_s += 1
-    assert server.paths[3:] == ["/props"]
-
-
-async def test_a_model_that_is_loaded_meanwhile_is_found(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """Ollama loads on the first request; from then on its allocated window counts. A guess counts never."""
-    for listed in ([], None, [{"name": "other", "context_length": 4096}]):
-        server.answers["/api/ps"] = {"models": listed}
-        with pytest.raises(ModelNotLoaded):
-            await windows.resolve(target("gemma3", ("ollama",)), fresh=True)
-        written = target("gemma3", ("ollama",), context_source="operator")
-        assert (await windows.resolve(written)).source == "operator"
-    server.answers["/api/ps"] = OLLAMA
-    clock.now_s += CACHE_S
-    assert (await windows.resolve(target("gemma3", ("ollama",)))).tokens == 4096
-    # What requests ask for makes it load the model anew: a larger copy that somebody else loaded does not count.
-    asked = target("gemma3", ("ollama",), asked_tokens=2048, context_length=2048, context_source="operator")
-    assert (await windows.resolve(asked)).tokens == 2048
+    assert server.paths[2:] == ["/props"]
 
 
 # ------------------------------------------------------------------ a server's own number for a request
@@ -232,15 +214,14 @@ async def test_no_number_is_none(answer: Any) -> None:
         ({}, {"/props": ONE_SLOT}, 2),
         ({"is_lmstudio": True}, {"/api/v1/models": {"models": []}}, None),
         ({"apis": ()}, {"/props": ONE_SLOT}, None),
-        ({}, {"/api/ps": {"models": [{"name": "m", "context_length": 4096}]}}, None),
     ],
 )
 async def test_only_servers_with_a_tokenizer_are_asked(
     changes: dict[str, Any], answers: dict[str, Any], expected: int | None
 ) -> None:
-    """By what they said of their windows; never LM Studio, Ollama, or one that nobody opted in."""
+    """By what they said of their windows; never LM Studio, or one that nobody opted in."""
     server = Server({**answers, **BY_TEMPLATE})
-    known: dict[str, Any] = {"context_length": 4096, "is_lmstudio": False, "apis": ("llama.cpp", "vllm", "ollama")}
+    known: dict[str, Any] = {"context_length": 4096, "is_lmstudio": False, "apis": ("llama.cpp", "vllm")}
     target = Target(key="k", model="m", api_base=BASE, api_key=None, **{**known, **changes})
     async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
         windows = Windows(cache_s=5.0, http=http)

@@ -25,8 +25,8 @@ from litellm_compaction.core.continuation.text import (
     open_think,
 )
 
-# How a continuation begins: not known yet; with something new; with all that the server was told to go on with, which
-# some servers send back before the model's own words; with another part of the answer, or with words about it.
+# How a continuation begins: not known yet; with something new; with what the server was told to go on with, sent back;
+# with another part of the answer, or words about it.
 Opening: TypeAlias = Literal["undecided", "new", "echo", "anew"]
 
 # A shorter echo could be the answer's own words; so could a shorter beginning like that of the shown text.
@@ -46,24 +46,20 @@ _RARE_CHARS = 6
 _ROW = re.compile(r"[ \t>]*(?:\||[-*+] |\d+[.)] )")
 
 
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
 # Words of announcements: of those that agree, that say what is done, and all others.
-_ASSENTS = _set("sure certainly okay ok alright absolutely understood sorry gerne natürlich klar bien claro 好")
-_GOING_ON = _set(
-    "continuing continue continued continuation resuming resume proceeding picking rest remainder remaining"
-    " fort fortsetzung weiter suite poursuis reprends continúo continuo continuación sigo resto 继 续 接 剩"
-)
-_OTHERS = _set(
-    "of course got it thing my me here is s the i ll will let m am just now exactly right from at where we you was left"
-    " off stopped ended cut interrupted up with in answer response message text part previous last point"
-    " ich fahre setze mache dort da genau wo aufgehört habe hier geht es ist kommt folgt die der antwort"
-    " sûr d accord je j là où me suis arrêté voici la le de ma réponse"
-    " por supuesto desde donde quedé aquí está tienes el mi respuesta"
-    " 的 我 将 会 来 现 在 从 上 文 次 停 断 处 下 以 是 为 写 内 容 着 后 部 分"
-)
+_ANNOUNCING = """
+sure certainly okay ok alright absolutely understood sorry gerne natürlich klar bien claro 好
+
+continuing continue continued continuation resuming resume proceeding picking rest remainder remaining
+fort fortsetzung weiter suite poursuis reprends continúo continuo continuación sigo resto 继 续 接 剩
+
+of course got it thing my me here is s the i ll will let m am just now exactly right from at where we you was left
+off stopped ended cut interrupted up with in answer response message text part previous last point
+ich fahre setze mache dort da genau wo aufgehört habe hier geht es ist kommt folgt die der antwort
+sûr d accord je j là où me suis arrêté voici la le de ma réponse
+por supuesto desde donde quedé aquí está tienes el mi respuesta
+的 我 将 会 来 现 在 从 上 文 次 停 断 处 下 以 是 为 写 内 容 着 后 部 分"""
+_ASSENTS, _GOING_ON, _OTHERS = (frozenset(words.split()) for words in _ANNOUNCING.split("\n\n"))
 _WORDS = _ASSENTS | _GOING_ON | _OTHERS
 _WORD = re.compile(r"[^\W\d_]+")
 # Signs that may open a line of an answer, but not an announcement.
@@ -76,13 +72,12 @@ _ELLIPSIS = re.compile(r"(?:\.{3,}|…+)[ \t]*")
 class Joiner:
     """The one answer that a client sees, made of a partial answer and its continuation.
 
-    The first line is held back, of at most 160 characters (after an announcement the next one), then whatever repeats
-    the partial word by word. It is decided once; then everything passes through untouched.
+    The first line is held back (after an announcement the next one), then whatever repeats the partial. It is decided
+    once; then everything passes through untouched.
 
     Args:
         partial: the visible text sent so far, without our notices, cut by `settled_length`: the next character of the
-            answer is not white space. The model should be shown at most its last 8,000 characters or all of it, so that
-            a repeat from the beginning of what it was shown is found.
+            answer is not white space.
         shown: the end of the partial with which a server was told to go on itself; "" if the model was asked to.
         is_trusted: the server has shown that it does, so that nothing but an echo of `shown` is taken out.
 
@@ -106,7 +101,8 @@ class Joiner:
         self._held_chars = 0
         # Of what is held, without white space.
         self._read = ""
-        self._starts: list[_Start] = []
+        # Where it may start: in the held text, and in what is read of it.
+        self._starts: list[tuple[int, int]] = []
         self._ended = False
         # In a text that repeats itself an echo looks like the next round.
         echo = _dense(shown)
@@ -121,34 +117,29 @@ class Joiner:
 
     def feed(self, delta: str) -> str:
         """Returns the text that can be sent now that `delta` has arrived; may be empty."""
-        return self._noted(self._stage(delta))
-
-    def finish(self, *, is_complete: bool = False) -> str:
-        """Returns the text that is left when the continuation has ended by itself; closes an open reasoning block.
-
-        Not called before a further restart: text held then was never sent, and the next continuation brings it.
-
-        Args:
-            is_complete: the model says that this was all. A reasoning block that it never closed may hold the answer,
-                so none of it is lost.
-        """
-        self._ended = True
-        rest = self._noted(self._stage(""))
-        if is_complete and self._stage == self._drop_thought:
-            rest = self.removed_text
-            self._removed.clear()
-        self._stage = self._pass
-        if not self._is_open_thought:
-            return rest
-        self._is_open_thought = False
-        return f"{rest}\n{THINK_END}\n"
-
-    def _noted(self, text: str) -> str:
+        text = self._stage(delta)
         if self._is_open_thought and text:
             seen = self._sent_end + text
             self._is_open_thought = THINK_END not in seen
             self._sent_end = seen[-len(THINK_END) + 1 :]
         return text
+
+    def finish(self, *, is_complete: bool = False) -> str:
+        """Returns the text that is left when the continuation has ended by itself; closes an open reasoning block.
+
+        Not called before a further restart, which brings the held text again. If it `is_complete`, a reasoning block
+        that was never closed may hold the answer, and none of it is lost.
+        """
+        self._ended = True
+        rest = self.feed("")
+        if is_complete and self._stage == self._drop_thought:
+            rest = self.removed_text
+            self._removed.clear()
+        self._stage = self._pass
+        if self._is_open_thought:
+            self._is_open_thought = False
+            rest += f"\n{THINK_END}\n"
+        return rest
 
     def _hold(self, delta: str) -> bool:
         """Holds a delta; returns True if there is something new to read in it."""
@@ -195,14 +186,15 @@ class Joiner:
         if not self._starts and is_new:
             held = "".join(self._held)
             head = held[:_READ_CHARS]
-            ended = self._ended or len(head) == _READ_CHARS
             if self._may_think and head.lstrip().startswith(THINK_START):
                 self._may_think = False
                 self._stage = self._decide if self._is_open_thought else self._drop_thought
                 return self._stage(self._taken().lstrip()[len(THINK_START) :])
-            self._starts = [_Start(place, held) for place in _starts(head, self._ending, ended=ended)]
-        are_over = [start.is_over(self._read, self._ending.dense) for start in self._starts]
-        if not are_over or not (self._ended or all(are_over)):
+            starts = _starts(head, self._ending, ended=self._ended or len(head) == _READ_CHARS)
+            self._starts = [(start, len(_dense(held[:start]))) for start in starts]
+        # Once what was read says another thing than the partial, more text changes nothing.
+        may_repeat = any(self._read[begin:] in self._ending.dense for _, begin in self._starts)
+        if not self._starts or (may_repeat and not self._ended):
             return ""
         begins_like_shown = self._read[:_LEAST_START_CHARS] == self._echo[:_LEAST_START_CHARS] != ""
         text = self._taken()
@@ -216,11 +208,11 @@ class Joiner:
         return self._stage(text[new:])
 
     def _first_new(self, text: str) -> tuple[int, int]:
-        """The start of the new text, and the length of the repeat before it; text that a repeat confirms goes first."""
-        for start in reversed(self._starts):
-            if repeated_chars := self._ending.repeated_chars(text[start.at :], start.place):
-                return start.at + repeated_chars, repeated_chars
-        return self._starts[0].at, 0
+        """The start of the new text, and the length of the repeat before it; a later start is taken for its repeat."""
+        for start, _ in reversed(self._starts):
+            if repeated_chars := self._ending.repeated_chars(text[start:]):
+                return start + repeated_chars, repeated_chars
+        return self._starts[0][0], 0
 
     def _drops_space(self, new: int, repeated_chars: int) -> bool:
         """The partial ends with the white space of the seam, or by `settled_length` none can follow."""
@@ -242,36 +234,10 @@ class Joiner:
         return delta
 
 
-class _Start:
-    """A place where the continuation may start, and the first one in the partial, without white space, that it says.
-
-    Attributes:
-        at: in the held text.
-        place: what was read from there on stands here in the partial, or did until it went on otherwise.
-    """
-
-    def __init__(self, at: int, held: str) -> None:
-        self.at = at
-        self.place = 0
-        self._skipped_chars = len(_dense(held[:at]))
-        self._is_over = False
-
-    def is_over(self, read: str, said: str) -> bool:
-        """Returns True if what was read says another thing than the partial, so that more text changes nothing."""
-        found = -1 if self._is_over else said.find(read[self._skipped_chars :], self.place)
-        self._is_over = found < 0
-        self.place = max(found, self.place)
-        return self._is_over
-
-
 def _starts(head: str, ending: Ending, *, ended: bool) -> list[int]:
     """The places where a continuation may start after its opening, ascending; [] while a first line is incomplete.
 
-    Before the first place all goes: the partial could hardly be followed by it. Before a later one it only goes if the
-    text from there on repeats the partial's end.
-
-    Args:
-        ended: nothing that counts comes after `head`.
+    Before the first place all goes. Before a later one it goes if the text from there on repeats the partial's end.
     """
     starts = [0]
     position = 0
@@ -340,15 +306,13 @@ def _announces(line: str) -> bool:
 class Ending:
     """The end of a partial answer; tells which of its ends are a restart when they come again.
 
-    The longest end counts that is telling: 12 characters without white space (letters of scripts without spaces count
-    two) or 3 words with letters, from a word's start (inside one 24); or inside the unfinished last line, but for a
-    table's, all of the line's words, 2 or more, or 6 characters, if they stand nowhere else. It is repetition all the
-    same, and stays, if the partial shows that it comes repeatedly: twice in a row, or as rows of a table or list that
-    have come twice in a row.
+    The longest telling end counts: 12 characters without white space (letters of scripts without spaces count two) or
+    3 words with letters, from a word's start (inside one 24); or inside the unfinished last line, but for a table's,
+    its words, 2 or more, or 6 characters, if they stand nowhere else. It stays if the partial shows that it comes
+    repeatedly: twice in a row, or as rows of a table or list that have come twice in a row.
 
-    Ambiguous by nature: the *first* time that a telling block is legitimately repeated back to back and the cut falls
-    exactly between the two, it looks like a restart and is removed; a restart of a block for which the partial shows
-    repetition looks legitimate and is kept.
+    Ambiguous by nature: the *first* time that a block is rightly repeated back to back and the cut falls between the
+    two, it is removed; a restart of a block that the partial has repeated is kept.
     """
 
     def __init__(self, partial: str) -> None:
@@ -362,16 +326,13 @@ class Ending:
         self._places = [place for place, char in enumerate(self.tail) if not char.isspace()]
         self._last_line = partial[partial.rfind("\n") + 1 :]
 
-    def repeated_chars(self, text: str, place: int) -> int:
-        """Returns how much of the beginning of `text`, in its characters, says the end of the partial again.
-
-        Args:
-            text: the continuation.
-            place: an end of any length that may be said again, in `dense`; others have at most 8,000 characters.
-        """
+    def repeated_chars(self, text: str) -> int:
+        """Returns how much of the beginning of `text`, in its characters, says the end of the partial again."""
         read = _dense(text)
         searched = min(len(read), len(self._places))
-        for start in (place, *range(len(self.dense) - searched, len(self.dense))):
+        # A longer end is looked for by its beginning.
+        longer = self.dense.find(read[:_SEARCHED_CHARS])
+        for start in (max(longer, 0), *range(len(self.dense) - searched, len(self.dense))):
             block = self.dense[start:]
             if block[:1] != read[:1] or not read.startswith(block):
                 continue
@@ -389,7 +350,7 @@ class Ending:
         return 0
 
     def repeats_itself(self, block: str) -> bool:
-        """Returns True if the partial goes round by `block`, its end without white space: it ends with it twice."""
+        """Returns True if the partial goes round by `block`, its end without white space."""
         return _is_power(block) or self.dense.endswith(block + block)
 
     @cached_property

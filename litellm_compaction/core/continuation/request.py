@@ -16,22 +16,20 @@ from litellm_compaction.core.continuation.text import is_only_thoughts, open_thi
 from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
 
 # How a server is made to go on, best first: by a prompt that we have rendered up to the end of the answer (`raw`), by
-# the answer's end as the last message (`prefill`), by a request of ours in the user's place (`turn`). On a real
-# llama.cpp the first two went on at the very next token in 8 of 8 and 15 of 15 answers, the third began anew in 15 of
-# 15 (SmolLM2-135M).
+# the answer's end as the last message (`prefill`), by a request of ours in the user's place (`turn`).
 Way: TypeAlias = Literal["raw", "prefill", "turn"]
 
 GO_ON_START = "Your last message was cut off by the length limit."
-_GO_ON = (
+_REQUEST = (
     f"{GO_ON_START} Continue it exactly where it stopped: the next characters "
     "after the last ones above. Do not repeat anything, do not comment, do not start over."
 )
-_GO_ON_JSON = (
+_REQUEST_JSON = (
     f"{GO_ON_START} Output only the missing rest of the same JSON document, "
     "beginning with the next characters after the last ones above. Do not repeat anything, do not start over, "
     "no code fence."
 )
-_GO_ON_THINKING = (
+_THINK_ON = (
     "You were interrupted by the length limit while you were thinking. Your last thoughts are quoted below; "
     "do not start over. Finish thinking briefly, then answer.\n\n{thoughts}"
 )
@@ -74,10 +72,7 @@ class Partial:
 
 
 def can_end_in_answer(messages: Sequence[Message], partial: Partial) -> bool:
-    """Returns True if there is an answer with which a server can go on itself: its own text, outside of thoughts.
-
-    Thoughts can be gone on behind once they are closed, by a prompt of ours (`raw`).
-    """
+    """Returns True if a server can go on with the answer itself: its own text, or thoughts that are closed (`raw`)."""
     is_answer = bool(messages) and messages[-1].role != "assistant"
     text = partial.thoughts if partial.closes else "" if open_think(partial.text) else partial.text
     return is_answer and bool(text.strip())
@@ -100,9 +95,8 @@ def continued_request(
         tail_tokens: how much of the answer stays verbatim; an earlier part becomes a message of its own, which a
             compaction may cover.
         count: tokens of a text.
-        ends_in_answer: without the request: the server goes on with the last message, or behind it if it is thoughts
-            that are to be closed. White space at its end is left out, which most vocabularies join with the next word;
-            `can_end_in_answer` holds.
+        ends_in_answer: without the request (`can_end_in_answer` holds). White space at the end is left out, which most
+            vocabularies join with the next word.
         switch: a word for the model itself to think no more; "" for none.
     """
     if _is_quoted(partial):
@@ -126,16 +120,16 @@ def asked_to_go_on(messages: Sequence[Message], partial: Partial, switch: str = 
     *before, ending = messages
     if _is_quoted(partial):
         word = f" {switch}" if switch else ""
-        asked = _CLOSE_THINKING if partial.closes else _GO_ON_THINKING
+        asked = _CLOSE_THINKING if partial.closes else _THINK_ON
         return (*before, _assistant(_EMPTY), _ours(asked.format(thoughts=ending.text, switch=word)))
-    return (*before, replace(ending, is_synthetic=False), _ours(_GO_ON_JSON if partial.is_json else _GO_ON))
+    return (*before, replace(ending, is_synthetic=False), _ours(_REQUEST_JSON if partial.is_json else _REQUEST))
 
 
 def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compaction) -> Compaction:
-    """`compaction` as the client's next turn finds it, with the whole answer in one message.
+    """`compaction`, made for `messages` with the chain `hashes`, as the client's next turn finds it.
 
-    The client does not send our requests again, so the record is keyed by the client's own messages, and says how much
-    of the answer after them it stands for. `compaction` was made for `messages`, with the chain `hashes`.
+    The client sends the whole answer in one message, without our requests: the record is keyed by the client's own
+    messages, and says how much of the answer after them it stands for.
     """
     prefix = system_prefix_length(messages)
     ours = next((index for index, message in enumerate(messages) if message.asks_to_go_on), None)
@@ -172,13 +166,8 @@ def _last(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
     tail = text
     while len(tail) > 1 and count(tail) > limit_tokens:
         tail = tail[len(tail) - len(tail) * 4 // 5 :]
-    if tail is text:
-        return text
-    for separator in ("\n\n", "\n", " "):
-        start = tail.find(separator)
-        if 0 <= start < len(tail) // 2:
-            return tail[start + len(separator) :]
-    return tail
+    starts = (found + len(sign) for sign in ("\n\n", "\n", " ") if 0 <= (found := tail.find(sign)) < len(tail) // 2)
+    return text if tail is text else tail[next(starts, 0) :]
 
 
 def _assistant(text: str) -> Message:

@@ -29,8 +29,7 @@ class Strategy:
         name: in settings, events and stored compactions.
         prompt: it begins with the same words every time, and says that the conversation is data; `{words}` and the
             other placeholders become numbers.
-        brief_prompt: the same in a few words, for windows in which the prompt would take the room of its own subject;
-            "" if the prompt serves there, too.
+        brief_prompt: the same in a few words, for small windows; "" if the prompt serves there, too.
         keeps_recent: the recent messages stay after the record. If not, all but the protected tail makes way, and each
             record is a whole one: no segment is added to an earlier one.
         writer: the strategy whose prompt writes the record; "" is this one. If it is another one, the model is asked

@@ -1,6 +1,6 @@
 """Agrees with the other processes that share a store on which one does the work of all.
 
-`pool.py` fits answers beside the other processes' with it, `compactor.py` has one of them make a summary. A store
+`admission.py` fits answers beside the other processes' with it, `compactor.py` has one of them make a summary. A store
 that cannot be reached is no error: the process then goes on as if it were alone.
 """
 
@@ -10,15 +10,16 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import random
+import re
 import socket
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from litellm_compaction.concurrency import Tasks, ended
 from litellm_compaction.errors import StoreError
@@ -32,8 +33,7 @@ logger = logging.getLogger("litellm_compaction")
 # dead as well; what it holds counts again as soon as it goes on.
 LEASE_S = 10.0
 RENEWED_EVERY_S = 2.5
-# The pauses between looks at another process's work: at first, and later.
-_LOOKS_EVERY_S = (0.1, 0.5)
+_LOOKS_EVERY_S = 0.25
 # A board that worked and fails is asked again soon, and for so long no process acts as if alone: others still hold what
 # they held, and a context that two fill at once loses the answers of both.
 _HICCUP_S, _ASKED_AGAIN_S = 2.0, 0.25
@@ -41,76 +41,56 @@ _HICCUP_S, _ASKED_AGAIN_S = 2.0, 0.25
 _RETRY_S = 5.0
 # So long a process that ends gives back what others would wait for; what they do not hear ends by itself.
 _FAREWELL_S = 2.0
-_WARN_AGAIN_S = 3600.0
-_OWN_HOSTS = ("", "localhost", "0.0.0.0", "::", "::1")  # noqa: S104 - no server listens here
+# The addresses of a server on the same machine; before a port or a path.
+_OWN_HOST = re.compile(r"//(localhost|[\w.-]+\.localhost|127\.[\d.]+|0\.0\.0\.0|\[::1?\])(?=[:/]|$)", re.IGNORECASE)
 
 
 class Leases:
-    """This process's place on the board of all that share a store; `wait` is like `asyncio.sleep`.
+    """This process's place on the board of all that share a store.
 
     Attributes:
         is_lost: it has failed for so long, or from the beginning, that this process goes on as if it were alone.
         tasks: for which nothing waits; ended with it.
     """
 
-    def __init__(
-        self,
-        board: Board,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, board: Board, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.board = board
-        self.wait = wait
         self.is_lost = False
         self.tasks = Tasks()
         self._clock = clock
         self._name = uuid.uuid4().hex
         # This process's notes that others may wait for, by topic and name.
         self._held: set[tuple[str, str]] = set()
-        self._has_worked = False
-        self._failing_since_s: float | None = None
-        self._silent_until_s = self._warned_s = -_WARN_AGAIN_S
-
-    @property
-    def is_silent(self) -> bool:
-        """The board has just failed, so that it is not worth asking."""
-        return self._clock() < self._silent_until_s
+        # A board that has never worked has failed for long enough.
+        self._failing_since_s: float | None = -math.inf
+        self._silent_until_s = -math.inf
 
     async def update(self, topic: str, decide: Decide[_Result], *, name: str = "") -> _Result:
         """Reads the other processes' notes, and writes this one's, as one step of all; arguments as `Board.update`.
 
-        Args:
-            topic: hashed, so it may hold names and addresses.
-            decide: is given the others' notes.
-            name: if one process has several notes under a topic.
-
-        Raises:
-            StoreError: the board failed, now or a moment ago.
+        The topic may hold addresses; `name` is for a process of several notes. Raises StoreError if the board failed.
         """
-        if self.is_silent:
+        if self._clock() < self._silent_until_s:
             raise StoreError("the other processes could not be reached a moment ago")
         hashed = hashlib.sha256(topic.encode("utf-8", "surrogatepass")).hexdigest()
-        noted: list[bool] = []
 
-        def decided(others: Sequence[bytes]) -> tuple[bytes | None, _Result]:
+        def decided(others: Sequence[bytes]) -> tuple[bytes | None, tuple[bool, _Result]]:
             note, result = decide(others)
-            noted.append(note is not None)
-            return note, result
+            return note, (note is not None, result)
 
         # Before it is known: a note that is cancelled may have been written.
         self._held.add((topic, name))
         try:
             # A process that was forked has a name of its own.
-            result = await self.board.update(hashed, f"{self._name}-{os.getpid()}{name}", decided, lease_s=LEASE_S)
+            writer = f"{self._name}-{os.getpid()}{name}"
+            is_held, result = await self.board.update(hashed, writer, decided, lease_s=LEASE_S)
         except Exception as error:
-            self._note_failure(error)
-            if isinstance(error, StoreError):
-                raise
-            raise StoreError(f"the board failed: {type(error).__name__}") from error
-        if not noted[-1]:
+            said = str(error) if isinstance(error, StoreError) else type(error).__name__
+            self._note_failure(said)
+            raise StoreError(said) from error
+        if not is_held:
             self._held.discard((topic, name))
-        self._has_worked, self._failing_since_s = True, None
+        self._failing_since_s = None
         if self.is_lost:
             self.is_lost = False
             logger.info("coordination_recovered summaries and room are kept together with other processes again")
@@ -120,25 +100,23 @@ class Leases:
     async def one_of_all(
         self, topic: str, look: Callable[[], Awaitable[_Result | None]], *, limit_s: float
     ) -> AsyncGenerator[_Result | None, None]:
-        """Lets one process do what several need: gives another one's result, or None to the one that has to do it.
+        """Lets one process do what several need: gives another's result, which `look` finds, or None to do it oneself.
 
-        None is the right to it until the block ends; it looks again first, since another may just have done it. If its
-        owner fails or is killed, or after `limit_s`, the next one does it. `look` finds what another process has done.
+        None is the right to it until the block ends. If its owner fails, or after `limit_s`, the next one has it.
         """
         # Several in one process are strangers to each other.
         name = f"-{uuid.uuid4().hex}"
         renewing: asyncio.Task[None] | None = None
-        found, until_s, pause_s = None, self._clock() + limit_s, _LOOKS_EVERY_S[0]
+        others_result, until_s = None, self._clock() + limit_s
         try:
             while not await self._takes(topic, name) and self._clock() < until_s:
                 # Others who began in the same moment do not look in the same moment again.
-                await self.wait(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - not a secret
-                pause_s = min(1.5 * pause_s, _LOOKS_EVERY_S[1])
-                if (found := await look()) is not None:
+                await asyncio.sleep(_LOOKS_EVERY_S * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
+                if (others_result := await look()) is not None:
                     break
             else:
                 renewing = self.tasks.begin(self._renew(topic, name))
-            yield found
+            yield others_result
         finally:
             if renewing is not None:
                 renewing.cancel()
@@ -163,7 +141,7 @@ class Leases:
 
     async def _renew(self, topic: str, name: str) -> None:
         while True:
-            await self.wait(RENEWED_EVERY_S)
+            await asyncio.sleep(RENEWED_EVERY_S)
             with contextlib.suppress(StoreError):
                 await self.update(topic, lambda _: (b"1", None), name=name)
 
@@ -172,16 +150,13 @@ class Leases:
             await self.update(topic, lambda _: (None, None), name=name)
         self._held.discard((topic, name))
 
-    def _note_failure(self, error: Exception) -> None:
-        now_s = self._clock()
-        # Failures from before a time without questions do not count.
-        if self._failing_since_s is None or now_s > self._silent_until_s + _HICCUP_S:
+    def _note_failure(self, said: str) -> None:
+        now_s, was_lost = self._clock(), self.is_lost
+        if self._failing_since_s is None:
             self._failing_since_s = now_s
-        self.is_lost = self.is_lost or not self._has_worked or now_s >= self._failing_since_s + _HICCUP_S
+        self.is_lost = was_lost or now_s >= self._failing_since_s + _HICCUP_S
         self._silent_until_s = now_s + (_RETRY_S if self.is_lost else _ASKED_AGAIN_S)
-        if self.is_lost and now_s >= self._warned_s + _WARN_AGAIN_S:
-            self._warned_s = now_s
-            said = str(error) if isinstance(error, StoreError) else type(error).__name__
+        if self.is_lost and not was_lost:
             logger.warning(
                 "coordination_failed %s; summaries and room in shared contexts are kept apart within this process only",
                 said,
@@ -189,17 +164,7 @@ class Leases:
 
 
 def shared_name(pool: str) -> str:
-    """Returns the same name in all processes that mean the same loaded context.
-
-    `pool` is the server's address as this process has it, a blank, and the instance.
-    """
+    """Returns the same name in all processes for an address as one of them has it, a blank, and an instance."""
     address, _, instance = pool.partition(" ")
     root = address.rstrip("/").removesuffix("/v1").rstrip("/")
-    try:
-        parts = urlsplit(root)
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
-        return f"{root} {instance}"
-    if host in _OWN_HOSTS or host.startswith("127.") or host.endswith(".localhost"):
-        return f"{socket.gethostname()} {port} {parts.path} {instance}"
-    return f"{parts.scheme} {host} {port} {parts.path} {instance}"
+    return f"{_OWN_HOST.sub(f'//{socket.gethostname()}', root)} {instance}"

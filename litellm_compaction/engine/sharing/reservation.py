@@ -1,7 +1,7 @@
 """Holds one answer's part of its instance's context, from its first request to its last.
 
 If nothing is shared, or the operator does not want it, a `Reservation` only says that the answer is there. Else it
-takes a seat (`pool.py`) for each request that is sent, a summary's too, and gives the bound for the server.
+takes a seat (`admission.py`) for each request that is sent, a summary's too, and gives the bound for the server.
 
 Room belongs to the answer that a server is writing: it is given back soon after the end of that has been read.
 """
@@ -10,28 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Literal
 
 from litellm_compaction.core.budget import margin_tokens
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
-from litellm_compaction.engine.sharing.admission import Admission
-from litellm_compaction.engine.sharing.pool import Seat
+from litellm_compaction.engine.sharing.admission import Admission, Seat
 from litellm_compaction.errors import DoesNotFit, Share
 from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.windows import Window
 
 # A summary's own instruction, answer and thinking beside the history that it reads: 450 + 800 + 800, rounded up.
 SUMMARY_EXTRA_TOKENS = 2100
-# As slow as a machine may be that people wait for; a faster one gives its room back later than it could.
-_SLOW_S_PER_TOKEN = 0.05
 # Most answers are far shorter than their bound: no request waits longer for one without a reader.
-_MOST_ABANDONED_S = 10.0
-# An answer that its server has ended keeps its room for so long, in case that it goes on as another request. Its reader
-# may be slower, or may have left without a word.
+_ABANDONED_S = 10.0
+# An answer that its server has ended keeps its room for so long, in case that it goes on as another request.
 _KEPT_S = 1.0
 # Our request to go on, and the template's text around the answer so far.
 _GOING_ON_TOKENS = 128
@@ -55,19 +49,19 @@ class Reservation:
     def __init__(self, admission: Admission, context: RequestContext) -> None:
         self._admission = admission
         self._context = context
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._seat: Seat | None = None
         # By its count, which stays the same object if a carrier tells the rest of it anew.
         self._taken_for: Estimate | None = None
-        self._limit_tokens = 0
-        self._is_running = False
-        self._cuts = 0
-        self._is_lent = False
-        self._has_left = False
-        self._has_begun = False
-        self._present_in = ""
+        self._limit_tokens = self._cuts = 0
+        self._is_running = self._has_begun = self._has_left = False
         self._leaving: asyncio.TimerHandle | None = None
-        # They give the room back if this object is lost.
-        self._finalizers: list[weakref.finalize[..., Reservation]] = []
+
+    def __del__(self) -> None:
+        # In whatever thread it is collected; its loop may have ended.
+        if self._seat is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._admission.release_later, self._seat)
 
     def is_shared(self, window: Window) -> bool:
         """Requests to this instance have to be fitted beside each other."""
@@ -77,8 +71,6 @@ class Reservation:
         self, prepared: PreparedRequest, limit_tokens: int, *, is_watched: bool, answers: int = 1, prompts: int = 1
     ) -> int:
         """Waits for room for a prompt and its answer; returns the bound on the answer that the server has to be told.
-
-        Once for each that is sent. It may have all that the window leaves if it is alone, else a share.
 
         Args:
             prepared: what is sent.
@@ -92,41 +84,41 @@ class Reservation:
             Overloaded: there was no room in time.
         """
         self._keep()
-        window = prepared.window
-        if self._admission.make_way is not None:
-            await self._admission.make_way(server_of(self._context), is_beside=self._context.is_beside)
+        window, admission, context = prepared.window, self._admission, self._context
+        if admission.make_way is not None:
+            await admission.make_way(server_of(context), is_beside=context.is_beside)
         if not self.is_shared(window):
-            if self._context.is_beside and not self._present_in and window.parallel == 1:
+            if context.is_beside and self._seat is None and window.parallel == 1:
                 # Between an answer and its restart it would take the conversation's place in the server's cache.
-                await self._admission.after_those_present(
-                    self._pool(window), self._context.settings.constants.admission_timeout_s
-                )
+                await admission.after_those_present(self._pool(window), context.settings.constants.admission_timeout_s)
             self._be_present(window)
             return limit_tokens
         if self._taken_for is prepared.count:
             return min(limit_tokens, self._limit_tokens)
+        # LM Studio has no field that asks for several answers to one prompt (lmstudio.ai, "OpenAI compatibility").
+        written = prompts if context.target.is_lmstudio else prompts * answers
         prompt_tokens, least_tokens = prompts * _prompt_tokens(prepared), self._reserve_tokens(prepared)
-        written = self._written(answers, prompts)
+        most_tokens = prompt_tokens + written * limit_tokens
         if not is_watched:
             least_tokens = max(window.tokens // max(window.parallel, 1) - prepared.count.tokens, least_tokens)
         if written > 1:
-            least_tokens = _least_of_several(prepared, limit_tokens, least_tokens, prompts=prompts, written=written)
-        most_tokens = prompt_tokens + written * limit_tokens
-        seat = await self._hold(
-            window,
-            prompt_tokens + written * min(limit_tokens, least_tokens),
-            most_tokens if written == 1 else min(most_tokens, window.tokens),
-        )
+            shortest_tokens = min(limit_tokens, prepared.budget.rules.answer_min_tokens)
+            if prompt_tokens + written * shortest_tokens > window.tokens:
+                raise _too_many(prompts, prompt_tokens, written, shortest_tokens, window.tokens)
+            least_tokens = min(least_tokens, (window.tokens - prompt_tokens) // written)
+            most_tokens = min(most_tokens, window.tokens)
+        seat = await self._hold(window, prompt_tokens + written * min(limit_tokens, least_tokens), most_tokens)
         limit_tokens = max(min(limit_tokens, (seat.tokens - prompt_tokens) // written), 1)
         self._taken_for, self._limit_tokens = prepared.count, limit_tokens
         return limit_tokens
 
     @asynccontextmanager
-    async def for_summary(self, window: Window, history_tokens: int) -> AsyncGenerator[None, None]:
+    async def for_summary(
+        self, window: Window, history_tokens: int, *, extra_tokens: int = SUMMARY_EXTRA_TOKENS
+    ) -> AsyncGenerator[None, None]:
         """Waits for room for a summary of so much history, in place of what is held now.
 
-        A summary may have more readers than the answer whose room this is: if its client leaves meanwhile, the room is
-        held until the summary is made.
+        It is held until the summary is made, which may have other readers than the client that leaves meanwhile.
 
         Raises:
             Overloaded: there was none in time.
@@ -135,35 +127,22 @@ class Reservation:
             self._be_present(window)
             yield
             return
-        self._is_lent = True
+        seat = await self._hold(window, min(history_tokens + extra_tokens, window.tokens))
+        # It is lent: nobody gives it back meanwhile.
+        self._seat = None
         try:
-            await self._hold(window, min(history_tokens + SUMMARY_EXTRA_TOKENS, window.tokens))
             yield
         finally:
-            self._is_lent = False
+            self._seat = seat
             if self._has_left:
                 self.release()
             else:
                 self.ended()
 
     def pause(self) -> None:
-        """Gives back what is held until the next answer, which then stands before those that have not started.
-
-        For an answer that waits for another's summary: that may need the very room.
-        """
-        if self._seat is not None:
-            self._count_seat(-1)
-            self._seat.shrink(0)
-            self._taken_for = None
-
-    async def acquire_for_question(self, window: Window, prompt_tokens: int) -> None:
-        """Waits for room for a prompt that is only counted.
-
-        Raises:
-            Overloaded: there was none in time.
-        """
-        if self.is_shared(window):
-            await self._hold(window, prompt_tokens)
+        """Gives back what is held while another's summary is waited for, which may need the very room."""
+        if not self._is_running:
+            self._give_back()
 
     @property
     def is_waited_for(self) -> bool:
@@ -175,21 +154,15 @@ class Reservation:
         return self._seat is not None and self._seat.has_company
 
     def is_called_back(self, prepared: PreparedRequest, generated_tokens: int, *, can_be_cut: bool) -> bool:
-        """Returns True if a running answer has to stop, since another waits for its loan.
+        """Returns True if a running answer has to stop, since another waits for room that it could do without.
 
-        Args:
-            prepared: what was sent.
-            generated_tokens: of its answer so far.
-            can_be_cut: it could go on later if it stops now.
+        `generated_tokens` are those of its answer to `prepared` so far; `can_be_cut` if it could go on later.
         """
-        seat = self._seat
-        if seat is None:
+        if self._seat is None:
             return False
-        if not can_be_cut:
-            return seat.must_give_way(None)
         again_tokens = prepared.count.tokens + generated_tokens + _GOING_ON_TOKENS
-        margin = margin_tokens(again_tokens, prepared.count.likely_ratio)
-        return seat.must_give_way(again_tokens + margin + self._reserve_tokens(prepared))
+        needed_tokens = again_tokens + margin_tokens(again_tokens, prepared.count.likely_ratio)
+        return self._seat.must_give_way(needed_tokens + self._reserve_tokens(prepared) if can_be_cut else None)
 
     def stay(self) -> None:
         """Notes that an answer which was called back runs on: it could not go on later."""
@@ -198,68 +171,48 @@ class Reservation:
 
     def started(self) -> None:
         """Notes that the server has begun, and generates for as long as it is not told to stop."""
-        self._is_running = self._has_begun = True
+        self._is_running = True
 
     async def stopped(self) -> None:
         """Waits until the server has noticed that its answer was stopped: until then it holds the room all the same."""
-        if self._is_running and self._seat is not None:
+        if self._is_running and self._seat is not None and self._seat.tokens:
             await asyncio.sleep(self._admission.stopping_s)
         self.ended()
 
     def ended(self) -> None:
         """Notes that no server writes for the answer now: its next request has its room, if it comes soon."""
         self._is_running = False
-        if self._leaving is None and (self._seat is not None or self._present_in) and not self._is_lent:
+        if self._leaving is None and self._seat is not None:
             self._leaving = asyncio.get_running_loop().call_later(_KEPT_S, self._give_back)
 
     def was_cut(self, *, is_spent: bool) -> None:
-        """Notes that an answer goes on as another request, not for its own length's sake.
-
-        If its share `is_spent`, its next part starts with the double, so that it comes to an end.
-        """
+        """Notes that an answer goes on as another request; if its share `is_spent`, with the double."""
         self._cuts += is_spent
         self._taken_for = None
 
     def beside(self, window: Window) -> int:
         """Returns how many other answers of this process run or wait at the same instance."""
-        is_there = self._seat is not None or bool(self._present_in)
-        return max(self._admission.running(self._pool(window)) - is_there, 0)
+        return max(self._admission.running(self._pool(window)) - (self._seat is not None), 0)
 
     def abandon(self) -> None:
-        """Gives everything back when the server must have ended an answer that is no stream, and that has no reader.
-
-        It writes that to its end (a llama.cpp whose client had left a plain request, for half a minute) and does not
-        say when, so its bound at a slow machine's pace decides, and for 10 s at most.
-        """
-        seat = self._seat
-        if seat is not None and not self._is_lent:
-            self._vacate()
-            self._admission.release_later(seat, after_s=min(self._limit_tokens * _SLOW_S_PER_TOKEN, _MOST_ABANDONED_S))
-        self.release()
+        """Gives everything back of an answer without a reader that is no stream: its server writes it to the end."""
+        self._has_left = True
+        self._give_back(_ABANDONED_S)
 
     def release(self) -> None:
-        """Gives everything back; what an answer holds that has just been stopped, when its server has noticed it."""
+        """Gives everything back, of an answer that has just been stopped when its server has noticed it."""
         self._has_left = True
         self._give_back()
 
-    def _give_back(self) -> None:
+    def _give_back(self, after_s: float | None = None) -> None:
         self._keep()
-        if self._present_in:
-            self._admission.leave(self._present_in)
-            self._present_in = ""
-            self._is_not_lost()
-        if (seat := self._seat) is None or self._is_lent:
+        seat, self._seat, self._taken_for = self._seat, None, None
+        if seat is None:
             return
-        self._vacate()
-        if self._is_running:
-            self._admission.release_later(seat)
+        if seat.tokens and (self._is_running or after_s):
+            self._admission.release_later(seat, after_s=after_s)
         else:
             seat.release()
-
-    def _vacate(self) -> None:
-        self._count_seat(-1)
-        self._seat = self._taken_for = None
-        self._is_not_lost()
 
     def _keep(self) -> None:
         """Keeps the room for the request that comes."""
@@ -267,32 +220,14 @@ class Reservation:
             self._leaving.cancel()
             self._leaving = None
 
-    def _if_lost(self, give_back: Callable[[], object]) -> None:
-        """Has the room given back if this object is collected with it, in whatever thread that happens."""
-        finalizer = weakref.finalize(self, _soon, asyncio.get_running_loop(), give_back)
-        finalizer.atexit = False
-        self._finalizers.append(finalizer)
-
-    def _is_not_lost(self) -> None:
-        for finalizer in self._finalizers:
-            finalizer.detach()
-        self._finalizers.clear()
-
-    def _be_present(self, window: Window) -> None:
-        if not self._present_in:
-            self._present_in = self._pool(window)
-            self._admission.present[self._present_in] += 1
-            self._if_lost(partial(self._admission.leave, self._present_in))
+    def _be_present(self, window: Window) -> Seat:
+        if self._seat is None:
+            self._loop = asyncio.get_running_loop()
+            self._seat = self._admission.seat(self._pool(window), self._context.attempts)
+        return self._seat
 
     def _pool(self, window: Window) -> str:
         return f"{server_of(self._context)} {window.instance_id}"
-
-    def _written(self, answers: int, prompts: int) -> int:
-        """The number of answers that are written at once: LM Studio has no field that asks for several to one prompt.
-
-        (lmstudio.ai, "OpenAI compatibility".)
-        """
-        return prompts if self._context.target.is_lmstudio else prompts * answers
 
     def _reserve_tokens(self, prepared: PreparedRequest) -> int:
         """The tokens of an answer with which it starts; double after each share that was spent, up to the window."""
@@ -303,33 +238,16 @@ class Reservation:
     async def _hold(self, window: Window, tokens: int, most_tokens: int = 0) -> Seat:
         self._keep()
         timeout_s = self._context.settings.constants.admission_timeout_s
-        tokens = max(min(tokens, window.tokens), 1)
-        if self._seat is None:
-            self._seat = await self._admission.enter(
-                self._pool(window),
-                window_tokens=window.tokens,
-                tokens=tokens,
-                timeout_s=timeout_s,
-                most_tokens=most_tokens,
-                is_restart=self._has_begun,
-            )
-            self._if_lost(partial(self._admission.release_later, self._seat))
-        else:
-            self._count_seat(-1)
-            await self._seat.exchange(tokens, timeout_s=timeout_s, most_tokens=most_tokens)
-        self._count_seat(1)
-        return self._seat
-
-    def _count_seat(self, change: int) -> None:
-        """Tells the request's other phases if it holds a place, which one that rests does not."""
-        if self._seat is not None and self._seat.tokens > 0:
-            self._context.attempts.seats += change
-
-
-def _soon(loop: asyncio.AbstractEventLoop, give_back: Callable[[], object]) -> None:
-    # The loop may have ended.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(give_back)
+        seat = self._be_present(window)
+        await seat.take(
+            max(min(tokens, window.tokens), 1),
+            window_tokens=window.tokens,
+            timeout_s=timeout_s,
+            most_tokens=most_tokens,
+            is_restart=self._has_begun,
+        )
+        self._has_begun = True
+        return seat
 
 
 def _prompt_tokens(prepared: PreparedRequest) -> int:
@@ -337,28 +255,17 @@ def _prompt_tokens(prepared: PreparedRequest) -> int:
     return prepared.count.tokens + margin_tokens(prepared.count.tokens, prepared.count.likely_ratio)
 
 
-def _least_of_several(
-    prepared: PreparedRequest, limit_tokens: int, least_tokens: int, *, prompts: int, written: int
-) -> int:
-    """Returns the tokens with which each of several answers starts, so that all of them fit the context together.
-
-    Raises:
-        DoesNotFit: not even the shortest do.
-    """
-    window_tokens, prompt_tokens = prepared.window.tokens, prompts * _prompt_tokens(prepared)
-    shortest_tokens = min(limit_tokens, prepared.budget.rules.answer_min_tokens)
+def _too_many(prompts: int, prompt_tokens: int, written: int, shortest_tokens: int, window_tokens: int) -> DoesNotFit:
+    counted = "its prompt" if prompts == 1 else f"{prompts} prompts"
     needed_tokens = prompt_tokens + written * shortest_tokens
-    if needed_tokens > window_tokens:
-        counted = "its prompt" if prompts == 1 else f"{prompts} prompts"
-        raise DoesNotFit(
-            f"This model's maximum context length is {window_tokens} tokens, which all answers of a request share. "
-            f"However, you asked for {written} answers: {counted} and {shortest_tokens} tokens for each of them need "
-            f"{needed_tokens} tokens (context_length_exceeded). Ask for fewer at a time.",
-            shares=(
-                Share(counted, prompt_tokens),
-                Share(f"{written} answers of {shortest_tokens}", written * shortest_tokens),
-            ),
-            window_tokens=window_tokens,
-            needed_tokens=needed_tokens,
-        )
-    return min(least_tokens, (window_tokens - prompt_tokens) // written)
+    return DoesNotFit(
+        f"This model's maximum context length is {window_tokens} tokens, which all answers of a request share. "
+        f"However, you asked for {written} answers: {counted} and {shortest_tokens} tokens for each of them need "
+        f"{needed_tokens} tokens (context_length_exceeded). Ask for fewer at a time.",
+        shares=(
+            Share(counted, prompt_tokens),
+            Share(f"{written} answers of {shortest_tokens}", written * shortest_tokens),
+        ),
+        window_tokens=window_tokens,
+        needed_tokens=needed_tokens,
+    )

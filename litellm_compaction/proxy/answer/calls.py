@@ -9,18 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import takewhile
+from typing import Any, Literal, TypeAlias
 from uuid import uuid4
 
 from litellm_compaction.proxy.answer.sse import Chunk
 
 # As many as Mistral's templates ask for.
 _ID_CHARS = 9
+# Of the client's held calls: none, those before the one in which the stream was cut, or all.
+Kept: TypeAlias = Literal["no", "whole", "all"]
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call as far as it has come, with its server's number for it."""
+    """A call as far as it has come, with its server's number for it.
+
+    One that `is_held` comes to the client as a whole, or not at all; of one that `is_sent` it has a part.
+    """
 
     index: int | None
     id: str | None = None
@@ -28,7 +34,6 @@ class Call:
     arguments: list[str] = field(default_factory=list)
     # Those of its fragments, as the server wrote them.
     fields: dict[str, Any] = field(default_factory=dict)
-    # It comes to the client as a whole, or not at all; or the client has begun to receive it.
     is_held: bool = False
     is_sent: bool = False
 
@@ -50,16 +55,6 @@ class Call:
         self.id = self.id or fragment.get("id") or (uuid4().hex[:_ID_CHARS] if self.name else None)
         self.fields = {**fragment, **{key: value for key, value in self.fields.items() if value}}
 
-    def is_of(self, fragment: Mapping[str, Any], *, by_id: bool) -> bool:
-        """Returns True if a fragment belongs to it, by the id or by the server's number; a name begins another call."""
-        index, id_ = fragment.get("index"), fragment.get("id")
-        has_name = bool((fragment.get("function") or {}).get("name"))
-        is_there = index is None or self.index is None or index == self.index
-        if by_id:
-            # Two calls may have one id.
-            return bool(id_) and self.id == id_ and (is_there or not has_name)
-        return is_there and not (self.id and id_ and (self.id == id_ or has_name))
-
 
 class Calls:
     """The calls of one answer; `ours` is the name of our own tool, if the model has it."""
@@ -73,7 +68,7 @@ class Calls:
 
     @property
     def ours(self) -> list[Call]:
-        return [call for call in self._all if self._ours_name is not None and call.name == self._ours_name]
+        return [call for call in self._all if self._is_ours(call)]
 
     @property
     def clients(self) -> list[Call]:
@@ -89,14 +84,11 @@ class Calls:
 
     @property
     def are_whole(self) -> bool:
-        """Returns True if no call was cut: its arguments are JSON, or there are none."""
+        """No call was cut: its arguments are JSON, or there are none."""
         return all(call.is_whole or not any(call.arguments) for call in self._all)
 
     def take(self, fragments: Sequence[Chunk], *, may_begin: bool) -> list[Chunk]:
-        """Returns the fragments to send now, numbered as if there were no calls but the client's.
-
-        One that `may_begin` is sent as it comes, unless an earlier one is held.
-        """
+        """The fragments to send now, numbered without calls of ours; those of one that `may_begin`, if none is held."""
         sent: list[Chunk] = []
         for fragment in fragments:
             call = self._placed(fragment)
@@ -110,23 +102,22 @@ class Calls:
                 call.is_held = True
         return sent
 
-    def whole(self) -> list[Chunk]:
-        """The held ones but the last, in which the stream was cut."""
-        return [self._shown(call) for call in self.held[:-1]]
-
-    def given_up(self) -> list[Chunk]:
-        """The held ones, and those whose name never came; from now on none is held."""
+    def given_up(self, kept: Kept) -> list[Chunk]:
+        """The held calls that are `kept`, with all also those whose name never came; none is held any more."""
+        whole = self.held[:-1]
         waiting = [call for call in self._all if call.is_held or not (call.is_sent or call.name)]
         for call in waiting:
             call.is_held = False
-        return [self._shown(call) for call in waiting]
+        return [self._shown(call) for call in {"no": [], "whole": whole, "all": waiting}[kept]]
+
+    def _is_ours(self, call: Call) -> bool:
+        return self._ours_name is not None and call.name == self._ours_name
 
     def _is_clients(self, call: Call) -> bool:
-        return self._ours_name is None or (bool(call.name) and call.name != self._ours_name)
+        return self._ours_name is None or (bool(call.name) and not self._is_ours(call))
 
     def _index(self, call: Call) -> int:
-        before = self._all[: self._all.index(call)]
-        return len(before) - sum(each in before for each in self.ours)
+        return sum(not self._is_ours(each) for each in takewhile(lambda each: each is not call, self._all))
 
     def _shown(self, call: Call) -> Chunk:
         function = {**(call.fields.get("function") or {}), "arguments": "".join(call.arguments)}
@@ -135,14 +126,16 @@ class Calls:
         return {**call.fields, "index": self._index(call), "id": call.id, "function": function}
 
     def _placed(self, fragment: Mapping[str, Any]) -> Call:
-        """The call that a fragment belongs to; a new one if it belongs to none."""
-        function, index = fragment.get("function") or {}, fragment.get("index")
-        name, arguments = function.get("name"), function.get("arguments")
-        calls = [(call, by_id) for by_id in (True, False) for call in reversed(self._all)]
-        found = next((call for call, by_id in calls if call.is_of(fragment, by_id=by_id)), None)
+        """The call that a fragment belongs to, by the id or by the server's number, else a new one."""
+        function, index, id_ = fragment.get("function") or {}, fragment.get("index"), fragment.get("id")
+        name, newest = function.get("name"), self._all[::-1]
+        near = [call for call in newest if index is None or call.index is None or call.index == index]
+        # Two calls may have one id. A name begins another call.
+        named = [call for call in (near if name else newest) if id_ and call.id == id_]
+        numbered = [call for call in near if not (call.id and id_ and (call.id == id_ or name))]
+        found = next(iter(named or numbered), None)
         # Of a call whose arguments are whole nothing is left to say.
-        if found is not None and not (name and found.name and arguments and found.is_whole):
-            return found
-        call = Call(index if isinstance(index, int) else None)
-        self._all.append(call)
-        return call
+        if found is None or (name and found.name and function.get("arguments") and found.is_whole):
+            found = Call(index if isinstance(index, int) else None)
+            self._all.append(found)
+        return found

@@ -1,14 +1,12 @@
 """The client's side: its wishes, the places of notices, and the one answer that it reads.
 
-Whatever number of upstream streams it comes from, an answer has one id, one role, one finish_reason, and one usage
-(promise P6). A client is told of compactions in its answer's text, in its thoughts, or not in the stream at all: a line
-in the text is for people who read it, and a program takes it for the model's words.
+An answer has one id, one role, one finish_reason, and one usage, whatever it is made of (promise P6). A line in the
+text is for people who read it: a program takes it for the model's words.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +16,6 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.events import AnswerOutcome
 from litellm_compaction.proxy.answer.sse import Chunk, Received
 from litellm_compaction.proxy.client import headers_of, metadata_of, sections_of_owners
-
-logger = logging.getLogger("litellm_compaction")
 
 Place: TypeAlias = Literal["content", "reasoning", "off"]
 Choice: TypeAlias = Literal["auto", "content", "reasoning", "off"]
@@ -81,16 +77,11 @@ def shows_text_to_people(headers: Mapping[str, Any]) -> bool:
 
 def _chosen_for_owner(metadata: Mapping[str, Any]) -> Choice | None:
     """The operator's choice for the key, else for its team: `{"compaction": {"notices": "content"}}`."""
-    for section in sections_of_owners(metadata):
-        choice = section.get("notices") if isinstance(section, Mapping) else None
-        if choice is False:
-            return "off"
-        if choice is not None and choice in get_args(Choice):
-            found: Choice = choice
-            return found
-        if choice is not None:
-            logger.warning("notices of a key or team are not one of %s; the setting holds", ", ".join(get_args(Choice)))
-    return None
+    sections = sections_of_owners(metadata)
+    values = [section.get("notices") for section in sections if isinstance(section, Mapping)]
+    # YAML's bare `off`.
+    chosen: list[Choice] = [value or "off" for value in values if value is False or value in get_args(Choice)]
+    return next(iter(chosen), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,12 +165,13 @@ class Progress:
         """The first prompt, all generated tokens, and beside that the cost of all that came in between."""
         prompt, completion = next(iter(self.prompt_tokens), 0), self.completion_tokens
         counted = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        first = {key: value for key, value in next(iter(self.usages), {}).items() if key != _USAGE_DETAILS}
         total: Counter[str] = Counter()
-        for usage in self.usages:
-            if isinstance(own := usage.get(_USAGE_DETAILS), Mapping):
-                total.update({key: value for key, value in own.items() if isinstance(value, int)})
+        parts = [part for usage in self.usages if isinstance(part := usage.get(_USAGE_DETAILS), Mapping)]
+        # A leg that was stopped tells none, and those of the others are no sum.
+        for part in parts if len(parts) == len(self.usages) else ():
+            total.update({key: value for key, value in part.items() if isinstance(value, int)})
         own_details = {_USAGE_DETAILS: dict(total)} if total else {}
-        first = next(iter(self.usages), {})
         return {**first, **counted, **own_details, **({"compaction": details} if details else {})}
 
     def details(self, outcome: AnswerOutcome, receipt: Mapping[str, str]) -> dict[str, Any]:
@@ -203,13 +195,12 @@ class OneAnswer:
     def written(self, chunk: Chunk, deltas: Sequence[Chunk]) -> list[Chunk]:
         """What the client gets for `chunk`, which says `deltas`: the chunk itself if it says all of them and no more.
 
-        Most chunks do: reading and writing each anew would be most of our cost for a stream. The first one's id, model
-        and time are those of the whole answer.
+        Most chunks do: writing each anew would be most of our cost for a stream.
         """
         if not self._base and not chunk.get("error"):
             self._base = {key: value for key, value in chunk.items() if key not in ("choices", "usage")}
         if not isinstance(chunk, Received) or len(deltas) != 1 or chunk.get("id") != self._base.get("id"):
-            return [self.dressed(delta) for delta in deltas]
+            return self.dressed(deltas)
         choices = chunk["choices"]
         if len(choices) == 1 and choices[0].get("finish_reason") is None and not chunk.get("usage"):
             own = {key: value for key, value in choices[0]["delta"].items() if value}
@@ -217,10 +208,13 @@ class OneAnswer:
             if own == deltas[0] and has_role != self._role_sent:
                 self._role_sent = self._progress.delivered = True
                 return [chunk]
-        return [self.dressed(deltas[0])]
+        return self.dressed(deltas)
 
-    def dressed(self, delta: Chunk) -> Chunk:
-        """`delta` as a chunk of the one answer: the first stream's id, one role."""
+    def dressed(self, deltas: Iterable[Chunk]) -> list[Chunk]:
+        """`deltas` as chunks of the one answer: the first stream's id, one role."""
+        return [self._dressed(delta) for delta in deltas]
+
+    def _dressed(self, delta: Chunk) -> Chunk:
         delta = {key: value for key, value in delta.items() if key != "role"}
         if not self._role_sent:
             delta = {"role": "assistant", **delta}
@@ -252,7 +246,7 @@ class OneAnswer:
         if not self._base:
             self._base = {"id": f"chatcmpl-{id(self):x}", "object": "chat.completion.chunk", "created": 0, "model": ""}
         delivered = self._progress.delivered
-        chunk = self.dressed({key: text})
+        chunk = self._dressed({key: text})
         self._progress.delivered = delivered
         return chunk
 

@@ -1,20 +1,29 @@
-"""Judges the end of an upstream answer: the next step, and the lesson of an overflow about the window."""
+"""Judges the end of an upstream answer: the next step, and its lessons about the window and about the server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.engine import Compactor, Outcome, RequestContext, Reservation
 from litellm_compaction.errors import Overflow, overflow_from_text
 from litellm_compaction.events import AnswerOutcome
+from litellm_compaction.proxy.refusals import log_failure
+
+if TYPE_CHECKING:
+    from litellm_compaction.proxy.answer.relay import Relay
 
 UNNAMED = Overflow(None, None)
 # A prompt this close to the window explains an answer that breaks off without a word; if the server has counted it.
 NEAR_FULL_RATIO, FULL_RATIO = 0.80, 0.98
 # After so many stops for others something is wrong: a compaction has to help.
 MAX_CUTS = 24
+# An overflow without a number at less than this share of the window is not of this answer alone.
+_FAR_BELOW_RATIO = 0.5
+# Ways in which a server goes on itself, and which some refuse.
+_OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
 
 # How a stream ended: by itself; at the window's end; with nothing but thoughts, more than it was given; at its share of
 # the window, or before it, for others that need the room, or where a doubt alone bounded it; by an error that means a
@@ -51,9 +60,9 @@ class Ended(NamedTuple):
     is_full: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class State:
-    """What an answer's legs so far leave to the next one.
+    """The marks that an answer's legs so far leave for the next one.
 
     Attributes:
         ways: in which the server may be made to go on, and `refused`, those of the others that it does not know.
@@ -63,6 +72,7 @@ class State:
         cuts: stops for others, or at its share of a context.
         is_resumed: the last leg goes on without a compaction.
         is_closing: its thoughts were ended, since the window or their budget was spent.
+        has_gained: its last compaction has made room.
         is_joined: it is made of more than one upstream answer.
     """
 
@@ -81,7 +91,7 @@ class State:
 
     @property
     def is_last(self) -> bool:
-        """Returns True if no compaction may carry the answer on any more."""
+        """No compaction may carry the answer on any more."""
         return self.restarts_left <= 0 or not self.has_gained
 
 
@@ -143,3 +153,57 @@ def judged(text: str, client_text: Callable[[], str], *, used_tokens: float, win
     named = overflow.window_tokens
     is_far_off = named is not None and named < window_tokens and used_tokens < NEAR_FULL_RATIO * named
     return UNNAMED if is_far_off else overflow
+
+
+class Lessons:
+    """What the legs of one answer teach."""
+
+    def __init__(self, compactor: Compactor, context: RequestContext, room: Reservation) -> None:
+        self._compactor = compactor
+        self._context = context
+        self._room = room
+
+    def is_overflow_of_all(self, relay: Relay, state: State, *, is_delivered: bool) -> bool:
+        """A context that several answers fill was full, and not this answer's window; notes that.
+
+        LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
+        shared context even if the server lists none (four answers of 150 tokens over 4,096).
+        """
+        is_others = relay.end == "overflow" and relay.overflow == UNNAMED and not relay.looks_full(NEAR_FULL_RATIO)
+        if not is_others or state.cuts >= MAX_CUTS // 2:
+            return False
+        window = relay.prepared.window
+        others = self._room.beside(window)
+        if self._room.is_shared(window):
+            return others > 0
+        is_far_below = is_delivered and relay.filled_tokens < _FAR_BELOW_RATIO * window.tokens
+        if others == 0 and not is_far_below:
+            return False
+        self._compactor.learn_shared(self._context, max(others + 1, window.slots))
+        return True
+
+    def learn(self, relay: Relay, state: State) -> None:
+        """Notes what a leg shows of the window, of our count, and of the ways in which its server goes on.
+
+        Refused ways count only after another one has worked: a server that refuses every way says nothing about ways.
+        """
+        try:
+            self._learn(relay, state)
+        except Exception as error:  # noqa: BLE001 - fails open (P8)
+            # The client has its answer; a lesson that is lost must not take it away again.
+            log_failure("learn", error)
+
+    def _learn(self, relay: Relay, state: State) -> None:
+        context, prepared, replies = self._context, relay.prepared, self._compactor.replies
+        if relay.end == "overflow":
+            replies.learn_overflow(context, prepared, relay.overflow or UNNAMED)
+        if relay.usage is not None:
+            replies.learn(context, prepared, **relay.usage._asdict())
+        outcomes: dict[Way, Outcome] = {}
+        if relay.has_begun:
+            outcomes = dict.fromkeys(state.refused, "refused")
+            state.refused = ()
+        if prepared.way in _OWN_WAYS and (outcome := relay.outcome()) is not None:
+            outcomes[prepared.way] = outcome
+        for way, outcome in outcomes.items():
+            self._compactor.known_ways.learn(context.target, context.label, way, outcome)

@@ -1,20 +1,18 @@
-"""The carrier for every provider, in LiteLLM's hooks: its own streams and router calls, and a beat in their silence.
+"""The carrier for every provider, in LiteLLM's hooks: its own streams and router calls.
 
-Used if the transport cannot be installed, and for streams of chats only. The first answer is the one that LiteLLM has
-already opened; a continuation is a call through the router, pinned to the same deployment. A whole answer is bounded,
-and not continued.
+Used if the transport cannot be installed, and for streams of chats only. LiteLLM has opened the first answer; one that
+goes on is a call through the router, pinned to the same deployment.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
-from litellm.types.utils import Delta, ModelResponseStream
+from litellm.types.utils import ModelResponseStream
 
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.engine import PreparedRequest
@@ -22,8 +20,7 @@ from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, Received, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.answer.upstream import WHOLE_DOCUMENT_KEY, LegRequest
-from litellm_compaction.proxy.exchange import Exchange
+from litellm_compaction.proxy.answer.upstream import WHOLE_DOCUMENT_KEY, Leg
 from litellm_compaction.proxy.internal import call_router, log_stopped
 from litellm_compaction.proxy.routing import WAYS_OF
 
@@ -32,10 +29,6 @@ _CLIENT_KEYS = (
     "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "stop", "seed",
     "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort", "thinking", "top_k", "user",
 )  # fmt: skip
-_END = object()
-# Legal in every stream of events, and read by no client.
-_COMMENT = b": ping\n\n"
-_ANTHROPICS_PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
 @dataclass(slots=True)
@@ -48,10 +41,7 @@ class _Part:
 
 
 class HookedUpstream:
-    """The deployment that LiteLLM's router reaches, for the client's request in `data`.
-
-    LiteLLM has opened the `first` stream; by `pin` the router finds this very deployment.
-    """
+    """The deployment that LiteLLM's router finds by `pin`, for the client's request in `data`; `first` is open."""
 
     ways: frozenset[Way] = WAYS_OF["hooks"]
 
@@ -63,7 +53,7 @@ class HookedUpstream:
         self._parts: list[_Part] = []
 
     @asynccontextmanager
-    async def open(self, leg: LegRequest) -> AsyncIterator[AsyncIterator[Batch]]:
+    async def open(self, leg: Leg) -> AsyncIterator[AsyncIterator[Batch]]:
         stream, part = self._first, _Part(self._data.get("litellm_logging_obj"))
         if stream is None:
             # LiteLLM reads the first chunk before it returns: its errors come from here.
@@ -89,7 +79,7 @@ class HookedUpstream:
                 text = "".join(part.text)
                 await log_stopped(part.log, text, {"prompt_tokens": prompt_tokens, "completion_tokens": count(text)})
 
-    async def _again(self, leg: LegRequest) -> Any:
+    async def _again(self, leg: Leg) -> Any:
         prepared = leg.prepared
         asked: dict[str, Any] = {key: self._data[key] for key in _CLIENT_KEYS if self._data.get(key) is not None}
         if leg.is_document and self._data.get(WHOLE_DOCUMENT_KEY) is not None:
@@ -128,7 +118,7 @@ async def hooked(answer: Answer, upstream: HookedUpstream, prepared: PreparedReq
                 await upstream.log_partials(prepared.count_text, prepared.count.tokens)
 
 
-async def _chunks(stream: Any, part: _Part, leg: LegRequest) -> AsyncIterator[Batch]:
+async def _chunks(stream: Any, part: _Part, leg: Leg) -> AsyncIterator[Batch]:
     if stream is None:
         return
     with _understood(part, leg):
@@ -148,7 +138,7 @@ def _has_reported_usage(stream: Any) -> bool:
 
 
 @contextmanager
-def _understood(part: _Part, leg: LegRequest) -> Iterator[None]:
+def _understood(part: _Part, leg: Leg) -> Iterator[None]:
     """Turns LiteLLM's errors of a stream into those that the loop judges; others stay as they are."""
     try:
         yield
@@ -161,83 +151,3 @@ def _understood(part: _Part, leg: LegRequest) -> Iterator[None]:
             raise
         status = getattr(error, "status_code", None)
         raise UpstreamError(text, error, status=status if isinstance(status, int) else None) from error
-
-
-async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_s: float) -> AsyncGenerator[Any, None]:
-    """The chunks of `response`, and an empty one after each `every_s` for which a compaction has kept it silent.
-
-    In place of LiteLLM's own keep-alive, which leaks a slot of the key's parallel limit with every chat stream. The
-    race against the clock costs a task, so it is run only if a pause may come.
-
-    A stream that waits before the client is told anything opens with a comment: LiteLLM's router keeps the opening of a
-    Responses stream (`_responses_stream_holds_event`), and of a Messages stream if the request may be tried again
-    (`_aanthropic_messages_streaming_iterator`), until some of the answer has come.
-    """
-    source = response.__aiter__()
-    last: Any = None
-    begun: Any = None
-    if call.may_pause and call.attempt.begins_silently:
-        yield _COMMENT
-    while True:
-        if not call.may_pause:
-            last = await anext(source, _END)
-        else:
-            waiting = asyncio.ensure_future(_next(source))
-            try:
-                while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                    beat = _COMMENT if last is None and call.attempt.begins_silently else _beat(last, begun)
-                    if beat is not None:
-                        yield beat
-                last = await waiting
-            finally:
-                if not waiting.done():
-                    waiting.cancel()
-                    # Neither awaited directly nor without a shield: anyio cancels us again and again when the client
-                    # has gone, an await would hand that on, and the upstream connection would stay open half closed.
-                    with anyio.CancelScope(shield=True):
-                        await asyncio.wait({waiting})
-                    if not waiting.cancelled():
-                        waiting.exception()  # marks it as retrieved
-        if last is _END:
-            return
-        begun = _copied(last) if _is_in_progress(last) else begun
-        yield last
-
-
-async def _next(source: AsyncIterator[Any]) -> Any:
-    # As a coroutine, which a task takes.
-    return await anext(source, _END)
-
-
-def _copied(event: Any) -> Any:
-    """An event that stays as it is: LiteLLM hides the answer's id in the one that it sends, and would do so again."""
-    return event.model_copy(deep=True) if hasattr(event, "model_copy") else event
-
-
-def _is_in_progress(event: Any) -> bool:
-    # Not by `getattr`: pydantic raises and catches an error for attributes that a chat chunk does not have.
-    kind = getattr(event, "__dict__", {}).get("type")
-    return getattr(kind, "value", kind) == "response.in_progress"
-
-
-def _beat(last: Any, begun: Any) -> Any:
-    """A chunk that says nothing, in the language of the `last` one; None if there is no such thing.
-
-    Of the Responses API the event that says that an answer has `begun`: it may be said again.
-    """
-    if isinstance(last, (bytes, bytearray)):
-        # Other streams of bytes than Anthropic's name no events.
-        return _ANTHROPICS_PING if last.lstrip().startswith(b"event:") else _COMMENT
-    if not hasattr(last, "choices") or not hasattr(last, "model_copy"):
-        return _copied(begun)
-    beat = last.model_copy(deep=True)
-    if getattr(beat, "usage", None) is not None:
-        # Its numbers must be counted once.
-        beat.usage = None
-    for choice in beat.choices:
-        choice.finish_reason = None
-        if getattr(choice, "delta", None) is not None:
-            choice.delta = Delta(content="")
-        else:
-            choice.text = ""
-    return beat

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 
-from litellm_compaction.core.continuation.request import Partial, Way
+from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import (
     ABORT_NOTICE,
     ATTEMPTS_NOTICE,
@@ -30,7 +30,6 @@ from litellm_compaction.engine import (
     CompactionNeeded,
     Compactor,
     ContinuationPlan,
-    Outcome,
     PreparedRequest,
     RequestContext,
     Reservation,
@@ -41,36 +40,27 @@ from litellm_compaction.proxy.answer.client import Asked, OneAnswer, Progress
 from litellm_compaction.proxy.answer.endings import (
     GIVES_WAY,
     MAX_CUTS,
-    NEAR_FULL_RATIO,
     STOPPED,
-    UNNAMED,
     Ended,
+    Lessons,
     State,
     next_leg,
     restart_of,
 )
-from litellm_compaction.proxy.answer.relay import LegBound, Relay
+from litellm_compaction.proxy.answer.relay import Relay
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.answer.upstream import LegRequest, Upstream, has_another_way
+from litellm_compaction.proxy.answer.upstream import Leg, Upstream, has_another_way
 from litellm_compaction.proxy.exchange import Exchange
-from litellm_compaction.proxy.refusals import log_failure
 
 # Of the text that a client has of an answer, before it is cut for others.
 _LEAST_CUT_CHARS = 200
-# Ways in which a server goes on itself, and which some refuse.
-_OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
 # Finish reasons of an answer that its client sends back as it is, and which of these are calls.
 _ENDS, _CALLS = frozenset({"stop", "length", "tool_calls", "function_call"}), frozenset({"tool_calls", "function_call"})
-# An overflow without a number at less than this share of the window is not of this answer alone.
-_FAR_BELOW_RATIO = 0.5
 _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
 
 
 class _Next(NamedTuple):
-    """What is sent to the client behind a leg, and what makes the request of the next one; None at the answer's end.
-
-    Of a compaction that it needs the client may have been told.
-    """
+    """What the client gets behind a leg, and what makes the next one's request, if any; of that it may be told."""
 
     sent: list[Chunk]
     make: Callable[[], Awaitable[PreparedRequest]] | None = None
@@ -80,8 +70,7 @@ class _Next(NamedTuple):
 class Answer:
     """One client's answer, over as many upstream requests as it takes; `prepared` before it began, in its `room`.
 
-    Seven of its attributes are what it was given, and the other five what becomes of it: `_state` and `_progress`, the
-    last leg with the plan behind it, and the client's side.
+    Seven of its attributes are what it was given, and the others what becomes of it.
     """
 
     def __init__(
@@ -102,6 +91,7 @@ class Answer:
         self._prepared = prepared
         self._exchange = exchange
         self._room = room
+        self._lessons = Lessons(compactor, context, room)
         self._progress = Progress()
         self._state = State(ways=upstream.ways, restarts_left=context.settings.max_restarts)
         self._relay: Relay | None = None
@@ -148,6 +138,10 @@ class Answer:
             self._room.release()
         self._tell_background()
 
+    @property
+    def is_waited_for(self) -> bool:
+        return self._room.is_waited_for
+
     def _begun(self) -> _Next:
         """What a client is told before the first leg, and the compaction that is still needed."""
         decided = self._prepared
@@ -169,19 +163,18 @@ class Answer:
                     # Its client learns that an answer comes; from then on a heartbeat says so.
                     self._exchange.may_pause = True
                     yield [self._one.opening()]
-            prepared, bound = await seating
+            leg = await seating
         finally:
             seating.cancel()
-        self._exchange.sent(self._context, prepared)
-        ratio = self._context.settings.streaming_ratio
-        relay = Relay(self._progress, prepared, self._asked, bound, streaming_ratio=ratio)
+        self._exchange.sent(self._context, leg.prepared)
+        relay = Relay(leg, self._progress, self._asked, streaming_ratio=self._context.settings.streaming_ratio)
         try:
             # Closed here and not by the garbage collector: the server generates for as long as it is open.
             async with aclosing(self._stream(relay)) as batches:
                 async for batch in batches:
                     yield batch
         except UpstreamDropped as error:
-            if flushed := self._dressed(relay.drop(error)):
+            if flushed := self._one.dressed(relay.drop(error)):
                 yield flushed
         except UpstreamError as error:
             relay.fail(error)
@@ -192,52 +185,51 @@ class Answer:
             self._room.ended()
         self._relay = relay
 
-    async def _seated(self, prepared: PreparedRequest) -> tuple[PreparedRequest, LegBound]:
+    async def _seated(self, prepared: PreparedRequest) -> Leg:
         """The request as it is sent, as soon as there is room for it; made anew if the window has shrunk meanwhile."""
         while True:
-            bound = self._bound(prepared)
-            tokens = await self._room.acquire(prepared, bound.tokens, is_watched=True)
-            is_share = tokens < bound.tokens
+            leg = self._bounded(prepared)
+            tokens = await self._room.acquire(prepared, leg.max_tokens, is_watched=True)
             if not await self._compactor.has_shrunk(self._context, prepared):
-                is_doubted = bound.is_doubted and not is_share
-                return prepared, replace(bound, tokens=tokens, is_share=is_share, is_doubted=is_doubted)
+                if tokens == leg.max_tokens:
+                    return leg
+                return replace(leg, max_tokens=tokens, is_share=True, is_doubted=False)
             if prepared.way is None:
                 prepared = await self._guarded()
             else:
-                prepared = await self._compactor.continuing.continue_answer(
+                prepared = await self._compactor.continue_answer(
                     self._asked.request, self._partial(), self._context, self._room, ways=self._state.ways
                 )
 
-    def _bound(self, prepared: PreparedRequest) -> LegBound:
-        """The bound on the next leg: what the window and the client leave, or less if it can go on behind that."""
-        asked, given_tokens = self._asked.output_tokens, self._progress.given_tokens
-        left_tokens = None if asked is None else max(asked - given_tokens, 1)
+    def _bounded(self, prepared: PreparedRequest) -> Leg:
+        """The next leg with what the window and the client leave it, or less if it can go on behind that."""
+        asked, constants, given_tokens = self._asked, self._context.settings.constants, self._progress.given_tokens
+        left_tokens = None if asked.output_tokens is None else max(asked.output_tokens - given_tokens, 1)
         most_tokens = prepared.max_output_tokens(left_tokens, is_certain=True)
         tokens = prepared.max_output_tokens(left_tokens, is_certain=self._state.was_doubted)
-        is_doubted = tokens < most_tokens and not self._asked.is_json
-        return LegBound(tokens, left_tokens, is_doubted=is_doubted, thoughts_tokens=self._thoughts_tokens(prepared))
-
-    def _thoughts_tokens(self, prepared: PreparedRequest) -> float:
-        """The room for thoughts in one request: what the budget leaves, or less once the model is to think no more.
-
-        A whole answer is not seen before its end, and its own bound ends its thoughts.
-        """
-        constants, asked_tokens = self._context.settings.constants, self._asked.thoughts_tokens
-        if prepared.closing is not None and not self._asked.is_whole:
-            return max(constants.reasoning_answer_min_tokens, prepared.max_output_tokens(None) // 2)
-        if self._asked.is_whole or not constants.reasoning_budget_ratio:
-            return math.inf
-        own_tokens = constants.reasoning_budget_ratio * prepared.window.tokens
-        return max((own_tokens if asked_tokens is None else asked_tokens) - self._progress.given_tokens, 1)
+        # Those of a whole answer are not seen before its end.
+        thoughts_tokens = math.inf
+        if prepared.closing is not None and not asked.is_whole:
+            # The model is to think no more.
+            thoughts_tokens = max(constants.reasoning_answer_min_tokens, prepared.max_output_tokens(None) // 2)
+        elif constants.reasoning_budget_ratio and not asked.is_whole:
+            own_tokens = constants.reasoning_budget_ratio * prepared.window.tokens
+            budget_tokens = own_tokens if asked.thoughts_tokens is None else asked.thoughts_tokens
+            thoughts_tokens = max(budget_tokens - given_tokens, 1)
+        has_begun = bool(self._progress.sent_text.strip()) or prepared.closing is not None
+        return Leg(
+            prepared=prepared,
+            max_tokens=tokens,
+            asked_tokens=left_tokens,
+            thoughts_tokens=thoughts_tokens,
+            goes_on=has_begun and prepared.way is not None,
+            is_doubted=tokens < most_tokens and not asked.is_json,
+        )
 
     async def _stream(self, relay: Relay) -> AsyncGenerator[Batch, None]:
         """What the client gets of a leg as it comes, until the stream ends, or is stopped because that gains room."""
-        prepared = relay.prepared
         self._room.started()
-        has_begun = bool(self._progress.sent_text.strip()) or prepared.closing is not None
-        goes_on = has_begun and prepared.way is not None
-        leg = LegRequest(prepared=prepared, max_tokens=relay.bound.tokens, goes_on=goes_on)
-        async with self._upstream.open(leg) as stream:
+        async with self._upstream.open(relay.leg) as stream:
             async for batch in stream:
                 relay.has_company = self._room.has_company
                 sent: list[Chunk] = []
@@ -255,7 +247,7 @@ class Answer:
                         return
                 if sent:
                     yield sent
-        if flushed := self._dressed(relay.flush()):
+        if flushed := self._one.dressed(relay.flush()):
             yield flushed
         relay.finish()
 
@@ -273,10 +265,7 @@ class Answer:
         return self._one.written(chunk, deltas)
 
     def _is_called_back(self, relay: Relay) -> bool:
-        """The answer has to stop since others wait for its room; a document or a call is not cut.
-
-        Nor is an answer of which the client has too little to tell it from a server's repetition.
-        """
+        """The answer has to stop since others wait for its room; a document, a call or a mere beginning is not cut."""
         if self._asked.is_whole or not self._room.is_waited_for:
             return False
         is_telling = not self._progress.text or len(self._progress.sent_text) >= _LEAST_CUT_CHARS
@@ -296,14 +285,14 @@ class Answer:
 
     def _ended(self, relay: Relay) -> Ended:
         """The end of a leg as the next step depends on it, or of one that is about to be stopped."""
-        asked = self._asked.output_tokens
+        asked_tokens = self._asked.output_tokens
         return Ended(
             end=relay.end,
             is_way_refused=relay.end == "failed" and has_another_way(relay.prepared) and not relay.has_begun,
             is_delivered=self._progress.delivered,
             has_whole_calls=relay.calls.has_begun and bool(relay.calls.held),
             only_recalls=bool(relay.recalls) and not relay.calls.clients,
-            is_used_up=asked is not None and self._progress.given_tokens + 1 >= asked,
+            is_used_up=asked_tokens is not None and self._progress.given_tokens + 1 >= asked_tokens,
             is_stuck=relay.calls.has_begun,
             is_thoughts=self._partial().is_thoughts,
             is_full=relay.is_full,
@@ -321,40 +310,41 @@ class Answer:
         if step == "deliver":
             return _Next(self._ending(relay))
         if step == "used_up":
-            return _Next([*self._dressed(relay.surrendered()), *self._ending(relay, "length")])
+            return _Next([*self._one.dressed(relay.surrendered()), *self._ending(relay, "length")])
         if step == "calls":
             # Of several calls the last was cut: the client executes the whole ones, and the model asks again.
-            return _Next([*self._dressed(relay.surrendered("whole")), *self._ending(relay, "tool_calls")])
+            return _Next([*self._one.dressed(relay.surrendered("whole")), *self._ending(relay, "tool_calls")])
         if step == "other_way":
             return _Next([], partial(self._by_another_way, relay))
         if step == "harder":
-            self._becomes(has_retried=True)
+            self._state.has_retried = True
             return _Next([], partial(self._guarded, self._context.pressed(relay.refusal)))
         if step == "anew":
             self._progress.begin_anew()
-            self._becomes(is_resumed=True)
+            self._state.is_resumed = True
             return _Next([], self._guarded)
         if step == "look_up":
             parting = self._progress.part()
-            return _Next(self._dressed([{"content": parting}] if parting else []), self._guarded)
+            return _Next(self._one.dressed([{"content": parting}] if parting else []), self._guarded)
         return await self._going_on(relay)
 
     async def _going_on(self, relay: Relay) -> _Next:
         """Plans the next leg behind one that was cut, and tells of the compaction that it needs; or ends the answer."""
         self._exchange.may_pause = True
-        self._becomes(is_joined=self._state.is_joined or self._progress.delivered)
+        state = self._state
+        state.is_joined = state.is_joined or self._progress.delivered
         plan, self._plan = self._plan or await self._planned(relay), None
         if plan is None:
             return _Next(self._closing(relay))
         is_new = isinstance(plan.prepared, CompactionNeeded)
-        self._becomes(is_resumed=relay.end in GIVES_WAY and not is_new)
-        if self._state.is_resumed:
+        state.is_resumed = relay.end in GIVES_WAY and not is_new
+        if state.is_resumed:
             # Others needed the room, or nobody doubts it now: nothing is compacted, and the client need not know.
-            return _Next([], partial(self._compactor.continuing.continued, plan, self._room))
+            return _Next([], partial(self._compactor.continued, plan, self._room))
         sent: list[Chunk] = []
         if plan.partial.closes:
-            self._becomes(is_closing=True)
-            sent = self._dressed(relay.closed_thoughts())
+            state.is_closing = True
+            sent = self._one.dressed(relay.closed_thoughts())
         if is_new:
             sent += self._one.notice(f"\n\n{START_NOTICE}\n\n")
         return _Next(sent, partial(self._restarted, relay, plan), is_announced=is_new)
@@ -371,21 +361,17 @@ class Answer:
             context = self._context.pressed(relay.refusal) if restart == "pressed" else self._context
             room_tokens = self._room_tokens(relay)
         try:
-            plan = await self._compactor.continuing.plan(
+            plan = await self._compactor.go_on(
                 self._asked.request, so_far, context, room_tokens=room_tokens, ways=self._state.ways
             )
         except CompactionError:
             return None
         # Behind a bound made for doubt it goes on as it is, or ends, once the compactions are used up.
         is_new = isinstance(plan.prepared, CompactionNeeded)
-        return None if is_new and relay.bound.is_doubted and self._state.is_last else plan
+        return None if is_new and relay.leg.is_doubted and self._state.is_last else plan
 
     def _room_tokens(self, relay: Relay) -> int:
-        """The least room that the rest of the answer must have.
-
-        After a restart at least an output buffer is free, and that much more than there was before. A call that was cut
-        has to be written again: with no more room than the last time it would be cut again.
-        """
+        """The least room for the rest: an output buffer more than there was, and that of a call that was cut."""
         window_tokens, budget = relay.prepared.window.tokens, relay.prepared.budget
         used_tokens = window_tokens if relay.end == "overflow" else relay.used_tokens
         if relay.is_full:
@@ -396,25 +382,24 @@ class Answer:
 
     async def _restarted(self, relay: Relay, plan: ContinuationPlan) -> PreparedRequest:
         """The request behind a stop at the window's end, or at that of a budget."""
-        again = await self._compactor.continuing.continued(plan, self._room)
+        again = await self._compactor.continued(plan, self._room)
         self._progress.restarts += 1
+        self._state.restarts_left -= 1
         left_tokens = min(relay.filled_tokens, relay.prepared.window.tokens) - relay.lost_tokens
-        has_gained = again.count.tokens < left_tokens or plan.partial.closes
-        self._becomes(restarts_left=self._state.restarts_left - 1, has_gained=has_gained)
+        self._state.has_gained = again.count.tokens < left_tokens or plan.partial.closes
         self._tell("restarted", again, relay)
         return again
 
     async def _by_another_way(self, relay: Relay) -> PreparedRequest:
-        prepared, error = relay.prepared, relay.error
+        prepared, error, state = relay.prepared, relay.error, self._state
         if prepared.closing or prepared.way is None:
             # The words alone.
             return replace(prepared, closing={})
-        ways, refused = self._state.ways - {prepared.way}, self._state.refused
+        state.ways -= {prepared.way}
         if error is not None and not error.may_pass:
-            refused = (*refused, prepared.way)
-        self._becomes(ways=ways, refused=refused)
-        return await self._compactor.continuing.by_another_way(
-            prepared, self._asked.request, self._partial(), self._context, self._room, ways=ways
+            state.refused = (*state.refused, prepared.way)
+        return await self._compactor.by_another_way(
+            prepared, self._asked.request, self._partial(), self._context, self._room, ways=state.ways
         )
 
     async def _guarded(self, context: RequestContext | None = None) -> PreparedRequest:
@@ -425,16 +410,10 @@ class Answer:
         """Answers the calls of our own tool, for this answer or, beside calls of the client's, for the next one."""
         calls, left = relay.recalls, MOST_LOOKUPS - self._progress.lookups
         # A model that calls for more is told so once.
-        self._becomes(is_joined=True, may_look_up=len(calls) <= left)
+        self._state.is_joined, self._state.may_look_up = True, len(calls) <= left
         self._progress.lookups += min(len(calls), left)
         if (recaller := self._compactor.recaller) is not None:
             await recaller.look_up(self._context, relay.prepared, self._progress.sent_text, calls, left)
-
-    def _becomes(self, **changes: Any) -> None:
-        self._state = replace(self._state, **changes)
-
-    def _dressed(self, deltas: Iterable[Chunk]) -> list[Chunk]:
-        return [self._one.dressed(delta) for delta in deltas]
 
     def _partial(self) -> Partial:
         so_far = Partial(text=self._progress.sent_text, reasoning=self._progress.reasoning, is_json=self._asked.is_json)
@@ -445,61 +424,18 @@ class Answer:
         progress, state = self._progress, self._state
         progress.completion_tokens += relay.completion_tokens()
         progress.lost_tokens += relay.lost_tokens
-        is_others = self._is_overflow_of_all(relay)
-        try:
-            self._learn(relay)
-        except Exception as error:  # noqa: BLE001 - fails open (P8)
-            # The client has its answer; a lesson that is lost must not take it away again.
-            log_failure("learn", error)
+        is_others = self._lessons.is_overflow_of_all(relay, state, is_delivered=progress.delivered)
+        self._lessons.learn(relay, state)
         if not state.is_resumed:
-            usage, counted = relay.usage, relay.prepared.count.tokens
-            progress.prompt_tokens.append(usage.prompt_tokens if usage else counted)
+            progress.prompt_tokens.append(relay.usage.prompt_tokens if relay.usage else relay.prepared.count.tokens)
         progress.usages.append(relay.usage_fields)
         if is_others:
             relay.end = "spent"
         if relay.end in GIVES_WAY:
-            is_doubted = relay.bound.is_doubted
+            state.cuts += 1
             # Told of doubt once for each answer: a server that tells no number would end it there again and again.
-            self._becomes(cuts=state.cuts + 1, was_doubted=state.was_doubted or is_doubted)
-            self._room.was_cut(is_spent=relay.end == "spent" and not is_doubted)
-
-    def _is_overflow_of_all(self, relay: Relay) -> bool:
-        """A context that several answers fill was full, and not this answer's window; notes that.
-
-        LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
-        shared context even if the server lists none (four answers of 150 tokens over 4,096).
-        """
-        is_others = relay.end == "overflow" and relay.overflow == UNNAMED and not relay.looks_full(NEAR_FULL_RATIO)
-        if not is_others or self._state.cuts >= MAX_CUTS // 2:
-            return False
-        window = relay.prepared.window
-        others = self._room.beside(window)
-        if self._room.is_shared(window):
-            return others > 0
-        is_far_below = self._progress.delivered and relay.filled_tokens < _FAR_BELOW_RATIO * window.tokens
-        if others == 0 and not is_far_below:
-            return False
-        self._compactor.learn_shared(self._context, max(others + 1, window.slots))
-        return True
-
-    def _learn(self, relay: Relay) -> None:
-        """Notes what a leg shows of the window, of our count, and of the ways in which its server goes on.
-
-        Refused ways count only after another one has worked: a server that refuses every way says nothing about ways.
-        """
-        context, prepared, replies = self._context, relay.prepared, self._compactor.replies
-        if relay.end == "overflow":
-            replies.learn_overflow(context, prepared, relay.overflow or UNNAMED)
-        if relay.usage is not None:
-            replies.learn(context, prepared, **relay.usage._asdict())
-        outcomes: dict[Way, Outcome] = {}
-        if relay.has_begun:
-            outcomes = dict.fromkeys(self._state.refused, "refused")
-            self._becomes(refused=())
-        if prepared.way in _OWN_WAYS and (outcome := relay.outcome()) is not None:
-            outcomes[prepared.way] = outcome
-        for way, outcome in outcomes.items():
-            self._compactor.known_ways.learn(context.target, context.label, way, outcome)
+            state.was_doubted = state.was_doubted or relay.leg.is_doubted
+            self._room.was_cut(is_spent=relay.end == "spent" and not relay.leg.is_doubted)
 
     def _tell(self, outcome: ContinuationOutcome, prepared: PreparedRequest, relay: Relay) -> None:
         used_tokens = min(relay.filled_tokens, prepared.window.tokens)
@@ -514,19 +450,19 @@ class Answer:
 
     def _closing(self, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
-        chunks = self._dressed(relay.surrendered())
+        chunks = self._one.dressed(relay.surrendered())
         window_tokens = relay.prepared.window.tokens
         used_tokens = min(relay.filled_tokens, window_tokens)
         outcome: Cut = "aborted"
         if self._partial().is_thoughts and not relay.calls.has_begun:
             outcome, text = "unanswered", THOUGHTS_NOTICE
-            chunks += self._dressed(relay.closed_thoughts())
+            chunks += self._one.dressed(relay.closed_thoughts())
         elif self._state.restarts_left <= 0 and not relay.calls.has_begun:
             outcome, text = "attempts", ATTEMPTS_NOTICE
         else:
             is_exceeded = relay.end == "overflow" or used_tokens >= window_tokens
             text = ABORT_NOTICE if is_exceeded else NEARLY_FULL_NOTICE
-        self._becomes(outcome=outcome)
+        self._state.outcome = outcome
         self._tell(outcome, relay.prepared, relay)
         notice = self._one.closing_notice("\n\n" + text.format(used=used_tokens, window=window_tokens))
         return [*chunks, *notice, *self._ending(relay, "length")]

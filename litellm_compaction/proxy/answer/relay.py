@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any
 
 from litellm_compaction.core.continuation.joiner import Joiner
 from litellm_compaction.core.continuation.text import (
@@ -21,9 +20,9 @@ from litellm_compaction.core.continuation.text import (
     unstopped_length,
 )
 from litellm_compaction.core.messages import ToolCall
-from litellm_compaction.engine import RECALL, Outcome, PreparedRequest
+from litellm_compaction.engine import RECALL, Outcome
 from litellm_compaction.errors import Overflow, is_crash
-from litellm_compaction.proxy.answer.calls import Calls
+from litellm_compaction.proxy.answer.calls import Calls, Kept
 from litellm_compaction.proxy.answer.client import Asked, Progress
 from litellm_compaction.proxy.answer.endings import (
     FULL_RATIO,
@@ -35,6 +34,7 @@ from litellm_compaction.proxy.answer.endings import (
     judged,
 )
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES, REASONING_FIELDS, Chunk, UpstreamError, broken, unreadable
+from litellm_compaction.proxy.answer.upstream import Leg
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.counter import GeneratedTokens
 
@@ -50,27 +50,10 @@ _WORTH_A_RESTART_TOKENS = 32
 _ENDLESS_RATIO = 4
 
 
-@dataclass(frozen=True, slots=True)
-class LegBound:
-    """The most that a leg may have.
-
-    Attributes:
-        tokens: its `max_tokens`.
-        asked_tokens: the rest of the client's own limit; None without one.
-        is_share: it is only its part of the window, because of others.
-        is_doubted: it is less than the window leaves by our count, since nothing has confirmed that.
-        thoughts_tokens: the most of nothing but thoughts.
-    """
-
-    tokens: int
-    asked_tokens: int | None = None
-    is_share: bool = False
-    is_doubted: bool = False
-    thoughts_tokens: float = math.inf
-
-
 class Relay:
-    """The reader of one leg's stream: what it is held against, what has come, and how it ended.
+    """The reader of one leg's stream, who knows what it is held against, what has come, and how it ended.
+
+    Most of its attributes are what has come: a stream tells that in any order, and its end is judged by all of it.
 
     Attributes:
         calls: those that have begun: an answer cannot be cut inside them, nor go on once the client has a part of one.
@@ -80,32 +63,27 @@ class Relay:
         overflow: as the server has told it, and `refusal` its form, in one word for logs.
     """
 
-    def __init__(
-        self, progress: Progress, prepared: PreparedRequest, asked: Asked, bound: LegBound, *, streaming_ratio: float
-    ) -> None:
+    def __init__(self, leg: Leg, progress: Progress, asked: Asked, *, streaming_ratio: float) -> None:
         self._progress = progress
         self._asked = asked
-        self.prepared = prepared
-        self.bound = bound
+        self.leg = leg
+        self.prepared = prepared = leg.prepared
         self._window_tokens = prepared.window.tokens
-        self._prompt_tokens = prepared.count.tokens
         self._stop_tokens: float = int(streaming_ratio * self._window_tokens)
-        self._most_thoughts_tokens = bound.thoughts_tokens
-        window_left = _DANGER_RATIO * self._window_tokens - self._prompt_tokens
-        self._danger_tokens = min(window_left, _DANGER_OUTPUT_RATIO * bound.tokens)
+        self._most_thoughts_tokens = leg.thoughts_tokens
+        window_left = _DANGER_RATIO * self._window_tokens - prepared.count.tokens
+        self._danger_tokens = min(window_left, _DANGER_OUTPUT_RATIO * leg.max_tokens)
         self.generated = GeneratedTokens(prepared.count_text)
         partial, shown = progress.sent_text, prepared.shown
         self._joiner = Joiner(partial, shown=shown, is_trusted=prepared.is_trusted) if partial else None
         # A trusted way is judged all the same: a server may be updated.
         self._judge = Joiner(partial, shown=shown) if partial and prepared.is_trusted else self._joiner
         self._echo_tokens = 0
-        self._tail: list[str] = []
+        self._tail = ""
         self.calls = Calls(RECALL if prepared.tools is not None else None)
         # Of the choice that is the answer; nobody has asked for others.
         self._index: object = _NO_CHOICE
-        self.has_begun = False
-        self.has_company = False
-        self.is_inside_a_word = False
+        self.has_begun = self.has_company = self.is_inside_a_word = False
         self.usage: Usage | None = None
         self.usage_fields: Mapping[str, Any] = {}
         self.finish_reason: str | None = None
@@ -124,11 +102,8 @@ class Relay:
         choices = chunk.get("choices") or ()
         if self._index is _NO_CHOICE and choices:
             self._index = choices[0].get("index")
-        choice = next((each for each in choices if each.get("index") == self._index), None)
-        if choice is None:
-            return []
-        if choice.get("finish_reason"):
-            self.finish_reason = choice["finish_reason"]
+        choice: Chunk = next((each for each in choices if each.get("index") == self._index), {})
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
         delta = choice.get("delta")
         if not isinstance(delta, dict):
             return []
@@ -153,19 +128,19 @@ class Relay:
             self.end = "limit"
         elif self.generated.tokens >= self._most_thoughts_tokens:
             self._most_thoughts_tokens = math.inf
-            text = self._progress.sent_text + "".join(self._tail)
+            text = self._progress.sent_text + self._tail
             if (text or self._progress.reasoning) and is_only_thoughts(text):
                 self.end = "overthought"
 
     def _reasoning(self, delta: Mapping[str, Any]) -> list[Chunk]:
-        found = {name: text for name in REASONING_FIELDS if isinstance(text := delta.get(name), str) and text}
-        if not found:
+        thoughts = {name: text for name in REASONING_FIELDS if isinstance(text := delta.get(name), str) and text}
+        if not thoughts:
             return []
         # A server that fills both says the same in each.
-        text = next(iter(found.values()))
+        text = next(iter(thoughts.values()))
         self._count(text)
         self._progress.reasoning = (self._progress.reasoning + text)[-_KEPT_REASONING_CHARS:]
-        return [found]
+        return [thoughts]
 
     def _text(self, delta: Mapping[str, Any]) -> list[Chunk]:
         text = delta.get("content")
@@ -177,17 +152,15 @@ class Relay:
         holds_words = self.has_company or self.is_near_the_end
         if holds_words and text.isspace():
             # It goes out with the next word, and is not looked at again with each blank.
-            self._tail.append(text)
+            self._tail += text
             return []
-        text = self._taken_tail() + text
+        text = self._tail + text
         settled = unstopped_length(text, self._asked.stops)
         if holds_words:
             settled = settled_length(text[:settled])
-        if settled < len(text):
-            self._tail.append(text[settled:])
-        if not settled:
-            return []
-        self.is_inside_a_word = not holds_words
+        self._tail = text[settled:]
+        if settled:
+            self.is_inside_a_word = not holds_words
         return self._sent(text[:settled])
 
     def _joined(self, joiner: Joiner, text: str) -> str:
@@ -209,15 +182,11 @@ class Relay:
         for fragment in fragments:
             function = fragment.get("function") or {}
             self._count(f"{function.get('name') or ''}{function.get('arguments') or ''}")
-        deltas = self._sent(self._taken_tail())
-        has_room = self.bound.tokens - self.generated.tokens >= _CALL_ROOM_TOKENS
+        tail, self._tail = self._tail, ""
+        has_room = self.leg.max_tokens - self.generated.tokens >= _CALL_ROOM_TOKENS
         may_begin = has_room and not (self._asked.is_whole or self.is_near_the_end)
         sent = self.calls.take(fragments, may_begin=may_begin)
-        return [*deltas, {"tool_calls": sent}] if sent else deltas
-
-    def _taken_tail(self) -> str:
-        held, self._tail = "".join(self._tail), []
-        return held
+        return [*self._sent(tail), *([{"tool_calls": sent}] if sent else ())]
 
     def _sent(self, text: str) -> list[Chunk]:
         if not text:
@@ -233,30 +202,30 @@ class Relay:
         """What is held of an answer that has come to its own end."""
         return [] if self._breaks_off() or self._is_broken else self.surrendered("all")
 
-    def surrendered(self, kept: Literal["no", "whole", "all"] = "no") -> list[Chunk]:
-        """Everything that is held; of the client's calls none, those before the one that was cut, or all."""
-        text = self._taken_tail()
+    def surrendered(self, kept: Kept = "no") -> list[Chunk]:
+        """Everything that is held; of the client's calls those that are `kept`."""
+        text, self._tail = self._tail, ""
         if self._joiner is not None:
             text += self._joiner.finish(is_complete=self.finish_reason == "stop")
-        deltas, whole, calls = self._sent(text), self.calls.whole(), self.calls.given_up()
-        calls = {"no": [], "whole": whole, "all": calls}[kept]
         # One by one as servers send them; LlamaIndex reads the first call of an event only.
-        return [*deltas, *({"tool_calls": [call]} for call in calls)]
+        return [*self._sent(text), *({"tool_calls": [call]} for call in self.calls.given_up(kept))]
 
     def closed_thoughts(self) -> list[Chunk]:
         """The end of the thoughts inside which the text stops, so that the rest is none; [] elsewhere."""
         return self._sent(f"\n{THINK_END}\n\n") if open_think(self._progress.sent_text) else []
 
     def finish(self) -> None:
+        """Judges a stream that has come to its end."""
         if self.end is not None:
             return
         if not self.has_begun and self.looks_full(FULL_RATIO if self.usage else NEAR_FULL_RATIO):
             self.end, self.refusal = "overflow", "empty_stream"
         elif self._breaks_off():
             # By now the server has told how much room there is for more.
-            has_room = self.bound.is_doubted and self.filled_tokens < self._stop_tokens
-            self.end = "spent" if self.bound.is_share or has_room else "limit"
-        elif self._index is _NO_CHOICE:
+            has_room = self.leg.is_doubted and self.filled_tokens < self._stop_tokens
+            self.end = "spent" if self.leg.is_share or has_room else "limit"
+        elif not self.has_begun and self.finish_reason is None:
+            # Nothing was said, not even that this is all.
             self.end, self.error = "failed", unreadable("its answer is empty")
         elif self._is_broken:
             self.end, self.error = "failed", broken()
@@ -275,13 +244,16 @@ class Relay:
         """Judges a stream that ended with the server's error, or did not begin: its window may be full."""
         self.end, self.error = "failed", error
         used_tokens = self.prepared.count.high + self.completion_tokens()
-        found = judged(error.text, self._asked.client_text, used_tokens=used_tokens, window_tokens=self._window_tokens)
-        if found is None and is_crash(error.text) and self.looks_full(NEAR_FULL_RATIO):
-            found = UNNAMED
-        if found is not None:
-            self.end, self.overflow = "overflow", found
+        overflow = judged(
+            error.text, self._asked.client_text, used_tokens=used_tokens, window_tokens=self._window_tokens
+        )
+        has_crashed = is_crash(error.text)
+        if overflow is None and has_crashed and self.looks_full(NEAR_FULL_RATIO):
+            overflow = UNNAMED
+        if overflow is not None:
+            self.end, self.overflow = "overflow", overflow
             named = "error_event" if error.is_inside else f"http_{error.status}" if error.status else "error"
-            self.refusal = "crash" if is_crash(error.text) else named
+            self.refusal = "crash" if has_crashed else named
 
     def _fail_inside(self, said: Any, chunk: Chunk) -> None:
         code = said.get("code") if isinstance(said, Mapping) else None
@@ -315,28 +287,28 @@ class Relay:
         """
         if self.finish_reason != "length":
             return self.finish_reason is None and self.looks_full(NEAR_FULL_RATIO)
+        most_tokens, asked_tokens = self.leg.max_tokens, self.leg.asked_tokens
         # LM Studio 0.4.22 reports one token less than the limit (lmstudio-bug-tracker 2335).
-        is_reported = self.usage is not None and self.usage.completion_tokens + 1 >= self.bound.tokens
-        fills_its_limit = is_reported or self.generated.exact() >= NEAR_FULL_RATIO * self.bound.tokens
+        is_reported = self.usage is not None and self.usage.completion_tokens + 1 >= most_tokens
+        fills_its_limit = is_reported or self.generated.exact() >= NEAR_FULL_RATIO * most_tokens
         if not (fills_its_limit or self.has_company or self.looks_full(NEAR_FULL_RATIO)):
             return False
         removed = self._removed_tokens()
         # A few words that were taken out are not worth another request.
         generated = self.completion_tokens() - (removed if removed >= _WORTH_A_RESTART_TOKENS else 0)
-        asked = self.bound.asked_tokens
-        return asked is None or self.bound.tokens < asked or generated + 1 < asked
+        return asked_tokens is None or most_tokens < asked_tokens or generated + 1 < asked_tokens
 
     def completion_tokens(self) -> int:
         return self.usage.completion_tokens if self.usage is not None else self.generated.exact()
 
     @property
     def used_tokens(self) -> int:
-        return self._prompt_tokens + self.generated.tokens
+        return self.prepared.count.tokens + self.generated.tokens
 
     @property
     def filled_tokens(self) -> int:
         """Of the window: as the server says, else as we count."""
-        return self.used_tokens if self.usage is None else self.usage.prompt_tokens + self.usage.completion_tokens
+        return self.used_tokens if self.usage is None else sum(self.usage)
 
     @property
     def is_near_the_end(self) -> bool:
@@ -344,8 +316,8 @@ class Relay:
         return self.finish_reason == "length" or self.generated.tokens >= self._danger_tokens
 
     def looks_full(self, ratio: float) -> bool:
-        prompt = self.usage.prompt_tokens if self.usage is not None else self._prompt_tokens
-        return prompt + self.completion_tokens() >= ratio * self._window_tokens
+        prompt_tokens = self.usage.prompt_tokens if self.usage is not None else self.prepared.count.tokens
+        return prompt_tokens + self.completion_tokens() >= ratio * self._window_tokens
 
     @property
     def is_full(self) -> bool:
@@ -381,9 +353,8 @@ class Relay:
 
     @property
     def recalls(self) -> list[ToolCall]:
-        """The calls of our own tool that are whole."""
-        is_whole = self.end == "done" and self.finish_reason != "length"
-        return [
-            ToolCall(id=call.id or "", name=RECALL, arguments="".join(call.arguments))
-            for call in (self.calls.ours if is_whole else ())
-        ]
+        """The calls of our own tool, if they are whole."""
+        if self.end != "done" or self.finish_reason == "length":
+            return []
+        calls = self.calls.ours
+        return [ToolCall(id=call.id or "", name=RECALL, arguments="".join(call.arguments)) for call in calls]

@@ -1,4 +1,4 @@
-"""Chunks and errors of a server's answer, as server-sent events in and out.
+"""Chunks and errors of a server's answer, as server-sent events in and out, and a beat in the silence of a stream.
 
 A server's answer is bounded by its request: a broken or hostile server must not cost all other requests. Servers differ
 in the shapes of tool calls and of text: a chunk that is read here has OpenAI's.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import anyio
 import httpx
 
 from litellm_compaction.errors import is_crash
+from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.windows.fetch import is_quickly_read
 
 # OpenAI's `chat.completion.chunk` as JSON.
@@ -36,6 +39,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PASSING_STATUSES = frozenset({408, 425, 429})
 _NOT_IMPLEMENTED = 501
 _TEXT = (str, type(None))
+_END = object()
+# Legal in every stream of events, and read by no client.
+_COMMENT = b": ping\n\n"
+_ANTHROPICS_PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
 class Received(dict[str, Any]):
@@ -108,8 +115,7 @@ def short_error(text: str) -> dict[str, Any]:
 class Bounds:
     """Bytes of a server's answer: in one line of a stream or as a whole, and in all.
 
-    Of a token the longest are 128 bytes (o200k), and around it an event has 200 to 400; beside that there is room for
-    parts that are no text, such as sound and numbers for each token of the prompt.
+    The longest tokens have 128 bytes (o200k), and an event 200 to 400 around one; the rest is room for sound and such.
     """
 
     event_bytes: int
@@ -132,18 +138,17 @@ async def read_events(
         UpstreamDropped: the connection broke, or ended without the stream's own end.
         UpstreamError: it cannot be read, or is out of bounds.
     """
-    reader = _Reader(bounds, is_passed=is_passed)
     try:
-        async for data in response.aiter_bytes():
-            for batch in reader.batches(data):
-                yield batch
-            if reader.is_over:
-                return
-            if len(data) >= _MUCH_BYTES:
-                await asyncio.sleep(0)
-        for batch in reader.batches(b"\n"):
-            yield batch
-        if not (reader.is_over or is_passed):
+        async with aclosing(_lines(response, bounds)) as reads:
+            async for lines in reads:
+                chunks, failure, is_over = _chunks(lines, is_passed=is_passed)
+                if chunks:
+                    yield chunks
+                if failure is not None:
+                    raise failure
+                if is_over:
+                    return
+        if not is_passed:
             raise broken()
     except httpx.TransportError as error:
         raise UpstreamDropped("", None) from error
@@ -151,96 +156,65 @@ async def read_events(
         raise unreadable("its answer is not compressed as it says") from error
 
 
-class _Reader:
-    """Takes a stream apart: each line of data is an event, since some servers write single newlines between events.
+async def _lines(response: httpx.Response, bounds: Bounds) -> AsyncGenerator[list[bytes], None]:
+    """The lines that each read ends, as bytes: `aiter_lines` also splits at characters that JSON strings may hold."""
+    begun, read_bytes = bytearray(), 0
+    async for data in response.aiter_bytes():
+        read_bytes += len(data)
+        if read_bytes > bounds.stream_bytes:
+            raise unreadable(f"its answer has more than {bounds.stream_bytes} bytes")
+        ended, newline, rest = data.replace(b"\r", b"\n").rpartition(b"\n")
+        if newline:
+            yield (bytes(begun) + ended).split(b"\n")
+            begun.clear()
+        begun += rest
+        if len(begun) > bounds.event_bytes:
+            raise unreadable(f"a piece of its answer has more than {bounds.event_bytes} bytes")
+        if len(data) >= _MUCH_BYTES:
+            await asyncio.sleep(0)
+    yield [bytes(begun)]
 
-    As bytes: `Response.aiter_lines` also splits at U+2028, U+0085 and the like, which JSON strings may hold as they
-    are. All lines of one read at once: a step of an asynchronous generator for each costs more than the split.
+
+def _chunks(lines: Iterable[bytes], *, is_passed: bool) -> tuple[list[Chunk], UpstreamError | None, bool]:
+    """The chunks of some lines, what cannot be read behind them, and True at the stream's own end.
+
+    Each line of data is an event, since some servers write single newlines between events.
     """
+    chunks: list[Chunk] = []
+    try:
+        for raw in lines:
+            line = raw.strip().removeprefix(_BYTE_ORDER_MARK)
+            data = line[len(_FIELD) :].strip() if line.startswith(_FIELD) else b""
+            if data.startswith(b"[DONE]"):
+                return chunks, None, True
+            if data:
+                chunks.append(_chunk(data, line, is_passed=is_passed))
+    except UpstreamError as error:
+        return chunks, error, False
+    return chunks, None, False
 
-    def __init__(self, bounds: Bounds, *, is_passed: bool) -> None:
-        self._bounds = bounds
-        self._is_passed = is_passed
-        self._read_bytes = 0
-        self._begun: list[bytes] = []
-        self._begun_bytes = 0
-        self.is_over = False
 
-    def batches(self, data: bytes) -> Iterator[Batch]:
-        """The chunks in `data`, if there are any.
-
-        Raises:
-            UpstreamError: after those before it.
-        """
-        chunks: list[Chunk] = []
-        failure: UpstreamError | None = None
-        try:
-            for line in self._lines(data):
-                if self._is_end(line, chunks):
-                    self.is_over = True
-                    break
-        except UpstreamError as error:
-            failure = error
-        if chunks:
-            yield chunks
-        if failure is not None:
-            raise failure
-
-    def _lines(self, data: bytes) -> list[bytes]:
-        self._read_bytes += len(data)
-        if self._read_bytes > self._bounds.stream_bytes:
-            raise unreadable(f"its answer has more than {self._bounds.stream_bytes} bytes")
-        if b"\r" in data:
-            data = data.replace(b"\r", b"\n")
-        *ended, rest = data.split(b"\n")
-        if ended and self._begun:
-            ended[0] = b"".join((*self._begun, ended[0]))
-            self._begun, self._begun_bytes = [], 0
-        if rest:
-            self._begun.append(rest)
-            self._begun_bytes += len(rest)
-            if self._begun_bytes > self._bounds.event_bytes:
-                raise unreadable(f"a piece of its answer has more than {self._bounds.event_bytes} bytes")
-        return ended
-
-    def _is_end(self, line: bytes, chunks: list[Chunk]) -> bool:
-        """Adds the chunk of a line, if it has one; True at the stream's own end."""
-        line = line.strip().removeprefix(_BYTE_ORDER_MARK)
-        data = line[len(_FIELD) :].strip() if line.startswith(_FIELD) else b""
-        if data.startswith(b"[DONE]"):
-            return True
-        if data and not is_quickly_read(data):
-            raise unreadable("a piece of its answer has too many values")
-        if data:
-            chunks.append(self._chunk(data, line))
-        return False
-
-    def _chunk(self, data: bytes, line: bytes) -> Chunk:
-        """The chunk that the data of an event says; it goes on as it came if it is right in one `line`."""
-        text = data.decode(errors="replace")
-        try:
-            # `null` says nothing, and nothing is lost with it.
-            event: object = json.loads(text) or {}
-        except (ValueError, RecursionError):
-            event = None
-        chunk = None
-        if isinstance(event, dict) and self._is_passed:
-            is_long_error = len(line) > ERROR_BYTES and "choices" not in event
-            return short_error(text) if is_long_error else Received(event, line)
-        if isinstance(event, dict):
-            chunk = as_chunk(event)
-        if chunk is None:
-            raise unreadable("a piece of its answer is no part of one")
-        return Received(chunk, line) if chunk is event and _REPLACED not in text else chunk
+def _chunk(data: bytes, line: bytes, *, is_passed: bool) -> Chunk:
+    """The chunk that the data of an event says; it goes on as it came if it is right in one `line`."""
+    if not is_quickly_read(data):
+        raise unreadable("a piece of its answer has too many values")
+    text = data.decode(errors="replace")
+    try:
+        # `null` says nothing, and nothing is lost with it.
+        event: object = json.loads(text) or {}
+    except (ValueError, RecursionError):
+        event = None
+    if isinstance(event, dict) and is_passed:
+        is_long_error = len(line) > ERROR_BYTES and "choices" not in event
+        return short_error(text) if is_long_error else Received(event, line)
+    chunk = as_chunk(event) if isinstance(event, dict) else None
+    if chunk is None:
+        raise unreadable("a piece of its answer is no part of one")
+    return Received(chunk, line) if chunk is event and _REPLACED not in text else chunk
 
 
 async def read_body(response: httpx.Response, most_bytes: int) -> tuple[bytes, bool]:
-    """The body of a response, and True if that is all of it; the rest of a longer one is not read.
-
-    Raises:
-        UpstreamDropped: the connection broke.
-        UpstreamError: it cannot be read.
-    """
+    """The body of a response, and True if that is all of it; errors as those of `read_events`."""
     body = bytearray()
     try:
         async for data in response.aiter_bytes():
@@ -334,3 +308,80 @@ def _as_call(call: Mapping[str, Any]) -> Chunk:
     if type(call.get("id")) not in _TEXT:
         read["id"] = json.dumps(call["id"])
     return read
+
+
+async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_s: float) -> AsyncGenerator[Any, None]:
+    """The chunks of `response`, and an empty one after each `every_s` for which a compaction has kept it silent.
+
+    In place of LiteLLM's own keep-alive, which leaks a slot of the key's parallel limit with every chat stream. A task
+    races the clock only while a pause may come. A stream that waits silently opens with a comment: LiteLLM's router
+    keeps what opens Responses (`_responses_stream_holds_event`) and Messages until some of the answer has come.
+    """
+    source = response.__aiter__()
+    last: Any = None
+    begun: Any = None
+    if call.may_pause and call.attempt.begins_silently:
+        yield _COMMENT
+    while True:
+        if not call.may_pause:
+            last = await anext(source, _END)
+        else:
+            waiting = asyncio.ensure_future(_next(source))
+            try:
+                while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
+                    beat = _COMMENT if last is None and call.attempt.begins_silently else _beat(last, begun)
+                    if beat is not None:
+                        yield beat
+                last = await waiting
+            finally:
+                if not waiting.done():
+                    waiting.cancel()
+                    # Neither awaited directly nor without a shield: anyio cancels us again and again when the client
+                    # has gone, an await would hand that on, and the upstream connection would stay open half closed.
+                    with anyio.CancelScope(shield=True):
+                        await asyncio.wait({waiting})
+                    if not waiting.cancelled():
+                        waiting.exception()  # marks it as retrieved
+        if last is _END:
+            return
+        begun = _copied(last) if _is_in_progress(last) else begun
+        yield last
+
+
+async def _next(source: AsyncIterator[Any]) -> Any:
+    # As a coroutine, which a task takes.
+    return await anext(source, _END)
+
+
+def _copied(event: Any) -> Any:
+    """An event that stays as it is: LiteLLM hides the answer's id in the one that it sends, and would do so again."""
+    return event.model_copy(deep=True) if hasattr(event, "model_copy") else event
+
+
+def _is_in_progress(event: Any) -> bool:
+    # Not by `getattr`: pydantic raises and catches an error for attributes that a chat chunk does not have.
+    kind = getattr(event, "__dict__", {}).get("type")
+    return getattr(kind, "value", kind) == "response.in_progress"
+
+
+def _beat(last: Any, begun: Any) -> Any:
+    """A chunk that says nothing, in the language of the `last` one; None if there is no such thing.
+
+    Of the Responses API the event that says that an answer has `begun`: it may be said again.
+    """
+    if isinstance(last, (bytes, bytearray)):
+        # Other streams of bytes than Anthropic's name no events.
+        return _ANTHROPICS_PING if last.lstrip().startswith(b"event:") else _COMMENT
+    if not hasattr(last, "choices") or not hasattr(last, "model_copy"):
+        return _copied(begun)
+    beat = last.model_copy(deep=True)
+    if getattr(beat, "usage", None) is not None:
+        # Its numbers must be counted once.
+        beat.usage = None
+    for choice in beat.choices:
+        choice.finish_reason = None
+        if getattr(choice, "delta", None) is not None:
+            choice.delta = type(choice.delta)(content="")
+        else:
+            choice.text = ""
+    return beat

@@ -9,18 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextvars import ContextVar
-from copy import copy
 from dataclasses import replace
 from functools import partial
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
 import httpx
 import litellm
 from openai import APIStatusError, AsyncOpenAI
 
-from litellm_compaction.concurrency import Bounded, Tasks, is_long, off_loop_if
+from litellm_compaction.concurrency import Tasks, is_long, off_loop_if
 from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext
 from litellm_compaction.errors import TOO_DEEP, CompactionError, LeftUnread, NotServed, overflow_from_text
 from litellm_compaction.proxy import wire
@@ -34,8 +31,9 @@ from litellm_compaction.proxy.answer.sse import (
     events_of,
     json_object,
     short_error,
+    unreadable,
 )
-from litellm_compaction.proxy.answer.upstream import HttpUpstream, LegRequest, end_to_end, read_whole
+from litellm_compaction.proxy.answer.upstream import HttpUpstream, Leg, end_to_end, read_whole
 from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.refusals import (
     RECOGNIZED,
@@ -46,27 +44,21 @@ from litellm_compaction.proxy.refusals import (
     server_gone,
 )
 
-# Clients are made anew above this number.
-_MAX_SERVERS = 1024
 _LISTS = ("messages", "tools")
-_transport: ContextVar[GuardedTransport] = ContextVar("litellm_compaction_transport")
 # Reading this much JSON takes 2 ms.
 _OFF_LOOP_BYTES = 200_000
 # Nothing is pulled from a stream for so long: its reader has left. A slow one pulls now and then.
 UNREAD_S = 30.0
+# It has less time while another request waits for its room.
+UNREAD_WAITED_FOR_S = 10.0
 _closing = Tasks()
 
 
 class GuardedTransport(httpx.AsyncBaseTransport):
     """Carries one client request to its deployment, over as many upstream requests as it takes.
 
-    Args:
-        inner: the shared transport with the connection pool; never closed here.
-        asked: by the client; without `request` and `prepared` on routes whose messages only the body shows.
-        prepared: found by the engine before routing ended.
-
-    Attributes:
-        lists: keys of the body that do not come in its bytes.
+    `inner` is shared, with its connections, and never closed here. `prepared` was found before routing ended, but where
+    the body alone shows the messages. `lists` are keys of the body that do not come in its bytes.
     """
 
     def __init__(
@@ -167,7 +159,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             limit = prepared.max_output_tokens(wire.asked_output_tokens(body))
             limit = await room.acquire(prepared, limit, is_watched=False, answers=answers, prompts=prompts)
             room.started()
-            leg = LegRequest(prepared=prepared, max_tokens=limit, passed=answers * prompts)
+            leg = Leg(prepared=prepared, max_tokens=limit, passed=answers * prompts)
             async with upstream.open(leg) as batches:
                 async for batch in batches:
                     yield batch
@@ -184,8 +176,10 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         """
         try:
             if upstream.wants_stream:
-                first = await anext(batches, ())
-                stream = EventStream(first, batches, self._exchange)
+                first = await anext(batches, None)
+                if not first:
+                    raise unreadable("its answer is empty")
+                stream = EventStream(first, batches, self._exchange, answer)
                 return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
             chunks = [chunk async for batch in batches for chunk in batch]
         except UpstreamError as error:
@@ -200,13 +194,15 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 class EventStream(httpx.AsyncByteStream):
     """Chunks as server-sent events; closing it ends the answer upstream, and so does nobody's pulling for `UNREAD_S`.
 
-    LiteLLM leaves a stream open whose client has gone while the proxy was behind its server, and its objects still
-    refer to it: nothing else would end the answer, and give its room back.
+    LiteLLM may leave a stream open whose client has gone: nothing else would end the answer, and give its room back.
     """
 
-    def __init__(self, first: Batch, batches: AsyncGenerator[Batch, None], exchange: Exchange) -> None:
+    def __init__(
+        self, first: Batch, batches: AsyncGenerator[Batch, None], exchange: Exchange, answer: Answer | None = None
+    ) -> None:
         self._first = first
         self._batches = batches
+        self._answer = answer
         self._exchange = exchange
         self._left: asyncio.Task[None] | None = None
         self._wait()
@@ -218,7 +214,7 @@ class EventStream(httpx.AsyncByteStream):
                 yield events_of(batch)
                 self._timer.cancel()
                 if self._left is not None:
-                    raise LeftUnread(UNREAD_S)
+                    raise LeftUnread
                 batch = await anext(self._batches, None)
                 self._wait()
             yield DONE
@@ -230,11 +226,14 @@ class EventStream(httpx.AsyncByteStream):
         finally:
             await self.aclose()
 
-    def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(UNREAD_S, self._give_up)
+    def _wait(self, unread_s: float = UNREAD_WAITED_FOR_S) -> None:
+        self._timer = asyncio.get_running_loop().call_later(UNREAD_WAITED_FOR_S, self._look, unread_s)
 
-    def _give_up(self) -> None:
-        self._left = _closing.begin(self._batches.aclose())
+    def _look(self, unread_s: float) -> None:
+        if unread_s >= UNREAD_S or (self._answer is not None and self._answer.is_waited_for):
+            self._left = _closing.begin(self._batches.aclose())
+        else:
+            self._wait(unread_s + UNREAD_WAITED_FOR_S)
 
     async def aclose(self) -> None:
         self._timer.cancel()
@@ -242,51 +241,15 @@ class EventStream(httpx.AsyncByteStream):
             await self._batches.aclose()
 
 
-class Clients:
-    """The OpenAI clients that LiteLLM uses: one is made for each server, and copied for each call."""
-
-    def __init__(self) -> None:
-        self._made: Bounded[tuple[str, str | None], _Client] = Bounded(_MAX_SERVERS)
-
-    def over(self, transport: GuardedTransport, *, api_base: str, api_key: str | None) -> AsyncOpenAI:
-        """The client for one call, by the deployment's own address and key; LM Studio needs none."""
-        if (made := self._made.get((api_base, api_key))) is None:
-            made = self._made[api_base, api_key] = _Client(
-                api_key=api_key or "fake-api-key",
-                base_url=api_base,
-                max_retries=0,
-                http_client=httpx.AsyncClient(
-                    transport=_Chosen(),
-                    # LiteLLM sets the time limits of each call itself.
-                    timeout=httpx.Timeout(None),
-                    # No call sends the cookies of another one.
-                    cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-                    trust_env=False,
-                ),
-            )
-        # A copy, since LiteLLM writes the call's own options into its client.
-        client = copy(made)
-        client.transport = transport
-        completions = client.chat.completions
-        completions.create = _as_it_is(completions.create, transport)  # type: ignore[assignment, method-assign]
-        return client
-
-
-class _Client(AsyncOpenAI):
-    """A client whose requests one transport carries, although it shares its connections' client with its copies."""
-
-    transport: GuardedTransport
-
-    async def request(self, *args: Any, **kwargs: Any) -> Any:
-        _transport.set(self.transport)
-        return await super().request(*args, **kwargs)
-
-
-class _Chosen(httpx.AsyncBaseTransport):
-    """The transport of the client that has begun the running task's request."""
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return await _transport.get().handle_async_request(request)
+def client_over(transport: GuardedTransport, *, api_base: str, api_key: str | None) -> AsyncOpenAI:
+    """LiteLLM's client for one call, by the deployment's own address and key; LM Studio needs none."""
+    # LiteLLM sets the time limits of each call itself.
+    http_client = httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None), trust_env=False)
+    key = api_key or "fake-api-key"
+    client = AsyncOpenAI(api_key=key, base_url=api_base, max_retries=0, http_client=http_client)
+    completions = client.chat.completions
+    completions.create = _as_it_is(completions.create, transport)  # type: ignore[assignment, method-assign]
+    return client
 
 
 def _as_it_is(create: Callable[..., Awaitable[Any]], transport: GuardedTransport) -> Callable[..., Awaitable[Any]]:
@@ -313,11 +276,7 @@ def _as_it_is(create: Callable[..., Awaitable[Any]], transport: GuardedTransport
 
 
 def _refusal(error: UpstreamError) -> httpx.Response:
-    """The server's refusal as LiteLLM would have got it.
-
-    Raises:
-        httpx.TransportError: the connection broke.
-    """
+    """The server's refusal as LiteLLM would have got it; the error of a connection that broke is raised."""
     if isinstance(error.__cause__, httpx.TransportError):
         raise error.__cause__
     upstream: httpx.Response | None = error.response if isinstance(error.response, httpx.Response) else None

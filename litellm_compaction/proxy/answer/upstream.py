@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -45,26 +46,31 @@ _closing = Tasks()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LegRequest:
-    """One request to a server.
+class Leg:
+    """One request to a server, and the most that its answer may have.
 
     Attributes:
-        max_tokens: bound on the answer.
+        max_tokens: bound on the answer, of which the server is told.
+        asked_tokens: the rest of the client's own limit; None without one.
+        thoughts_tokens: the most of nothing but thoughts.
         goes_on: the answer has begun, and goes on in `prepared.way`.
+        is_share: the bound is only a part of the window, because of others.
+        is_doubted: the bound is less than the window leaves by our count, since nothing has confirmed that.
         passed: the answer goes on as it comes, with so many choices; 0 for one that is read here.
     """
 
     prepared: PreparedRequest
     max_tokens: int
+    asked_tokens: int | None = None
+    thoughts_tokens: float = math.inf
     goes_on: bool = False
+    is_share: bool = False
+    is_doubted: bool = False
     passed: int = 0
 
     @property
     def is_document(self) -> bool:
-        """A format may shape the answer: not behind a begun text, where servers would begin a new document with it.
-
-        (llama.cpp, common/sampling.cpp; vLLM, structured outputs.) Behind thoughts alone all of it is still to come.
-        """
+        """A format may shape the answer, but none that has begun: llama.cpp and vLLM would begin a new document."""
         return not self.goes_on or self.prepared.closing is not None
 
     @property
@@ -73,7 +79,7 @@ class LegRequest:
 
     @property
     def needs_word(self) -> bool:
-        """The server needs to be told that the last message goes on (vLLM)."""
+        """The server has to be told that the last message goes on (vLLM)."""
         server = server_of(self.prepared.window.source)
         return self.goes_on and self.prepared.way == "prefill" and server is not None and server.continues_when_told
 
@@ -90,12 +96,8 @@ class Upstream(Protocol):
     def ways(self) -> frozenset[Way]:
         """Ways to make it go on."""
 
-    def open(self, leg: LegRequest) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
-        """The chunks of an answer as they come; leaving the context aborts it.
-
-        Raises:
-            UpstreamError: refused.
-        """
+    def open(self, leg: Leg) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
+        """The chunks of an answer as they come, or an `UpstreamError`; leaving the context aborts it."""
 
 
 class HttpUpstream:
@@ -125,7 +127,7 @@ class HttpUpstream:
         return ways if has_completions and wire.can_be_begun(self._body) else ways - {"raw"}
 
     @asynccontextmanager
-    async def open(self, leg: LegRequest) -> AsyncIterator[AsyncIterator[Batch]]:
+    async def open(self, leg: Leg) -> AsyncIterator[AsyncIterator[Batch]]:
         response, bounds = await self._answered(leg), Bounds.of(leg.max_tokens * max(leg.passed, 1))
         try:
             is_stream = _is_stream(response)
@@ -142,7 +144,7 @@ class HttpUpstream:
             # Stops the server, also if anyio cancels all waiting of a client that has gone.
             _closing.begin(response.aclose())
 
-    async def _answered(self, leg: LegRequest) -> httpx.Response:
+    async def _answered(self, leg: Leg) -> httpx.Response:
         """The server's response, to a second request if it refuses to report a stream's usage; the caller closes it."""
         try:
             response = await self.send(leg)
@@ -160,12 +162,8 @@ class HttpUpstream:
                 raise UpstreamDropped("", None) from error
             raise
 
-    async def send(self, leg: LegRequest) -> httpx.Response:
-        """One request to the server; the caller closes the response.
-
-        Raises:
-            UpstreamError: its answer is compressed in a way that was not asked for.
-        """
+    async def send(self, leg: Leg) -> httpx.Response:
+        """The response to one request, which the caller closes; one that nobody asked to compress so is an error."""
         prepared, url = leg.prepared, self._request.url
         body = {**self._body, **wire.with_output_limit(self._body, leg.max_tokens)}
         if self.wants_stream and self._asks_for_usage and not leg.passed:
@@ -199,11 +197,7 @@ class HttpUpstream:
 
 
 async def read_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
-    """A response that is no stream, with its body; of an error only the beginning.
-
-    Raises:
-        UpstreamError: it has not come to its end, or is out of bounds.
-    """
+    """A response that is no stream, with its body; of an error the beginning. One out of bounds is an error itself."""
     is_answer = response.status_code == HTTPStatus.OK
     try:
         body, is_whole = await read_body(response, most_bytes if is_answer else ERROR_BYTES)
@@ -230,11 +224,7 @@ async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
 
 
 def _as_chunk(response: httpx.Response) -> Chunk:
-    """A whole answer as a chunk.
-
-    Raises:
-        UpstreamError: it is not an answer.
-    """
+    """A whole answer as a chunk; what is none is raised."""
     text, status = response.content[:ERROR_BYTES].decode(errors="replace"), response.status_code
     if status != HTTPStatus.OK:
         raise UpstreamError(text, response, status=status)

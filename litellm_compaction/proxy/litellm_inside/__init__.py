@@ -1,1 +1,155 @@
-"""All that we touch of LiteLLM's inside; everybody else uses what it documents. `seam.py` has the list."""
+"""Lists what we touch of LiteLLM's inside: where each piece is, and what is lost if it is missing.
+
+LiteLLM may move or drop any of it. Nobody gets an empty answer in its place unsaid: without a piece by which requests
+are guarded nothing is sent to guarded models, and each other one that is missing is a WARNING, and a line of `doctor`.
+Members of the router, which is an object, are in `router.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from enum import Enum
+from importlib import import_module
+from typing import Any
+
+from litellm_compaction.errors import LiteLLMChanged
+
+logger = logging.getLogger("litellm_compaction")
+
+# Where the proxy notes in its store what it lacks, for `doctor`: a line about the guard, "" if it stands, and one for
+# each other thing.
+LACKS = ("proxy", "litellm_lacks")
+# The attribute of a function of ours that stands in place of one of LiteLLM's.
+_ORIGINAL = "litellm_compaction_original"
+_PROXY = "proxy.proxy_server"
+_CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
+_OLD_CHECKS = "llms.anthropic.pass_through.context_management.editors.compact"
+_SPEND = "proxy.spend_tracking.spend_tracking_utils"
+
+
+class Seam(Enum):
+    """A piece of LiteLLM's inside: what is lost without it, "" if nothing can be guarded then, and its places.
+
+    A place is a module below `litellm`, and a path in it; what is called ends with brackets. The first that is there
+    holds: LiteLLM has moved some.
+    """
+
+    SETTINGS = "", ":callback_settings"
+    ROUTER = "", f"{_PROXY}:llm_router"
+    REFUSAL = "", "proxy._types:ProxyException()"
+    # A deployment's address may stand in one: without it nobody knows if that is guarded.
+    CREDENTIALS = "", "litellm_core_utils.credential_accessor:CredentialAccessor.get_credential_values()"
+
+    OWN_CALLS = (
+        "no model writes summaries or counts prompts",
+        "litellm_core_utils.internal_call_metadata:sanitized_forwardable_call_metadata()",
+    )
+    STOPPED_STREAMS = (
+        "streams that are stopped are neither logged nor charged",
+        "litellm_core_utils.litellm_logging:Logging.dispatch_success_handlers()",
+    )
+    CONFIG = "config.yaml is not checked, and no master key is made", f"{_PROXY}:proxy_config.get_config_state()"
+    END = "rooms that a proxy holds when it ends are held until they expire", f"{_PROXY}:proxy_shutdown_event()"
+    REQUESTS = "routes that count or compact alone are left to LiteLLM", f"{_PROXY}:app.router.middleware_stack()"
+    PAGE = "the page and the routes of recall and records are missing", f"{_PROXY}:app"
+    KEYS = "the page and the routes beside it answer nobody", "proxy.auth.user_api_key_auth:user_api_key_auth()"
+    KEY_HEADER = "the page finds no key under a header's own name", f"{_PROXY}:general_settings"
+    MASTER_KEY = "what is stored is not encrypted, and the page remembers nobody", f"{_PROXY}:master_key"
+    DATABASE = "what stands before a `previous_response_id` is not looked for", f"{_PROXY}:prisma_client"
+    KEPT_PROMPTS = (
+        "a `previous_response_id` whose messages are not kept is answered without them",
+        f"{_SPEND}:should_store_prompts_and_responses_in_spend_logs()",
+        f"{_SPEND}:_should_store_prompts_and_responses_in_spend_logs()",
+    )
+    COLD_STORAGE = "responses that are kept beside the database are not looked for", ":cold_storage_custom_logger"
+    REDIS = "`store: redis` has no connection", f"{_PROXY}:redis_usage_cache"
+    REDIS_CLIENT = "commands cannot reach the proxy's Redis", "_redis:get_redis_async_client()"
+    POOL = "streams cost more of the processor", "llms.custom_httpx.aiohttp_transport:LiteLLMAiohttpTransport()"
+
+    CALLER = "lists of a key do not hold for a pruning model", "proxy._types:UserAPIKeyAuth()"
+    LISTED = (
+        "aliases and wildcards in a key's list of models do not open a pruning model",
+        "proxy.auth.auth_checks:can_object_call_model()",
+        "proxy.auth.auth_checks:_can_object_call_model()",
+    )
+    ACCESS = (
+        "users' and projects' lists of models do not hold for a pruning model",
+        *(f"{module}:caller_can_call_model()" for module in _CHECKS),
+        f"{_OLD_CHECKS}:_check_summary_model_access()",
+    )
+    BUDGET = (
+        "budgets for a pruning model do not hold for summaries",
+        *(f"{module}:caller_within_model_budget()" for module in _CHECKS),
+        f"{_OLD_CHECKS}:_check_summary_model_budget()",
+    )
+
+    def __init__(self, lost: str, *places: str) -> None:
+        self.lost = lost
+        self.places = places
+
+    def __str__(self) -> str:
+        module, _, path = self.places[0].partition(":")
+        return f"{module.rpartition('.')[2] or 'litellm'}.{path.removesuffix('()')}"
+
+    @property
+    def is_missing(self) -> bool:
+        """LiteLLM is there, in a proxy where that is needed, and has no such piece."""
+        return self._place() is None and any(map(_is_expected, self.places))
+
+    def get(self) -> Any:
+        """The piece; None outside of a proxy, and if it is missing, which `missing` tells."""
+        return getattr(*place) if (place := self._place()) is not None else None
+
+    def needed(self) -> Any:
+        """The piece, also outside of a proxy.
+
+        Raises:
+            LiteLLMChanged: it is missing.
+        """
+        if (place := self._place(is_needed=True)) is None:
+            raise LiteLLMChanged(str(self))
+        return getattr(*place)
+
+    def wrap(self, make: Callable[[Any], Any]) -> None:
+        """Puts what `make` makes of the piece in its place, if it is there; what was put there before goes."""
+        if (place := self._place()) is not None:
+            current = getattr(*place)
+            inner = getattr(current, _ORIGINAL, current)
+            made = functools.wraps(inner)(make(inner))
+            setattr(made, _ORIGINAL, inner)
+            setattr(*place, made)
+
+    def _place(self, *, is_needed: bool = False) -> tuple[Any, str] | None:
+        """The object that holds the piece, and the name of its attribute."""
+        for place in self.places:
+            module, _, path = place.partition(":")
+            *outer, name = path.removesuffix("()").split(".")
+            full_name = f"litellm.{module}".removesuffix(".")
+            # Importing the proxy's own takes seconds, and outside of one they say nothing.
+            if full_name not in sys.modules and not (is_needed or _is_expected(place)):
+                continue
+            try:
+                holder = functools.reduce(getattr, outer, import_module(full_name))
+                found = getattr(holder, name)
+            except (ImportError, AttributeError):
+                continue
+            if callable(found) or not path.endswith("()"):
+                return holder, name
+        return None
+
+
+def missing() -> list[str]:
+    """What LiteLLM lacks beside what requests are guarded by, each in a sentence, which the log gets, too."""
+    lacks = [
+        f"{seam} of LiteLLM's is missing or has changed: {seam.lost}." for seam in Seam if seam.lost and seam.is_missing
+    ]
+    for said in lacks:
+        logger.warning("%s", said)
+    return lacks
+
+
+def _is_expected(place: str) -> bool:
+    return ("litellm.proxy.proxy_server" if place.startswith("proxy.") else "litellm") in sys.modules

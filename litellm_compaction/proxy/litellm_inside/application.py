@@ -1,13 +1,17 @@
-"""LiteLLM's proxy: its configuration and secret, its end, what its requests pass, its keys and what they may do."""
+"""LiteLLM's proxy: its configuration and secret, its end, what its requests pass, its keys, and its connections."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
-from litellm_compaction.proxy.litellm_inside.seam import Seam
+import httpx
+
+from litellm_compaction.errors import LiteLLMChanged, StoreError
+from litellm_compaction.proxy.litellm_inside import Seam
 
 _Application: TypeAlias = Callable[..., Awaitable[None]]
 _KEPT_IN_SCOPE = ("app", "asgi", "client", "http_version", "scheme", "server")
@@ -15,13 +19,27 @@ _KEPT_IN_SCOPE = ("app", "asgi", "client", "http_version", "scheme", "server")
 _ALLOWS = ("allowed", True)
 # In the names of LiteLLM's fields for what a caller may spend.
 _LIMITS = ("limit", "budget")
+# What LiteLLM's words for the place of a Redis, and for signing in there, begin with.
+_REDIS_NAMES = (
+    *("url", "host", "port", "db", "user", "pass", "startup_nodes", "sentinel_", "service_name"),
+    *("ssl", "gcp_", "azure_", "aws_iam_", "credential_provider"),
+)
+_REDIS_CACHES = ("redis", "redis-semantic")
+_NO_REDIS = (
+    "store: the proxy has no Redis of its own: set general_settings.coordination_redis, "
+    "litellm_settings.cache_params, or REDIS_HOST and REDIS_PORT; or name one here: redis://host:6379/0"
+)
+# Idle connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
+_IDLE_S = 2.0
+# One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot.
+_POOL_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=_IDLE_S)
+_SWITCH = {"true": True, "1": True, "yes": True, "false": False}
 
 
 def configuration() -> Mapping[str, Any]:
     """The configuration that is being loaded; empty outside the proxy."""
     read = Seam.CONFIG.get()
-    state = read() if read is not None else {}
-    return state if isinstance(state, Mapping) else {}
+    return _mapping(read() if read is not None else None)
 
 
 def keeps_responses() -> bool:
@@ -44,8 +62,8 @@ def before_end(job: Callable[[], Awaitable[None]]) -> None:
     def with_job(end: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         async def ended(*args: Any, **options: Any) -> Any:
             await job()
-            found = end(*args, **options)
-            return await found if inspect.isawaitable(found) else found
+            result = end(*args, **options)
+            return await result if inspect.isawaitable(result) else result
 
         return ended
 
@@ -54,10 +72,12 @@ def before_end(job: Callable[[], Awaitable[None]]) -> None:
 
 
 def wrap_requests(*makes: Callable[[_Application], _Application]) -> None:
-    """Puts what `makes` make of the proxy's ASGI application in its place, inside of all middleware; idempotent."""
-    Seam.REQUESTS.wrap(
-        lambda application: functools.reduce(lambda inner, make: make(inner), makes, application), anew=True
-    )
+    """Puts what `makes` make of the proxy's ASGI application in its place, inside of all middleware."""
+    Seam.REQUESTS.wrap(lambda application: functools.reduce(lambda inner, make: make(inner), makes, application))
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 # ------------------------------------------------------------------ keys
@@ -99,18 +119,13 @@ def _header_of(marker: object) -> str:
 def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
     """True if the lists of models that a key and its team carry allow `model_name` `model`; no look into a database."""
     # A call through the router skips the proxy's own check.
-    auth, check = _auth(metadata), Seam.LISTED.get()
+    auth = _auth(metadata)
+    own = {name: getattr(auth, name, None) for name in ("team_model_aliases", "team_id")}
     for attribute, kind in (("models", "key"), ("team_models", "team")):
         allowed = getattr(auth, attribute, None)
-        if not isinstance(allowed, list) or not allowed:
-            continue
-        if check is None and model not in allowed:
-            return False
-        aliases, team_id = getattr(auth, "team_model_aliases", None), getattr(auth, "team_id", None)
-        whose = {"models": allowed, "team_model_aliases": aliases, "team_id": team_id, "object_type": kind}
         try:
-            if check is not None:
-                check(model=model, llm_router=router, **whose)
+            if isinstance(allowed, list) and allowed:
+                Seam.LISTED.needed()(model=model, llm_router=router, models=allowed, object_type=kind, **own)
         except Exception:  # noqa: BLE001 - refused: ProxyException, whose place moved between versions
             return False
     return True
@@ -143,5 +158,70 @@ def has_limits(metadata: Mapping[str, Any]) -> bool:
 
 def _auth(metadata: Mapping[str, Any]) -> Any:
     """LiteLLM's own object of the caller; None outside a proxy."""
-    found = metadata.get("user_api_key_auth")
-    return Seam.CALLER.needed()(**found) if isinstance(found, Mapping) else found
+    auth = metadata.get("user_api_key_auth")
+    return Seam.CALLER.needed()(**auth) if isinstance(auth, Mapping) else auth
+
+
+# ------------------------------------------------------------------ connections
+
+
+def proxy_redis() -> Any:
+    """The client of the Redis by which LiteLLM's workers coordinate themselves, for the running event loop."""
+    connect = getattr(Seam.REDIS.get(), "init_async_client", None)
+    if connect is None:
+        raise StoreError(_NO_REDIS)
+    return connect()
+
+
+def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
+    """Returns a maker of clients of the Redis that a proxy with this configuration has, for commands outside of it."""
+    general, litellm, router = (
+        _mapping(config.get(name)) for name in ("general_settings", "litellm_settings", "router_settings")
+    )
+    cache = _mapping(litellm.get("cache_params"))
+    blocks = [_mapping(general.get("coordination_redis"))]
+    if litellm.get("cache") is True and cache.get("type", "redis") in _REDIS_CACHES:
+        blocks.append({**cache, "startup_nodes": cache.get("redis_startup_nodes", cache.get("startup_nodes"))})
+    blocks.append({name.removeprefix("redis_"): value for name, value in router.items() if name.startswith("redis_")})
+    block = next(filter(None, blocks), {})
+    named = {name: value for name, value in block.items() if name.startswith(_REDIS_NAMES) and value is not None}
+
+    def make() -> Any:
+        try:
+            return Seam.REDIS_CLIENT.needed()(**named)
+        except (LiteLLMChanged, ValueError):
+            raise StoreError(_NO_REDIS) from None
+
+    return make
+
+
+def with_credentials(params: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """`params` of a deployment with those of its `litellm_credential_name`, which LiteLLM adds after our hook."""
+    return {**Seam.CREDENTIALS.needed()(name), **{key: value for key, value in params.items() if value is not None}}
+
+
+def connect() -> httpx.AsyncBaseTransport:
+    """A transport with a connection pool, for the running loop; it goes past the proxies of the environment."""
+    import litellm
+
+    # LiteLLM's `litellm_settings.ssl_verify`: a switch, or a bundle of certificates.
+    verify = os.environ.get("SSL_VERIFY", getattr(litellm, "ssl_verify", True))
+    verify = _SWITCH.get(verify.strip().lower(), verify) if isinstance(verify, str) else verify is not False
+    is_off = os.environ.get("DISABLE_AIOHTTP_TRANSPORT", "").strip().lower()
+    inherited: Any = Seam.POOL.get()
+    if inherited is None or _SWITCH.get(is_off, False) or getattr(litellm, "disable_aiohttp_transport", False):
+        return httpx.AsyncHTTPTransport(verify=verify, limits=_POOL_LIMITS)
+    from aiohttp import ClientSession, DummyCookieJar, TCPConnector
+
+    class Transport(inherited):  # type: ignore[misc] # LiteLLM is not typed strictly enough to check
+        async def _get_proxy_settings(self, request: httpx.Request) -> None:
+            return None
+
+    context = httpx.create_ssl_context(verify=verify)
+
+    def session() -> ClientSession:
+        connector = TCPConnector(limit=0, keepalive_timeout=_IDLE_S, ssl=context)
+        return ClientSession(connector=connector, cookie_jar=DummyCookieJar())
+
+    transport: httpx.AsyncBaseTransport = Transport(client=session)
+    return transport

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from litellm_compaction.errors import LiteLLMChanged
-from litellm_compaction.proxy.litellm_inside.seam import Seam
+from litellm_compaction.proxy.litellm_inside import Seam
 
 # Settings of the router by which we decide.
 FALLBACKS = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")

@@ -1,58 +1,102 @@
 """Gathers what the page's routes tell one visitor as JSON: settings, models, deployments, events, conversations.
 
-Servers are asked by the same cached reads as for requests, and none is waited for long.
+LiteLLM decides with each request whose key it shows; `docs/page.md` lists the rights of each role. Servers are asked by
+the same cached reads as for requests, and none is waited for long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import Request
+
 from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
 from litellm_compaction.core.messages import JsonObject
-from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json, useless_summarisers
-from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
+from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json
+from litellm_compaction.proxy.client import note_credential, tenant_of
+from litellm_compaction.proxy.litellm_inside import Seam
+from litellm_compaction.proxy.litellm_inside.application import key_owner, may_use
+from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
-from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
-from litellm_compaction.proxy.routing import as_entry, router_entries
-from litellm_compaction.recall import Lookup
-from litellm_compaction.stores import Originals, Store
+from litellm_compaction.proxy.routing import GuardedDeployment, as_entry, router_entries
+from litellm_compaction.proxy.service import Service
+from litellm_compaction.stores import Store
 from litellm_compaction.stores.rows import MemoryRows
 
+# LiteLLM refuses a path that it does not know to all but administrators (auth/route_checks.py). A key that may list
+# models may look here.
+_KNOWN_PATH = "/v1/models"
 _LIMIT_S = 2.0
-# LiteLLM's `model_info.mode` of models that write no text.
-_NO_TEXT = ("embedding", "image_generation", "rerank", "audio_transcription", "audio_speech", "moderation")
+# LiteLLM's `model_info.mode` of models that write text.
+_WRITES_TEXT = (None, "chat", "completion", "responses")
 _MOST_PLOTTED = 2000
 _PLOTTED = ("when_s", "model", "outcome", "phase", "tokens_before", "tokens_after", "window_tokens", "compaction_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The parts of the running plug-in that the page looks at; `lookup` and `originals` are None if none are kept."""
+class Visitor:
+    """A client with a valid key: its role ("" if LiteLLM does not say), its tenant as in events, LiteLLM's record."""
 
-    live: LiveSettings
-    guards: DeploymentSelector
-    compactor: Compactor
-    store: Store
-    router: Callable[[], Any]
-    lookup: Lookup | None = None
-    originals: Originals | None = None
+    role: str
+    tenant: str
+    auth: Any
+
+    @property
+    def may_write(self) -> bool:
+        return self.role == "proxy_admin"
+
+    @property
+    def sees_all(self) -> bool:
+        return self.role in ("proxy_admin", "proxy_admin_viewer")
+
+    @property
+    def tenant_seen(self) -> str:
+        """The tenant whose numbers are shown; "" for all."""
+        return "" if self.sees_all else self.tenant
 
 
-def settings_of(around: Surroundings, visitor: Visitor) -> JsonObject:
+async def visitor_of(request: Request) -> Visitor | None:
+    """Returns the owner of the key in a request's headers, as LiteLLM sees it; None if it refuses.
+
+    Only a header that a client sets itself counts: neither a cookie nor a browser's password, which another site can
+    make a browser send.
+    """
+    headers = {name: value for name, value in request.headers.items() if name != "cookie"}
+    shown = headers.get("authorization", "")
+    if shown[:6].lower() == "basic ":
+        return None
+    # Where a proxy looks for keys in a header of its own, a browser cannot know that.
+    own = (Seam.KEY_HEADER.get() or {}).get("litellm_key_header_name")
+    beside = {own.lower(): shown} if isinstance(own, str) and shown else {}
+    try:
+        auth = await key_owner(request.scope, {**beside, **headers}, _KNOWN_PATH)
+    except Exception:  # noqa: BLE001 - whatever it raises is a no, such as a ModuleNotFoundError without `prisma`
+        return None
+    note_credential(headers)
+    role, key = getattr(auth, "user_role", None), getattr(auth, "api_key", None)
+    if getattr(auth, "is_session_token", False):
+        key = getattr(auth, "key_alias", None) or key
+    # The metadata that LiteLLM gives this key's requests (litellm_pre_call_utils.py).
+    metadata = {f"user_api_key_{name}": getattr(auth, name, None) for name in ("team_id", "user_id")}
+    tenant = tenant_of({**metadata, "user_api_key_hash": key})
+    return Visitor(role=str(getattr(role, "value", role) or ""), tenant=tenant, auth=auth)
+
+
+def settings_of(service: Service, visitor: Visitor) -> JsonObject:
     """The settings that can be changed at run time, with what is to be said about them."""
-    live = around.live
+    live = service.live
+    known = live.in_force
     notices = {
-        f"The store cannot be read: {live.failure}. Nothing can be saved.": live.failure,
-        f"The saved changes are ignored, config.yaml holds: {live.ignored}. Save or reset them.": live.ignored,
-        "The store is this process's memory: changes end with it.": isinstance(around.store.rows, MemoryRows),
-        f"mode is {live.settings.mode}: no request is changed.": live.settings.mode != "guard",
+        f"The store cannot be read: {known.failure}. Nothing can be saved.": known.failure,
+        f"The saved changes are ignored, config.yaml holds: {known.ignored}. Save or reset them.": known.ignored,
+        "The store is this process's memory: changes end with it.": isinstance(service.store.rows, MemoryRows),
+        f"mode is {known.settings.mode}: no request is changed.": known.settings.mode != "guard",
     }
     return {
         "role": visitor.role,
@@ -69,62 +113,62 @@ def _field(live: LiveSettings, key: str) -> JsonObject:
         "key": key,
         "label": LIVE[key].label,
         "text": LIVE[key].text or " ".join((setting.description or "").split()),
-        "value": getattr(live.settings, key),
+        "value": getattr(live.in_force.settings, key),
         "configured": getattr(live.configured, key),
-        "is_changed": key in live.values,
+        "is_changed": key in live.in_force.values,
         "options": [SAME_MODEL] if key == "pruning_model" else [*choices(setting)],
     }
 
 
-async def deployments_of(around: Surroundings, visitor: Visitor) -> JsonObject:
+async def deployments_of(service: Service, visitor: Visitor) -> JsonObject:
     """The guarded deployments that a visitor may see, and the models that may write summaries, each with its target."""
-    router = around.router()
-    entries = [entry for entry in router_entries(router) if visitor.may_see(router, str(entry.get("model_name") or ""))]
-    rows = [row for rows in await asyncio.gather(*(_rows(around, entry, visitor) for entry in entries)) for row in rows]
-    models: dict[str, str] = {}
-    for entry in entries:
-        name, kind = str(entry.get("model_name") or ""), as_entry(entry.get("model_info")).get("mode")
-        if name and "*" not in name and kind not in _NO_TEXT:
-            models.setdefault(name, str(as_entry(entry.get("litellm_params")).get("model") or ""))
-    for row in rows:
-        group, model = str(row["model_name"]), str(row["model"])
-        if group.count("*") == 1 and "*" not in model:
-            models.setdefault(group.replace("*", model), model)
-    return {"deployments": rows, "models": dict(sorted(models.items()))}
+    router, owner = current_router(), {"user_api_key_auth": visitor.auth}
+    entries = [
+        entry
+        for entry in router_entries(router)
+        if visitor.sees_all or may_use(router, str(entry.get("model_name") or ""), owner)
+    ]
+    rows = [row for rows in await asyncio.gather(*(_rows(service, each, visitor) for each in entries)) for row in rows]
+    models = {str(row["model_name"]).replace("*", str(row["model"])): str(row["model"]) for row in rows}
+    for entry in reversed(entries):
+        if as_entry(entry.get("model_info")).get("mode") in _WRITES_TEXT:
+            models[str(entry.get("model_name") or "")] = str(as_entry(entry.get("litellm_params")).get("model") or "")
+    return {"deployments": rows, "models": {name: models[name] for name in sorted(models) if name and "*" not in name}}
 
 
-async def _rows(around: Surroundings, entry: Mapping[str, Any], visitor: Visitor) -> list[JsonObject]:
+async def _rows(service: Service, entry: Mapping[str, Any], visitor: Visitor) -> list[JsonObject]:
     """One row, or one for each loaded model of a wildcard; none for a deployment that is not guarded."""
+    compactor, guards, why = service.compactor, service.guards, ""
     try:
-        guard = await asyncio.wait_for(around.guards.guard(around.guards.deployment(entry)), _LIMIT_S)
+        guard = await asyncio.wait_for(guards.guard(guards.deployment(entry)), _LIMIT_S)
     except (CompactionError, asyncio.TimeoutError):
         return []
     if guard is None:
         return []
-    compactor, name, why = around.compactor, guard.settings.pruning_model, ""
+    name = guard.settings.pruning_model
     if name != SAME_MODEL:
         try:
-            why = await asyncio.wait_for(around.guards.why_unusable(around.router(), name), _LIMIT_S)
+            why = await asyncio.wait_for(guards.why_unusable(current_router(), name), _LIMIT_S)
         except asyncio.TimeoutError:
             why = "its server does not answer"
+    notes = [f"pruning_model {name} is not used: {why}"] if why else []
+    if conflict := for_deployment(service.live.in_force.settings, service.live.configured, guard.deployment.settings)[
+        1
+    ]:
+        notes.append(f"Changes made here do not reach it: {conflict}")
     reporter = Reporter(compactor.windows, compactor.sources, compactor.known_ways, limit_s=_LIMIT_S)
     reports = await reporter.reports(guard.deployment, guard.settings)
-    notes = [f"pruning_model {name} is not used: {why}"] if why else []
-    return [_row(around.live, guard, report, visitor, notes) for report in reports]
+    return [_row(guard, report, visitor, notes) for report in reports]
 
 
-def _row(
-    live: LiveSettings, guard: GuardedDeployment, report: DeploymentReport, visitor: Visitor, notes: list[str]
-) -> JsonObject:
-    window, source, own = report.window, report.source, guard.deployment.settings
+def _row(guard: GuardedDeployment, report: DeploymentReport, visitor: Visitor, notes: list[str]) -> JsonObject:
+    window, source = report.window, report.source
     # A path is not everybody's business.
     hidden = {"enabled"} if visitor.sees_all else {"enabled", "tokenizer"}
-    written = own.model_dump(exclude_unset=True, exclude=hidden).items()
+    written = guard.deployment.settings.model_dump(exclude_unset=True, exclude=hidden).items()
     notes = [*(f"{key}: {value}" for key, value in written), *notes]
     if report.model_settings:
         notes += [f"in LM Studio: {report.model_settings}", *report.warnings]
-    if conflict := for_deployment(live.settings, live.configured, own)[1]:
-        notes.append(f"Changes made here do not reach it: {conflict}")
     kind = "own vocabulary" if source is not None and source.family.owns_vocabulary else "stand-in"
     return {
         "model_name": guard.deployment.group,
@@ -156,9 +200,8 @@ def fields_of(event: Event) -> JsonObject:
 
 
 async def events_of(store: Store, visitor: Visitor, limit: int) -> JsonObject:
-    """The newest events that a visitor may see, the newest first, and remedies for models that write no summaries."""
-    events = await _events(store, visitor, limit)
-    return {"events": [fields_of(event) for event in reversed(events)], "advice": [*useless_summarisers(events)]}
+    """The newest events that a visitor may see, the newest first."""
+    return {"events": [fields_of(event) for event in reversed(await _events(store, visitor, limit))]}
 
 
 async def conversations_of(store: Store, visitor: Visitor) -> JsonObject:
@@ -176,11 +219,11 @@ async def _events(store: Store, visitor: Visitor, limit: int) -> list[Event]:
 def _conversations(events: Iterable[Event]) -> list[JsonObject]:
     """A conversation is known by its records, of which each goes on from the one before it."""
     firsts: dict[str, str] = {}
-    talks: dict[str, list[dict[str, Any]]] = {}
+    turns: dict[str, list[dict[str, Any]]] = {}
     for event in events:
         if isinstance(event, CompactionEvent) and (record := event.compaction_id):
             first = firsts.setdefault(record, firsts.get(event.continues_id, record))
             if event.outcome not in AHEAD:
-                talks.setdefault(first, []).append({name: getattr(event, name) for name in _PLOTTED})
-    newest = sorted(talks.items(), key=lambda talk: talk[1][-1]["when_s"], reverse=True)
-    return [{"id": first, "turns": turns} for first, turns in newest]
+                turns.setdefault(first, []).append({name: getattr(event, name) for name in _PLOTTED})
+    newest = sorted(turns, key=lambda first: turns[first][-1]["when_s"], reverse=True)
+    return [{"id": first, "turns": turns[first]} for first in newest]

@@ -22,21 +22,16 @@ from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.engine.records import events_of as events_of_record
 from litellm_compaction.engine.records import undo, view_of
 from litellm_compaction.errors import StoreError
-from litellm_compaction.proxy.litellm_inside.seam import Seam
+from litellm_compaction.proxy.litellm_inside import Seam
+from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.live_settings import WrongValues
-from litellm_compaction.proxy.page.auth import Visitor, visitor_of
-from litellm_compaction.proxy.page.data import (
-    Surroundings,
-    conversations_of,
-    deployments_of,
-    events_of,
-    fields_of,
-    settings_of,
-)
+from litellm_compaction.proxy.page import data
+from litellm_compaction.proxy.page.data import Visitor, fields_of
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import reachable_entries
+from litellm_compaction.proxy.service import Service
 from litellm_compaction.recall import NOT_KEPT, QueryTooLong, found_fields, message_fields
-from litellm_compaction.stores import StoredCompaction, digest
+from litellm_compaction.stores import digest
 
 _Answer: TypeAlias = Callable[[Request, Visitor], Awaitable[JsonObject]]
 _Endpoint: TypeAlias = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -45,7 +40,6 @@ PATH = "/compaction"
 logger = logging.getLogger("litellm_compaction")
 _ROUTE_NAME = "litellm_compaction_page"
 _ID = re.compile(r"[0-9a-f]{16}")
-_LIVE = re.compile(rf"\b(?:{'|'.join(LIVE)})\b")
 _MAX_BODY_BYTES = 64 * 1024
 _TOLD = ("round", "level", "window_tokens", "covered_messages", "record")
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
@@ -68,19 +62,19 @@ SECURITY_HEADERS = {
 }
 
 
-def add_page(around: Surroundings) -> None:
+def add_page(service: Service) -> None:
     """Adds the page and its routes to the proxy that is being started; nothing happens outside of one."""
     app = Seam.PAGE.get()
     if app is None:
         return
-    routes = _Routes(around)
+    routes = _Routes(service)
     # A configuration that is loaded anew brings a new handler; the page must belong to that one.
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "name", "") != _ROUTE_NAME]
     answers: dict[str, _Answer] = {
         "GET /settings": routes.settings,
         "POST /settings": routes.write,
-        "GET /deployments": lambda _, visitor: deployments_of(around, visitor),
-        "GET /conversations": lambda _, visitor: conversations_of(around.store, visitor),
+        "GET /deployments": lambda _, visitor: data.deployments_of(service, visitor),
+        "GET /conversations": lambda _, visitor: data.conversations_of(service.store, visitor),
         "GET /events": routes.events,
         "GET /records/{record}": routes.record,
         "POST /records/{record}/undo": routes.undo,
@@ -95,61 +89,47 @@ def add_page(around: Surroundings) -> None:
 class _Routes:
     """The answers; every key sees what is its own, administrators the numbers of all."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
+    def __init__(self, service: Service) -> None:
+        self._service = service
 
     async def settings(self, request: Request, visitor: Visitor) -> JsonObject:
-        await self._around.live.read()
-        return settings_of(self._around, visitor)
+        await self._service.live.read()
+        return data.settings_of(self._service, visitor)
 
     async def write(self, request: Request, visitor: Visitor) -> JsonObject:
         """Changes the settings that the body names; null gives config.yaml's value back."""
         if not visitor.may_write:
             raise HTTPException(403, "only proxy administrators may change settings")
-        live, values = self._around.live, (await _body_of(request)).get("values")
+        live, values = self._service.live, (await _body_of(request)).get("values")
         if not isinstance(values, dict):
             raise HTTPException(400, 'the body is JSON like {"values": {"mode": "observe"}}')
         try:
-            if values.get("pruning_model") not in (None, SAME_MODEL, live.settings.pruning_model):
-                self._must_be_served(values["pruning_model"])
+            if values.get("pruning_model") not in (None, SAME_MODEL, live.in_force.settings.pruning_model):
+                _check_served(values["pruning_model"])
             await live.write(values, role=visitor.role)
         except WrongValues as error:
-            problems: dict[str, str] = {}
-            for key, problem in error.problems.items():
-                is_value = key in LIVE and key in values
-                said = f"{LIVE[key].label}: “{str(values[key])[:100]}”: {problem}." if is_value else f"{key} {problem}."
-                # A contradiction stands under no key, and names the settings itself.
-                problems |= dict.fromkeys([key] if key else _LIVE.findall(problem), said.strip())
-            message = " ".join(["Not saved.", *dict.fromkeys(problems.values())])
-            raise HTTPException(422, {"message": message, "problems": problems}) from None
-        return settings_of(self._around, visitor)
-
-    def _must_be_served(self, model: object) -> None:
-        router = self._around.router()
-        if not isinstance(model, str) or router is None or not reachable_entries(router, model, {}):
-            raise WrongValues({"pruning_model": "not a model of this proxy"})
+            raise HTTPException(422, {"message": f"Not saved. {error}", "problems": error.problems}) from None
+        return data.settings_of(self._service, visitor)
 
     async def events(self, request: Request, visitor: Visitor) -> JsonObject:
-        return await events_of(self._around.store, visitor, _limit(request.query_params.get("limit", 200), 1000))
+        return await data.events_of(self._service.store, visitor, _limit(request.query_params.get("limit", 200), 1000))
 
     async def record(self, request: Request, visitor: Visitor) -> JsonObject:
         """A record beside its messages for its owner; for administrators its numbers, or all if the operator allows."""
-        store, record = self._around.store, request.path_params["record"]
-        if (own := await self._own(record, visitor)) is not None:
-            return await self._shown(own, visitor.tenant, is_own=True)
-        events = await events_of_record(store, record) if visitor.sees_all and _ID.fullmatch(record) else []
-        if not events:
-            raise HTTPException(404, "not found")
-        owner = events[-1].tenant
-        if self._around.live.configured.admins_see_text and (found := await store.named(owner, record)) is not None:
-            return await self._shown(found, owner, is_own=False)
-        return {"id": record, "events": [fields_of(event) for event in events]}
-
-    async def _shown(self, stored: StoredCompaction, tenant: str, *, is_own: bool) -> JsonObject:
-        view, compaction = await view_of(stored, self._around.store, self._around.originals, tenant), stored.compaction
+        service, record, owner = self._service, _record_of(request), visitor.tenant
+        stored = await service.store.named(owner, record)
+        if stored is None:
+            events = await events_of_record(service.store, record) if visitor.sees_all else []
+            if not events:
+                raise HTTPException(404, "not found")
+            owner = events[-1].tenant
+            stored = await service.store.named(owner, record) if service.live.configured.admins_see_text else None
+            if stored is None:
+                return {"id": record, "events": [fields_of(event) for event in events]}
+        view, compaction = await view_of(stored, service.store, service.originals, owner), stored.compaction
         return {
-            "id": stored.id,
-            "is_own": is_own,
+            "id": record,
+            "is_own": owner == visitor.tenant,
             "digest": digest(compaction),
             **{name: getattr(compaction, name) for name in _TOLD},
             "made_s": stored.created_s,
@@ -160,18 +140,16 @@ class _Routes:
         }
 
     async def undo(self, request: Request, visitor: Visitor) -> JsonObject:
-        stored = await self._own(request.path_params["record"], visitor)
-        if stored is None:
+        store, record = self._service.store, _record_of(request)
+        if (stored := await store.named(visitor.tenant, record)) is None:
             raise HTTPException(404, "not found")
-        return {"id": stored.id, "forgotten": await undo(self._around.store, stored, visitor.tenant)}
-
-    async def _own(self, record: str, visitor: Visitor) -> StoredCompaction | None:
-        return await self._around.store.named(visitor.tenant, record) if _ID.fullmatch(record) else None
+        return {"id": record, "forgotten": await undo(store, stored, visitor.tenant)}
 
     async def recall(self, request: Request, visitor: Visitor) -> JsonObject:
         """A search, or a message by its handle; the words stand in the body, since servers log addresses."""
-        if (lookup := self._around.lookup) is None:
+        if (recaller := self._service.compactor.recaller) is None:
             raise HTTPException(404, "this proxy keeps no originals")
+        lookup = recaller.lookup
         asked = await _body_of(request)
         if isinstance(handle := asked.get("handle"), str):
             if parts := await lookup.find(visitor.tenant, handle):
@@ -187,6 +165,20 @@ class _Routes:
         return found_fields(found)
 
 
+def _check_served(model: object) -> None:
+    router = current_router()
+    if not isinstance(model, str) or router is None or not reachable_entries(router, model, {}):
+        said = f"{LIVE['pruning_model'].label}: “{str(model)[:100]}”: not a model of this proxy."
+        raise WrongValues({"pruning_model": said})
+
+
+def _record_of(request: Request) -> str:
+    record = str(request.path_params["record"])
+    if not _ID.fullmatch(record):
+        raise HTTPException(404, "not found")
+    return record
+
+
 async def _page(request: Request) -> Response:
     return Response(_PAGE, media_type="text/html; charset=utf-8", headers=SECURITY_HEADERS)
 
@@ -194,7 +186,7 @@ async def _page(request: Request) -> Response:
 def _endpoint(answer: _Answer) -> _Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
-            if (visitor := await visitor_of(request)) is not None:
+            if (visitor := await data.visitor_of(request)) is not None:
                 return _json(200, await answer(request, visitor))
             refused = HTTPException(401, "a key of this proxy is needed: Authorization: Bearer KEY")
         except HTTPException as error:

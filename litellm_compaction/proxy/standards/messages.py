@@ -7,20 +7,15 @@ Source: anthropic-sdk-python (`types/beta`: `beta_clear_*`, `beta_compaction_*`)
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from litellm_compaction.core.forms import ClearOrder
 from litellm_compaction.core.portable import Portable
 from litellm_compaction.errors import BadItem
-from litellm_compaction.proxy.standards.orders import Opened, Orders, Told, checked
-
-_Fields: TypeAlias = Mapping[str, Any]
-# Anthropic's own defaults.
-_CLEAR_TOKENS, _COMPACT_TOKENS, _KEPT_CALLS = 100_000, 150_000, 3
-_NOTHING_LEFT_OUT = "The conversation is kept whole."
+from litellm_compaction.proxy.standards.orders import Opened, Orders, Told, checked, record_of
 
 
 class _Amount(BaseModel):
@@ -37,12 +32,24 @@ class _TokensTrigger(_Trigger):
 
 
 class _ClearTools(BaseModel):
+    """The defaults here and below are Anthropic's own."""
+
     type: Literal["clear_tool_uses_20250919"]
-    trigger: _Trigger | None = None
-    keep: _Amount | None = None
-    clear_at_least: _Amount | None = None
-    exclude_tools: list[StrictStr] | None = None
-    clear_tool_inputs: StrictBool | list[StrictStr] | None = None
+    trigger: _Trigger = _Trigger(type="input_tokens", value=100_000)
+    keep: _Amount = _Amount(value=3)
+    clear_at_least: _Amount = _Amount(value=0)
+    exclude_tools: frozenset[StrictStr] = frozenset()
+    clear_tool_inputs: StrictBool | frozenset[StrictStr] = False
+
+    def order(self) -> ClearOrder:
+        return ClearOrder(
+            above_tokens=self.trigger.value if self.trigger.type == "input_tokens" else 0,
+            above_calls=self.trigger.value if self.trigger.type == "tool_uses" else 0,
+            keep=self.keep.value,
+            at_least_tokens=self.clear_at_least.value,
+            excluded=self.exclude_tools,
+            inputs=self.clear_tool_inputs,
+        )
 
 
 class _ClearThinking(BaseModel):
@@ -53,94 +60,80 @@ class _ClearThinking(BaseModel):
 
 class _Compact(BaseModel):
     type: Literal["compact_20260112"]
-    trigger: _TokensTrigger | None = None
-    pause_after_compaction: bool | None = None
-    instructions: StrictStr | None = None
+    trigger: _TokensTrigger = _TokensTrigger(type="input_tokens", value=150_000)
+    pause_after_compaction: bool = False
+    instructions: StrictStr = ""
 
 
 class _Management(BaseModel):
-    edits: list[Annotated[_ClearTools | _ClearThinking | _Compact, Field(discriminator="type")]] | None = None
+    edits: list[Annotated[_ClearTools | _ClearThinking | _Compact, Field(discriminator="type")]] = []
 
 
 class _Compaction(BaseModel):
     type: Literal["summarize"]
-    instructions: StrictStr | None = None
+    instructions: StrictStr = ""
 
 
-async def read_orders(body: _Fields, opened: Opened) -> tuple[Orders, dict[str, Any]]:
+async def read_orders(body: Mapping[str, Any], opened: Opened) -> tuple[Orders, dict[str, Any]]:
     """Returns a request's orders, and the fields of its body as LiteLLM may have them; None for one that goes.
 
     Raises:
         BadItem: a block or a field is not as the protocol has it.
     """
-    messages, management, config = (body.get(key) for key in ("messages", "context_management", "compaction"))
+    messages, config = body.get("messages"), body.get("compaction")
     changed: dict[str, Any] = {key: None for key in ("context_management", "compaction") if body.get(key) is not None}
-    edits = checked(_Management, management or {}, "context_management", ".{}").edits or []
-    if len({edit.type for edit in edits}) < len(edits):
+    edits = checked(_Management, body.get("context_management") or {}, "context_management", ".{}").edits
+    by_type = {type(edit): edit for edit in edits}
+    if len(by_type) < len(edits):
         raise BadItem("context_management.edits", "has two edits of one type")
     summarize = None if config is None else checked(_Compaction, config, "compaction", ".{}")
     if summarize is not None and edits:
         raise BadItem("compaction", "cannot be combined with context_management")
-    compact = next((edit for edit in edits if isinstance(edit, _Compact)), None)
-    portable, placeholder, kept = None, "", messages
+    clear, compact = by_type.get(_ClearTools), by_type.get(_Compact)
+    portable = None
     if isinstance(messages, list):
-        portable, placeholder, kept = await _portable(messages, opened)
-        if summarize is not None:
-            _check_turn(kept, has_block=portable is not None)
+        portable, kept = await _portable(messages, opened)
+        if summarize is not None and len(kept) <= (portable is not None):
+            raise BadItem("messages", "has nothing to summarize")
         if kept != messages:
             changed["messages"] = kept
     asked = summarize or compact
     orders = Orders(
         portable=portable,
-        placeholder=placeholder,
         compacts_only=summarize is not None,
         wants_item=compact is not None,
-        pauses=compact is not None and bool(compact.pause_after_compaction),
-        threshold_tokens=0 if compact is None else compact.trigger.value if compact.trigger else _COMPACT_TOKENS,
-        clear=next((_clear_order(edit) for edit in edits if isinstance(edit, _ClearTools)), None),
+        pauses=isinstance(compact, _Compact) and compact.pause_after_compaction,
+        threshold_tokens=compact.trigger.value if isinstance(compact, _Compact) else 0,
+        clear=clear.order() if isinstance(clear, _ClearTools) else None,
         tells_edits=bool(edits),
-        focus=" ".join((asked.instructions or "").split())[:500] if asked is not None else "",
+        focus=" ".join(getattr(asked, "instructions", "").split())[:500],
     )
     return orders, changed
 
 
-def _clear_order(edit: _ClearTools) -> ClearOrder:
-    trigger = edit.trigger or _Trigger(type="input_tokens", value=_CLEAR_TOKENS)
-    inputs = edit.clear_tool_inputs or False
-    return ClearOrder(
-        above_tokens=trigger.value if trigger.type == "input_tokens" else 0,
-        above_calls=trigger.value if trigger.type == "tool_uses" else 0,
-        keep=edit.keep.value if edit.keep is not None else _KEPT_CALLS,
-        at_least_tokens=edit.clear_at_least.value if edit.clear_at_least is not None else 0,
-        excluded=frozenset(edit.exclude_tools or ()),
-        inputs=inputs if isinstance(inputs, bool) else frozenset(inputs),
-    )
-
-
-async def _portable(messages: list[Any], opened: Opened) -> tuple[Portable | None, str, list[Any]]:
-    """The newest block's compaction, its placeholder, and the messages from that on."""
-    places = [
-        (at, index)
+async def _portable(messages: list[Any], opened: Opened) -> tuple[Portable | None, list[Any]]:
+    """The newest block's compaction, and the messages from that on."""
+    blocks = [
+        (at, index, block)
         for at, message in enumerate(messages)
         for index, block in enumerate(_blocks(message))
         if block.get("type") == "compaction"
     ]
-    if not places:
-        return None, "", messages
-    at, index = places[-1]
-    block, field = _blocks(messages[at])[index], f"messages.{at}.content.{index}"
+    if not blocks:
+        return None, messages
+    at, index, block = blocks[-1]
+    field = f"messages.{at}.content.{index}"
     if index:
         raise BadItem(field, "is a compaction block, which has to be the first block of its message, and the only one")
     if block.get("content") is None and block.get("encrypted_content") is None:
         # A compaction that failed is none.
-        return None, "", [rest for message in messages for rest in _without_block(message)]
+        return None, [rest for message in messages for rest in _without_block(message)]
     portable = await opened(block.get("encrypted_content"), f"{field}.encrypted_content")
-    placeholder = portable.record or _NOTHING_LEFT_OUT
-    for name, signed in (("content", placeholder), ("tool_changes", None)):
-        if block.get(name) not in (None, [], signed):
-            raise BadItem(f"{field}.{name}", "is not what was signed")
+    record = record_of(portable)
+    if block.get("content") not in (None, record):
+        raise BadItem(f"{field}.content", "is not what was signed")
     rest = _without_block(messages[at])
-    return portable, placeholder, [{"role": "user", "content": placeholder}, *rest, *messages[at + 1 :]]
+    return portable, [{"role": "user", "content": record}, *rest, *messages[at + 1 :]]
 
 
 def _without_block(message: Any) -> list[Any]:
@@ -154,15 +147,8 @@ def _blocks(message: object) -> list[dict[str, Any]]:
     return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
 
 
-def _check_turn(messages: Sequence[Any], *, has_block: bool) -> None:
-    if len(messages) <= has_block:
-        raise BadItem("messages", "has nothing to summarize")
-    if any(block.get("type") == "tool_use" for block in _blocks(messages[-1])):
-        raise BadItem("messages", "ends in a call that no result answers")
-
-
 class Stream:
-    """The events of one answer; LiteLLM has one or more of them in each piece of bytes."""
+    """The events of one answer, as `responses.Stream` has them; LiteLLM has one or more in each piece of bytes."""
 
     at_once = frozenset({"message_start", "ping", "error"})
     at_end = frozenset({"message_delta", "message_stop"})
@@ -193,8 +179,7 @@ class Stream:
     def ended(self, event: dict[str, Any], told: Told | None) -> dict[str, Any]:
         if told is None or event["type"] == "message_stop":
             return event
-        ended = {"delta": {**(event.get("delta") or {}), **_stop(told)}} if told.is_alone else {}
-        return {**event, **ended, **_said(told)}
+        return {**event, "delta": {**(event.get("delta") or {}), **_stop(told)}, **_said(told)}
 
 
 def answered(message: Any, told: Told | None) -> Any:
@@ -203,7 +188,7 @@ def answered(message: Any, told: Told | None) -> Any:
         return None
     blocks = [_block(told)] if told.text else []
     own = [] if told.is_alone else list(message.get("content") or [])
-    return {**message, "content": [*blocks, *own], **(_stop(told) if told.is_alone else {}), **_said(told)}
+    return {**message, "content": [*blocks, *own], **_stop(told), **_said(told)}
 
 
 def _event(part: bytes) -> object:
@@ -219,7 +204,7 @@ def _event(part: bytes) -> object:
 def _block(told: Told) -> dict[str, Any]:
     return {
         "type": "compaction",
-        "content": told.record or _NOTHING_LEFT_OUT,
+        "content": told.record,
         "encrypted_content": told.text,
         "signature": told.text[:64],
         "tool_changes": None,
@@ -227,7 +212,7 @@ def _block(told: Told) -> dict[str, Any]:
 
 
 def _stop(told: Told) -> dict[str, Any]:
-    return {"stop_reason": "compaction"} if told.text else {}
+    return {"stop_reason": "compaction"} if told.is_alone and told.text else {}
 
 
 def _said(told: Told) -> dict[str, Any]:

@@ -1,22 +1,38 @@
-"""A client's orders about the context of its conversation, and what its answer says of it, whatever the protocol."""
+"""A client's orders about its conversation's context, the compactions that it keeps, and what its answer says of both.
+
+A compaction that a client keeps is signed text, bound to the tenant: another one's is none. It is the client's own
+conversation, compressed and not encrypted.
+"""
 
 from __future__ import annotations
 
+import base64
+import hmac
+import json
+import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from litellm_compaction.concurrency import off_loop_if
 from litellm_compaction.core.forms import ClearOrder
-from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.core.messages import Message, Request, parse_message
 from litellm_compaction.core.portable import Portable, Unfolded, portable, unfolded
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import BadItem
+from litellm_compaction.master_key import Box
+from litellm_compaction.stores.store import decode, encode, encode_text
 
-# Reads the text of a compaction that a client has kept, which stands at the named place.
+# Reads the text of a compaction that a client has kept, which stands at the named place: `Items.opened` of a tenant.
 Opened: TypeAlias = Callable[[object, str], Awaitable[Portable]]
 _Shape = TypeVar("_Shape", bound=BaseModel)
+# The text of a conversation's record that keeps all of it; a person does not write this.
+_WHOLE = "[The conversation so far, as the client has kept it]"
+_MARK, _MAC_BYTES = "lmc1.", 16
+# A window of a million tokens has about 4 MB of text; images are larger.
+_MOST_CHARS, _MOST_BYTES, _LONG_CHARS = 64_000_000, 256_000_000, 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +41,6 @@ class Orders:
 
     Attributes:
         portable: stands for the conversation before it; None for none.
-        placeholder: the text of the message that stands in its place.
         compacts_only: the client wants the compaction in place of an answer.
         counts_only: it wants the tokens of the prompt in place of an answer.
         wants_item: it takes the compaction back, if one is made.
@@ -39,7 +54,6 @@ class Orders:
     """
 
     portable: Portable | None = None
-    placeholder: str = ""
     compacts_only: bool = False
     counts_only: bool = False
     wants_item: bool = False
@@ -57,8 +71,9 @@ class Orders:
         return self.wants_item or self.compacts_only or self.counts_only or self.tells_edits
 
     def unfolded(self, messages: tuple[Message, ...]) -> Unfolded:
-        """Returns a request's messages with all that the placeholder stands for."""
-        return Unfolded(messages) if self.portable is None else unfolded(messages, self.portable, self.placeholder)
+        """Returns a request's messages with all that the one with the record stands for."""
+        kept = self.portable
+        return Unfolded(messages) if kept is None else unfolded(messages, kept, record_of(kept))
 
     def returned(self, request: Request, prepared: PreparedRequest | None) -> Portable | None:
         """Returns the compaction with which a request was sent, if it goes back to the client; else None.
@@ -69,8 +84,8 @@ class Orders:
             # Of an answer that was carried over the limit a part is covered: that record is for the next turn's store.
             return None
         if not self.compacts_only:
-            known = "" if self.portable is None else self.portable.record
-            if prepared.compaction is None or prepared.compaction.record == known != "":
+            kept = "" if self.portable is None else self.portable.record
+            if prepared.compaction is None or prepared.compaction.record == kept != "":
                 return None
         return portable(request.messages, prepared.compaction, spares_requests=self.spares_requests)
 
@@ -78,12 +93,17 @@ class Orders:
 NO_ORDERS = Orders()
 
 
+def record_of(kept: Portable) -> str:
+    """Returns what a person may read of a compaction, which is the message that stands in the conversation's place."""
+    return kept.record or _WHOLE
+
+
 class Told(NamedTuple):
     """An answer's word about the context of its conversation.
 
     Attributes:
         text: of the portable compaction, "" for none.
-        record: the same as a person may read it.
+        record: the same as `record_of` has it.
         cleared_calls, cleared_tokens: of old tool results, as ordered.
         read_tokens, written_tokens: of the compaction that was made for it; of a count the prompt's.
         is_alone: no model says anything.
@@ -99,19 +119,77 @@ class Told(NamedTuple):
 
 
 def checked(shape: type[_Shape], value: object, field: str, place: str) -> _Shape:
-    """Returns a field of a request as its protocol has it.
-
-    Args:
-        place: how the protocol's errors write the place in a list, such as "[{}]".
+    """Returns a field of a request as its protocol has it; an error writes a place in a list like `place`, "[{}]".
 
     Raises:
         BadItem: it is not so. Values are not quoted.
     """
     try:
-        return shape.model_validate(value)
+        return shape.model_validate(_without_nulls(value))
+    except RecursionError:
+        raise BadItem(field, "is not as the protocol has it") from None
     except ValidationError as error:
-        found: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        names = (place.format(each) if isinstance(each, int) else f".{each}" for each in found["loc"])
-        if found["type"] == "union_tag_invalid":
+        problem: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        names = (place.format(each) if isinstance(each, int) else f".{each}" for each in problem["loc"])
+        if problem["type"] == "union_tag_invalid":
             raise BadItem(f"{field}{''.join(names)}.type", "is none of the known edits") from None
-        raise BadItem(f"{field}{''.join(names)}", f"is not as the protocol has it ({found['msg']})") from None
+        raise BadItem(f"{field}{''.join(names)}", f"is not as the protocol has it ({problem['msg']})") from None
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+class Items:
+    """Portable compactions as text, signed with the proxy's master key; unsigned where `secret` gives None."""
+
+    def __init__(self, secret: Callable[[], str | None]) -> None:
+        self._seal = Box(secret, b"portable compactions")
+
+    async def sealed(self, tenant: str, kept: Portable) -> str:
+        """Returns the text of a portable compaction; the same one for the same."""
+        is_long = sum(len(each.text) + 1000 * len(each.other_parts) for each in kept.kept) > _LONG_CHARS
+        return await off_loop_if(is_long, lambda: self._sealed(tenant, kept))
+
+    async def opened(self, tenant: str, text: object, field: str) -> Portable:
+        """Returns what `sealed` wrote.
+
+        Args:
+            field: the place in the client's request, for the error.
+
+        Raises:
+            BadItem: it is none, was changed, is another tenant's or proxy's, or too large.
+        """
+        if not isinstance(text, str) or not text.startswith(_MARK) or len(text) > _MOST_CHARS:
+            raise BadItem(field, "was not made by this proxy")
+        return await off_loop_if(len(text) > _LONG_CHARS, lambda: self._opened(tenant, text, field))
+
+    def _sealed(self, tenant: str, kept: Portable) -> str:
+        fields = {
+            "base": None if kept.base is None else encode(kept.base).decode("utf-8", "surrogatepass"),
+            "kept": [dict(each.raw) for each in kept.kept],
+            "spares_requests": kept.spares_requests,
+        }
+        body = zlib.compress(encode_text(json.dumps(fields, ensure_ascii=False, separators=(",", ":"))))
+        return _MARK + base64.urlsafe_b64encode(self._mac(tenant, body) + body).decode()
+
+    def _opened(self, tenant: str, text: str, field: str) -> Portable:
+        try:
+            data = base64.b64decode(text.removeprefix(_MARK), altchars=b"-_", validate=True)
+            mac, body = data[:_MAC_BYTES], data[_MAC_BYTES:]
+            if not hmac.compare_digest(mac, self._mac(tenant, body)):
+                raise BadItem(field, "was changed, or made for another key, team or proxy")
+            # A signed one may be a bomb all the same where the proxy has no key: what is too much is cut off.
+            fields = json.loads(zlib.decompressobj().decompress(body, _MOST_BYTES).decode("utf-8", "surrogatepass"))
+            base = None if fields["base"] is None else decode(encode_text(fields["base"]))
+            if base is None and fields["base"] is not None:
+                raise BadItem(field, "was made by another version of the plug-in")
+            kept = tuple(parse_message(each) for each in fields["kept"])
+            return Portable(base=base, kept=kept, spares_requests=bool(fields["spares_requests"]))
+        except (zlib.error, ValueError, KeyError, TypeError, RecursionError):
+            raise BadItem(field, "cannot be read: it was changed or cut off") from None
+
+    def _mac(self, tenant: str, body: bytes) -> bytes:
+        return self._seal.mac(tenant.encode(), body) or bytes(_MAC_BYTES)

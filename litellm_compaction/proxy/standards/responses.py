@@ -9,20 +9,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, RootModel
 
 from litellm_compaction.core.portable import Portable
 from litellm_compaction.errors import BadItem
-from litellm_compaction.proxy.standards.orders import Opened, Orders, Told, checked
+from litellm_compaction.proxy.standards.orders import Opened, Orders, Told, checked, record_of
 
 TRIGGER = {"type": "compaction_trigger"}
 _ITEMS = ("compaction", "compaction_summary")
-_STAYS = ("system", "developer")
-# In place of a conversation that is kept whole; a person does not write this.
-_WHOLE = "[The conversation so far, as the client has kept it]"
 
 
 class _Threshold(BaseModel):
@@ -40,26 +37,26 @@ async def read_orders(body: Mapping[str, Any], opened: Opened) -> tuple[Orders, 
     Raises:
         BadItem: an item or a field is not as the protocol has it.
     """
-    given = body.get("input")
-    items = given if isinstance(given, list) else []
     changed: dict[str, Any] = {key: None for key in ("context_management", "truncation") if body.get(key) is not None}
     management = checked(_Management, body.get("context_management") or [], "context_management", "[{}]").root
-    kinds = [item.get("type") if isinstance(item, Mapping) else None for item in items]
-    compacts_only = TRIGGER["type"] in kinds
-    kept = _without_trigger(items, kinds) if compacts_only else items
+    items = body.get("input")
+    kinds = [_kind(item) for item in items] if isinstance(items, list) else []
+    items, compacts_only = messages_of(items), TRIGGER["type"] in kinds
+    if compacts_only:
+        if (at := kinds.index(TRIGGER["type"])) != len(items) - 1:
+            raise BadItem(f"input[{at}]", "is a compaction_trigger, which has to be the last item")
+        if not at:
+            raise BadItem("input", "has nothing to compact: the compaction_trigger is its only item")
+        changed["input"] = items = items[:-1]
     newest = max((at for at, kind in enumerate(kinds) if kind in _ITEMS), default=None)
     portable: Portable | None = None
-    placeholder = ""
     if newest is not None:
-        portable = await opened(kept[newest].get("encrypted_content"), f"input[{newest}].encrypted_content")
-        placeholder = portable.record or _WHOLE
-        before = [item for item in kept[:newest] if _stays(item, spares_requests=portable.spares_requests)]
-        kept = [*before, *messages_of(placeholder), *kept[newest + 1 :]]
-    if compacts_only or newest is not None:
-        changed["input"] = kept
+        portable = await opened(items[newest].get("encrypted_content"), f"input[{newest}].encrypted_content")
+        stays = ("system", "developer", *(["user"] if portable.spares_requests else []))
+        before = [item for item in items[:newest] if _kind(item) == "message" and item.get("role") in stays]
+        changed["input"] = [*before, *messages_of(record_of(portable)), *items[newest + 1 :]]
     orders = Orders(
         portable=portable,
-        placeholder=placeholder,
         compacts_only=compacts_only,
         wants_item=bool(management),
         spares_requests=compacts_only,
@@ -69,28 +66,14 @@ async def read_orders(body: Mapping[str, Any], opened: Opened) -> tuple[Orders, 
     return orders, changed
 
 
-def _without_trigger(items: Sequence[Any], kinds: Sequence[object]) -> Sequence[Any]:
-    at = kinds.index(TRIGGER["type"])
-    if at != len(items) - 1:
-        raise BadItem(f"input[{at}]", "is a compaction_trigger, which has to be the last item")
-    if not at:
-        raise BadItem("input", "has nothing to compact: the compaction_trigger is its only item")
-    return items[:-1]
-
-
-def _stays(item: object, *, spares_requests: bool) -> bool:
-    """Returns True for an item before a compaction item that it does not stand for."""
-    if not isinstance(item, Mapping) or item.get("type", "message") != "message":
-        return False
-    return item.get("role") in _STAYS or (spares_requests and item.get("role") == "user")
+def _kind(item: object) -> object:
+    return item.get("type", "message") if isinstance(item, Mapping) else None
 
 
 def field_of_item(items: object) -> str:
     """Returns the place of the first compaction item or trigger of a request's `input`; "" if it has none."""
-    for at, item in enumerate(items if isinstance(items, list) else ()):
-        if isinstance(item, Mapping) and item.get("type") in (TRIGGER["type"], *_ITEMS):
-            return f"input[{at}]"
-    return ""
+    places = enumerate(items if isinstance(items, list) else ())
+    return next((f"input[{at}]" for at, item in places if _kind(item) in (TRIGGER["type"], *_ITEMS)), "")
 
 
 def messages_of(given: object) -> list[Any]:
@@ -100,17 +83,14 @@ def messages_of(given: object) -> list[Any]:
     return list(given) if isinstance(given, list) else []
 
 
-def _item(text: str) -> dict[str, Any]:
-    return {"type": "compaction", "id": f"cmp_{_digest(text)}", "encrypted_content": text}
-
-
-def _digest(text: str) -> str:
-    """An id that says nothing else, and is the same for the same text."""
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
 class Stream:
-    """The events of one answer, numbered anew."""
+    """The events of one answer, numbered anew.
+
+    Attributes:
+        at_once: kinds of events that are no part of what the model says.
+        at_end: kinds of those that come behind it.
+        index: the field with the place of an event's part in the answer.
+    """
 
     at_once = frozenset({"response.created", "response.in_progress", "response.queued", "response.failed"})
     at_end = frozenset({"response.completed", "response.incomplete"})
@@ -120,6 +100,7 @@ class Stream:
         self._numbers = itertools.count()
 
     def events(self, frame: object) -> Iterable[object]:
+        """Returns the events of a frame of LiteLLM's, as dictionaries; as they came where they cannot be read."""
         if isinstance(frame, BaseModel):
             fields = json.loads(frame.model_dump_json(exclude_none=True, exclude_unset=True))
             if str(fields.get("type", "")).startswith("response."):
@@ -127,15 +108,21 @@ class Stream:
         return [frame]
 
     def frame(self, event: dict[str, Any]) -> str:
+        """Returns an event as LiteLLM sends it on."""
         return json.dumps({**event, "sequence_number": next(self._numbers)}, ensure_ascii=False)
 
     def part(self, told: Told) -> list[dict[str, Any]]:
-        names = ("added", "done") if told.text else ()
-        return [{"type": f"response.output_item.{each}", "output_index": 0, "item": _item(told.text)} for each in names]
+        """Returns the events of the part that says it, at place 0; none if there is none."""
+        return [
+            {"type": f"response.output_item.{each}", "output_index": 0, "item": item}
+            for item in _items(told)
+            for each in ("added", "done")
+        ]
 
     def ended(self, event: dict[str, Any], told: Told | None) -> dict[str, Any]:
+        """Returns an event of the end with what is to be said there."""
         response = event.get("response")
-        if told is None or not isinstance(response, dict) or not (told.text or told.is_alone):
+        if told is None or not isinstance(response, dict):
             return event
         whole = {**response, **_output(told, response.get("output"))}
         if not told.is_alone:
@@ -154,8 +141,16 @@ def answered(response: Any, told: Told | None) -> Any:
 
 
 def _output(told: Told, output: Any) -> dict[str, Any]:
-    items = [_item(told.text)] if told.text else []
+    items = _items(told)
     return {"output": items, "status": "completed"} if told.is_alone else {"output": [*items, *(output or [])]}
+
+
+def _items(told: Told) -> list[dict[str, Any]]:
+    if not told.text:
+        return []
+    # An id that says nothing else, and is the same for the same text.
+    digest = hashlib.blake2b(told.text.encode(), digest_size=16).hexdigest()
+    return [{"type": "compaction", "id": f"cmp_{digest}", "encrypted_content": told.text}]
 
 
 def _usage(told: Told) -> dict[str, Any]:
@@ -175,28 +170,19 @@ def compacted_response(body: Mapping[str, Any], answer: Mapping[str, Any]) -> di
         body: of the client's request.
         answer: to the same request with a trigger.
     """
-    own = [
-        _output_message(item)
-        for item in messages_of(body.get("input"))
-        if isinstance(item, Mapping) and item.get("type", "message") == "message" and item.get("role") == "user"
-    ]
+    items = messages_of(body.get("input"))
+    own = [item for item in items if _kind(item) == "message" and item.get("role") == "user"]
     return {
         "id": answer.get("id"),
         "object": "response.compaction",
         "created_at": int(answer.get("created_at") or 0),
-        "output": [*own, *(answer.get("output") or [])],
+        "output": [*map(_output_message, own), *(answer.get("output") or [])],
         "usage": answer.get("usage"),
     }
 
 
 def _output_message(item: Mapping[str, Any]) -> dict[str, Any]:
-    """A user's message as the protocol gives it back: in parts, with an id."""
+    """A user's message as the protocol gives it back: in parts."""
     content = item.get("content")
     parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-    return {
-        "id": f"msg_{_digest(json.dumps(parts))}",
-        "status": "completed",
-        **item,
-        "type": "message",
-        "content": parts,
-    }
+    return {"status": "completed", **item, "type": "message", "content": parts}

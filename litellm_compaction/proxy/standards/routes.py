@@ -15,9 +15,8 @@ from litellm_compaction.concurrency import off_loop_if
 from litellm_compaction.proxy.standards import responses
 
 _Application: TypeAlias = Callable[..., Awaitable[None]]
-_Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
-_Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 _Json: TypeAlias = dict[str, Any]
+_Receive: TypeAlias = Callable[[], Awaitable[_Json]]
 # A field of a body that wants the tokens of its prompt in place of an answer. Whoever sends it himself gets them, too.
 COUNTS = "litellm_compaction_counts"
 # Above that no request is read here, and LiteLLM answers as it does without us.
@@ -30,7 +29,7 @@ _COUNTED = (
 # So do these headers; what fails here would fail again.
 _HOW = (*(b"x-litellm-" + name for name in (b"num-retries", b"timeout", b"stream-timeout", b"keepalive-seconds")),)
 _ONCE = (b"x-litellm-num-retries", b"0")
-_LENGTHS = (b"content-length", b"transfer-encoding")
+_OK = 200
 
 
 class _Route(NamedTuple):
@@ -60,77 +59,68 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
             await application(scope, receive, send)
             return
         content = await _read(receive)
-        body = await off_loop_if(len(content) > _LONG_BYTES, lambda: _json(content))
+        is_long = len(content) > _LONG_BYTES
+        body = await off_loop_if(is_long, lambda: _json(content))
         if body is None or not await is_guarded(body.get("model")):
             await application(scope, _again(content, receive), send)
             return
         asked = route.asked(body)
-        if asked is None:
-            # LiteLLM's own route names what is missing at once.
-            path, asked = f"{path}/", {"model": body["model"]}
-        content = await off_loop_if(len(content) > _LONG_BYTES, lambda: json.dumps(asked).encode())
-        path = path.rpartition("/")[0]
+        # LiteLLM's own route names what is missing at once.
+        path = path if asked is None else path.rpartition("/")[0]
+        inner = await off_loop_if(is_long, lambda: json.dumps(asked or {"model": body["model"]}).encode())
         kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _HOW]
-        headers = _with_length([*kept, _ONCE], len(content))
-        inner = {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
-        await application(inner, _again(content, receive), _told(send, lambda answer: route.told(body, answer)))
+        headers = _with_length([*kept, _ONCE], len(inner))
+        start: _Json = {}
+        parts: list[bytes] = []
+
+        async def answered(message: _Json) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+            else:
+                parts.append(message.get("body", b""))
+
+        scope = {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
+        await application(scope, _again(inner, receive), answered)
+        content = b"".join(parts)
+        if start["status"] == _OK and (answer := _json(content)) is not None:
+            content = json.dumps(route.told(body, answer), ensure_ascii=False).encode()
+        await send({**start, "headers": _with_length(start.get("headers", ()), len(content))})
+        await send({"type": "http.response.body", "body": content})
 
     return serve
 
 
-def _told(send: _Send, told: Callable[[_Json], _Json]) -> _Send:
-    """Sends a good answer on as what `told` makes of it, and any other one as it came."""
-    started: list[dict[str, Any]] = []
-    parts: list[bytes] = []
-
-    async def sent(message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            started.append(message)
-            return
-        parts.append(message.get("body", b""))
-        if message.get("more_body"):
-            return
-        content = b"".join(parts)
-        answer = _json(content) if started[0]["status"] == 200 else None
-        if answer is not None:
-            content = json.dumps(told(answer), ensure_ascii=False).encode()
-        await send({**started[0], "headers": _with_length(started[0].get("headers", ()), len(content))})
-        await send({"type": "http.response.body", "body": content})
-
-    return sent
-
-
 async def _read(receive: _Receive) -> bytes:
-    parts: list[bytes] = []
-    while True:
+    parts, has_more = [], True
+    while has_more:
         message = await receive()
         parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(parts)
+        has_more = message.get("more_body", False)
+    return b"".join(parts)
 
 
 def _again(content: bytes, receive: _Receive) -> _Receive:
     """Gives a body that was read as if it came now; what comes after it is the client's."""
     waiting = [content]
 
-    async def received() -> dict[str, Any]:
+    async def received() -> _Json:
         return {"type": "http.request", "body": waiting.pop(), "more_body": False} if waiting else await receive()
 
     return received
 
 
 def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:
-    kept = [(name, value) for name, value in headers if name.lower() not in _LENGTHS]
+    kept = [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
     return [*kept, (b"content-length", str(length).encode())]
 
 
 def _json(content: bytes) -> _Json | None:
     """None for anything but an object; what LiteLLM cannot read either it refuses itself."""
     try:
-        found = json.loads(content) if len(content) <= _MOST_BYTES else None
+        body = json.loads(content) if len(content) <= _MOST_BYTES else None
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return body if isinstance(body, dict) else None
 
 
 def _compact(body: _Json) -> _Json:
@@ -144,22 +134,14 @@ def _count(body: _Json, **most_tokens: int) -> _Json:
 
 def _count_messages(body: _Json) -> _Json | None:
     messages = body.get("messages")
-    # LiteLLM drops messages of thinking alone.
-    if not isinstance(messages, list) or not all(map(_is_message, messages)) or all(map(_is_thought, messages)):
-        return None
-    return _count(body, max_tokens=1)
+    return _count(body, max_tokens=1) if isinstance(messages, list) and any(map(_is_said, messages)) else None
 
 
-def _is_message(found: object) -> bool:
-    content = found.get("content") if isinstance(found, dict) else None
-    parts = content if isinstance(content, list) else [{"text": content}]
-    texts = all(isinstance(part, dict) and isinstance(part.get("text", ""), str) for part in parts)
-    return isinstance(found, dict) and found.get("role") in ("user", "assistant", "system") and bool(parts) and texts
-
-
-def _is_thought(message: _Json) -> bool:
-    content = message["content"]
-    return isinstance(content, list) and all("thinking" in str(part.get("type")) for part in content)
+def _is_said(message: object) -> bool:
+    """Returns False for a message of thinking alone, which LiteLLM drops, and for what is no message."""
+    content = message.get("content") if isinstance(message, dict) else None
+    parts = content if isinstance(content, list) else [{"type": "text"}]
+    return bool(content) and any(isinstance(part, dict) and "thinking" not in str(part.get("type")) for part in parts)
 
 
 def _counted(_: _Json, answer: _Json) -> _Json:

@@ -16,10 +16,8 @@ from litellm_compaction.proxy.client import metadata_of, tenant_of
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.standards import messages, responses
-from litellm_compaction.proxy.standards.items import Items
-from litellm_compaction.proxy.standards.orders import NO_ORDERS, Told
+from litellm_compaction.proxy.standards.orders import NO_ORDERS, Items, Told, record_of
 from litellm_compaction.proxy.standards.routes import COUNTS
-from litellm_compaction.proxy.standards.streams import with_part
 
 
 class Standards:
@@ -65,13 +63,13 @@ class Standards:
         if client.cleared_calls:
             return
         tokens = await self._compactor.count(client.original, context)
-        found, gone = cleared(client.original.messages, order, tokens)
-        if not gone:
+        rest, cleared_calls = cleared(client.original.messages, order, tokens)
+        if not cleared_calls:
             return
-        smaller = replace(client.original, messages=found)
+        smaller = replace(client.original, messages=rest)
         saved_tokens = tokens - await self._compactor.count(smaller, context)
         if saved_tokens >= order.at_least_tokens:
-            call.client = replace(client, original=smaller, cleared_calls=gone, cleared_tokens=saved_tokens)
+            call.client = replace(client, original=smaller, cleared_calls=cleared_calls, cleared_tokens=saved_tokens)
 
     async def _compact(self, call: Exchange, context: RequestContext) -> None:
         """Makes the compaction that the client has asked for; without one it takes an answer."""
@@ -92,10 +90,10 @@ class Standards:
             return call.alone
         client, prepared, told = call.client, call.attempt.prepared, _of_edits(call)
         try:
-            found = client.orders.returned(client.original, prepared)
-            if found is not None:
-                text = await self._items.sealed(client.tenant, found)
-                told = told._replace(text=text, record=found.record)
+            portable = client.orders.returned(client.original, prepared)
+            if portable is not None:
+                text = await self._items.sealed(client.tenant, portable)
+                told = told._replace(text=text, record=record_of(portable))
             if prepared is not None and prepared.action == "compacted" and prepared.compaction is not None:
                 written = prepared.count_text(prepared.compaction.model_text)
                 told = told._replace(read_tokens=prepared.tokens_before, written_tokens=written)
@@ -103,15 +101,44 @@ class Standards:
             log_failure("item", error)
         return told
 
-    def showing(
+    async def showing(
         self, stream: AsyncGenerator[Any, None], call: Exchange, *, is_messages: bool
     ) -> AsyncGenerator[Any, None]:
-        """A stream of LiteLLM's, with what its client wants to be told of the compaction."""
+        """A stream of LiteLLM's with a part of ours before what the model says, or in its place.
+
+        What comes before the request was sent, and so before it is known what to say, waits.
+        """
         form = messages.Stream() if is_messages else responses.Stream()
-        return with_part(stream, form, partial(self.told, call), lambda: _is_settled(call))
+        waiting: list[dict[str, Any]] = []
+        told: Told | None = None
+        is_decided, shift = False, 0
+        async for frame in stream:
+            for event in form.events(frame):
+                if not isinstance(event, dict):
+                    yield event
+                    continue
+                if event["type"] in form.at_once:
+                    yield form.frame(event)
+                    continue
+                waiting.append(event)
+                if not is_decided:
+                    is_decided = event["type"] in form.at_end or _is_settled(call)
+                    if not is_decided:
+                        continue
+                    told = await self.told(call) if _is_settled(call) else None
+                    part = form.part(told) if told is not None else []
+                    shift = 1 if part else 0
+                    for own in part:
+                        yield form.frame(own)
+                for each in waiting:
+                    if each["type"] in form.at_end:
+                        yield form.frame(form.ended(each, told))
+                    elif told is None or not told.is_alone:
+                        yield form.frame({**each, form.index: each[form.index] + shift} if form.index in each else each)
+                waiting.clear()
 
     async def shown(self, answer: Any, call: Exchange, *, is_messages: bool) -> Any:
-        """The same for an answer that is not streamed."""
+        """The same for an answer that is not streamed; None to leave it as it is."""
         told = await self.told(call) if _is_settled(call) else None
         return (messages if is_messages else responses).answered(answer, told)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,8 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from litellm_compaction.engine.sharing.admission import Admission
-from litellm_compaction.engine.sharing.pool import Seat
+from litellm_compaction.engine.sharing.admission import Admission, Seat
 from litellm_compaction.errors import Overloaded
 from tests.engine.bench import settled, usage
 
@@ -38,116 +36,52 @@ class ManualLoop(asyncio.SelectorEventLoop):
         return self.now_s
 
 
-class Desk:
-    """Shorthands for one pool."""
-
-    def __init__(self) -> None:
-        self.admission = Admission()
-        self.tasks: list[asyncio.Task[Any]] = []
-
-    async def seat(
-        self, tokens: int, most_tokens: int = 0, *, window_tokens: int = WINDOW_TOKENS, timeout_s: float = LONG_S
-    ) -> Seat:
-        """A seat that must be there at once."""
-        entry = self.admission.enter(
-            POOL, window_tokens=window_tokens, tokens=tokens, timeout_s=timeout_s, most_tokens=most_tokens
-        )
-        return await asyncio.wait_for(entry, HANG_S)
-
-    async def started(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """`work` as a task that has run to its first wait."""
-        task = asyncio.ensure_future(work)
-        self.tasks.append(task)
-        await settled()
-        return task
-
-    async def entry(self, tokens: int, *, window_tokens: int = WINDOW_TOKENS) -> asyncio.Task[Seat]:
-        """A task that enters."""
-        return await self.started(
-            self.admission.enter(POOL, window_tokens=window_tokens, tokens=tokens, timeout_s=LONG_S)
-        )
-
-    async def exchange(self, seat: Seat, tokens: int) -> asyncio.Task[None]:
-        """A task that exchanges."""
-        return await self.started(seat.exchange(tokens, timeout_s=LONG_S))
-
-    @property
-    def usage(self) -> tuple[int, int, int]:
-        """Tokens in use, window, waiting."""
-        return usage(self.admission, POOL)
-
-
-@pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
-    """A desk whose waiters end with the test."""
-    desk = Desk()
-    yield desk
-    for task in desk.tasks:
-        task.cancel()
-    await asyncio.gather(*desk.tasks, return_exceptions=True)
-
-
-# Entering
-
-
-# What is lent, and called back
+async def taken(
+    admission: Admission, tokens: int, *, window_tokens: int = WINDOW_TOKENS, timeout_s: float = LONG_S
+) -> Seat:
+    """A new seat, when it holds so much."""
+    seat = admission.seat(POOL)
+    try:
+        await seat.take(tokens, window_tokens=window_tokens, timeout_s=timeout_s)
+    except BaseException:
+        seat.release()
+        raise
+    return seat
 
 
 async def test_a_stopped_answer_holds_its_room_until_its_server_knows() -> None:
-    """Whoever leaves in the middle of one gives it back a moment later, in and outside of a running loop."""
+    """Whoever leaves in the middle of one gives it back a moment later."""
     admission = Admission(stopping_s=0.0)
-    seat = await admission.enter(POOL, window_tokens=WINDOW_TOKENS, tokens=60, timeout_s=LONG_S)
+    seat = await taken(admission, 60)
     admission.release_later(seat)
     assert usage(admission, POOL).used_tokens == 60
-    entry = asyncio.ensure_future(admission.enter(POOL, window_tokens=WINDOW_TOKENS, tokens=60, timeout_s=LONG_S))
-    seat = await asyncio.wait_for(entry, HANG_S)
-    await asyncio.to_thread(admission.release_later, seat)
-    assert usage(admission, POOL).used_tokens == 0
+    assert (await asyncio.wait_for(taken(admission, 60), HANG_S)).tokens == 60
 
 
-# Exchanging
-
-
-@pytest.mark.parametrize("is_granted", [False, True])
-async def test_leave_during_exchange(desk: Desk, is_granted: bool) -> None:
-    """When somebody else leaves the seat, a waiting exchange ends with an error and nothing stays taken."""
-    first, second = await desk.seat(50), await desk.seat(50)
-    restart = await desk.exchange(second, 60)
-    if is_granted:
-        first.shrink(40)
-        assert second.tokens == 60
+async def test_a_seat_is_used_by_one_task_and_left_once() -> None:
+    """A second wait at the same time is refused; whoever releases a seat that waits ends its wait with an error."""
+    admission = Admission()
+    first, second = await taken(admission, 50), await taken(admission, 50)
+    restart = asyncio.ensure_future(second.take(60, window_tokens=WINDOW_TOKENS, timeout_s=LONG_S))
+    await settled()
+    with pytest.raises(RuntimeError, match="waited"):
+        await second.take(10, window_tokens=WINDOW_TOKENS, timeout_s=LONG_S)
+    second.release()
     second.release()
     with pytest.raises(RuntimeError, match="left"):
         await restart
-    assert desk.usage == (first.tokens, 100, 0)
-
-
-async def test_exchange_twice_at_once(desk: Desk) -> None:
-    """A seat waits for one exchange at a time; the second is refused and the first goes on."""
-    first, second = await desk.seat(50), await desk.seat(50)
-    restart = await desk.exchange(second, 60)
-    with pytest.raises(RuntimeError, match="waited"):
-        await second.exchange(10, timeout_s=LONG_S)
-    first.release()
-    await restart
-    assert second.tokens == 60
-
-
-# Time limits
-
-
-# Cancellation
+    assert usage(admission, POOL) == (first.tokens, 100, 0)
 
 
 @pytest.mark.parametrize("cancel_s", [0.5, 1.5], ids=["cancel first", "limit first"])
 def test_cancelled_when_out_of_time(cancel_s: float) -> None:
     """A waiter whose time ends in the turn in which it is cancelled ends as cancelled and leaves no trace."""
     loop = ManualLoop()
-    admission = Admission(clock=loop.time)
+    admission = Admission()
 
     async def scene() -> None:
-        seat = await admission.enter(POOL, window_tokens=100, tokens=60, timeout_s=1)
-        entry = asyncio.ensure_future(admission.enter(POOL, window_tokens=100, tokens=50, timeout_s=1))
+        seat = await taken(admission, 60, timeout_s=1)
+        entry = asyncio.ensure_future(taken(admission, 50, timeout_s=1))
         await settled()
         loop.call_later(cancel_s, entry.cancel)
         loop.now_s = 2.0
@@ -168,11 +102,11 @@ def test_cancelled_when_out_of_time(cancel_s: float) -> None:
 
 @dataclass(eq=False)
 class Person:
-    """Somebody at the desk, as the test sees it.
+    """Somebody in the queue, as the test sees it.
 
     Attributes:
         number: in the order of arrival.
-        wants_tokens: what is waited for.
+        wants_tokens, most_tokens: what is waited for.
         until_s: when the wait ends.
         task: enters, or exchanges.
         seat: None before entering.
@@ -184,16 +118,17 @@ class Person:
     task: asyncio.Task[Any]
     seat: Seat | None = None
     tokens: int = 0
+    most_tokens: int = 0
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """Entries, exchanges, loans, leaves, cancellations, time limits and windows in any order."""
+    """Entries, restarts, leaves, cancellations, time limits and windows in any order."""
 
     @initialize(window_tokens=st.integers(20, 100))
     def open(self, window_tokens: int) -> None:
         """An empty pool."""
         self.loop = ManualLoop()
-        self.admission = Admission(clock=self.loop.time)
+        self.admission = Admission()
         self.window_tokens = window_tokens
         self.count = 0
         self.running: list[Person] = []
@@ -225,7 +160,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.loop.run_until_complete(settled())
 
     def account(self) -> None:
-        """The rules once more: heads that fit go in, restarts first; then compares."""
+        """The rules once more: heads that fit go in, restarts first, with more if none is left; then compares."""
+        let_in: list[Person] = []
         for queue in (self.restarting, self.entering):
             while queue:
                 used = sum(person.tokens for person in self.running)
@@ -234,10 +170,16 @@ class AdmissionMachine(RuleBasedStateMachine):
                 person = queue.pop(0)
                 person.tokens = person.wants_tokens
                 self.running.append(person)
+                let_in.append(person)
                 if person.seat is None:
                     self.entered.append(person.number)
             if queue:
                 break
+        seats = len(self.running + self.idle)
+        for person in let_in if not (self.restarting or self.entering) else ():
+            free = max(self.window_tokens - sum(other.tokens for other in self.running), 0)
+            most = person.most_tokens if seats == 1 else min(person.most_tokens, self.window_tokens // seats)
+            person.tokens = max(person.tokens, most if seats == 1 else min(most, person.tokens + free))
         self.settle()
         for person in self.running:
             assert person.task.done()
@@ -252,42 +194,23 @@ class AdmissionMachine(RuleBasedStateMachine):
     def enter(self, tokens: int, window: int | None, limit_s: int) -> None:
         """Somebody comes, with news about the window or without."""
         self.window_tokens = window if window is not None else self.window_tokens
-        entry = self.admission.enter(POOL, window_tokens=self.window_tokens, tokens=tokens, timeout_s=limit_s)
+        entry = taken(self.admission, tokens, window_tokens=self.window_tokens, timeout_s=limit_s)
         self.entering.append(Person(self.count, tokens, self.loop.now_s + limit_s, self.loop.create_task(entry)))
         self.count += 1
         self.account()
 
     @precondition(lambda self: self.running or self.idle)
-    @rule(pick=st.integers(0, 50), tokens=st.integers(1, 120), limit_s=st.integers(1, 20))
-    def exchange(self, pick: int, tokens: int, limit_s: int) -> None:
-        """Somebody restarts, or tries a restart again."""
+    @rule(pick=st.integers(0, 50), tokens=st.integers(1, 120), most=st.integers(0, 120), limit_s=st.integers(1, 20))
+    def restart(self, pick: int, tokens: int, most: int, limit_s: int) -> None:
+        """Somebody goes on, or tries that again, with what is needed and more where it is free."""
         person = self.picked(self.running + self.idle, pick)
         assert person.seat is not None
-        person.task = self.loop.create_task(person.seat.exchange(tokens, timeout_s=limit_s))
-        others = sum(other.tokens for other in self.running if other is not person)
-        if tokens <= person.tokens and (others == 0 or others + tokens <= self.window_tokens):
-            person.tokens = tokens
-        else:
-            (self.running if person in self.running else self.idle).remove(person)
-            person.tokens, person.wants_tokens, person.until_s = 0, tokens, self.loop.now_s + limit_s
-            self.restarting.append(person)
-        self.account()
-
-    @precondition(lambda self: self.running)
-    @rule(pick=st.integers(0, 50), tokens=st.integers(1, 120))
-    def lend(self, pick: int, tokens: int) -> None:
-        """A seat goes on with what it has, and more: everything alone, else of what is free while nobody waits."""
-        person = self.picked(self.running, pick)
-        assert person.seat is not None
-        if len(self.running) > 1 and sum(other.tokens for other in self.running) > self.window_tokens:
-            return
-        waiting, seats = self.restarting + self.entering, len(self.running + self.idle + self.restarting)
-        free = max(self.window_tokens - sum(other.tokens for other in self.running), 0)
-        held = person.tokens
-        if not waiting:
-            most = tokens if seats == 1 else min(tokens, self.window_tokens // seats, person.tokens + free)
-            person.tokens = max(person.tokens, most)
-        person.task = self.loop.create_task(person.seat.exchange(held, timeout_s=20, most_tokens=tokens))
+        asked = {"window_tokens": self.window_tokens, "timeout_s": limit_s, "most_tokens": most, "is_restart": True}
+        person.task = self.loop.create_task(person.seat.take(tokens, **asked))  # type: ignore[arg-type]
+        (self.running if person in self.running else self.idle).remove(person)
+        person.tokens, person.wants_tokens, person.most_tokens = 0, tokens, most
+        person.until_s = self.loop.now_s + limit_s
+        self.restarting.append(person)
         self.account()
 
     @precondition(lambda self: self.running)
@@ -302,20 +225,10 @@ class AdmissionMachine(RuleBasedStateMachine):
         lets_in = head is not None and lent > 0 and used - lent + head.wants_tokens <= self.window_tokens
         assert person.seat.must_give_way(needed_tokens) is lets_in
         if lets_in and pick % 2:
-            self.exchange(self.running.index(person), needed_tokens, 20)
+            self.restart(self.running.index(person), needed_tokens, 0, 20)
             assert head in self.running
         else:
             person.seat.must_give_way(None)
-
-    @precondition(lambda self: self.running)
-    @rule(pick=st.integers(0, 50), tokens=st.integers(1, 120))
-    def shrink(self, pick: int, tokens: int) -> None:
-        """An answer needs less than was reserved."""
-        person = self.picked(self.running, pick)
-        assert person.seat is not None
-        person.seat.shrink(tokens)
-        person.tokens = min(person.tokens, tokens)
-        self.account()
 
     @precondition(lambda self: self.running or self.idle)
     @rule(pick=st.integers(0, 50))

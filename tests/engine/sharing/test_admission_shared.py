@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.concurrency import ended
-from litellm_compaction.engine.sharing.admission import Admission
+from litellm_compaction.engine.sharing.admission import Admission, Seat
 from litellm_compaction.engine.sharing.leases import LEASE_S, Leases, shared_name
-from litellm_compaction.engine.sharing.pool import Seat
 from litellm_compaction.errors import Overloaded, StoreError
 from tests.stores.made import MemoryBoard
 from tests.virtual_time import played, run
@@ -58,9 +57,13 @@ class Fleet:
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
 
     async def enter(self, at: int, tokens: int, most_tokens: int = 0, *, timeout_s: float = LONG_S) -> Seat:
-        return await self.admissions[at].enter(
-            POOL, window_tokens=WINDOW_TOKENS, tokens=tokens, most_tokens=most_tokens, timeout_s=timeout_s
-        )
+        seat = self.admissions[at].seat(POOL)
+        try:
+            await seat.take(tokens, window_tokens=WINDOW_TOKENS, most_tokens=most_tokens, timeout_s=timeout_s)
+        except BaseException:
+            seat.release()
+            raise
+        return seat
 
     def started(self, measured: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(measured)
@@ -74,7 +77,7 @@ class Fleet:
     @property
     def used_tokens(self) -> int:
         """In all processes together, as they know it themselves."""
-        return sum(place.used_tokens for each in self.admissions for place in each._pools.values())
+        return sum(each.held().tokens for each in self.admissions)
 
 
 def together(
@@ -88,7 +91,7 @@ async def _with_fleet(processes: int, test: Callable[[Fleet], Coroutine[Any, Any
     clock = asyncio.get_running_loop().time
     board = CountedBoard(clock)
     leases = [Leases(board, clock=clock) for _ in range(processes)]
-    fleet = Fleet([Admission(clock, leases=each) for each in leases], board, leases)
+    fleet = Fleet([Admission(leases=each) for each in leases], board, leases)
     try:
         await test(fleet)
     finally:
@@ -154,7 +157,9 @@ def test_everybody_is_served_and_never_over_the_window(seed: int, processes: int
                     await asyncio.sleep(0.2)
                     if seat.must_give_way(needed_tokens):
                         break
-                await seat.exchange(chance.randint(1, 110), timeout_s=limit_s, most_tokens=chance.randint(0, 150))
+                tokens, most_tokens = chance.randint(1, 110), chance.randint(0, 150)
+                limits: dict[str, Any] = {"window_tokens": WINDOW_TOKENS, "timeout_s": limit_s}
+                await seat.take(tokens, most_tokens=most_tokens, is_restart=True, **limits)
         except Overloaded:
             return
         finally:

@@ -146,7 +146,10 @@ def test_a_process_ends_whatever_its_board_does() -> None:
 
 
 def test_a_board_that_fails_for_a_moment_gives_nobody_the_right() -> None:
-    """Two would make the same summary: it is asked again soon, and lost only when it goes on failing."""
+    """Two would make the same summary: it is asked again soon, and lost only when it goes on failing.
+
+    One that is lost is left alone for a moment, so that not every request waits for it in vain.
+    """
 
     async def hiccup() -> None:
         clock = asyncio.get_running_loop().time
@@ -170,29 +173,13 @@ def test_a_board_that_fails_for_a_moment_gives_nobody_the_right() -> None:
             await asyncio.sleep(2)
             assert await takes(other, "right", held)
             assert other.is_lost
+            board.is_broken = False
+            topics = len(board.topics)
+            for seconds in (0, 6):
+                await asyncio.sleep(seconds)
+                assert await takes(other, f"after {seconds}", held)
+                assert other.is_lost == (len(board.topics) == topics) == (seconds == 0)
         for each in (one, other):
             await each.aclose()
 
     run(hiccup())
-
-
-def test_a_board_that_failed_is_left_alone_for_a_moment() -> None:
-    """So that not every request waits for it in vain; then it is asked again."""
-
-    async def silent() -> None:
-        clock = asyncio.get_running_loop().time
-        board = BrokenBoard(clock=clock)
-        board.is_broken = True
-        leases = Leases(board, clock=clock)
-        async with AsyncExitStack() as held:
-            assert await takes(leases, "right", held)
-            assert leases.is_silent
-            board.is_broken = False
-            assert await takes(leases, "right", held)
-            assert not board.topics
-            await asyncio.sleep(6)
-            assert await takes(leases, "another", held)
-            assert board.topics
-        await leases.aclose()
-
-    run(silent())

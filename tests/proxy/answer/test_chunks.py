@@ -85,6 +85,6 @@ def test_fragments_are_put_together_by_id_then_by_index(fragments: list[dict[str
     calls = Calls()
     for fragment in fragments:
         calls.take([fragment], may_begin=False)
-    held = calls.given_up()
+    held = calls.given_up("all")
     assert [(call["function"]["name"], call["function"]["arguments"]) for call in held] == [("a", "{}"), ("b", "{}")]
     assert len({call["index"] for call in held}) == 2

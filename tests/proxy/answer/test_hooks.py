@@ -15,7 +15,7 @@ from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Us
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked
 from litellm_compaction.proxy.answer.sse import Received, UpstreamError
-from litellm_compaction.proxy.answer.upstream import LegRequest
+from litellm_compaction.proxy.answer.upstream import Leg
 
 # LiteLLM's own types, which it builds when they are first used.
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
@@ -75,10 +75,10 @@ def _upstream(first: _Stream | None, router: _Router | None = None) -> HookedUps
     return HookedUpstream(first, router, "pin", {"messages": [], "litellm_logging_obj": log})
 
 
-def _leg(way: Way | None) -> LegRequest:
+def _leg(way: Way | None) -> Leg:
     window = SimpleNamespace(source="operator")
     prepared: Any = SimpleNamespace(way=way, closing=None, messages=None, tools=None, window=window)
-    return LegRequest(prepared=prepared, max_tokens=100, goes_on=way is not None)
+    return Leg(prepared=prepared, max_tokens=100, goes_on=way is not None)
 
 
 def _logged(log: _Log) -> list[str]:

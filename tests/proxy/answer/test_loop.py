@@ -21,11 +21,11 @@ from litellm_compaction.core.messages import (
     without_notices,
 )
 from litellm_compaction.engine import Reservation
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.events import CompactionEvent, ContinuationEvent
 from litellm_compaction.proxy.answer.client import Notices
 from litellm_compaction.proxy.answer.sse import Received, UpstreamDropped, UpstreamError
-from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.windows.windows import Target, Window
 from tests.builders import prose, talk
 from tests.engine.bench import settled, usage
@@ -283,7 +283,10 @@ async def test_every_restart_gains_an_output_buffer(floor: float, window_tokens:
     for opened in others:
         assert before.prompt_tokens + before.completion_tokens - opened.prompt_tokens >= buffer_tokens
         assert window_tokens - opened.prompt_tokens >= buffer_tokens
+        # P5: it begins below the streaming limit, and generates something.
+        assert opened.prompt_tokens <= 0.9 * window_tokens - 64
         before = opened
+    assert all(opened.completion_tokens >= buffer_tokens for opened in others[:-1])
     assert read.raw_text.count(DONE_NOTICE) == read.raw_text.count(START_NOTICE) == len(others)
     assert read.usages[0].get("compaction", {"restarts": 0})["restarts"] == len(others)  # type: ignore[call-overload]
     text = read.text.partition("\n\n⚠️")[0]

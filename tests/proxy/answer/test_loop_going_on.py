@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.messages import Message
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.proxy.answer.sse import UpstreamDropped, UpstreamError
-from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.windows.windows import Source, Target
 from tests.builders import prose, talk
 from tests.lmstudio_double import Reply, numbered_words
@@ -109,24 +109,6 @@ async def test_one_restart_makes_one_summary(refusals: int, model: str, tried: l
     assert refused.messages is not None
     assert taken.messages is not None
     assert [each.text for each in taken.messages[: len(refused.messages)]] == [each.text for each in refused.messages]
-
-
-@pytest.mark.parametrize(
-    ("window", "floor_ratio", "least"),
-    [(2048, 0.65, 300), (8192, 0.75, 1000), pytest.param(16_384, 0.83, 1500, marks=pytest.mark.slow)],
-)
-async def test_no_restart_is_stopped_at_its_beginning(window: int, floor_ratio: float, least: int) -> None:
-    """P5: whatever the system prompt takes, each restart begins below the streaming limit and generates something.
-
-    A high floor leaves little room: a restart at the limit itself would be stopped after its first words.
-    """
-    raw = [{"role": "system", "content": "rule " * int(floor_ratio * window)}, *SHORT]
-    made = Scene(raw, [Turn(reply=goes_on(numbered_words(window // 2)))], window_tokens=window)
-    await made.read()
-    restarts = made.server.opened[1:]
-    assert restarts
-    assert all(each.prompt_tokens <= 0.9 * window - 64 for each in restarts)
-    assert all(each.completion_tokens >= least for each in restarts[:-1])
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,9 @@ from typing import Any, cast
 import pytest
 
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message
-from litellm_compaction.proxy.answer.hooks import with_heartbeat
-from litellm_compaction.proxy.answer.sse import event_of
+from litellm_compaction.engine.context import SummaryAnswer
+from litellm_compaction.proxy.answer.sse import event_of, with_heartbeat
 from litellm_compaction.proxy.exchange import Exchange
-from litellm_compaction.summarizer import SummaryAnswer
 from tests.core.continuation.restarts import GENERATORS, STYLES, continued, is_ambiguous, json_text
 from tests.lmstudio_double import Reply
 from tests.lmstudio_double.rendering import count

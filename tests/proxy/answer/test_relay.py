@@ -12,7 +12,8 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import RECALL
 from litellm_compaction.proxy.answer import relay
 from litellm_compaction.proxy.answer.client import SILENT, Asked, Progress
-from litellm_compaction.proxy.answer.relay import LegBound, Relay
+from litellm_compaction.proxy.answer.relay import Relay
+from litellm_compaction.proxy.answer.upstream import Leg
 from tests.engine.test_recalling import LONG, Scene
 from tests.proxy.answer.wired import Body, Wire, chunk, sse, text_of
 
@@ -54,7 +55,7 @@ async def opened(progress: Progress | None = None) -> Relay:
     """Of a stream that may have calls of our tool."""
     prepared = await Scene().sent(LONG)
     asked = Asked(request=Request(messages=()), output_tokens=None, is_json=False, notices=SILENT, wants_usage=False)
-    return Relay(progress or Progress(), prepared, asked, LegBound(500), streaming_ratio=0.9)
+    return Relay(Leg(prepared=prepared, max_tokens=500), progress or Progress(), asked, streaming_ratio=0.9)
 
 
 async def test_what_is_lost_is_no_more_than_the_server_has_counted() -> None:

@@ -18,7 +18,6 @@ from litellm.types.utils import ModelResponseStream, TextCompletionResponse, Usa
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import overflow_from_text
-from litellm_compaction.proxy.answer.hooks import with_heartbeat
 from litellm_compaction.proxy.answer.sse import (
     Bounds,
     Received,
@@ -28,6 +27,7 @@ from litellm_compaction.proxy.answer.sse import (
     json_object,
     read_body,
     read_events,
+    with_heartbeat,
 )
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange
 

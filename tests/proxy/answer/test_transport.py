@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import tracemalloc
@@ -15,7 +14,7 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
 
-from litellm_compaction.proxy.answer.transport import Clients
+from litellm_compaction.proxy.answer.transport import client_over
 from tests.lmstudio_double import numbered_words
 from tests.proxy.answer.wired import SHORT, USAGE, USAGE_CHUNK, Body, Wire, choice_of, chunk, sse, text_of, whole
 
@@ -148,6 +147,34 @@ async def test_no_way_gives_litellm_a_long_error(error: str) -> None:
     assert "broken" in told.text
 
 
+@pytest.mark.parametrize("options", [{}, {"n": 2}], ids=["carried", "passed on"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_without_a_choice_is_none(options: Body, stream: bool) -> None:
+    """In either form, whoever reads it: LiteLLM would take it for an empty answer."""
+    wire = Wire([lambda: sse() if stream else httpx.Response(200, json={"id": "c", "choices": []})])
+    assert (await wire.ask(stream=stream, **options)).status_code == 502
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reason", ["stop", None])
+async def test_an_answer_that_says_nothing_has_an_end_or_is_none(reason: Any, stream: bool) -> None:
+    """One rule for both forms: nothing may have been said, if the server says that this is all."""
+    wire = Wire([lambda: sse(chunk({}, reason)) if stream else whole({"content": ""}, reason)])
+    assert (await wire.ask(stream=stream)).status_code == (200 if reason else 502)
+
+
+@pytest.mark.parametrize(("first", "details"), [("length", {"reasoning_tokens": 2}), (None, None)])
+async def test_details_of_the_usage_are_those_of_all_legs(first: str | None, details: Body | None) -> None:
+    """A leg that is stopped reports none, and the others' alone would be told as those of the answer."""
+    text = numbered_words(900) if first else numbered_words(1100)
+    usage = {**USAGE, "completion_tokens": 1800}
+    cut = [chunk({"content": text}, first), *([{**USAGE_CHUNK, "usage": usage}] if first else [])]
+    wire = Wire([lambda: sse(*cut), lambda: sse(chunk({"content": " last."}, "stop"), USAGE_CHUNK)])
+    answer = await wire.ask(stream=True)
+    told = [json.loads(line[6:])["usage"] for line in answer.text.splitlines() if '"usage":{' in line][-1]
+    assert (told.get("completion_tokens_details"), len(wire.sent)) == (details, 2)
+
+
 async def test_answer_that_does_not_end_is_ended() -> None:
     """A server that knows no limit: after four windows it is not listened to any more."""
     wire = Wire([lambda: sse(*[chunk({"content": "word " * 50})] * 500)], window_tokens=2048)
@@ -193,37 +220,13 @@ async def test_litellms_client_sends_what_openais_does_without_a_look_at_each_va
 
     transport: Any = _Reading(serve)
     given = {**body, "messages": list(body["messages"])}
-    ours = Clients().over(transport, api_base="http://served/v1", api_key="k")
+    ours = client_over(transport, api_base="http://served/v1", api_key="k")
     theirs = AsyncOpenAI(api_key="k", base_url="http://served/v1", http_client=httpx.AsyncClient(transport=transport))
     for client in (ours, theirs):
         answer = await client.chat.completions.with_raw_response.create(model="m", timeout=5, **given)
         assert answer.parse().choices[0].message.content == "One"
         await client.close()
     assert left[0] == left[1]
-
-
-async def test_clients_of_one_server_share_no_call() -> None:
-    """Each carries its own requests, also at the same time, and none sends a cookie that another was given."""
-    clients, seen = Clients(), []
-
-    def serving(name: str) -> Callable[[httpx.Request], httpx.Response]:
-        def serve(request: httpx.Request) -> httpx.Response:
-            seen.append((name, request.headers.get("cookie")))
-            answer = whole({"content": name})
-            answer.headers["set-cookie"] = f"session={name}"
-            return answer
-
-        return serve
-
-    transports: list[Any] = [_Reading(serving(name)) for name in "ab"]
-    made = [clients.over(transport, api_base="http://s/v1", api_key="k") for transport in transports]
-    for client in made:
-        client.max_retries = 0
-    given = {"model": "m", "messages": [{"role": "user", "content": "Hi."}]}
-    for _ in range(2):
-        answers = await asyncio.gather(*(client.chat.completions.create(**given) for client in made))
-        assert [answer.choices[0].message.content for answer in answers] == ["a", "b"]
-    assert seen == [("a", None), ("b", None)] * 2
 
 
 async def test_a_whole_answer_stays_a_whole_answer() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from litellm_compaction.engine import TOLD_AFTER_S
 from litellm_compaction.proxy.answer.sse import Batch
-from litellm_compaction.proxy.answer.transport import UNREAD_S, EventStream
+from litellm_compaction.proxy.answer.transport import UNREAD_S, UNREAD_WAITED_FOR_S, EventStream
 from tests.builders import prose
 from tests.lmstudio_double import Reply
 from tests.proxy.answer.wired import SHORT, Wire
@@ -89,9 +89,13 @@ def test_a_slow_reader_keeps_its_stream() -> None:
     run(play())
 
 
-@pytest.mark.parametrize("options", [{}, {"n": 2}], ids=["carried", "passed on"])
-def test_an_answer_that_goes_on_without_a_reader_is_ended(options: dict[str, int]) -> None:
-    """Upstream first; then it gives its room back."""
+@pytest.mark.parametrize(
+    ("options", "is_waited_for"),
+    [({}, False), ({}, True), ({"n": 2}, False)],
+    ids=["carried", "waited for", "passed on"],
+)
+def test_an_answer_that_goes_on_without_a_reader_is_ended(options: dict[str, int], is_waited_for: bool) -> None:
+    """Upstream first; then it gives its room back, which is sooner if another request waits for it."""
 
     async def play() -> None:
         body = Body(*(b"data: %s\n\n" % each for each in [b'{"choices":[{"index":0,"delta":{"content":"a"}}]}'] * 9))
@@ -104,12 +108,20 @@ def test_an_answer_that_goes_on_without_a_reader_is_ended(options: dict[str, int
         )
         left = aiter(answer.stream)  # type: ignore[arg-type]
         await anext(left)
-        await asyncio.sleep(UNREAD_S - 1)
-        assert (body.is_closed, scene.compactor.held().answers) == (False, 1)
+        if is_waited_for:
+            other = scene.compactor.room(scene.context)
+            prepared = await scene.prepared()
+            waiting = asyncio.ensure_future(other.acquire(prepared, 4000, is_watched=False))
+        await asyncio.sleep((UNREAD_WAITED_FOR_S if is_waited_for else UNREAD_S) - 1)
+        others = int(is_waited_for)
+        assert (body.is_closed, scene.compactor.admission.held().answers) == (False, 1 + others)
         await asyncio.sleep(1.1)
-        assert (body.is_closed, scene.compactor.held().answers) == (True, 1)
+        assert (body.is_closed, scene.compactor.admission.held().answers) == (True, 1 + others)
         await asyncio.sleep(1)
-        assert scene.compactor.held() == (0, 0)
+        assert scene.compactor.admission.held().answers == others
+        if is_waited_for:
+            assert await waiting > 0
+            other.release()
 
     run(play())
 

@@ -12,28 +12,33 @@ import pytest
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.proxy.answer.sse import UpstreamDropped
-from litellm_compaction.proxy.answer.upstream import HttpUpstream, LegRequest
+from litellm_compaction.proxy.answer.upstream import HttpUpstream, Leg
 from litellm_compaction.windows.windows import Source
 from tests.builders import parsed
 from tests.proxy.answer.test_loop_going_on import SHORT, scene
 from tests.proxy.scripted import Scene, Turn
 
 
-def _leg(prepared: PreparedRequest) -> LegRequest:
-    return LegRequest(prepared=prepared, max_tokens=50, goes_on=True)
+def _leg(prepared: PreparedRequest) -> Leg:
+    return Leg(prepared=prepared, max_tokens=50, goes_on=True)
 
 
-async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]:
-    """Where a continuation goes, and its body."""
+def _upstream(body: dict[str, Any], **headers: str) -> tuple[HttpUpstream, list[httpx.Request]]:
+    """A server that goes on with one word, and what it got."""
     seen: list[httpx.Request] = []
 
     def serve(request: httpx.Request) -> httpx.Response:
         seen.append(request)
         return httpx.Response(200, json={"choices": [{"index": 0, "text": " three", "finish_reason": "stop"}]})
 
-    request = httpx.Request("POST", "http://here/v1/chat/completions")
-    upstream = HttpUpstream(httpx.MockTransport(serve), request, body)
-    prepared = await made.compactor.continuing.continue_answer(
+    request = httpx.Request("POST", "http://here/v1/chat/completions", headers=headers)
+    return HttpUpstream(httpx.MockTransport(serve), request, {"model": "m", "messages": SHORT, **body}), seen
+
+
+async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]:
+    """Where a continuation goes, and its body."""
+    upstream, seen = _upstream(body)
+    prepared = await made.compactor.continue_answer(
         made.request, Partial(text="one two "), made.context, ways=upstream.ways
     )
     async with upstream.open(_leg(prepared)) as chunks:
@@ -44,7 +49,7 @@ async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]
 
 async def test_a_text_completion_gets_what_the_client_asked_for() -> None:
     """Its sampling, its limits and its stop strings, with the template's own end; nothing that only chats know."""
-    body = {"model": "m", "messages": SHORT, "temperature": 0.3, "seed": 7, "stop": "END", "n": 1, "max_tokens": 900}
+    body = {"temperature": 0.3, "seed": 7, "stop": "END", "n": 1, "max_tokens": 900}
     path, sent = await _sent(body, scene(Turn()))
     assert path == "/v1/completions"
     assert sent.pop("prompt").endswith("assistant<|end_header_id|>\n\none two")
@@ -60,18 +65,11 @@ async def test_a_text_completion_gets_what_the_client_asked_for() -> None:
 @pytest.mark.parametrize("role", ["system", "developer"])
 async def test_system_messages_keep_the_role_that_litellm_wrote(role: str) -> None:
     """It writes `system` where a server does not know `developer`; a list of ours holds the client's own word."""
-    seen: list[httpx.Request] = []
-
-    def serve(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(200, json={})
-
-    body = {"model": "m", "messages": [{"role": role, "content": "Be brief."}, *SHORT]}
-    request = httpx.Request("POST", "http://here/v1/chat/completions")
-    upstream = HttpUpstream(httpx.MockTransport(serve), request, body)
+    body = {"messages": [{"role": role, "content": "Be brief."}, *SHORT]}
+    upstream, seen = _upstream(body)
     ours = parsed([{"role": "developer", "content": "Be brief."}, *SHORT])
     prepared = replace(await scene(Turn()).prepared(), messages=tuple(ours))
-    await upstream.send(LegRequest(prepared=prepared, max_tokens=50))
+    await upstream.send(Leg(prepared=prepared, max_tokens=50))
     assert json.loads(seen[0].content)["messages"] == body["messages"]
 
 
@@ -94,23 +92,15 @@ CLOSINGS = {
 @pytest.mark.parametrize(("source", "model"), CLOSINGS)
 async def test_thoughts_are_closed_as_the_server_knows_it(source: Source, model: str) -> None:
     """By the fields that it has for it, beside the client's own; what begins is still the document asked for."""
-    seen: list[httpx.Request] = []
-
-    def serve(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(200, json={"choices": [{"index": 0, "message": {}, "finish_reason": "stop"}]})
-
     made = scene(Turn(), model=model, source=source)
     own = {
         "reasoning_effort": "high",
         "chat_template_kwargs": {"custom": 1},
         "response_format": {"type": "json_object"},
     }
-    request = httpx.Request("POST", "http://here/v1/chat/completions")
-    body = {"model": "m", "messages": SHORT, **own}
-    upstream = HttpUpstream(httpx.MockTransport(serve), request, body)
+    upstream, seen = _upstream(own)
     partial = Partial(text="", reasoning="I count: one, two", closes=True)
-    prepared = await made.compactor.continuing.continue_answer(made.request, partial, made.context, ways=upstream.ways)
+    prepared = await made.compactor.continue_answer(made.request, partial, made.context, ways=upstream.ways)
     async with upstream.open(_leg(prepared)):
         pass
     sent = json.loads(seen[0].content)
@@ -134,30 +124,20 @@ async def test_a_time_limit_at_a_continuation_is_no_end(error: type[httpx.Transp
     body = {"model": "m", "messages": SHORT}
     upstream = HttpUpstream(httpx.MockTransport(fail), request, body)
     for ways, expected in ((upstream.ways, UpstreamDropped), (frozenset[Way](("turn",)), error)):
-        prepared = await made.compactor.continuing.continue_answer(
-            made.request, Partial(text="one two "), made.context, ways=ways
-        )
+        prepared = await made.compactor.continue_answer(made.request, Partial(text="one two "), made.context, ways=ways)
         with pytest.raises(expected) as raised:
             async with upstream.open(_leg(prepared)):
                 pass
         assert isinstance(raised.value.__cause__ if expected is UpstreamDropped else raised.value, error)
     with pytest.raises(error):
-        async with upstream.open(LegRequest(prepared=await made.prepared(), max_tokens=50)):
+        async with upstream.open(Leg(prepared=await made.prepared(), max_tokens=50)):
             pass
 
 
 async def test_a_clients_framing_is_not_that_of_our_body() -> None:
     """Threat: with both a length and chunks a server waits for the rest, and its context is held from everybody."""
-    seen: list[httpx.Request] = []
-
-    def serve(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(200, json={"choices": [{"index": 0, "message": {}, "finish_reason": "stop"}]})
-
-    headers = {"transfer-encoding": "chunked", "expect": "100-continue"}
-    request = httpx.Request("POST", "http://here/v1/chat/completions", headers=headers)
-    upstream = HttpUpstream(httpx.MockTransport(serve), request, {"model": "m", "messages": SHORT})
-    async with upstream.open(LegRequest(prepared=await scene(Turn()).prepared(), max_tokens=50)):
+    upstream, seen = _upstream({}, **{"transfer-encoding": "chunked", "expect": "100-continue"})
+    async with upstream.open(Leg(prepared=await scene(Turn()).prepared(), max_tokens=50)):
         pass
     assert not {"transfer-encoding", "expect"} & set(seen[0].headers)
     assert seen[0].headers["content-length"] == str(len(seen[0].content))

@@ -18,9 +18,8 @@ from fastapi import FastAPI, Request
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.errors import StoreError, WindowUnknown
 from litellm_compaction.events import CompactionEvent, event_to_json
-from litellm_compaction.proxy.page import routes as routes_module
-from litellm_compaction.proxy.page.auth import Visitor, visitor_of
-from litellm_compaction.proxy.page.data import _state
+from litellm_compaction.proxy.page import data
+from litellm_compaction.proxy.page.data import Visitor, _state, visitor_of
 from litellm_compaction.proxy.page.routes import add_page
 from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.recall import NOT_KEPT, Lookup
@@ -67,9 +66,12 @@ class Routes:
         live = SimpleNamespace(configured=self.configured)
         app = FastAPI()
         monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", SimpleNamespace(app=app))
-        monkeypatch.setattr(routes_module, "visitor_of", self.visitor)
+        monkeypatch.setattr(data, "visitor_of", self.visitor)
         around: Any = SimpleNamespace(
-            store=self.store, originals=self.originals, live=live, lookup=Lookup(self.originals)
+            store=self.store,
+            originals=self.originals,
+            live=live,
+            compactor=SimpleNamespace(recaller=SimpleNamespace(lookup=Lookup(self.originals))),
         )
         add_page(around)
         # A configuration that is loaded anew.
@@ -110,7 +112,7 @@ async def test_its_owner_reads_a_record_beside_its_messages(routes: Routes) -> N
     assert "The summary." in told["record"]
     assert HOSTILE in told["events"][0]["model"]
     first = told["messages"][0]
-    assert set(first) == {"number", "role", "before", "fate", "after", "is_pinned"}
+    assert set(first) == {"number", "role", "before", "fate", "after"}
     assert "walrus" in first["before"]
     assert "tenant" not in told["events"][0]
 

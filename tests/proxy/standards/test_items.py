@@ -15,8 +15,7 @@ from litellm_compaction.core.portable import Portable, portable
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadItem
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges
-from litellm_compaction.proxy.standards.items import Items
-from litellm_compaction.proxy.standards.orders import Orders
+from litellm_compaction.proxy.standards.orders import Items, Orders
 from litellm_compaction.proxy.standards.standards import Standards
 from tests.builders import image, parsed, raw_conversations, user
 from tests.core.test_portable import COMPACTION, RAW
@@ -58,7 +57,7 @@ async def test_anything_else_is_refused(how: str) -> None:
 
 async def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although it may be signed: where the proxy asks for no key, every client can."""
-    monkeypatch.setattr("litellm_compaction.proxy.standards.items._MOST_BYTES", 1000)
+    monkeypatch.setattr("litellm_compaction.proxy.standards.orders._MOST_BYTES", 1000)
     free = Items(lambda: None)
     for body in (b"{" * 2000, b"[]", b"{}", b"\xff", b'{"base": "{}", "kept": [], "spares_requests": false}'):
         text = "lmc1." + base64.urlsafe_b64encode(bytes(16) + zlib.compress(body)).decode()

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.core.messages import Request
 from litellm_compaction.core.prompts import appended
+from litellm_compaction.engine.ask import SummaryJob, summarize, within_s, written
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.summarizer import (
-    SummaryAnswer,
-    SummaryJob,
-    answer_to,
-    summarize,
-    summarize_appended,
-    within_s,
-)
 from tests.builders import (
     JsonDict,
     agent_run,
@@ -35,37 +29,10 @@ from tests.builders import (
     result,
     user,
 )
+from tests.engine.bench import FakeAsk
 
 GOOD = "### Original task\nPort the parser.\n### Current state\nHalf done."
 CHAT = [user("Port the parser. " * 40), assistant("I begin. " * 80)]
-
-
-class FakeAsk:
-    """Answers in turn, the last answer again and again; keeps what it was asked."""
-
-    def __init__(self, *answers: str | SummaryAnswer | Exception | Callable[[str], str]) -> None:
-        self._answers = list(answers)
-        self.prompts: list[str] = []
-        self.max_tokens: list[int] = []
-
-    async def __call__(
-        self,
-        messages: Sequence[Message],
-        *,
-        max_tokens: int,
-        tools: Sequence[Any] = (),
-        tool_choice: Any = None,
-        **_: Any,
-    ) -> SummaryAnswer:
-        prompt = "\n".join(message.text for message in messages)
-        self.prompts.append(prompt)
-        self.max_tokens.append(max_tokens)
-        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        if callable(answer):
-            answer = answer(prompt)
-        return answer if isinstance(answer, SummaryAnswer) else SummaryAnswer(text=answer)
 
 
 def job(
@@ -173,39 +140,13 @@ async def test_an_answer_over_its_bound_is_cut(end: str) -> None:
     assert said.startswith(text if end == " " else f"{text}\n")
 
 
-class Silent(FakeAsk):
-    """Never answers."""
-
-    def __init__(self) -> None:
-        super().__init__(GOOD)
-        self.asked = asyncio.Event()
-        self.cancelled = False
-
-    async def __call__(
-        self,
-        messages: Sequence[Message],
-        *,
-        max_tokens: int,
-        tools: Sequence[Any] = (),
-        tool_choice: Any = None,
-        **_: Any,
-    ) -> SummaryAnswer:
-        self.asked.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.cancelled = True
-            raise
-        return SummaryAnswer(text=GOOD)
-
-
 async def test_a_silent_model_is_given_up() -> None:
     """After the time limit the call is cancelled, and the failure is a timeout; a client that leaves ends it, too."""
-    ask = Silent()
+    ask = FakeAsk(GOOD, gate=asyncio.Event())
     with pytest.raises(SummaryFailed, match=r"timeout: no summary within 0\.5 s"):
         await run(ask, timeout_s=0.5)
     assert ask.cancelled
-    ask = Silent()
+    ask = FakeAsk(GOOD, gate=asyncio.Event())
     task = asyncio.create_task(run(ask))
     await ask.asked.wait()
     task.cancel()
@@ -262,7 +203,7 @@ async def test_a_tool_call_is_discarded() -> None:
     for text in ("", "Let me look at the file first."):
         ask = FakeAsk(SummaryAnswer(text=text, calls_tool=True, finish_reason="tool_calls"))
         with pytest.raises(SummaryFailed) as raised:
-            await summarize_appended(job(), ask, count, held(*CHAT), 1000)
+            await written(job(), ask, count, held(*CHAT), (), 1000)
         assert raised.value.reason == "tool_call"
         assert len(ask.prompts) == 1
 
@@ -276,10 +217,9 @@ def test_an_assistant_speaks_before_the_instruction(raw: list[JsonDict]) -> None
 
 
 async def test_thinking_alone_is_asked_again_with_room_for_both() -> None:
-    """Of any question: a summary by the text, one behind the conversation, and which messages may go."""
+    """Of a summary by the text, and of one behind the conversation."""
     for asking in (
-        lambda ask: answer_to("Which?", ask, max_tokens=200),
-        lambda ask: summarize_appended(job(), ask, count, held(*CHAT), 1000),
+        lambda ask: written(job(), ask, count, held(*CHAT), (), 1000),
         lambda ask: summarize(job(), ask, count),
     ):
         ask = FakeAsk(SummaryAnswer(text="", reasoning="Let me think."), GOOD)

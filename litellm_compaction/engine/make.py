@@ -1,6 +1,6 @@
-"""Makes a new compaction: a summary if a pruning model gives one, the ledger either way; then stores it.
+"""Makes a compaction of a step: a summary if a pruning model gives one, the ledger either way; and stores it.
 
-Called by the compactor, once for all requests that need the same compaction at the same time.
+Called by the ladder of `deciding.py`, and by `background.py` while no client waits.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from litellm_compaction.concurrency import off_loop
 from litellm_compaction.core.compaction import Compaction, Segment, applied_tokens, apply, as_it_was, hidden_messages
-from litellm_compaction.core.continuation.request import keyed
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.identity import seen
 from litellm_compaction.core.ledger import ledger
@@ -27,7 +26,7 @@ from litellm_compaction.core.view import View
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.stores import CompactionStore, Covered, Originals
+from litellm_compaction.stores import Covered, Originals, Store
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 logger = logging.getLogger("litellm_compaction")
@@ -36,23 +35,10 @@ _STORE_TIMEOUT_S = 2.0
 _Result = TypeVar("_Result")
 
 
-class BuiltCompaction(NamedTuple):
-    """A compaction as it is applied, and as it is stored: keyed for the next turn if an answer was carried over."""
+class Maker:
+    """Makes compactions, and stores them; what a stored one covers is kept by `originals`, if the settings say so."""
 
-    compaction: Compaction
-    kept: Compaction
-
-
-class CompactionBuilder:
-    """Makes compactions from plans, and stores them.
-
-    Args:
-        originals: keeps the messages that a stored compaction covers, if the settings say so; None for nowhere.
-    """
-
-    def __init__(
-        self, *, summary_client: SummaryClient, store: CompactionStore, originals: Originals | None = None
-    ) -> None:
+    def __init__(self, summary_client: SummaryClient, store: Store, originals: Originals | None) -> None:
         self._summary_client = summary_client
         self._store = store
         self._originals = originals
@@ -104,8 +90,8 @@ class CompactionBuilder:
                     await asyncio.wait_for(forgotten, _STORE_TIMEOUT_S)
             return result
 
-    async def make(self, measured: MeasuredRequest, steps: Sequence[Step], effort: Effort) -> BuiltCompaction | None:
-        """Builds a compaction by the first of `steps`; None if no model chooses usably what may go.
+    async def make(self, measured: MeasuredRequest, steps: Sequence[Step], effort: Effort) -> Compaction | None:
+        """Makes a compaction by the first of `steps`; None if no model chooses usably what may go.
 
         A record is stored at once, since its summary was paid for; what other steps make is stored once it does.
         """
@@ -119,40 +105,42 @@ class CompactionBuilder:
         if not (step.is_edit or gains(applied_tokens(measured.conversation, compaction), step.now_tokens)):
             effort.reason = "no_gain"
             return None
-        return BuiltCompaction(compaction, _keyed(measured, compaction))
+        return compaction
 
-    async def _record(self, measured: MeasuredRequest, steps: Sequence[Step], effort: Effort) -> BuiltCompaction:
+    async def _record(self, measured: MeasuredRequest, steps: Sequence[Step], effort: Effort) -> Compaction:
         """The first step's record; without a summary the second one's, if there is one."""
         step, summary = steps[0], ""
+        # Or why no model chose what may go.
         before, effort.reason = effort.reason, ""
         if step.question == "none":
             effort.reason = "client_summary" if measured.context.is_client_summary else "no_room"
         else:
             summary = await self._summary_client.summary(measured, step, effort)
-        # Or why no model chose what may go.
         effort.reason = effort.reason or before
         # Without one nothing was handed over, so the recent messages stay.
         draft, ledger_tokens = _worded(step if summary else steps[-1], summary, measured.count_text)
         compaction = await asyncio.to_thread(_copied, measured, draft, ledger_tokens)
-        kept = _keyed(measured, compaction)
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
         is_poorer = (
-            kept.state == "provisional" and step.base is not None and step.base.covered_hash == kept.covered_hash
+            compaction.state == "provisional"
+            and step.base is not None
+            and (step.base.covered_hash == measured.keyed(compaction).covered_hash)
         )
         # An unneeded record without a summary is not kept; one that is not needed yet is kept by the caller.
-        if not is_poorer and not kept.is_waiting and (summary or not measured.is_voluntary):
-            await self.put(measured, kept)
-        return BuiltCompaction(compaction, kept)
+        if not is_poorer and draft.state != "ready" and (summary or not measured.is_voluntary):
+            await self.put(measured, compaction)
+        return compaction
 
     async def put(self, measured: MeasuredRequest, compaction: Compaction) -> bool:
         """Stores a compaction with what its messages were, so that a client may clear data in them; False if it fails.
 
         One that is in effect is listed for its tenant, and what it covers is kept.
         """
-        context, conversation, covered = measured.context, measured.conversation, compaction.covered_messages
+        context, conversation, compaction = measured.context, measured.conversation, measured.keyed(compaction)
         if context.is_client_summary:
             # Its conversation ends here.
             return False
+        covered = compaction.covered_messages
         rest, is_in_effect = conversation.rest[:covered], not compaction.is_waiting
         if not compaction.seen and not measured.is_shortened and covered < len(conversation.words_hashes):
             known = await off_loop(rest, lambda: seen(rest, conversation.hashes, conversation.seen))
@@ -175,18 +163,9 @@ class CompactionBuilder:
         return True
 
 
-def _keyed(measured: MeasuredRequest, compaction: Compaction) -> Compaction:
-    return keyed(measured.conversation.messages, measured.conversation.hashes, compaction)
-
-
-def _portable_bases(measured: MeasuredRequest) -> list[Compaction]:
-    conversation = measured.conversation
-    return bases_of(conversation.rest, conversation.hashes, measured.context.portable)
-
-
 def redact_of(measured: MeasuredRequest) -> Redact:
     """Returns what takes secrets out of texts of a request, by its settings; a slow pattern is logged."""
-    settings = measured.context.settings
+    settings, label = measured.context.settings, measured.context.label
     redact = redactor(settings.redact_patterns)
 
     def told(text: str) -> str:
@@ -195,8 +174,12 @@ def redact_of(measured: MeasuredRequest) -> Redact:
             logger.warning("redact_patterns_slow model=%s chars=%d: the rest of a text is left out", label, len(text))
         return cleaned
 
-    label = measured.context.label
     return told if settings.redact_patterns else redact
+
+
+def _portable_bases(measured: MeasuredRequest) -> list[Compaction]:
+    conversation = measured.conversation
+    return bases_of(conversation.rest, conversation.hashes, measured.context.portable)
 
 
 def _copied(measured: MeasuredRequest, compaction: Compaction, ledger_tokens: int) -> Compaction:
@@ -249,14 +232,13 @@ def _worded(step: Step, summary: str, count: Callable[[str], int]) -> tuple[Comp
 
     Without a summary the earlier ones go on, shortened if there is little room.
     """
-    draft, segments = step.draft, step.draft.segments
-    spare_tokens = step.summary_tokens - count(summary) if summary else step.summary_tokens
+    draft, segments, spare_tokens = step.draft, step.draft.segments, step.summary_tokens - count(summary)
     if summary:
         new = Segment(text=summary, round=draft.round, covered_messages=draft.covered_messages)
         draft = replace(draft, segments=(new,) if step.integrates else (*segments, new))
+    elif draft.state == "provisional" and segments:
+        text, spare_tokens = excerpt(draft.summary, step.summary_tokens, count), 0
+        draft = replace(draft, segments=(replace(segments[-1], text=text),), level="truncate")
     else:
-        if draft.state == "provisional" and segments:
-            spare_tokens, text = 0, excerpt(draft.summary, step.summary_tokens, count)
-            segments = (replace(segments[-1], text=text),)
-        draft = replace(draft, segments=segments, level="truncate")
+        draft = replace(draft, level="truncate")
     return draft, max(step.ledger_tokens + spare_tokens, step.ledger_min_tokens)
