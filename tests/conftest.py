@@ -92,7 +92,6 @@ _SLOW_PLACES = (
     "security/test_resources.py",
     "security/test_shared_store.py",
     "security/test_tenants.py",
-    "engine/test_compactor_long_conversations.py",
     "tokenizers/test_registry.py",
     "tokenizers/test_sources.py",
     "proxy/answer/test_loop_seeded.py",

@@ -43,8 +43,8 @@ _MOST_DROPPED_RATIO = 0.5
 # A script that is most of a summary and hardly in the source is not the conversation's; of few letters nothing is told.
 _MAIN_SCRIPT_RATIO, _KNOWN_SCRIPT_RATIO, _LEAST_LETTERS = 0.6, 0.02, 40
 _SAMPLE_TEXTS, _SAMPLE_CHARS = 100, 200
-# So few bytes of different words say nothing of so long a source.
-_FEW_BYTES, _LONG_SOURCE_CHARS = 16, 400
+# So few bytes of different words say nothing of so long a source that has none of them.
+_FEW_BYTES, _LONG_SOURCE_CHARS = 20, 400
 _WORD = re.compile(r"\w+")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n")
 # Of a longer line only the bad sentences are left out.
@@ -128,11 +128,18 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
         return Judgement("", dropped.most_common(1)[0][0])
     left = "".join(_without_faults(lines)).strip() if kept < words else summary
     said = set(_words(" ".join(line.text for line in lines if not (line.is_heading or line.fault))))
-    read_chars = sum(len(text) for text in source if instruction not in text)
-    # "OK." and "Sure, here you go!" stand for nothing.
-    if len("".join(said).encode("utf-8", "surrogatepass")) <= _FEW_BYTES and read_chars >= _LONG_SOURCE_CHARS:
+    if len("".join(said).encode("utf-8", "surrogatepass")) <= _FEW_BYTES and _stand_for_nothing(
+        said, [text.casefold() for text in source if instruction not in text]
+    ):
         return Judgement("", "empty")
     return Judgement(left, "")
+
+
+def _stand_for_nothing(words: set[str], texts: Sequence[str]) -> bool:
+    """ "OK." and "Sure, here you go!" are of no conversation; "none" is a word of many."""
+    stems = [word[: _STEM_CHARS - 1] for word in words if len(word) >= _STEM_CHARS or not word.isalpha()]
+    stems += [word for word in words if not word.isascii()]
+    return sum(map(len, texts)) >= _LONG_SOURCE_CHARS and not any(stem in text for stem in stems for text in texts)
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -364,7 +364,11 @@ class Planner:
         task = [at for at in (view.task,) if at is not None and at < covered_messages]
         task_tokens = int(_TASK_ROOM_RATIO * view.own_words_tokens(task))
         task_tokens = min(task_tokens, int(TASK_WINDOW_RATIO * self.budget.window_tokens)) + _WORDS_HEAD_TOKENS
-        left = room - min(int(_GOOD_SUMMARY_TOKENS / _SUMMARY_MOST_SHARE) + 1, int(_SUMMARY_ROOM_SHARE * room))
+        least, good = (
+            int(tokens / _SUMMARY_MOST_SHARE) + 1 for tokens in (_LEAST_SUMMARY_TOKENS, _GOOD_SUMMARY_TOKENS)
+        )
+        kept = min(good, max(least, int(_SUMMARY_ROOM_SHARE * room)))
+        left = room - kept if kept <= room else room
         most = min(max(min(int(_WORDS_TARGET_RATIO * target), room // 2), task_tokens), left)
         return min(needed + _WORDS_HEAD_TOKENS, most) if needed else 0
 

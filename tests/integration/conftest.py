@@ -80,7 +80,7 @@ def permissive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Before models at which our own code fails; no test may rely on a summary here."""
     with open_bench(
         _folder(tmp_path_factory),
-        _SABOTAGED,
+        [Group("local"), *_SABOTAGED],
         {"window_cache_s": 0.2, "summary_timeout_s": 4, "page": False},
         litellm_settings={"callbacks": ["sabotage.handler"]},
     ) as bench:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadWish
@@ -48,15 +47,27 @@ async def test_a_refusal_is_told_to_its_own_request() -> None:
     assert calls.refusal() is None
 
 
+class _Room:
+    """Gives back when it is forgotten, as a reservation does."""
+
+    def __init__(self, name: str, released: list[str]) -> None:
+        self._name, self._released = name, released
+
+    def release(self) -> None:
+        if self._name not in self._released:
+            self._released.append(self._name)
+
+    __del__ = release
+
+
 async def test_a_request_that_litellm_forgets_gives_its_room_back() -> None:
     """Its end was never told: others would wait for it until the proxy ends."""
     released: list[str] = []
     calls = Exchanges()
     first, second, third = Logging(), Logging(), Logging()
     for name, owner in (("first", first), ("second", second), ("third", third), ("fourth", third)):
-        room: Any = SimpleNamespace(release=lambda name=name: released.append(name) if name not in released else None)
         call = made()
-        call.room = room
+        call.room = cast("Any", _Room(name, released))
         calls.open(owner.body, call)
         del call
     assert released == ["third"]  # another request of the same object

@@ -83,5 +83,5 @@ async def test_an_answer_is_whole_without_an_item_that_cannot_be_made() -> None:
     request = Request(messages=parsed(RAW))
     client = ClientRequest(received=request, original=request, group="small", orders=Orders(wants_item=True))
     call = Exchange(client, Attempts(3))
-    call.attempt.prepared = replace(await bench.guard(RAW, 8192), compaction=COMPACTION)
+    call.attempt.prepared = replace(await bench.guard(RAW, 8192), applied=COMPACTION)
     assert (await standards.told(call)).text == ""
