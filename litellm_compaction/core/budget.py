@@ -212,11 +212,6 @@ class Budget:
         """
         return self.is_narrow and prompt_tokens <= self.latest_start_tokens
 
-    @property
-    def narrow_target_tokens(self) -> int:
-        """Half way from the floor to the trigger, for compactions without a model call."""
-        return self.floor_tokens + max(self.trigger_tokens - self.floor_tokens, 0) // 2
-
     @cached_property
     def least_target_tokens(self) -> int:
         """The least that stays of any prompt: the floor, and room for a record.

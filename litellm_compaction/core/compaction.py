@@ -3,9 +3,6 @@
 It is made once, stored under the hash of exactly the messages that it covers, and applied purely: the same bytes every
 time keep the server's KV cache warm. Of messages that it shows shorter it holds no text but their sizes, so a
 stored one can put nothing else into their place.
-
-An answer that is carried over the limit is covered up to a place inside it. In the client's next turn it is one
-message, so a record that reaches into it says how far.
 """
 
 from __future__ import annotations
@@ -39,7 +36,10 @@ _LABEL_CHARS = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialCoverage:
-    """The beginning of a message that a record stands for: characters of its normal text, and their hash."""
+    """The beginning of a message that a record stands for: characters of its normal text, and their hash.
+
+    An answer that is carried over the limit is covered up to a place inside it, and is one message in the next turn.
+    """
 
     chars: int
     text_hash: str
@@ -339,11 +339,10 @@ def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
     round counts: a summary may cover less than the edit before it.
     """
     known = [each for each in stored if not each.is_mark and _is_of(view, each)]
-    cuts = frozenset(view.cuts) if known else frozenset()
 
     def holds(compaction: Compaction) -> bool:
         covered, part = compaction.covered_messages, compaction.covered_part
-        if covered not in cuts or (part is not None and not begins(view.rest[compaction.start], part)):
+        if covered not in view.cuts or (part is not None and not begins(view.rest[compaction.start], part)):
             return False
         return {*view.pinned(covered)}.issubset(compaction.pinned)
 
@@ -370,21 +369,15 @@ def as_it_was(view: View, stored: Sequence[Compaction]) -> View:
     Args:
         stored: compactions under its hashes, or under those of its words.
     """
-    words, rest = view.words_hashes, view.rest
-    candidates = [
-        each
-        for each in stored
-        if each.seen and each.covered_messages < len(words) and words[each.covered_messages] == each.words_hash
-    ]
-    covered = max((each.covered_messages for each in candidates), default=0)
-    found = sorted(
-        (edited, each.covered_hash, each.seen)
-        for each in candidates
-        if each.covered_messages == covered and (edited := edits(rest, each.seen)) is not None
-    )
-    if not found or found[0][0] == 0 or [edited for edited, *_ in found[:2]] == [found[0][0]] * 2:
+    words = dict(enumerate(view.words_hashes))
+    alike = [each for each in stored if each.seen and words.get(each.covered_messages) == each.words_hash]
+    covered = max((each.covered_messages for each in alike), default=0)
+    records = {each.covered_hash: each.seen for each in alike if each.covered_messages == covered}
+    found = sorted((edited, key) for key, seen in records.items() if (edited := edits(view.rest, seen)) is not None)
+    if not found or found[0][0] == 0 or [edited for edited, _ in found[:2]] == [found[0][0]] * 2:
         return view
-    return replace(view, hashes=chain_behind(rest, found[0][2]), seen=found[0][2])
+    record = records[found[0][1]]
+    return replace(view, hashes=chain_behind(view.rest, record), seen=record)
 
 
 def applied_tokens(view: View, compaction: Compaction) -> int:

@@ -195,11 +195,17 @@ def plan_reading(
     that turn would wait until the server has read the compacted conversation. What it has read is sent, even if the
     turn turns out too small for it.
     """
-    new = _new(plan(view, budget, options, stored))
-    if new is not None or options.rereads:
+    now = plan(view, budget, options, stored)
+    new = _new(now)
+    if new is not None or options.rereads or not isinstance(now, Send):
         # After the text that it was made to read some servers cannot go on with another ending: they read all again.
         return new
-    later = view.grown(expected_growth_tokens(view, budget.window_tokens))
+    sent_tokens = applied_tokens(view, now.compaction) if now.compaction else view.tokens
+    left_tokens = (budget if now.compaction else budget.own).trigger_tokens - sent_tokens
+    if expected_growth_tokens(view, budget.window_tokens) <= left_tokens:
+        return None
+    # Just beyond the trigger: what is made for a larger turn is made more often.
+    later = view.grown(max(left_tokens + 1, 0))
     return _new(plan(later, replace(budget, floor_tokens=later.floor_tokens), options, stored))
 
 

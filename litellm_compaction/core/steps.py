@@ -6,7 +6,7 @@ Pure, as `plan.py`, which chooses among them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
@@ -167,9 +167,9 @@ class Planner:
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
         has_spare = shares.asks and not options.writes_whole_records
         spare = min(max(target - predicted_tokens, 0), shares.ledger) if has_spare else 0
-        draft = self._draft(cut, writer_of(options.strategy.name), images, pinned)
+        draft = self._draft(cut, writer_of(options.strategy.name), images, view.as_words(pinned))
         return Step(
-            draft=replace(draft, forms=view.as_words(pinned), state="applied" if shares.asks else "provisional"),
+            draft=replace(draft, state="applied" if shares.asks else "provisional"),
             question="summary" if shares.asks else "none",
             base=self.base,
             integrates=shares.integrates or not shares.asks,
@@ -213,14 +213,11 @@ class Planner:
 
     def _integrates(self, target: int, rest: int) -> bool:
         """Returns True if the base's summaries are to be written anew in a record with so much room for text."""
-        base, options = self.base, self.options
-        if base is None:
-            return False
         # Each such record is whole: of two only the newer one holds.
-        is_whole = options.writes_whole_records or not options.strategy.keeps_recent
+        is_whole = self.options.writes_whole_records or not self.options.strategy.keeps_recent
         has_outgrown = self._frozen_tokens > min(_FROZEN_TARGET_RATIO * target, rest - self._summary_tokens(rest))
         # Or nothing new is to be covered: the window shrank, or the record itself has to.
-        return is_whole or has_outgrown or self._last_cut <= base.start
+        return self.base is not None and (is_whole or has_outgrown or self._last_cut <= self.base.start)
 
     def _summary_tokens(self, rest: int) -> int:
         """The bound of a summary; if its share is too small for one, it may have more of it."""
@@ -234,14 +231,11 @@ class Planner:
     # ------------------------------------------------------------------ edits and choices
 
     def edit(self) -> Step | None:
-        """The edit that reaches the target with as few lines as possible; deeper if one turn could fill the rest."""
-        target, budget = self.budget.target_tokens(self.view.tokens), self.budget
-        targets = (min(target, budget.narrow_target_tokens), target) if budget.is_narrow else (target,)
+        """The edit that reaches the target with as few lines as possible, with images if that is enough."""
         without_images = replace(self, options=replace(self.options, keep_images=0))
         planners = (self, without_images) if self.options.keep_images else (self,)
-        cuts = list(self._edit_cuts(*targets)) if self.options.edits else []
-        edits = (planner._edit_up_to(*each) for planner in planners for each in cuts)
-        return next(filter(None, edits), None)
+        cuts, target = self._edit_cuts if self.options.edits else (), self.budget.target_tokens(self.view.tokens)
+        return next(filter(None, (each._edit_up_to(cut, target) for each in planners for cut in cuts)), None)
 
     def _edit_up_to(self, cut: int, target: int) -> Step | None:
         start, count = self.base.start if self.base else 0, self.view.count_text
@@ -274,7 +268,8 @@ class Planner:
         view, strategy = self.view, self.options.strategy
         if not strategy.chooses or fresh.question == "none" or view.messages[-1].is_synthetic:
             return None
-        for cut, target in self._edit_cuts(self.target_tokens(view.tokens)):
+        target = self.target_tokens(view.tokens)
+        for cut in self._edit_cuts:
             draft, ledger_tokens = self._editing(cut, target, strategy.name), self._edit_ledger_tokens(cut, target)
             record_tokens = RECORD_TOKENS + fresh.summary_tokens + ledger_tokens + self._frozen_tokens
             least_tokens = view.kept_tokens(cut, draft.pinned) + record_tokens
@@ -290,16 +285,12 @@ class Planner:
                 )
         return None
 
-    def _edit_cuts(self, *targets: int) -> Iterator[tuple[int, int]]:
-        """The cuts of an edit, each with a target, those that change the least first.
-
-        The last cut before the recent messages, which are spared if that is enough; and the last one of all.
-        """
+    @property
+    def _edit_cuts(self) -> Sequence[int]:
+        """The last cut before the recent messages, which are spared if that is enough; and the last one of all."""
         cuts = [cut for cut in self.view.cuts if cut > (self.base.covered_messages if self.base else 0)]
         recent = [cut for cut in cuts if cut <= self._recent_start]
-        for target in dict.fromkeys(targets):
-            for cut in dict.fromkeys((*recent[-1:], *cuts[-1:])):
-                yield cut, target
+        return [*dict.fromkeys((*recent[-1:], *cuts[-1:]))]
 
     def _editing(self, covered_messages: int, target: int, level: str) -> Compaction:
         """A compaction of the forms that the base had, and of the newly covered messages; still without a ledger.
@@ -322,13 +313,8 @@ class Planner:
             forms.update((each.position, each) for each in view.as_words(pinned) if each.how == "words")
         images = self._images(covered_messages, target)
         places = [at for at in images if base is None or at[0] >= base.covered_messages or at in base.images]
-        return replace(
-            self._draft(covered_messages, level, places, pinned),
-            start=start,
-            forms=tuple(sorted(forms.values())),
-            omissions=base.omissions if base else "",
-            covered_part=base.covered_part if base else None,
-        )
+        draft = replace(self._draft(covered_messages, level, places, forms.values()), start=start)
+        return replace(draft, omissions=base.omissions, covered_part=base.covered_part) if base else draft
 
     def _edit_ledger_tokens(self, covered_messages: int, target: int) -> int:
         words_tokens = self._words_tokens(covered_messages, target)
@@ -337,19 +323,20 @@ class Planner:
     # ------------------------------------------------------------------ both
 
     def _draft(
-        self, covered_messages: int, level: str, images: Collection[ImagePlace], pinned: Collection[int]
+        self, covered_messages: int, level: str, images: Collection[ImagePlace], forms: Collection[Form]
     ) -> Compaction:
         """What so many messages become after the base, without a model's words and a ledger."""
-        base = self.base
+        base, whole = self.base, {each.position for each in forms if each.how in ("whole", "words")}
         return Compaction(
             covered_messages=covered_messages,
             covered_hash=self.view.hashes[covered_messages],
             start=covered_messages,
-            round=(base.round if base else 0) + 1,
+            forms=tuple(sorted(forms)),
+            round=base.round + 1 if base else 1,
             segments=base.segments if base else (),
             level=level,
             window_tokens=self.budget.window_tokens,
-            images=tuple(sorted(at for at in images if at[0] < covered_messages and at[0] not in pinned)),
+            images=tuple(sorted(at for at in images if at[0] < covered_messages and at[0] not in whole)),
         )
 
     @property

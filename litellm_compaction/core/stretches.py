@@ -191,15 +191,13 @@ def stretches(text: str, marks: Marks = NO_MARKS) -> list[Stretch]:
     if elements is None:
         return [Stretch("doubted", 0, len(text))]
     found: list[Stretch] = []
-    cursor = 0
     for element in elements:
-        if element.start >= cursor:
-            found += _between(text, cursor, element.start)
-            cursor = max(cursor, found[-1].end if found else 0)
-        if element.start >= cursor:
+        # One that stands in an opening is part of that.
+        found += _between(text, found[-1].end if found else 0, element.start)
+        if not found or element.start >= found[-1].end:
             found.append(element)
-            cursor = element.end
-    return _with_doubts(_without_recurring(text, [*found, *_between(text, cursor, len(text))], marks))
+    found += _between(text, found[-1].end if found else 0, len(text))
+    return _with_doubts(_without_recurring(text, found, marks))
 
 
 @lru_cache(maxsize=64)
@@ -385,13 +383,13 @@ def parts_of(message: Message) -> list[list[Stretch]]:
     """The stretches of each text part of a message."""
     texts = texts_of(message)
     if texts and texts[0].startswith(LITELLMS_NOTE):
-        return [_all_clients(stretches(text), "note") for text in texts]
+        return [_all_clients(stretches(text)) for text in texts]
     found = [part_stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
     asked = [_asks_in_element(text) for text in texts]
     if texts[1:] and (any(asked) or any(map(_whole_result, texts[:-1]))):
         # The client wraps the person's words, so other parts are its own; a question may be theirs.
         found = [
-            own if is_one or text.rstrip().endswith(_QUESTION_ENDS) else _all_clients(own, "note")
+            own if is_one or text.rstrip().endswith(_QUESTION_ENDS) else _all_clients(own)
             for text, own, is_one in zip(texts, found, asked, strict=True)
         ]
     is_beside = message.marks.is_beside
@@ -410,8 +408,8 @@ def part_stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool) -> lis
     return ([] if is_alone else _whole_result(text)) or stretches(text, marks)
 
 
-def _all_clients(found: Iterable[Stretch], kind: Kind) -> list[Stretch]:
-    return [each._replace(kind=kind) if each.speaks else each for each in found]
+def _all_clients(found: Iterable[Stretch]) -> list[Stretch]:
+    return [each._replace(kind="note") if each.speaks else each for each in found]
 
 
 def _whole_result(text: str) -> list[Stretch]:
@@ -427,10 +425,9 @@ def _is_wrapped(text: str, stretch: Stretch, is_beside: bool) -> bool:
     start = _first_sign(text, stretch.start)
     if len(text) <= _MAX_CHARS and is_beside and _FENCED.match(text, start):
         return True
-    found = _WRAPPED.match(text, start) if len(text) <= _MAX_CHARS else None
-    if found is None or _SEVERAL_WORDS.search(found[1]) is None or is_persons_name(found[1]):
-        return False
-    return text[start : stretch.end].rstrip().endswith(f"</{found[1]}>")
+    name = found[1] if len(text) <= _MAX_CHARS and (found := _WRAPPED.match(text, start)) else ""
+    is_programs = _SEVERAL_WORDS.search(name) is not None and not is_persons_name(name)
+    return is_programs and text[start : stretch.end].rstrip().endswith(f"</{name}>")
 
 
 def _asks_in_element(text: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -73,13 +74,24 @@ def test_what_is_applied_stays_applied_until_it_does_no_more() -> None:
     assert decide(full, WINDOW, [second, first])[0] == Send(compaction=second)
 
 
-def test_nothing_is_written_where_stubs_will_do() -> None:
-    """Old tool results that give way to a line each cost no model call now or later."""
-    raw = [system(), user("Read them all.")]
-    for number in range(12):
-        raw += [calls(f"c{number}"), result(f"c{number}", f"file {number} " * 200)]
-    assert ahead(raw) is None
-    assert ahead(raw, options=replace(DEPTH, edits=False)) is not None
+def reads(count: int, each: str) -> list[JsonDict]:
+    rounds = ([calls(f"c{number}"), result(f"c{number}", each)] for number in range(count))
+    return [system(), user("Read them all."), *itertools.chain.from_iterable(rounds)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "answer", "strategy"),
+    [
+        # Old tool results that give way to a line each cost no model call now or later.
+        (reads(12, "file " * 400), "", "summary"),
+        # Where most of the prompt has to stay, a record ahead would only make compactions more frequent.
+        ([system("rules " * 3600), *chat(12, words=45)[1:]], "Done.", "summary"),
+        # `prune` shows the model another prompt, which would take the chat's place in its cache.
+        (FILLED, "Done.", "prune"),
+    ],
+)
+def test_nothing_is_written_that_does_not_pay(raw: list[JsonDict], answer: str, strategy: str) -> None:
+    assert ahead(raw, answer=answer, options=replace(DEPTH, strategy=STRATEGIES[strategy])) is None
 
 
 def test_nothing_is_written_twice() -> None:
@@ -87,17 +99,6 @@ def test_nothing_is_written_twice() -> None:
     made = ahead(FILLED, answer="Done.")
     assert made is not None
     assert ahead([*FILLED, assistant("Done."), user("Thanks.")], stored=[made], answer="Welcome.") is None
-
-
-def test_nothing_is_written_that_gains_too_little() -> None:
-    """Where most of the prompt has to stay, a record ahead would only make compactions more frequent."""
-    raw = [system("rules " * 3600), *chat(12, words=45)[1:]]
-    assert ahead(raw, answer="Done.") is None
-
-
-def test_a_model_that_chooses_messages_is_not_asked_ahead() -> None:
-    """`prune` shows the model another prompt, which would take the chat's place in its cache."""
-    assert ahead(FILLED, answer="Done.", options=replace(DEPTH, strategy=STRATEGIES["prune"])) is None
 
 
 @given(raw=raw_conversations(max_turns=8), window=st.sampled_from([1024, 2048, 4096]), data=st.data())
@@ -147,25 +148,18 @@ def test_nothing_is_read_where_the_cache_holds_what_will_be_sent() -> None:
 )
 def test_stubs_are_read_like_a_record(results: int, is_read: int, is_certain: int) -> None:
     """Where old results that give way to a line will do: once the next one is expected to cross the trigger."""
-    raw = [system(), user("Read them all.")]
-    for number in range(results):
-        raw += [calls(f"c{number}"), result(f"c{number}", "line " * 320)]
+    raw = reads(results, "line " * 320)
     found = reading(raw, WINDOW, [])
     assert is_edit(found) == is_read
     assert is_edit(reading(raw, WINDOW, [], rereads=True)) == is_certain
 
 
 def test_of_a_turn_counts_what_came_between_two_answers() -> None:
-    """With the calls of the first; the request that begins a conversation is as long as it is."""
+    """With the calls of the first; where nothing is known a sentence or two is expected."""
     raw = [system(), user("word " * 900), calls("a"), result("a", "r" * 400), assistant("Fine."), user("And?")]
     weighed = conversation(turn_ended(parsed(raw), "So."))
     assert expected_growth_tokens(weighed, WINDOW) == sum(weighed.sizes[2:4])
-
-
-def test_where_nothing_is_known_a_sentence_or_two_is_expected() -> None:
-    """A first request has no turn before it."""
-    weighed = conversation(turn_ended(parsed([system(), user("word " * 5000)]), "So."))
-    assert expected_growth_tokens(weighed, WINDOW) == 164
+    assert expected_growth_tokens(conversation(turn_ended(parsed(raw[:2]), "So.")), WINDOW) == 164
 
 
 @given(raw=raw_conversations(max_turns=8), left_tokens=st.integers(0, 120), data=st.data())

@@ -108,16 +108,6 @@ def test_what_is_hidden_is_what_is_not_sent_as_it_was(made: tuple[list[JsonDict]
         assert all(sent[at] is rest[at] for at in edit.pinned)
 
 
-@given(raw_conversations(repeats=5), st.data())
-def test_editing_twice_changes_nothing_more(raw: list[JsonDict], data: st.DataObject) -> None:
-    """Idempotent: what an edit leaves has nothing more to drop."""
-    messages = parsed(raw)
-    chosen = data.draw(st.sets(st.sampled_from(sorted(lines_for(messages))))) if lines_for(messages) else set()
-    once = sent_in(messages, [Form(at, "line") for at in chosen])
-    assert as_bytes(sent_in(once, ())) == as_bytes(once)
-    assert not set(lines_for(once)) & chosen
-
-
 # ------------------------------------------------------------------ as a client orders it
 
 RAW = [user("Look."), *(each for n in "abcd" for each in (calls(n, name=f"tool_{n}"), result(n, f"Result of {n}.")))]

@@ -191,24 +191,10 @@ def test_additions_are_recognized(content: object) -> None:
     assert is_injected(parse_message({"role": "user", "content": content}))
 
 
-@given(
-    st.lists(st.sampled_from([REMINDER, DETAILS, "<skill>", "</skill>", "</system-reminder>", "x", "\n"]), max_size=9)
-)
-def test_words_outside_count(pieces: list[str]) -> None:
-    """Any order of whole and torn wrappers is read without trouble; a whole word beside whole ones is the person's."""
-    text = "".join(pieces)
-    assert not is_injected(parse_message(user(f"Please {text}")))
-    is_injected(parse_message(user(text)))
-
-
-def test_a_flood_of_wrappers_is_read_in_no_time() -> None:
-    """Torn or whole: the time does not grow with their square."""
+def test_long_texts_are_read_in_no_time() -> None:
+    """Torn or whole wrappers: the time does not grow with their square; millions of characters are the person's."""
     for text in ("<skill>" * 200_000, "<skill></skill>" * 100_000, "</skill>" * 200_000):
         assert not is_injected(parse_message(user(text)))
-
-
-def test_text_of_millions_of_characters_is_the_persons() -> None:
-    """Looking for additions at both ends of 200 MB copied them several times, for 0.3 s each."""
     text = "<system-reminder>\n" + "word " * 400_000 + "\n</system-reminder>"
     assert is_injected(parse_message(user(text[:1_000] + text[-1_000:])))
     assert not is_injected(parse_message(user(text)))
