@@ -1,6 +1,6 @@
 """Checks a config file as written, before any server is asked. Loads no LiteLLM.
 
-`startup.py` raises the first finding with which the proxy must not start, `doctor` and `up` print them all. LiteLLM
+`service.py` raises the first finding with which the proxy must not start, `doctor` and `up` print them all. LiteLLM
 ignores keys that it does not know, so settings in a wrong place would count as not written: `mode: observe` one level
 too high would leave the guard acting.
 """
