@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 
@@ -53,13 +53,3 @@ def run(awaitable: Any, *, in_threads: bool = False) -> Any:
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
-
-
-def played(test: Callable[..., Any], play: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """A test under the name of `test` that runs `play`, which calls it, in virtual time."""
-
-    def in_virtual_time() -> None:
-        run(play())
-
-    in_virtual_time.__name__, in_virtual_time.__doc__ = test.__name__, test.__doc__
-    return in_virtual_time

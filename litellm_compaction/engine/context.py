@@ -107,7 +107,7 @@ class RequestContext:
     tenant: str = ""  # Fingerprint of the client, for events.
     now: bool = False  # The client wants a compaction before it is answered, whatever the fill.
     focus: str = ""  # The topic that a summary is to keep in detail, in the client's words: untrusted data.
-    # Handles or words of messages that the client wants verbatim in every compaction; None if it says nothing.
+    # Words of messages that the client wants verbatim in every compaction; None if it says nothing.
     pins: tuple[str, ...] | None = None
     # The client asks for a summary that it goes on with, or beside a conversation: nothing that fits is taken from it,
     # no model is asked, and nothing is kept of it.

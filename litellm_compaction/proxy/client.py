@@ -116,7 +116,7 @@ def told_headers(body: Mapping[str, Any]) -> dict[str, str]:
 class Wish(NamedTuple):
     """`off` to be left alone, `now` to be compacted whatever the fill, with `focus` as a topic, or "".
 
-    `pins` name messages that are to stay verbatim, by handle or words; None for no word about that.
+    `pins` name messages that are to stay verbatim, by their words; None for no word about that.
     """
 
     off: bool = False
@@ -195,6 +195,6 @@ def _pins(place: str, values: list[object]) -> tuple[str, ...]:
     if len(pins) < len(values) or len(pins) > _MAX_PINS:
         raise BadWish(
             f"{place} has a list that is not allowed; allowed: at most {_MAX_PINS} texts of 1 to {_MAX_PIN_CHARS} "
-            "characters, each with words of a message of the user's, or its handle."
+            "characters, each with words of a message of the user's."
         )
     return tuple(pins)

@@ -148,7 +148,7 @@ async def test_a_conversation_that_may_not_change_is_refused_or_sent_as_it_is() 
 
 @pytest.mark.parametrize(("model", "clears_all"), [("gemma-3-12b-it", True), ("llama-3.1-8b-instruct", False)])
 async def test_an_edit_takes_all_that_it_can_where_everything_is_read_again(model: str, clears_all: bool) -> None:
-    """Stubs are free there (a sliding window): results that would have been next are not cleared a turn later."""
+    """Lines are free there (a sliding window): results that would have been next are not cleared a turn later."""
     bench, raw = Bench(), [system(), user("Find out why the build is slow.")]
     while not bench.store.kept:
         number = f"c{len(raw)}"

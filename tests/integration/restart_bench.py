@@ -170,7 +170,6 @@ class Teller:
     Attributes:
         first: what the client's own request is answered with.
         second_thoughts: what it thinks before it continues.
-        gate: where the first stream waits until it is closed or the gate opens; `gates` are those of later streams.
         later: answers of the second stream, the third and so on, in place of going on.
         summary: what the summariser's prompt is answered with.
     """

@@ -224,7 +224,7 @@ class Read(Chunked):
 
 @dataclass
 class Listening:
-    """A `Listener`."""
+    """An `Exchange`, as far as the loop that carries an answer tells it and asks it."""
 
     may_pause: bool = False
     late_receipt: Mapping[str, str] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """Agrees with the other processes that share a store on which one does the work of all.
 
-`admission.py` fits answers beside the other processes' with it, `compactor.py` has one of them make a summary. A store
+`admission.py` fits answers beside the other processes' with it, `deciding.py` has one of them make a summary. A store
 that cannot be reached is no error: the process then goes on as if it were alone.
 """
 
