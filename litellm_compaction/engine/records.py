@@ -100,7 +100,7 @@ async def view_of(
     compaction = stored.compaction
     kept: Sequence[Message] = ()
     if originals is not None:
-        kept, _ = await originals.covered(stored.scope, compaction.covered_hash, tenant=tenant)
+        kept = await originals.covered(stored.scope, compaction.covered_hash, tenant=tenant)
     why_incomplete = _why_incomplete(len(kept), compaction.covered_messages)
     return RecordView(stored, await events_of(store, stored.id, tenant), pairs_of(compaction, kept), why_incomplete)
 

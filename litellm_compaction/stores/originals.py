@@ -14,7 +14,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from litellm_compaction.concurrency import Tasks
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, parse_message
@@ -71,13 +70,6 @@ class Stretch:
         return self.scope, self.hashes[-1]
 
 
-class Chained(NamedTuple):
-    """Messages in a row, and for each the entry of the hash chain after it."""
-
-    messages: Sequence[Message]
-    entries: Sequence[str]
-
-
 class Originals:
     """Originals in rows of their own, with a time to live and a bound of their own.
 
@@ -131,21 +123,20 @@ class Originals:
             found += await asyncio.to_thread(self._opened, rows)
         return [stretch for stretch in found if stretch.tenant == tenant]
 
-    async def covered(self, scope: str, entry: str, *, tenant: str | None = None) -> Chained:
+    async def covered(self, scope: str, entry: str, *, tenant: str | None = None) -> list[Message]:
         """Returns the messages before an entry of a hash chain, oldest first; the last of them if not all are kept.
 
         Args:
             tenant: whose they are; None for any, for an operator.
         """
         messages: list[Message] = []
-        entries: list[str] = []
         for _ in range(_MOST_FOLLOWED):
             stretches = await asyncio.to_thread(self._opened, await self._rows.find(scope, [_ROW + entry]))
             if not stretches or tenant not in (None, stretches[0].tenant):
                 break
-            messages[:0], entries[:0] = stretches[0].messages, stretches[0].hashes[1:]
+            messages[:0] = stretches[0].messages
             entry = stretches[0].hashes[0]
-        return Chained(messages, entries)
+        return messages
 
     async def scan(self) -> list[Stretch]:
         """Returns all that can be read, of all tenants, oldest first: for an operator."""
