@@ -22,8 +22,8 @@ _Result = TypeVar("_Result")
 # Rows of this scope are kept until they are replaced: they have no time to live and do not count for the bound.
 SETTINGS = "settings"
 LINES_TTL_S = 30 * 86_400.0
-# The overhead of a body in a backend: key, numbers, indices; at most 300 bytes in SQLite and Redis 7.0 (MEMORY USAGE,
-# measured 2026-11-23), Python's objects rounded up.
+# The overhead of a body in a backend: key, numbers, indices; at most 300 bytes in SQLite and Redis (MEMORY USAGE),
+# Python's objects rounded up.
 OVERHEAD_BYTES = 500
 
 # Makes a row's new body of the old one, None for none, and of the backend's time in seconds. None deletes the row; the

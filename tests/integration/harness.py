@@ -148,7 +148,7 @@ def write_config(
 
     Nothing is written ahead where a test does not ask for it.
     As in the shipped one LiteLLM asks no server for tokenizers: where there is none, it tries for 48 s for each stream
-    of a Llama model, and nobody is served meanwhile (1.106.2, measured 2026-11-22).
+    of a Llama model, and nobody is served meanwhile.
     """
     general = {"master_key": "os.environ/LITELLM_MASTER_KEY", **sections.pop("general_settings", {})}
     config: dict[str, Any] = {"model_list": models, "general_settings": general}

@@ -25,7 +25,7 @@ pytest.importorskip("resource", reason="limits on a process need a POSIX system"
 # LiteLLM's own.
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
 # One look, which other threads and the event loop have to wait for, and 1 MB, in a thread: in plain searches of 1 MB,
-# some 16 ms each. The slowest patterns take 34 and 139 (measured 2026-11-28).
+# some 16 ms each. The slowest patterns take 34 and 139.
 _MOST_LOOK, _MOST_WHOLE = 100, 1_000
 # Processor clocks of virtual machines step by up to 20 ms: a shorter time says nothing of growth.
 _LEAST_TOLD_S = 0.02
