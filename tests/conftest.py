@@ -112,8 +112,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection() -> Iterator[None]:
     """Looks for no garbage among what is imported, here or in any test: it stays to the end.
 
-    The collector took 2.4 of the 13 s of processor time that it costs to collect all tests, and takes half as long as it
-    did while they run (1.9 s of 45, not 3.7 of 49).
+    The collector took 2.4 of the 13 s of processor time that it costs to collect all tests, and takes half as long as
+    it did while they run (1.9 s of 45, not 3.7 of 49).
     """
     gc.disable()
     try:

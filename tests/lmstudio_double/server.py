@@ -12,7 +12,7 @@ from typing import Any
 from litellm_compaction.simulator import server as simulated
 from litellm_compaction.simulator.inference import Connection, Send
 from litellm_compaction.simulator.messages import JsonObject
-from litellm_compaction.simulator.server import Address, CloseConnection, Receive
+from litellm_compaction.simulator.server import Address, Receive
 
 from .catalog import llama_models, llama_props, v0_models
 from .inference import Inference
@@ -33,9 +33,6 @@ class Application(simulated.Application):
     """The ASGI application of one double."""
 
     simulator: Simulator
-
-    def __init__(self, simulator: Simulator, close: CloseConnection) -> None:
-        super().__init__(simulator, close)
 
     async def after_client_left(self, record: RequestRecord, job: asyncio.Future[None]) -> None:
         if self.simulator.runs_on and not record.streamed:
