@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from litellm_compaction.errors import ConfigError, DoesNotFit, SummaryFailed, WindowUnknown
     from litellm_compaction.library.compacting import (
+        CompactionConfig,
         CompactionEvent,
         CompactionResult,
+        CompactionSelection,
         Compactor,
         Model,
         compact,
-        generate_summary,
-        safe_compact,
-    )
-    from litellm_compaction.library.estimate import (
-        CompactionConfig,
-        CompactionSelection,
         estimate_messages_tokens,
         estimate_tokens,
+        generate_summary,
+        safe_compact,
         select_messages_to_compact,
         should_compact,
     )
@@ -57,7 +55,7 @@ __all__ = [
 ]
 
 # The names above are theirs; one is loaded no earlier than it is asked for.
-_HOMES = ("errors", "library.estimate", "library.compacting")
+_HOMES = ("errors", "library.compacting")
 
 
 def __getattr__(name: str) -> object:

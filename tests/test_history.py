@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, ContinuationEvent, TruncationAlarm, event_from_json
-from litellm_compaction.history import History
+from litellm_compaction.proxy.service import History
 from tests.stores.made import MemoryStore
 
 ALARM = TruncationAlarm(model="qwen", window_tokens=1, expected_tokens=2, reported_tokens=3, reason="x", when_s=2e12)

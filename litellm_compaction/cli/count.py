@@ -13,7 +13,7 @@ import click
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.report import counted_by
-from litellm_compaction.tokenizers.sources import Sources, TokenizerSource, check_tokenizer
+from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, check_tokenizer
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.windows import Target

@@ -30,7 +30,7 @@ from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
 from litellm_compaction.proxy.live_settings import chosen_values
 from litellm_compaction.proxy.report import DeploymentReport, Reporter, counted_by
 from litellm_compaction.proxy.routing import Deployment, as_entry, deployment_of, is_local_address
-from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
+from litellm_compaction.tokenizers.registry import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.fetch import without_userinfo
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, server_root

@@ -42,7 +42,7 @@ from litellm_compaction.engine.context import Ask, Effort, MeasuredRequest, Prun
 from litellm_compaction.engine.sharing.reservation import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
 from litellm_compaction.events import USELESS
-from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
 

@@ -47,8 +47,7 @@ from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import Observer
 from litellm_compaction.stores import Board, Originals, Store
 from litellm_compaction.tokenizers.families import no_thinking_switch
-from litellm_compaction.tokenizers.registry import usable_soon
-from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
+from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon
 from litellm_compaction.tokens.begun import BegunPrompt, begun_prompt, needed_renderings
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Window, Windows

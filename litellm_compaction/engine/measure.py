@@ -30,7 +30,7 @@ from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, 
 from litellm_compaction.engine.sharing.leases import Leases, shared_name
 from litellm_compaction.errors import OWN_TEMPLATE, ModelNotLoaded, NotServed, WindowUnknown, WindowUnread
 from litellm_compaction.tokenizers.families import Family
-from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.windows import Target, Window, Windows

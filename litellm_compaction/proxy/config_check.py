@@ -18,7 +18,7 @@ from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import KEY_VARIABLE
 from litellm_compaction.places import ENVIRONMENT_PREFIX
 from litellm_compaction.proxy.routing import as_entry, unknown_model
-from litellm_compaction.tokenizers.sources import check_tokenizer
+from litellm_compaction.tokenizers.registry import check_tokenizer
 
 SECTION = "litellm_compaction"
 SETTINGS_PLACE = f"callback_settings.{SECTION}"

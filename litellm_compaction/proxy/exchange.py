@@ -8,15 +8,16 @@ hook on every route, with retries and fallbacks; an exchange belongs to that obj
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.config import Settings
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.messages import Request, cleaned, system_prefix_length
+from litellm_compaction.core.messages import Message, Request, cleaned, system_prefix_length
 from litellm_compaction.core.portable import Unfolded
 from litellm_compaction.core.transcripts import is_client_summary
 from litellm_compaction.engine import (
@@ -49,8 +50,11 @@ _served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction
 # Far more than a proxy in front of one machine has under way; a bound for requests whose end is never told.
 _MOST = 1024
 _HEADER = "x-litellm-compaction"
-# No title that a client asks for beside a conversation is longer, nor any list of suggestions.
-_LITTLE_TOKENS = 512
+# Of an answer beside a conversation, and of the message that asks for it: no title, no list of suggestions is longer.
+_MOST_ANSWER_TOKENS, _MOST_CHARS = 512, 4000
+# Of a conversation's end, by which a copy of it is known; a copy of one message may be anybody's.
+_END, _LEAST_COPIED = 32, 2
+_MOST_TENANTS, _MOST_CONVERSATIONS = 4096, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,14 @@ class ClientRequest:
 
 
 def client_request(
-    body: Mapping[str, Any], group: str, orders: Orders | None, settings: Settings, *, is_bridged: bool, is_chat: bool
+    body: Mapping[str, Any],
+    group: str,
+    orders: Orders | None,
+    settings: Settings,
+    conversations: Conversations,
+    *,
+    is_bridged: bool,
+    is_chat: bool,
 ) -> ClientRequest | None:
     """Reads a body with LiteLLM's metadata, filed under `group`; None without a conversation.
 
@@ -108,21 +119,31 @@ def client_request(
     except BadWish as error:
         # Told only if it is guarded: a deployment that is just observed answers as ever.
         wish, bad_wish = NONE, error
-    is_summary = settings.mode == "guard" and is_client_summary(
-        original.messages, told_headers(body), has_tools=bool(original.tools)
+    tenant, has_tools, is_bounded = (
+        tenant_of(metadata),
+        bool(original.tools),
+        _is_little(wire.asked_output_tokens(body)),
     )
+    is_summary = is_beside = False
+    if settings.mode == "guard":
+        is_summary = is_client_summary(original.messages, told_headers(body), has_tools=has_tools)
+        is_beside = (
+            is_bounded
+            if is_summary
+            else conversations.is_beside(tenant, original.messages, has_tools=has_tools, is_bounded=is_bounded)
+        )
     return ClientRequest(
         received=received,
         original=original,
         group=group,
-        tenant=tenant_of(metadata),
+        tenant=tenant,
         client_text=wire.client_texts(body),
         is_chat=is_chat,
         opted_out=(settings.allow_opt_out and wish.off) or is_off_for_owner(metadata),
         wish=wish,
         bad_wish=bad_wish,
-        is_client_summary=is_summary,
-        is_beside=is_summary and 0 < (wire.asked_output_tokens(body) or 0) <= _LITTLE_TOKENS,
+        is_client_summary=is_summary or is_beside,
+        is_beside=is_beside,
         orders=orders or NO_ORDERS,
         token_ids=token_ids,
         bases=bases,
@@ -297,3 +318,61 @@ def _owner(body: Mapping[str, Any]) -> object | None:
 def _asker(body: Mapping[str, Any]) -> object | None:
     reference = _served.get()
     return _owner(body) or (reference() if reference is not None else None)
+
+
+# ------------------------------------------------------------------ a request beside a conversation
+
+
+class _Seen(NamedTuple):
+    """A conversation's newest request; `end` are its last messages, oldest first, as hashes of role and text."""
+
+    length: int
+    first: int
+    end: tuple[int, ...]
+    has_tools: bool
+    is_bounded: bool
+
+
+class Conversations:
+    """The newest conversations of each tenant, without their texts, by which requests beside them are told by form.
+
+    Such a request (a title, tags, suggestions) is one short message over a copy of the conversation's end, without
+    tools, and its answer is bounded where the conversation's own requests are not, or it has none of their tools. In
+    doubt a request is an ordinary one. No summary is made for one beside, and nothing is kept of it.
+    """
+
+    def __init__(self) -> None:
+        self._seen: Bounded[str, tuple[_Seen, ...]] = Bounded(_MOST_TENANTS)
+
+    def is_beside(self, tenant: str, messages: Sequence[Message], *, has_tools: bool, is_bounded: bool) -> bool:
+        """Returns True for a request beside a conversation of its tenant's; takes note of any other."""
+        if not messages:
+            return False
+        hashes = tuple(hash((message.role, message.text, message.calls)) for message in messages)
+        own = _Seen(len(messages), hashes[0], hashes[-_END:], has_tools, is_bounded)
+        known = self._seen.get(tenant, ())
+        if not has_tools and any(_is_beside(messages, hashes, each, is_bounded=is_bounded) for each in known):
+            return True
+        others = (each for each in known if each.end[-1] not in hashes or each.first != own.first)
+        self._seen[tenant] = (own, *others)[:_MOST_CONVERSATIONS]
+        return False
+
+
+def _is_little(asked_tokens: int | None) -> bool:
+    return asked_tokens is not None and 0 < asked_tokens <= _MOST_ANSWER_TOKENS
+
+
+def _is_beside(messages: Sequence[Message], hashes: tuple[int, ...], seen: _Seen, *, is_bounded: bool) -> bool:
+    says_little = is_bounded and not seen.is_bounded
+    for added, start, end in ((messages[-1], 0, len(messages) - 1), (messages[0], 1, len(messages))):
+        # The answer that the conversation's next turn will have.
+        has_answer = end > start and messages[end - 1].role == "assistant" and not messages[end - 1].calls
+        copy = hashes[start : end - has_answer]
+        copied = min(len(copy), len(seen.end))
+        is_copy = copied > 0 and copied + has_answer >= _LEAST_COPIED and copy[-copied:] == seen.end[-copied:]
+        is_whole = is_copy and len(copy) == seen.length and copy[0] == seen.first
+        is_short = (added.is_system or added.role == "user") and len(added.text) <= _MOST_CHARS
+        is_copy = is_copy and (start == 0 or hashes[0] != seen.first)
+        if is_copy and is_short and (says_little or (seen.has_tools and not is_whole)):
+            return True
+    return False

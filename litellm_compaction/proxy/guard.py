@@ -26,7 +26,7 @@ from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.transport import GuardedTransport, client_over
 from litellm_compaction.proxy.answers import asked_of
 from litellm_compaction.proxy.client import identity_of, metadata_of, tenant_of
-from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, client_request
+from litellm_compaction.proxy.exchange import ClientRequest, Conversations, Exchange, Exchanges, client_request
 from litellm_compaction.proxy.internal import Caller, group_of, is_internal_call, may_write_ahead, name_call
 from litellm_compaction.proxy.litellm_inside import LACKS, missing
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
@@ -77,6 +77,7 @@ class Guard:
         self._standards = standards
         self._compactor = compactor
         self._exchanges = exchanges
+        self._conversations = Conversations()
         self._store = store
         self._inner: httpx.AsyncBaseTransport | None = None
 
@@ -348,8 +349,8 @@ class Guard:
         """What is to be done for a request, as `client_request` reads it, before anything is."""
         settings, prompt = self.guards.configured, body.get("prompt")
         long = is_long(body.get("messages"), body.get("tools")) or is_long(prompt, [prompt])
-        orders = self._exchanges.orders(body)
-        read = partial(client_request, body, group, orders, settings, is_bridged=is_bridged, is_chat=is_chat)
+        known = self._exchanges.orders(body), settings, self._conversations
+        read = partial(client_request, body, group, *known, is_bridged=is_bridged, is_chat=is_chat)
         client = await off_loop_if(long, read)
         attempts = Attempts(summary_calls_left=settings.constants.max_summary_calls)
         return Exchange(client, attempts) if client is not None else None

@@ -14,8 +14,7 @@ from litellm_compaction.config import Settings
 from litellm_compaction.engine import KnownWays
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
-from litellm_compaction.tokenizers.registry import usable_soon, why_broken
-from litellm_compaction.tokenizers.sources import Kind, Sources, TokenizerSource
+from litellm_compaction.tokenizers.registry import Kind, Sources, TokenizerSource, usable_soon, why_broken
 from litellm_compaction.tokens.begun import renders_exactly
 from litellm_compaction.windows.windows import Target, Window, Windows
 

@@ -1,5 +1,7 @@
 """The running plug-in: its parts, made once from the settings, begun with the proxy and ended with it.
 
+Events are kept in a store by it, for `litellm-compaction events` and the page, without holding up requests.
+
 An error in the settings stops the proxy's start. What can wait is done in the background once LiteLLM's router is
 there: making a vocabulary holds the interpreter lock for 50 to 500 ms, which every running stream feels.
 """
@@ -11,15 +13,15 @@ import contextlib
 import gc
 import logging
 import os
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from litellm_compaction.concurrency import ended
 from litellm_compaction.config import SAME_MODEL, Settings, settings_from
 from litellm_compaction.engine import Compactor
-from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
-from litellm_compaction.events import log_observer
-from litellm_compaction.history import History
+from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnknown
+from litellm_compaction.events import ContinuationEvent, Event, event_to_json, log_observer
 from litellm_compaction.master_key import ensure_master_key, stretched
 from litellm_compaction.proxy.answers import Answers
 from litellm_compaction.proxy.config_check import SECTION, check_config
@@ -35,15 +37,16 @@ from litellm_compaction.proxy.refusals import ToldOnce, log_failure
 from litellm_compaction.proxy.report import targets_of
 from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry
 from litellm_compaction.proxy.standards.orders import Items
-from litellm_compaction.proxy.standards.routes import serving
-from litellm_compaction.proxy.standards.standards import Standards
-from litellm_compaction.stores import board_of, open_store, originals_of
-from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.proxy.standards.standards import Standards, serving
+from litellm_compaction.stores import Store, board_of, open_store, originals_of
+from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.windows import Target, Windows
 
+# Lines that may wait for a slow disk; beyond that the oldest are not kept.
+_MAX_WAITING = 1000
 logger = logging.getLogger("litellm_compaction")
 _ROUTER_WAIT_S = 0.2
 # A store or a server that hangs delays the end of the proxy by no more than this.
@@ -228,3 +231,37 @@ def spare_collections() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+class History:
+    """Writes lines to `store` in the background, in its event loop; a failure is logged once and ignored."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: deque[Event] = deque(maxlen=_MAX_WAITING)
+        self._writing: asyncio.Task[None] | None = None
+        self._has_warned = False
+
+    def __call__(self, event: Event) -> None:
+        # The compaction of a restart is an event of its own.
+        if isinstance(event, ContinuationEvent) and event.outcome == "restarted":
+            return
+        self._waiting.append(event)
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+
+    async def settle(self) -> None:
+        """Returns when all lines so far are written, or given up."""
+        if self._writing is not None:
+            await self._writing
+
+    async def _write(self) -> None:
+        while self._waiting:
+            event = self._waiting.popleft()
+            try:
+                await self._store.add_event(event.when_s, event_to_json(event))
+            except Exception as error:  # noqa: BLE001 - nothing that is only told may harm a request
+                if not self._has_warned:
+                    said = str(error) if isinstance(error, CompactionError) else type(error).__name__
+                    logger.warning("history_failed %s; this is said once", said)
+                self._has_warned = True

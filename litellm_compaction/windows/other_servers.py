@@ -2,7 +2,7 @@
 
 Only deployments that an operator opted in are asked. Shapes are validated, never status alone; a GET here loads no
 model. Jan and llamafile run llama.cpp's server; KoboldCpp, LocalAI and others are not asked. LM Studio has a protocol
-of its own (`lmstudio_questions.py`). A further kind of server is a subclass of `LocalServer` and a `register`.
+of its own (`lmstudio_rpc.py`). A further kind of server is a subclass of `LocalServer` and a `register`.
 """
 
 from __future__ import annotations

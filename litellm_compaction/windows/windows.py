@@ -21,8 +21,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import ModelNotLoaded, ServerUnavailable, WindowUnknown, WindowUnread
 from litellm_compaction.windows.fetch import NotThisApi, Unreached, without_userinfo
 from litellm_compaction.windows.lmstudio import LMStudioListing, answers_as_lmstudio, list_models, server_root
-from litellm_compaction.windows.lmstudio_questions import InstanceAddress, LoadedModel, ModelSettings
-from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
+from litellm_compaction.windows.lmstudio_rpc import InstanceAddress, LMStudioRpc, LoadedModel, ModelSettings
 from litellm_compaction.windows.other_servers import SERVERS, Api, LocalServer, Served, list_served, tokens_by_server
 from litellm_compaction.windows.window import Found, Listing, Source, Window
 
@@ -67,7 +66,7 @@ class Target:
         context_source: the source of `context_length`.
         apis: ways to ask a server that is not LM Studio for its window; empty leaves it in peace.
         asker: its fingerprint: a limit from an overflow of its own holds for it first.
-        tokenizer: of this deployment; "" follows the global setting (`sources.py`).
+        tokenizer: of this deployment; "" follows the global setting (`registry.py`).
     """
 
     key: str

@@ -10,7 +10,7 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.steps import Question, Step
 from litellm_compaction.engine.measure import RequestMeasurer, is_enough
-from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokenizers.registry import Sources
 from tests.builders import chat, parsed
 from tests.engine.bench import Bench
 

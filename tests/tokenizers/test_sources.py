@@ -13,7 +13,7 @@ from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.families import family_of
-from litellm_compaction.tokenizers.sources import Sources, check_tokenizer
+from litellm_compaction.tokenizers.registry import Sources, check_tokenizer
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target
 from tests.tokenizers.test_files import small_tokenizer

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import Request, parse_message
-from litellm_compaction.windows.lmstudio_questions import History, history_of
+from litellm_compaction.windows.lmstudio_rpc import History, history_of
 
 
 def said(*messages: dict[str, Any], tools: tuple[Any, ...] = ()) -> History:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy.standards.routes import COUNTS, serving
+from litellm_compaction.proxy.standards.standards import COUNTS, serving
 
 ANSWER = {"id": "r", "output": [{"type": "compaction"}], "usage": {"input_tokens": 70}}
 EDITED = {"context_management": {"applied_edits": [{"cleared_input_tokens": 5}]}}
