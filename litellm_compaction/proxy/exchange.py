@@ -110,28 +110,10 @@ def client_request(
     messages = tuple(map(cleaned, unfolded))
     is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
     original = received if is_same else replace(received, messages=messages)
-    route = str(metadata.get("user_api_key_request_route") or "")
-    bad_wish: CompactionError | None = wire.not_served(
-        sent_body(body), route, keeps_responses=keeps_responses, is_read=orders is not None
-    )
-    try:
-        wish = wish_of(body, metadata)
-    except BadWish as error:
-        # Told only if it is guarded: a deployment that is just observed answers as ever.
-        wish, bad_wish = NONE, error
-    tenant, has_tools, is_bounded = (
-        tenant_of(metadata),
-        bool(original.tools),
-        _is_little(wire.asked_output_tokens(body)),
-    )
-    is_summary = is_beside = False
+    wish, bad_wish = _wish(body, metadata, is_read=orders is not None)
+    tenant, is_summary, is_beside = tenant_of(metadata), False, False
     if settings.mode == "guard":
-        is_summary = is_client_summary(original.messages, told_headers(body), has_tools=has_tools)
-        is_beside = (
-            is_bounded
-            if is_summary
-            else conversations.is_beside(tenant, original.messages, has_tools=has_tools, is_bounded=is_bounded)
-        )
+        is_summary, is_beside = _form(body, original, tenant, conversations)
     return ClientRequest(
         received=received,
         original=original,
@@ -142,12 +124,37 @@ def client_request(
         opted_out=(settings.allow_opt_out and wish.off) or is_off_for_owner(metadata),
         wish=wish,
         bad_wish=bad_wish,
-        is_client_summary=is_summary or is_beside,
+        is_client_summary=is_summary,
         is_beside=is_beside,
         orders=orders or NO_ORDERS,
         token_ids=token_ids,
         bases=bases,
     )
+
+
+def _wish(
+    body: Mapping[str, Any], metadata: Mapping[str, Any], *, is_read: bool
+) -> tuple[Wish, CompactionError | None]:
+    """The client's wish; and why it could not be read, or another field of the body is not served."""
+    route = str(metadata.get("user_api_key_request_route") or "")
+    try:
+        wish = wish_of(body, metadata)
+    except BadWish as error:
+        # Told only if it is guarded: a deployment that is just observed answers as ever.
+        return NONE, error
+    return wish, wire.not_served(sent_body(body), route, keeps_responses=keeps_responses, is_read=is_read)
+
+
+def _form(body: Mapping[str, Any], request: Request, tenant: str, conversations: Conversations) -> tuple[bool, bool]:
+    """Tells if the client summarizes its conversation itself or asks for something beside it; and if it is the latter.
+
+    A summary of its own is beside the conversation as well, if its answer is short.
+    """
+    has_tools, is_bounded = bool(request.tools), _is_little(wire.asked_output_tokens(body))
+    if is_client_summary(request.messages, told_headers(body), has_tools=has_tools):
+        return True, is_bounded
+    is_beside = conversations.is_beside(tenant, request.messages, has_tools=has_tools, is_bounded=is_bounded)
+    return is_beside, is_beside
 
 
 @dataclass(slots=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from litellm_compaction.proxy.reading import Conversations
 
+from litellm_compaction.proxy.exchange import Conversations
 from tests.builders import JsonDict, assistant, chat, parsed, system, user
 
 TALK = chat(6)
