@@ -1,9 +1,8 @@
 """The running plug-in: its parts, made once from the settings, begun with the proxy and ended with it.
 
-Events are kept in a store by it, for `litellm-compaction events` and the page, without holding up requests.
-
-An error in the settings stops the proxy's start. What can wait is done in the background once LiteLLM's router is
-there: making a vocabulary holds the interpreter lock for 50 to 500 ms, which every running stream feels.
+It keeps events in the store, for `litellm-compaction events` and the page, and holds up no request for that. An error
+in the settings stops the proxy's start. What can wait is done in the background once LiteLLM's router is there: making
+a vocabulary holds the interpreter lock for 50 to 500 ms, which every running stream feels.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Vocabularies by name: offline, loaded once per process, for any string; and by which a deployment is counted.
+"""Vocabularies by name: offline, loaded once per process, for any string; and which of them counts a deployment.
 
-That is the operator's word, else the model's family.
-
-Names are those of the packs inside this package, `heuristic` for four characters per token, and `file:PATH` for the
-tokenizer.json that an operator has named. Safe to call from worker threads. tools/build_packs.py builds the packs;
-OpenAI's ranks are read from the files that LiteLLM ships. What cannot be loaded refuses no request: a stand-in counts.
+That is the one that its operator names, else its model family's. Names are those of the packs inside this package,
+`heuristic` for four characters per token, and `file:PATH` for the tokenizer.json that an operator has named. Safe to
+call from worker threads. tools/build_packs.py builds the packs; OpenAI's ranks are read from the files that LiteLLM
+ships. What cannot be loaded refuses no request: a stand-in counts.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Called while a request waits, never on a timer. Only remote calls are made, which address loaded models; the protocol's
 channels load models and generate, and none is opened (lmstudio-js, `lms-communication`).
 
-By them a loaded model is asked, with a request in the protocol's words (`ChatHistoryData.ts` and `LLMToolUseSetting.ts`
+A loaded model is asked by them, with a request in the protocol's words (`ChatHistoryData.ts` and `LLMToolUseSetting.ts`
 of lmstudio-js 6ec11db): LM Studio makes the same of a chat completion, where `developer` becomes `system`, too
 (lmstudio-bug-tracker 1730). An unanswered question is None: the caller goes on without it.
 """
