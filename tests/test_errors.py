@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.errors import (
-    Overflow,
-    overflow_from_text,
-)
+from litellm_compaction.errors import Overflow, overflow_from_text
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -22,13 +22,7 @@ from litellm_compaction.core.messages import (
     system_prefix_length,
     user_message,
 )
-from litellm_compaction.core.prompts import (
-    FRAME_NOTE,
-    INCORPORATES,
-    LEDGER_TITLE,
-    SUMMARY_TITLE,
-    without_lead_in,
-)
+from litellm_compaction.core.prompts import FRAME_NOTE, INCORPORATES, LEDGER_TITLE, SUMMARY_TITLE, without_lead_in
 
 _HEADING = re.compile(r"\s*#{2,3} Session Summary\b(?P<rest>[^\n]*)\n?")
 _ROUND = re.compile(r"\bround\W{0,3}(\d{1,6})(?!\d)", re.IGNORECASE)

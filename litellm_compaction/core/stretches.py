@@ -17,14 +17,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.messages import (
-    FRAME_END,
-    NO_MARKS,
-    Marks,
-    Message,
-    parse_message,
-    user_message,
-)
+from litellm_compaction.core.messages import FRAME_END, NO_MARKS, Marks, Message, parse_message, user_message
 
 if sys.version_info >= (3, 11):
     import tomllib

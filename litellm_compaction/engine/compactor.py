@@ -12,13 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from litellm_compaction.core.go_on import (
-    Partial,
-    Way,
-    asked_to_go_on,
-    can_end_in_answer,
-    continued_request,
-)
+from litellm_compaction.core.go_on import Partial, Way, asked_to_go_on, can_end_in_answer, continued_request
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Make
 from litellm_compaction.engine.additions import Quoter, Recaller

@@ -15,16 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from .messages import ChatRequest, JsonObject, Refusal, parse_chat, parse_completion
-from .rendering import (
-    Prompt,
-    answer_segments,
-    call_opening,
-    encode,
-    render_chat,
-    render_text,
-    token_bytes,
-    with_newest,
-)
+from .rendering import Prompt, answer_segments, call_opening, encode, render_chat, render_text, token_bytes, with_newest
 from .simulator import ChatCall, Instance, Reply, RequestRecord, Simulator, default_reply
 
 _Reply = TypeVar("_Reply", bound=Reply)

@@ -8,14 +8,7 @@ from collections import Counter
 import pytest
 
 from litellm_compaction.core.joiner import Joiner
-from tests.core.restarts import (
-    GENERATORS,
-    STYLES,
-    Restart,
-    draw,
-    is_ambiguous,
-    join,
-)
+from tests.core.restarts import GENERATORS, STYLES, Restart, draw, is_ambiguous, join
 
 
 @pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 1000), marks=pytest.mark.slow)])

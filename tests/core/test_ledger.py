@@ -9,26 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.ledger import (
-    ANCHORS_HEAD,
-    NAMES_HEAD,
-    OPERATOR_HEAD,
-    WORDS_HEAD,
-    ledger,
-)
+from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD, ledger
 from litellm_compaction.core.messages import render_arguments
 from litellm_compaction.tokenizers.registry import token_length
-from tests.builders import (
-    JsonDict,
-    agent_run,
-    assistant,
-    calls,
-    count,
-    parsed,
-    raw_conversations,
-    result,
-    user,
-)
+from tests.builders import JsonDict, agent_run, assistant, calls, count, parsed, raw_conversations, result, user
 from tests.work import grows_linearly
 
 FILLER = "The weather on the way to the office was mild, and the train came on time as it mostly does. "

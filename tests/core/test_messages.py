@@ -24,17 +24,7 @@ from litellm_compaction.core.messages import (
     render_arguments,
     without_notices,
 )
-from tests.builders import (
-    JsonDict,
-    assistant,
-    calls,
-    image,
-    parsed,
-    raw_conversations,
-    result,
-    system,
-    user,
-)
+from tests.builders import JsonDict, assistant, calls, image, parsed, raw_conversations, result, system, user
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

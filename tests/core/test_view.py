@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import newest_user_index, parse_message, system_prefix_length
-from litellm_compaction.core.view import (
-    is_injected,
-    latest_cut,
-    legal_cuts,
-    request_indices,
-)
+from litellm_compaction.core.view import is_injected, latest_cut, legal_cuts, request_indices
 from tests.builders import (
     ADDITIONS,
     JsonDict,

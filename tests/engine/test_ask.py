@@ -11,16 +11,7 @@ from hypothesis import given, settings
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine.context import SummaryAnswer
 from tests import virtual_time
-from tests.builders import (
-    JsonDict,
-    assistant,
-    broken_promises,
-    chat,
-    count,
-    raw_conversations,
-    system,
-    user,
-)
+from tests.builders import JsonDict, assistant, broken_promises, chat, count, raw_conversations, system, user
 from tests.engine.bench import SUMMARY, Bench, FakeAsk
 
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]

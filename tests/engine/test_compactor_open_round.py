@@ -12,16 +12,7 @@ from hypothesis import example, given, settings
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.stretches import is_text_result
 from litellm_compaction.errors import DoesNotFit
-from tests.builders import (
-    ADDITIONS,
-    JsonDict,
-    agent_conversations,
-    agent_run,
-    assistant,
-    parsed,
-    system,
-    user,
-)
+from tests.builders import ADDITIONS, JsonDict, agent_conversations, agent_run, assistant, parsed, system, user
 from tests.engine.bench import SUMMARY, Bench, FakeAsk
 
 STRATEGIES = ["summary", "prune", "handoff"]

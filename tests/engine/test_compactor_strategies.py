@@ -13,15 +13,7 @@ from hypothesis import given, settings
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
-from tests.builders import (
-    JsonDict,
-    as_bytes,
-    assistant,
-    calls,
-    result,
-    system,
-    user,
-)
+from tests.builders import JsonDict, as_bytes, assistant, calls, result, system, user
 from tests.core.test_pruning import answers
 from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
 

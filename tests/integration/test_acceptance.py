@@ -27,16 +27,7 @@ from tests.builders import ONE_ROUND, answered, prose, talk, tool_round, tools
 from tests.integration.app import serve
 from tests.integration.bench import SUMMARY, Bench, Group, answers, edit_plan, is_question, is_summary_call, open_bench
 from tests.integration.plain_server import PlainServer, plain_entries, serve_plain
-from tests.integration.restart_bench import (
-    LONG,
-    TEXTS,
-    Teller,
-    asked,
-    group,
-    shut,
-    stream_problems,
-    without_restarts,
-)
+from tests.integration.restart_bench import LONG, TEXTS, Teller, asked, group, shut, stream_problems, without_restarts
 from tests.integration.validity import text_of
 from tests.lmstudio_double import ChatCall, Fault, Model, Reply, Simulator
 

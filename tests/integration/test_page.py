@@ -17,18 +17,7 @@ import pytest
 from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, Bench, answers
 from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, write_config
-from tests.integration.page_forms import (
-    ADMIN,
-    ANNA,
-    ARNO,
-    BERT,
-    KEYS,
-    PAGE,
-    VIEWER,
-    look,
-    reset,
-    save,
-)
+from tests.integration.page_forms import ADMIN, ANNA, ARNO, BERT, KEYS, PAGE, VIEWER, look, reset, save
 from tests.lmstudio_double import Model, Simulator
 
 # Of Anna's team; of nobody's.

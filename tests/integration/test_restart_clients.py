@@ -12,14 +12,7 @@ import openai
 import pytest
 
 from tests.builders import prose, tools
-from tests.integration.restart_bench import (
-    TEXTS,
-    Restarting,
-    Teller,
-    asked,
-    calls,
-    shared,
-)
+from tests.integration.restart_bench import TEXTS, Restarting, Teller, asked, calls, shared
 from tests.lmstudio_double import Reply
 
 WANTED = calls("tool_0", words=40)

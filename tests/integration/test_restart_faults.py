@@ -19,14 +19,7 @@ import pytest
 from tests.builders import prose, tools
 from tests.integration.bench import SUMMARY, is_summary_call
 from tests.integration.harness import Streamed
-from tests.integration.restart_bench import (
-    CROWDED,
-    Restarting,
-    Teller,
-    calls,
-    stream_problems,
-    without_restarts,
-)
+from tests.integration.restart_bench import CROWDED, Restarting, Teller, calls, stream_problems, without_restarts
 from tests.lmstudio_double import ChatCall, Fault, Reply
 from tests.lmstudio_double.script import FaultKind
 

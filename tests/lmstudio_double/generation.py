@@ -11,14 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from litellm_compaction.simulator import inference as simulated
-from litellm_compaction.simulator.inference import (
-    Connection,
-    Envelope,
-    Piece,
-    event,
-    pieces,
-    reply_tokens,
-)
+from litellm_compaction.simulator.inference import Connection, Envelope, Piece, event, pieces, reply_tokens
 from litellm_compaction.simulator.messages import JsonObject
 from litellm_compaction.simulator.rendering import count
 

@@ -12,24 +12,12 @@ from dataclasses import dataclass, field
 
 from litellm_compaction.simulator import inference as simulated
 from litellm_compaction.simulator.inference import Envelope
-from litellm_compaction.simulator.messages import (
-    ChatRequest,
-    Refusal,
-    error_body,
-    parse_chat,
-    parse_completion,
-)
+from litellm_compaction.simulator.messages import ChatRequest, Refusal, error_body, parse_chat, parse_completion
 from litellm_compaction.simulator.rendering import Prompt, Segment, answer_segments, render_chat, render_text
 
 from .catalog import Flight, FlightFailed, Instance
 from .generation import Answer, Ending, Generation, drop, visible_reply
-from .messages import (
-    MODEL_UNLOADED,
-    POOL_EXCEEDED,
-    does_not_fit,
-    ids_of,
-    n_keep_too_long,
-)
+from .messages import MODEL_UNLOADED, POOL_EXCEEDED, does_not_fit, ids_of, n_keep_too_long
 from .rendering import keep_tokens, truncate_middle
 from .script import Fault, Reply, RequestRecord
 from .simulator import Simulator

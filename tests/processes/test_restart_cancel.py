@@ -14,14 +14,7 @@ import pytest
 
 from tests.builders import prose
 from tests.integration.bench import SUMMARY
-from tests.integration.restart_bench import (
-    LONG,
-    Restarting,
-    Teller,
-    asked,
-    changed,
-    without_restarts,
-)
+from tests.integration.restart_bench import LONG, Restarting, Teller, asked, changed, without_restarts
 from tests.lmstudio_double import Gate, Reply
 
 pytestmark = pytest.mark.proxy

@@ -27,12 +27,7 @@ from litellm_compaction.core.secrets import redacted
 from litellm_compaction.errors import ConfigError, ServerUnavailable
 from litellm_compaction.windows.fetch import NotThisApi
 from litellm_compaction.windows.lmstudio import LMStudioListing, answers_as_lmstudio, list_models, parse_list
-from litellm_compaction.windows.other_servers import (
-    SERVERS,
-    Served,
-    list_served,
-    tokens_by_server,
-)
+from litellm_compaction.windows.other_servers import SERVERS, Served, list_served, tokens_by_server
 from tests.proxy.answer.wired import Wire
 
 _JSON = st.recursive(

@@ -11,12 +11,7 @@ import pytest
 
 from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.windows.fetch import unfolds_slowly
-from litellm_compaction.windows.lmstudio import (
-    Instance,
-    answers_as_lmstudio,
-    list_models,
-    match,
-)
+from litellm_compaction.windows.lmstudio import Instance, answers_as_lmstudio, list_models, match
 from tests.windows.fake_lmstudio import BASE, FakeLMStudio, v0_model, v1_model
 
 

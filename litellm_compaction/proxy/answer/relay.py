@@ -11,13 +11,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from litellm_compaction.core.cuts import (
-    THINK_END,
-    is_only_thoughts,
-    open_think,
-    settled_length,
-    unstopped_length,
-)
+from litellm_compaction.core.cuts import THINK_END, is_only_thoughts, open_think, settled_length, unstopped_length
 from litellm_compaction.core.joiner import Joiner
 from litellm_compaction.core.messages import ToolCall
 from litellm_compaction.engine import RECALL, Outcome

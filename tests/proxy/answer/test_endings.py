@@ -7,16 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from litellm_compaction.proxy.answer.endings import (
-    MAX_CUTS,
-    End,
-    Ended,
-    Restart,
-    State,
-    Step,
-    next_leg,
-    restart_of,
-)
+from litellm_compaction.proxy.answer.endings import MAX_CUTS, End, Ended, Restart, State, Step, next_leg, restart_of
 
 ENDS = get_args(End)
 CUT = ("limit", "overthought", "spent", "called_back", "overflow")
