@@ -489,4 +489,4 @@ def test_20_observe_off_and_opting_out(bench: Bench, later: Bench) -> None:
         assert watch.sent() == messages
         assert "max_tokens" not in watch.bodies[0]
         assert watch.summaries == []
-    assert later.proxy.expect_logged(r"observed model=observed .*reason=summarize")
+    assert later.proxy.expect_logged(r"observed model=observed .*reason=summary")

@@ -159,8 +159,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         """Runs every task that can run."""
         self.loop.run_until_complete(settled())
 
-    def account(self) -> None:
-        """The rules once more: heads that fit go in, restarts first, with more if none is left; then compares."""
+    def let_in(self) -> None:
+        """The rules once more: heads that fit go in, restarts first, with more if none is left."""
         let_in: list[Person] = []
         for queue in (self.restarting, self.entering):
             while queue:
@@ -180,6 +180,10 @@ class AdmissionMachine(RuleBasedStateMachine):
             free = max(self.window_tokens - sum(other.tokens for other in self.running), 0)
             most = person.most_tokens if seats == 1 else min(person.most_tokens, self.window_tokens // seats)
             person.tokens = max(person.tokens, most if seats == 1 else min(most, person.tokens + free))
+
+    def account(self) -> None:
+        """Lets in who may come in, here and there, and compares."""
+        self.let_in()
         self.settle()
         for person in self.running:
             assert person.task.done()
@@ -255,11 +259,17 @@ class AdmissionMachine(RuleBasedStateMachine):
         if gone is not None and how == "after":
             assert gone.seat is not None
             gone.seat.release()
-        if person in self.restarting:
-            self.restarting.remove(person)
+        if gone is not None:
+            # Whoever hangs up hears of it in the next turn, and is still there in this one.
+            self.let_in()
+        for people in (self.running, self.restarting, self.entering):
+            if person in people:
+                people.remove(person)
+        person.tokens = 0
+        if person.seat is not None:
             self.idle.append(person)
-        else:
-            self.entering.remove(person)
+        elif person.number in self.entered:
+            self.entered.remove(person.number)
         self.account()
         assert person.task.cancelled()
 
