@@ -74,7 +74,6 @@ _PROMISES = (
     "test_bad_input",
     "test_every_route",
     "test_other_providers",
-    "test_page_left_out",
     "test_promises",
     "test_routing",
     "test_untouched",
