@@ -1,9 +1,9 @@
 """Looks up what was said: an index of conversations in memory, its search, and the answer that a model reads."""
 
 from litellm_compaction.recall.answer import BEGIN, END, NOT_KEPT, Beside, beside, found_fields, message_fields, told
-from litellm_compaction.recall.hits import Found, Hit, Piece, search
-from litellm_compaction.recall.index import Index, Original
-from litellm_compaction.recall.lookup import KeptStretch, Lookup, indexed
+from litellm_compaction.recall.hits import Found, search
+from litellm_compaction.recall.index import Index
+from litellm_compaction.recall.lookup import Lookup, indexed
 
 __all__ = [
     "BEGIN",
@@ -11,12 +11,8 @@ __all__ = [
     "NOT_KEPT",
     "Beside",
     "Found",
-    "Hit",
     "Index",
-    "KeptStretch",
     "Lookup",
-    "Original",
-    "Piece",
     "beside",
     "found_fields",
     "indexed",

@@ -5,13 +5,11 @@ witness the project's requests.
 """
 
 from .rendering import count_by
-from .server import Address, serve
-from .simulator import ChatCall, Instance, Model, Reply, RequestRecord, Simulator
+from .server import serve
+from .simulator import ChatCall, Model, Reply, RequestRecord, Simulator
 
 __all__ = [
-    "Address",
     "ChatCall",
-    "Instance",
     "Model",
     "Reply",
     "RequestRecord",

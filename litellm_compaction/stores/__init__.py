@@ -17,7 +17,7 @@ from litellm_compaction.places import DEFAULT_PREFIX, PROXYS_OWN, data_folder, i
 from litellm_compaction.stores.originals import Covered, Originals, Stretch
 from litellm_compaction.stores.rows import MemoryRows, Rows, SteadyRows
 from litellm_compaction.stores.sqlite import SqliteFile, SqliteRows
-from litellm_compaction.stores.store import MAX_LEASE_S, Board, Decide, Store, StoredCompaction, StoredEvent, digest
+from litellm_compaction.stores.store import MAX_LEASE_S, Board, Decide, Store, StoredCompaction, digest
 
 __all__ = [
     "Board",
@@ -26,7 +26,6 @@ __all__ = [
     "Originals",
     "Store",
     "StoredCompaction",
-    "StoredEvent",
     "Stretch",
     "board_of",
     "digest",
