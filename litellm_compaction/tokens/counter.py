@@ -13,7 +13,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import usable, usable_soon
 from litellm_compaction.tokens.estimate import Estimate, Own, Prints, Span, Told, estimated
-from litellm_compaction.tokens.known import MOST_RATIO, Known, Protocol, fingerprints
+from litellm_compaction.tokens.known import Known, Protocol, fingerprints, most_tokens
 from litellm_compaction.tokens.prompt import TextCounts, own_count, strings
 
 # More text and more messages are counted outside the event loop's thread (2 to 4 ms); within it so much of one text.
@@ -102,7 +102,7 @@ class TokenCounter:
         Returns False for no number (≤ 0), a ratio that no vocabulary explains, and a number far below what is expected,
         of which a window that is smaller than it said may be the reason, until a second one agrees.
         """
-        if not 0 < prompt_tokens <= MOST_RATIO * count.own.tokens + _MOST_ADDED_TOKENS or count.own.tokens <= 0:
+        if not 0 < prompt_tokens <= most_tokens(count.own) + _MOST_ADDED_TOKENS or count.own.tokens <= 0:
             return False
         is_low = prompt_tokens < _DOUBTFUL_RATIO * count.low and count.high > _UNCUT_TOKENS
         if is_low and not self.known.explains(target_key, count, prompt_tokens):
@@ -116,8 +116,8 @@ class TokenCounter:
         It is believed at once of this prompt, however far from ours: a template may leave out all the tools. Returns
         False if no vocabulary explains it.
         """
-        own_tokens = count.own.tokens
-        if not count.fingerprint or not own_tokens / _MOST_LEFT_OUT < prompt_tokens <= MOST_RATIO * own_tokens:
+        is_likely = count.own.tokens / _MOST_LEFT_OUT < prompt_tokens <= most_tokens(count.own)
+        if not (count.fingerprint and is_likely):
             return False
         self._note(target_key, "", count, prompt_tokens, is_sure=True)
         return True

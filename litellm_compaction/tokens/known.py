@@ -18,7 +18,7 @@ from statistics import median
 from litellm_compaction.concurrency import Bounded, Rests
 from litellm_compaction.core.messages import Request
 from litellm_compaction.tokenizers.families import Family
-from litellm_compaction.tokens.estimate import Amounts, Estimate, Prints, Span, Told
+from litellm_compaction.tokens.estimate import Amounts, Estimate, Own, Prints, Span, Told
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -31,7 +31,7 @@ _MOST_DOUBT, _MOST_IMAGE_TOKENS = 0.25, 4096
 _ONE_PRICE_RATIO = 1.15
 # Of fewer tokens a number says nothing of a ratio; no vocabulary explains one outside these bounds.
 _LEAST_TOKENS = 200
-_LEAST_RATIO, MOST_RATIO = 0.3, 4.0
+_LEAST_RATIO, _MOST_RATIO = 0.3, 4.0
 # Of each other two numbers below every bound, of prompts of so different sizes, are no accident: a cut has one size.
 _SAME_RATIO, _OTHER_SIZE_RATIO = 0.03, 1.25
 # Beyond what was seen: after two numbers, after seven, after more, and for an own vocabulary if all are alike.
@@ -64,6 +64,11 @@ def fingerprints(request: Request, asker: str = "") -> Prints:
     except (RecursionError, TypeError, ValueError):
         return ()
     return tuple(entries)
+
+
+def most_tokens(own: Own) -> float:
+    """The most that a vocabulary, and a price of images, make of what we count: an icon may cost as much as a page."""
+    return _MOST_RATIO * own.tokens + own.images * _MOST_IMAGE_TOKENS
 
 
 class Known:
@@ -146,14 +151,14 @@ class Known:
             # The price of media, if the text beside them is known well.
             doubt = abs(new.text) * (0.02 if count.own.rendered else count.other_likely_ratio - 1)
             media = tokens - new.text
-            most = max(MOST_RATIO * new.media, new.images * _MOST_IMAGE_TOKENS)
+            most = max(_MOST_RATIO * new.media, new.images * _MOST_IMAGE_TOKENS)
             if doubt <= _MOST_DOUBT * max(new.media, media) and -_MOST_DOUBT * new.media <= media <= most:
                 prices = self._prices.setdefault((target_key, _size_class(new)), deque(maxlen=_KEPT_PRICES))
                 prices.append((max(0.0, media) / new.media, max(0.0, media) / max(1.0, new.images)))
             if not price.is_confirmed:
                 return
         ratio = (tokens - new.media * price.usual) / max(1.0, new.text)
-        if new.text >= _LEAST_TOKENS and _LEAST_RATIO <= ratio <= MOST_RATIO:
+        if new.text >= _LEAST_TOKENS and _LEAST_RATIO <= ratio <= _MOST_RATIO:
             self._ratios.setdefault((target_key, count.method), deque(maxlen=_KEPT_RATIOS)).append(ratio)
 
     def explains(self, target_key: str, count: Estimate, tokens: int) -> bool:

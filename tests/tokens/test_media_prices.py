@@ -88,6 +88,15 @@ async def test_a_picture_without_a_price_may_take_the_most_that_one_takes() -> N
     assert again.high < await truth(asked(2, text="Which one is older? " * 30), 0) + 2 * 1616 / 2
 
 
+async def test_an_icon_may_cost_as_much_as_a_page() -> None:
+    """The number of a question about it is believed, though most of it is an image that costs 15 times our estimate."""
+    counter = TokenCounter()
+    icon = asked(1, text="?")
+    made = await counter.count("t", KNOWN, icon)
+    assert counter.take_over("t", made, await truth(icon, 15 * ESTIMATE) // 2)
+    assert abs(await told(counter, asked(2, text="Which one? " * 30), 15 * ESTIMATE // 2)) < 0.01
+
+
 async def test_the_first_price_is_doubted() -> None:
     """One cheap picture is no reason to leave no room for one at its estimate; three are."""
     counter = TokenCounter()
