@@ -76,15 +76,13 @@ def conversation(messages: Sequence[Message], *, fixed_tokens: int = FIXED_TOKEN
     )
 
 
-def budget(window_tokens: int, weighed: View, *, likely_ratio: float = 1.0, rules: Rules = RULES) -> Budget:
-    return Budget(
-        rules=rules, window_tokens=window_tokens, floor_tokens=weighed.floor_tokens, likely_ratio=likely_ratio
-    )
+def budget(window_tokens: int, view: View, *, likely_ratio: float = 1.0, rules: Rules = RULES) -> Budget:
+    return Budget(rules=rules, window_tokens=window_tokens, floor_tokens=view.floor_tokens, likely_ratio=likely_ratio)
 
 
-def first_step(weighed: View, limits: Budget, depth: CompactionOptions, stored: Sequence[Compaction]) -> Planned:
+def first_step(view: View, limits: Budget, depth: CompactionOptions, stored: Sequence[Compaction]) -> Planned:
     """What is planned; of a compaction the first step."""
-    decision = plan(weighed, limits, depth, stored)
+    decision = plan(view, limits, depth, stored)
     return decision.steps[0] if isinstance(decision, Make) else decision
 
 

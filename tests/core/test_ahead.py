@@ -49,8 +49,8 @@ def ahead(
     options: CompactionOptions = DEPTH,
 ) -> Compaction | None:
     """The record that is written ahead behind the answer to `raw`, as long as it may be."""
-    weighed = conversation(turn_ended(parsed(raw), answer))
-    decision = plan_ahead(weighed, budget(window, weighed), options, stored)
+    view = conversation(turn_ended(parsed(raw), answer))
+    decision = plan_ahead(view, budget(window, view), options, stored)
     if decision is None:
         return None
     assert is_record(decision)
@@ -113,12 +113,12 @@ def test_whatever_is_written_ahead_is_unseen_until_the_trigger(
     if made is None:
         return
     later = data.draw(next_turns([*raw, assistant(answer), user("So?")] if answer else raw))
-    without, weighed, limits = decide(later, window)
-    decided = first_step(weighed, limits, DEPTH, [made])
-    if not limits.triggers(weighed.tokens):
+    without, view, limits = decide(later, window)
+    decided = first_step(view, limits, DEPTH, [made])
+    if not limits.triggers(view.tokens):
         assert decided == without
     elif isinstance(decided, Send) and decided.compaction:
-        assert not limits.triggers(applied_tokens(weighed, made))
+        assert not limits.triggers(applied_tokens(view, made))
         assert broken_promises(parsed(later), apply(parsed(later), made)) == []
 
 
@@ -128,8 +128,8 @@ def test_whatever_is_written_ahead_is_unseen_until_the_trigger(
 def reading(
     raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction], *, answer: str = "", rereads: bool = False
 ) -> Compaction | Step | None:
-    weighed = conversation(turn_ended(parsed(raw), answer))
-    return plan_reading(weighed, budget(window, weighed), replace(DEPTH, rereads=rereads), stored)
+    view = conversation(turn_ended(parsed(raw), answer))
+    return plan_reading(view, budget(window, view), replace(DEPTH, rereads=rereads), stored)
 
 
 def test_nothing_is_read_where_the_cache_holds_what_will_be_sent() -> None:
@@ -157,8 +157,8 @@ def test_stubs_are_read_like_a_record(results: int, is_read: int, is_certain: in
 def test_of_a_turn_counts_what_came_between_two_answers() -> None:
     """With the calls of the first; where nothing is known a sentence or two is expected."""
     raw = [system(), user("word " * 900), calls("a"), result("a", "r" * 400), assistant("Fine."), user("And?")]
-    weighed = conversation(turn_ended(parsed(raw), "So."))
-    assert expected_growth_tokens(weighed, WINDOW) == sum(weighed.sizes[2:4])
+    view = conversation(turn_ended(parsed(raw), "So."))
+    assert expected_growth_tokens(view, WINDOW) == sum(view.sizes[2:4])
     assert expected_growth_tokens(conversation(turn_ended(parsed(raw[:2]), "So.")), WINDOW) == 164
 
 
@@ -170,9 +170,9 @@ def test_whatever_was_read_is_what_the_next_turn_begins_with(
     if raw[-1]["role"] == "assistant":
         return
     answer = data.draw(st.sampled_from(["", "The answer."]))
-    weighed = conversation(turn_ended(parsed(raw), answer))
+    view = conversation(turn_ended(parsed(raw), answer))
     # The trigger of windows under 10,000 tokens is at 70 %.
-    window = 10 * (weighed.tokens + left_tokens) // 7
+    window = 10 * (view.tokens + left_tokens) // 7
     made = ahead(raw, window, answer=answer)
     stored = [] if made is None else [made]
     found = reading(raw, window, stored, answer=answer)
@@ -183,8 +183,8 @@ def test_whatever_was_read_is_what_the_next_turn_begins_with(
     effective = replace(chosen, state="read", window_tokens=window)
     assert broken_promises(parsed(later), apply(parsed(later), effective)) == []
     decided, whole, limits = decide(later, window, [effective])
-    if not limits.triggers(applied_tokens(whole, effective)) and whole.tokens >= weighed.tokens:
+    if not limits.triggers(applied_tokens(whole, effective)) and whole.tokens >= view.tokens:
         assert decided == Send(compaction=effective)
-    if first_step(weighed, budget(window, weighed), DEPTH, stored) == Send():
-        least_tokens = applied_tokens(weighed, chosen)
-        assert least_tokens <= (1 - MIN_GAIN_RATIO) * (budget(window, weighed).trigger_tokens + 1)
+    if first_step(view, budget(window, view), DEPTH, stored) == Send():
+        least_tokens = applied_tokens(view, chosen)
+        assert least_tokens <= (1 - MIN_GAIN_RATIO) * (budget(window, view).trigger_tokens + 1)

@@ -36,24 +36,24 @@ def test_an_answer_keeps_the_round_that_it_is_about(
     for _ in range(2):
         partial = Partial(text=" ".join(f"w{at}" for at in range(words)))
         continued = continued_request(messages, partial, tail_tokens=100, count=count, ends_in_answer=ends_in_answer)
-        weighed = conversation(continued)
-        limits = budget(window, weighed)
-        decision = first_step(weighed, limits, DEPTH, stored)
+        view = conversation(continued)
+        limits = budget(window, view)
+        decision = first_step(view, limits, DEPTH, stored)
         words += data.draw(st.integers(1, 1500))
         if not is_record(decision):
             continue
         made = written(decision)
         sent = apply(continued, made)
         assert broken_promises(continued, sent) == []
-        assert applied_tokens(weighed, made) <= decision.predicted_tokens
+        assert applied_tokens(view, made) <= decision.predicted_tokens
         answered = answered_round(continued)
         plain = [{**message.raw, "content": message.raw.get("content") or ""} for message in (*continued, *sent)]
         shown = [at for at in answered if plain[at] in plain[len(continued) :]]
         assert len(shown) in (0, len(answered))
         room = limits.early_start_tokens - limits.least_target_tokens
-        if not stored and sum(weighed.sizes[at] for at in answered) < room // 2:
+        if not stored and sum(view.sizes[at] for at in answered) < room // 2:
             assert len(shown) == len(answered)
-        stored.insert(0, keyed(continued, weighed.hashes, made))
+        stored.insert(0, keyed(continued, view.hashes, made))
 
 
 @pytest.mark.parametrize(

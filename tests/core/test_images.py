@@ -74,20 +74,20 @@ def agent(shots: int) -> list[JsonDict]:
 
 
 def planned(raw: list[JsonDict], window: int, keep_images: int, **options: Any) -> tuple[View, Planned]:
-    weighed = conversation(parsed(raw))
-    return weighed, first_step(weighed, budget(window, weighed), replace(DEPTH, keep_images=keep_images, **options), [])
+    view = conversation(parsed(raw))
+    return view, first_step(view, budget(window, view), replace(DEPTH, keep_images=keep_images, **options), [])
 
 
 def test_the_next_turns_send_the_same_bytes() -> None:
     """A stored compaction says which images it keeps; another one brings back none that is gone."""
     raw = agent(6)
-    weighed, decision = planned(raw, 8192, 2)
+    view, decision = planned(raw, 8192, 2)
     assert is_edit(decision)
     first = decision.draft
     later = [*raw, assistant("Done."), *[user("Next."), *screenshot("shot6"), assistant("Fine."), user("More.")]]
     again = conversation(parsed(later))
     assert first_step(again, budget(8192, again), replace(DEPTH, keep_images=2), [first]) == Send(compaction=first)
-    before, after = apply(weighed.messages, first), apply(again.messages, first)
+    before, after = apply(view.messages, first), apply(again.messages, first)
     assert as_bytes(after[: len(before)]) == as_bytes(before)
     for number in (7, 8):
         later += [*screenshot(f"shot{number}"), assistant("Fine. " + "word " * 500), user("More.")]
@@ -100,14 +100,14 @@ def test_the_next_turns_send_the_same_bytes() -> None:
 @given(most=st.integers(0, 8), most_tokens=st.integers(0, 8000))
 def test_the_newest_images_stay_and_a_persons_before_those_of_results(most: int, most_tokens: int) -> None:
     """As many as are wanted and as the room holds; a shorter older one never takes a newer one's place."""
-    weighed = conversation(parsed(agent(6)))
-    places = weighed.newest_images(len(weighed.rest), most=8, most_tokens=10**6)
+    view = conversation(parsed(agent(6)))
+    places = view.newest_images(len(view.rest), most=8, most_tokens=10**6)
     assert len(places) == 7
-    kept = weighed.newest_images(len(weighed.rest), most=most, most_tokens=most_tokens)
+    kept = view.newest_images(len(view.rest), most=most, most_tokens=most_tokens)
     person, *results = places
     assert kept == (*[person][: len(kept)], *results[len(results) - max(len(kept) - 1, 0) :])
-    assert weighed.image_tokens(kept) <= most_tokens
-    assert len(kept) == min(most, len(places), most_tokens // weighed.image_tokens((person,)))
+    assert view.image_tokens(kept) <= most_tokens
+    assert len(kept) == min(most, len(places), most_tokens // view.image_tokens((person,)))
 
 
 RESULTS_IMAGES = (
@@ -126,12 +126,12 @@ def test_images_that_litellm_takes_out_of_results_are_nobodys_request(words: str
     messages = parsed(raw)
     assert request_indices(messages) == (1, len(raw) - 1)
     assert all(messages[cut].role == "assistant" for cut in legal_cuts(messages))
-    weighed, decision = planned(raw, 12288, 3)
+    view, decision = planned(raw, 12288, 3)
     assert is_edit(decision)
-    assert shown(apply(weighed.messages, decision.draft)) == ["photo1", "shot7", "shot8"]
+    assert shown(apply(view.messages, decision.draft)) == ["photo1", "shot7", "shot8"]
     _, summary = planned(raw, 12288, 3, edits=False)
     assert is_record(summary)
-    carrier = apply(weighed.messages, replace(summary.draft, ledger="Words.", images=((3, 0),)))[1]
+    carrier = apply(view.messages, replace(summary.draft, ledger="Words.", images=((3, 0),)))[1]
     assert "[An image from earlier in the conversation, result of screenshot(page: shot0)]" in carrier.text
     assert not is_injected(parsed([photo("photo1", f"{words} And what do you say?")])[0])
 
@@ -139,14 +139,14 @@ def test_images_that_litellm_takes_out_of_results_are_nobodys_request(words: str
 @given(raw=raw_conversations(repeats=5), data=st.data())
 def test_any_choice_of_images_leaves_a_valid_prompt(raw: list[JsonDict], data: st.DataObject) -> None:
     """Whatever a stored compaction says of images: the promises hold, and what it weighs is no less than it sends."""
-    weighed = conversation(parsed(raw))
-    decision = first_step(weighed, budget(1024, weighed), replace(DEPTH, keep_images=data.draw(st.integers(0, 3))), [])
+    view = conversation(parsed(raw))
+    decision = first_step(view, budget(1024, view), replace(DEPTH, keep_images=data.draw(st.integers(0, 3))), [])
     if not isinstance(decision, Step):
         return
     compaction = replace(decision.draft, ledger="The user's own words.") if is_record(decision) else decision.draft
     places = st.tuples(st.integers(0, compaction.covered_messages), st.integers(0, 2))
     for each in (compaction, replace(compaction, images=tuple(data.draw(st.lists(places, max_size=4))))):
-        sent = apply(weighed.messages, each)
-        assert broken_promises(weighed.messages, sent) == []
-        assert chain(weighed.messages) == weighed.hashes
+        sent = apply(view.messages, each)
+        assert broken_promises(view.messages, sent) == []
+        assert chain(view.messages) == view.hashes
         assert all(normal_text(message) is not None for message in sent)

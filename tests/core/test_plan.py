@@ -41,9 +41,9 @@ WINDOWS = st.sampled_from([1024, 2048, 4096, 8192])
 def decide(
     raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction] = (), *, options: CompactionOptions = DEPTH
 ) -> tuple[Planned, View, Budget]:
-    weighed = conversation(parsed(raw))
-    limits = budget(window, weighed)
-    return first_step(weighed, limits, options, stored), weighed, limits
+    view = conversation(parsed(raw))
+    limits = budget(window, view)
+    return first_step(view, limits, options, stored), view, limits
 
 
 def written(step: Step) -> Compaction:
@@ -71,26 +71,26 @@ def test_below_the_trigger_nothing_happens() -> None:
 @given(raw_conversations(), WINDOWS)
 def test_every_decision_can_be_sent_or_is_refused(raw: list[JsonDict], window: int) -> None:
     """P1: what is sent fits, a compaction's prediction and worst case do, only what is protected is refused."""
-    decision, weighed, limits = decide(raw, window)
+    decision, view, limits = decide(raw, window)
     if isinstance(decision, Send):
-        assert limits.fits(weighed.tokens)
+        assert limits.fits(view.tokens)
     elif is_record(decision):
-        cut = system_prefix_length(weighed.messages) + decision.draft.covered_messages
-        assert cut in legal_cuts(weighed.messages)
-        assert decision.predicted_tokens < weighed.tokens
+        cut = system_prefix_length(view.messages) + decision.draft.covered_messages
+        assert cut in legal_cuts(view.messages)
+        assert decision.predicted_tokens < view.tokens
         assert limits.fits(decision.predicted_tokens)
-        assert applied_tokens(weighed, written(decision)) <= decision.predicted_tokens
+        assert applied_tokens(view, written(decision)) <= decision.predicted_tokens
         assert decision.ledger_min_tokens <= decision.ledger_tokens
     elif is_edit(decision):
-        cut = system_prefix_length(weighed.messages) + decision.draft.covered_messages
-        assert cut in legal_cuts(weighed.messages)
-        assert decision.predicted_tokens <= limits.target_tokens(weighed.tokens) < weighed.tokens
+        cut = system_prefix_length(view.messages) + decision.draft.covered_messages
+        assert cut in legal_cuts(view.messages)
+        assert decision.predicted_tokens <= limits.target_tokens(view.tokens) < view.tokens
         full = replace(decision.draft, ledger="x" * 4 * decision.ledger_tokens)
-        assert applied_tokens(weighed, full) <= decision.predicted_tokens
+        assert applied_tokens(view, full) <= decision.predicted_tokens
     else:
         assert decision == Refuse()
-        protected = [weighed.sizes[index] for index in weighed.protected]
-        assert not limits.fits(weighed.fixed_tokens + sum(protected) + RECORD_TOKENS)
+        protected = [view.sizes[index] for index in view.protected]
+        assert not limits.fits(view.fixed_tokens + sum(protected) + RECORD_TOKENS)
 
 
 @given(raw_conversations(), WINDOWS)
@@ -99,18 +99,18 @@ def test_a_model_call_has_to_gain_something(raw: list[JsonDict], window: int) ->
 
     Then no model is asked.
     """
-    decision, weighed, limits = decide(raw, window)
-    if is_record(decision) and limits.fits(weighed.tokens):
-        gains = decision.predicted_tokens <= weighed.tokens * (1 - MIN_GAIN_RATIO)
-        is_late = weighed.tokens > limits.latest_start_tokens >= decision.predicted_tokens
+    decision, view, limits = decide(raw, window)
+    if is_record(decision) and limits.fits(view.tokens):
+        gains = decision.predicted_tokens <= view.tokens * (1 - MIN_GAIN_RATIO)
+        is_late = view.tokens > limits.latest_start_tokens >= decision.predicted_tokens
         assert gains or (is_late and decision.draft.state == "provisional")
 
 
-def sent_tokens(decision: Planned, weighed: View) -> int:
+def sent_tokens(decision: Planned, view: View) -> int:
     """The prompt that a decision leads to; 0 where it is refused."""
     match decision:
         case Send(compaction=compaction):
-            return applied_tokens(weighed, compaction) if compaction else weighed.tokens
+            return applied_tokens(view, compaction) if compaction else view.tokens
         case Refuse():
             return 0
         case _:
@@ -128,10 +128,10 @@ def test_no_answer_is_stopped_at_its_beginning(
     raw = [system("rule " * int(floor_ratio * window * 4 / 5)), *(each for each in raw if each["role"] != "system")]
     stored: list[Compaction] = []
     for _ in range(data.draw(st.integers(1, 4))):
-        decision, weighed, limits = decide(raw, window, stored)
+        decision, view, limits = decide(raw, window, stored)
         stop = int(RULES.streaming_ratio * window)
         if limits.floor_tokens <= stop - 64:
-            assert sent_tokens(decision, weighed) <= stop - 64
+            assert sent_tokens(decision, view) <= stop - 64
         if is_record(decision):
             stored.insert(0, written(decision))
         elif is_edit(decision):
@@ -142,11 +142,11 @@ def test_no_answer_is_stopped_at_its_beginning(
 @given(raw_conversations(max_turns=8), WINDOWS)
 def test_a_compacted_list_is_left_alone(raw: list[JsonDict], window: int) -> None:
     """Idempotent: what comes out keeps the promises, and if it is given in again, it is not compacted below itself."""
-    decision, weighed, limits = decide(raw, window)
+    decision, view, limits = decide(raw, window)
     assume(is_record(decision))
     assert is_record(decision)
-    sent = apply(weighed.messages, written(decision))
-    assert broken_promises(weighed.messages, sent) == []
+    sent = apply(view.messages, written(decision))
+    assert broken_promises(view.messages, sent) == []
     again = conversation(sent)
     if not limits.triggers(again.tokens):
         assert plan(again, limits, DEPTH, ()) == Send()
@@ -155,14 +155,14 @@ def test_a_compacted_list_is_left_alone(raw: list[JsonDict], window: int) -> Non
 @given(raw_conversations(max_turns=8), WINDOWS, st.data())
 def test_the_next_turn_reuses_what_this_one_made(raw: list[JsonDict], window: int, data: st.DataObject) -> None:
     """P4: with the compaction in the store the next request is a reuse that begins with the same bytes."""
-    decision, weighed, limits = decide(raw, window)
+    decision, view, limits = decide(raw, window)
     assume(is_record(decision) and not limits.triggers(decision.predicted_tokens + 150))
     assert is_record(decision)
     made = written(decision)
     assert decide(raw, window, [made])[0] == Send(compaction=made)
     later = [*raw, assistant("ok"), user("more")] if raw[-1]["role"] != "assistant" else [*raw, user("more")]
     assert decide(later, window, [made])[0] == Send(compaction=made)
-    sent = as_bytes(apply(weighed.messages, made))
+    sent = as_bytes(apply(view.messages, made))
     assert as_bytes(apply(parsed(later), made))[: len(sent)] == sent
 
 
@@ -171,23 +171,23 @@ def test_a_second_round_goes_on_from_the_first(
     raw: list[JsonDict], first_window: int, window: int, data: st.DataObject
 ) -> None:
     """Whatever was stored, for whatever window: the next decision covers no less, is legal, and can be sent."""
-    decision, weighed, _ = decide(raw, first_window)
+    decision, view, _ = decide(raw, first_window)
     assume(is_record(decision))
     assert is_record(decision)
     stored = written(decision)
     grown = [*raw, assistant("so " * data.draw(st.integers(1, 3000))), user("and " * data.draw(st.integers(1, 3000)))]
     later = grown if raw[-1]["role"] != "assistant" else data.draw(next_turns(raw))
-    second, weighed, limits = decide(later, window, [stored])
+    second, view, limits = decide(later, window, [stored])
     if isinstance(second, Send):
-        assert not second.compaction or usable(weighed, [stored])
-        assert limits.fits(sent_tokens(second, weighed))
+        assert not second.compaction or usable(view, [stored])
+        assert limits.fits(sent_tokens(second, view))
     elif is_record(second):
-        assert system_prefix_length(weighed.messages) + second.draft.covered_messages in legal_cuts(weighed.messages)
+        assert system_prefix_length(view.messages) + second.draft.covered_messages in legal_cuts(view.messages)
         if second.base is not None:
             assert second.draft.covered_messages >= stored.covered_messages
         made = written(second)
-        assert limits.fits(applied_tokens(weighed, made))
-        assert broken_promises(weighed.messages, apply(weighed.messages, made)) == []
+        assert limits.fits(applied_tokens(view, made))
+        assert broken_promises(view.messages, apply(view.messages, made)) == []
 
 
 # ------------------------------------------------------------------ constants

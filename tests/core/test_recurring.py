@@ -153,8 +153,8 @@ def test_stale_ones_go_first_the_newest_last() -> None:
     assert without_data(messages[0]).text.startswith("Port the parser.\n\n## Open files\n")
     file = f"<file>\n{LIST}\n</file>"
     open_only = marked(parsed([*_steps(note), user(f"{file}\nNow?\n\n{note}")]))
-    weighed = conversation(open_only)
-    changed = with_less_data(weighed, budget(2 * weighed.floor_tokens, weighed), weighed.floor_tokens - 1)
+    view = conversation(open_only)
+    changed = with_less_data(view, budget(2 * view.floor_tokens, view), view.floor_tokens - 1)
     assert changed is not None
     assert file in changed[-1].text
     assert f"Now?\n\n## Open files\n{LIST}" not in changed[-1].text

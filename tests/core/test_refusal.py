@@ -34,16 +34,16 @@ BIG = "word " * 20_000
 def cut(
     raw: list[JsonDict], window: int = 8192, *, tool_results: bool = True, user_message: bool = True
 ) -> tuple[Message, ...] | None:
-    weighed = conversation(parsed(raw))
-    return shortened(weighed, budget(window, weighed), tool_results=tool_results, user_message=user_message)
+    view = conversation(parsed(raw))
+    return shortened(view, budget(window, view), tool_results=tool_results, user_message=user_message)
 
 
 @given(raw_conversations())
 def test_the_shares_are_the_floor(raw: list[JsonDict]) -> None:
     """Nothing is counted twice or left out."""
-    weighed = conversation(parsed(raw))
-    floor = sum(share.tokens for share in protected_shares(weighed, tools_tokens=10))
-    assert weighed.floor_tokens - floor in (0, RECORD_TOKENS)
+    view = conversation(parsed(raw))
+    floor = sum(share.tokens for share in protected_shares(view, tools_tokens=10))
+    assert view.floor_tokens - floor in (0, RECORD_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,16 @@ def test_the_shares_are_the_floor(raw: list[JsonDict]) -> None:
 )
 def test_a_refusal_says_who_and_what_to_do(raw: list[JsonDict], named: str, remedy: str) -> None:
     """P1's error: limit, floor, largest share first, margin, answer, a window that would do, and a remedy."""
-    weighed = conversation(parsed(raw))
-    limits = budget(8192, weighed)
-    error = refusal("qwen", weighed, limits, tools_tokens=0)
+    view = conversation(parsed(raw))
+    limits = budget(8192, view)
+    error = refusal("qwen", view, limits, tools_tokens=0)
     text = str(error)
     assert f"They are: {named} {max(share.tokens for share in error.shares)} tokens, " in text
     assert remedy in text
     assert f"Load qwen with a context length of at least {error.needed_tokens} tokens" in text
-    assert (error.window_tokens, limits.floor_tokens) == (8192, weighed.floor_tokens)
+    assert (error.window_tokens, limits.floor_tokens) == (8192, view.floor_tokens)
     assert error.needed_tokens > 8192
-    assert budget(error.needed_tokens, weighed).fits(weighed.floor_tokens)
+    assert budget(error.needed_tokens, view).fits(view.floor_tokens)
     assert not re.search("word word", text)
 
 
