@@ -20,7 +20,7 @@ from litellm_compaction.core.identity import edited
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.plan import Make, Plan, Refuse, Send, plan
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
-from litellm_compaction.core.steps import Step, bare
+from litellm_compaction.core.steps import Step
 from litellm_compaction.core.stretches import is_text_result
 from litellm_compaction.core.view import View
 from litellm_compaction.engine.context import CompactionNeeded, Decided, Effort, MeasuredRequest, PreparedRequest
@@ -257,7 +257,7 @@ class Decider:
             return await self.decide(again, needed.stored)
         if does_fit:
             return self._engine.measurer.unchanged(measured)
-        if (hardest := bare(measured.conversation)) is not None:
+        for hardest in await self._engine.maker.hardest(measured):
             prepared = await self._applied(measured, hardest, "compacted")
             if prepared.budget.fits(prepared.count.tokens):
                 self._engine.reporter.decided(

@@ -21,7 +21,7 @@ from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import visible_text
 from litellm_compaction.core.portable import bases_of, ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
-from litellm_compaction.core.steps import TASK_WINDOW_RATIO, Step, gains
+from litellm_compaction.core.steps import TASK_WINDOW_RATIO, Step, bare, gains
 from litellm_compaction.core.view import View
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
@@ -31,6 +31,8 @@ from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 logger = logging.getLogger("litellm_compaction")
 _STORE_TIMEOUT_S = 2.0
+# Of a ledger that holds the task alone: its head, and that of what else it might hold.
+_TASK_BESIDE_TOKENS = 48
 
 _Result = TypeVar("_Result")
 
@@ -129,6 +131,16 @@ class Maker:
         if not is_poorer and draft.state != "ready" and (summary or not measured.is_voluntary):
             await self.put(measured, compaction)
         return compaction
+
+    async def hardest(self, measured: MeasuredRequest) -> tuple[Compaction, ...]:
+        """What else can be sent where no step does: all goes that may, the person's first words last."""
+        conversation, nothing = measured.conversation, bare(measured.conversation)
+        if nothing is None:
+            return ()
+        task = [at for at in (conversation.task,) if at is not None and at < nothing.covered_messages]
+        task_tokens = min(conversation.own_words_tokens(task), int(TASK_WINDOW_RATIO * measured.window.tokens))
+        ledger_tokens = _TASK_BESIDE_TOKENS + task_tokens * 11 // 10
+        return (await asyncio.to_thread(_copied, measured, nothing, ledger_tokens), nothing) if task else (nothing,)
 
     async def put(self, measured: MeasuredRequest, compaction: Compaction) -> bool:
         """Stores a compaction with what its messages were, so that a client may clear data in them; False if it fails.

@@ -17,6 +17,7 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.portable import portable, unfolded
 from litellm_compaction.engine import Attempts, PreparedRequest
+from litellm_compaction.engine.measure import hashed
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from tests.builders import (
     JsonDict,
@@ -211,6 +212,18 @@ async def test_the_task_stays_whole_round_after_round(window: int, task_tokens: 
         assert task in " ".join(text.split())
         assert order["content"] in text
     assert bench.last.round >= 2
+
+
+async def test_where_all_else_goes_the_task_goes_last() -> None:
+    """The hardest compactions, of which the first that fits is sent."""
+    bench, task = Bench(), "Port the parser in src/parse.py to Rust, and keep its tests."
+    raw = [{"role": "system", "content": "You port."}, user(task), assistant("Step. " * 400), user("And now?")]
+    measured = await hashed(await bench.compactor.measurer.measure(bench.request(raw), bench.context(4096)))
+    first, last = await bench.compactor.maker.hardest(measured)
+    assert f"- {task}" in first.ledger
+    assert (last.ledger, last.covered_messages) == ("", first.covered_messages)
+    alone = await hashed(await bench.compactor.measurer.measure(bench.request(raw[:2]), bench.context(4096)))
+    assert await bench.compactor.maker.hardest(alone) == ()
 
 
 @pytest.mark.parametrize("answer", [FULL, SummaryFailed("error")])
