@@ -95,6 +95,8 @@ class SqliteFile:
         self._hanging: Future[Any] | None = None
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
+        # Spent once: behind a lock that is kept no further write waits, until one gets through.
+        self._patience_s = _BUSY_S
 
     async def run(self, job: _Job[_Result], *, writes: bool = False) -> _Result:
         """Returns the result of `job`, in one transaction if it writes; a caller who leaves does not stop it."""
@@ -155,7 +157,9 @@ class SqliteFile:
         connection = self._opened()
         if not writes:
             return job(connection)
-        _patiently(connection, "BEGIN IMMEDIATE")
+        patience_s, self._patience_s = self._patience_s, 0.0
+        _patiently(connection, "BEGIN IMMEDIATE", patience_s)
+        self._patience_s = _BUSY_S
         with connection:
             result = job(connection)
         if self.owes_erasing:
@@ -227,8 +231,8 @@ class SqliteFile:
                 connection.close()
 
 
-def _patiently(connection: sqlite3.Connection, statement: str) -> None:
-    deadline_s = time.monotonic() + _BUSY_S
+def _patiently(connection: sqlite3.Connection, statement: str, patience_s: float = _BUSY_S) -> None:
+    deadline_s = time.monotonic() + patience_s
     while True:
         try:
             return connection.execute(statement).close()

@@ -84,9 +84,11 @@ class Known:
     def prompt(self, target_key: str, method: str, prints: Prints, *, asks: bool) -> Told | None:
         """The server's number for the longest prompt that a request begins with, the whole of it included.
 
-        Of those that end alike: before a tool's result some templates leave the system message out (`Own.asks`).
+        Of those that end alike: before a tool's result some templates leave the system message out (`Own.asks`). An
+        answer that goes on may begin with the prompt of a person, which is never less.
         """
-        keys = ((target_key, method, asks, entry) for entry in reversed(prints[1:]))
+        ends = (True,) if asks else (False, True)
+        keys = ((target_key, method, end, entry) for end in ends for entry in reversed(prints[1:]))
         key = next((key for key in keys if key in self._prompts), None)
         if key is None:
             return None

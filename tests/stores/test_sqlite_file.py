@@ -6,6 +6,7 @@ import os
 import sqlite3
 import stat
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,29 @@ async def test_a_file_is_the_users_alone(path: Path, opened: Open) -> None:
     assert len(list(path.parent.iterdir())) == 3
 
 
-async def test_a_locked_file_is_written_as_soon_as_it_is_free(path: Path, opened: Open) -> None:
-    """A writer that keeps the lock costs each write its patience, and not a moment more."""
-    store = opened()
+async def test_a_locked_file_is_written_as_soon_as_it_is_free(
+    path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that keeps the lock costs one write its patience, and those behind it none."""
+    store, waits, sleep = opened(), 0, time.sleep
+
+    def slept(seconds: float) -> None:
+        nonlocal waits
+        waits += 1
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", slept)
     await store.put("team", compaction("h"))
     writer = sqlite3.connect(path, isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreError, match="locked"):
         await store.put("team", compaction("i"))
+    assert waits > 1
+    for _ in range(3):
+        waits = 0
+        with pytest.raises(StoreError, match="locked"):
+            await store.put("team", compaction("i"))
+        assert waits == 0
     writer.execute("ROLLBACK")
     writer.close()
     await store.put("team", compaction("i"))

@@ -58,6 +58,18 @@ async def test_no_count_is_too_low_whatever_comes_last(family: Any, rules: str) 
         assert truth <= max(made.likely, made.tokens + 64)
 
 
+@pytest.mark.parametrize("kinds", [("user", "user"), ("user", "tool")])
+async def test_an_answer_that_goes_on_begins_with_what_was_counted(kinds: tuple[str, ...]) -> None:
+    """Whoever spoke before it."""
+    counter, request = TokenCounter(), requests(*kinds)[-1]
+    made = await told(counter, request, prompt_tokens=3000)
+    begun = parse_message({"role": "assistant", "content": "It leaves at noon. " * 9})
+    again = await counter.count("t", UNKNOWN, Request(messages=(*request.messages, begun)))
+    assert made.told is None
+    assert again.told is not None
+    assert again.told.tokens == 3000
+
+
 LLAMA31 = family_of("", "llama-3.1-8b")
 PROSE = "The quick brown fox jumps over the lazy dog while the others are watching from the hill. "
 
