@@ -87,6 +87,23 @@ def prompt_tokens(watch: Watch) -> int:
 
 
 @both_carriers
+def test_a_title_over_a_copy_of_the_end_costs_no_summary(bench: Bench) -> None:
+    """Although it is too long as it came; the conversation's next turn finds its record."""
+    watch, messages = bench.watch("agent"), talk("titled", 20_000)
+    answer = ask(bench, CHAT, {"messages": messages})
+    assert answer.headers["x-litellm-compaction"] == "compacted"
+    answered = [*messages, {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]}]
+    summaries = len(watch.summaries)
+    end = next(at for at in range(len(messages) // 4, len(messages)) if messages[at]["role"] == "user")
+    titles = [{"role": "system", "content": "You write titles."}, *answered[end:]]
+    title = ask(bench, CHAT, {"messages": titles, "max_tokens": 60})
+    assert title.status_code == 200
+    assert int(title.headers["x-litellm-compaction-tokens-before"]) > 0.8 * WINDOW
+    later = ask(bench, CHAT, {"messages": [*answered, _SAID]})
+    assert later.headers["x-litellm-compaction"] == "reused"
+    assert len(watch.summaries) == summaries
+
+
 def test_a_session_goes_on_after_its_own_compaction(bench: Bench) -> None:
     """What was read again gives way, the oldest first; summary, notes and the person's words do not."""
     watch = bench.watch("agent")
