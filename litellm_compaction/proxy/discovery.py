@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from litellm_compaction.concurrency import ended
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.proxy.litellm_inside import router as litellm_router
+from litellm_compaction.proxy import litellm_inside as litellm_router
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import (
     DeploymentSelector,

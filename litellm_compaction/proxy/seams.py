@@ -16,9 +16,9 @@ import httpx
 
 from litellm_compaction.concurrency import ended
 from litellm_compaction.errors import LiteLLMChanged
+from litellm_compaction.proxy import litellm_inside as litellm_router
 from litellm_compaction.proxy.internal import as_ours
 from litellm_compaction.proxy.litellm_inside import Seam
-from litellm_compaction.proxy.litellm_inside import router as litellm_router
 
 logger = logging.getLogger("litellm_compaction")
 

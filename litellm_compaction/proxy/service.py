@@ -22,14 +22,12 @@ from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnknown
 from litellm_compaction.events import ContinuationEvent, Event, event_to_json, log_observer
 from litellm_compaction.master_key import ensure_master_key, stretched
-from litellm_compaction.proxy.answers import Answers
 from litellm_compaction.proxy.config_check import SECTION, check_config
 from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.exchange import Exchanges
 from litellm_compaction.proxy.guard import Guard
-from litellm_compaction.proxy.litellm_inside import Seam
+from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_redis, proxy_secret, wrap_requests
-from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.refusals import ToldOnce, log_failure
@@ -106,14 +104,6 @@ class Service:
         self.guards = DeploymentSelector(self.live, self.compactor.windows)
         standards = Standards(self.compactor, self.exchanges, Items(secret))
         self.guard = Guard(self.guards, self.compactor, self.exchanges, standards, store)
-        self.answers = Answers(
-            self.compactor,
-            self.exchanges,
-            standards,
-            heartbeat_s=settings.constants.heartbeat_s,
-            router=current_router,
-            fault=lambda: self.guard.seams.fault,
-        )
         self._discovery = Discovery(self.compactor.windows, self.guards)
         self._work: asyncio.Task[None] | None = None
 
@@ -124,7 +114,9 @@ class Service:
         # At once: a client may ask as soon as the proxy listens.
         wrap_requests(
             lambda application: self._discovery.serving(application, current_router),
-            lambda application: serving(application, lambda name: self.guard.is_guarded(current_router(), name)),
+            lambda application: serving(
+                application, lambda name: self.guard.is_guarded(current_router(), {"model": name})
+            ),
         )
         # Without a loop this is no proxy.
         with contextlib.suppress(RuntimeError):

@@ -19,9 +19,8 @@ from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json
 from litellm_compaction.proxy.client import note_credential, tenant_of
-from litellm_compaction.proxy.litellm_inside import Seam
+from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.litellm_inside.application import key_owner, may_use
-from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import GuardedDeployment, as_entry, router_entries

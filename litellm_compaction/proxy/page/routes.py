@@ -22,8 +22,7 @@ from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.engine.records import events_of as events_of_record
 from litellm_compaction.engine.records import undo, view_of
 from litellm_compaction.errors import StoreError
-from litellm_compaction.proxy.litellm_inside import Seam
-from litellm_compaction.proxy.litellm_inside.router import current_router
+from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.live_settings import WrongValues
 from litellm_compaction.proxy.page import data
 from litellm_compaction.proxy.page.data import Visitor, fields_of
