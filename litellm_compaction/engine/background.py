@@ -174,7 +174,7 @@ class Background:
             async with self._room(measured, measured.count.tokens):
                 made = await self._engine.maker.make(measured, (step,), effort)
         except asyncio.CancelledError:
-            tell("given_up", after=measured.count.tokens, reason="arrived")
+            tell("given_up", after=measured.count.tokens, effort=Effort(reason="arrived"))
             raise
         if made is None or (step.is_record and not effort.calls):
             # No model could be asked in a way that leaves the conversation in the cache.
@@ -187,7 +187,7 @@ class Background:
             return None
         if not await self._engine.maker.put(measured, made):
             return None
-        tell("prepared", after=after_tokens, compaction=made, effort=effort, base=step.base)
+        tell("prepared", after=after_tokens, made=made, effort=effort, base=step.base)
         return made
 
     async def _read(self, measured: MeasuredRequest, compaction: Compaction, model: PruningModel) -> None:

@@ -23,6 +23,7 @@ from litellm_compaction.engine.context import (
     CompactionNeeded,
     ContinuationPlan,
     Decided,
+    Effort,
     PreparedRequest,
     RequestContext,
     nothing,
@@ -31,8 +32,8 @@ from litellm_compaction.engine.deciding import Decider
 from litellm_compaction.engine.make import Maker
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, note_length
 from litellm_compaction.engine.pins import Pins
+from litellm_compaction.engine.records import Reporter
 from litellm_compaction.engine.replies import ReplyReader
-from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.engine.sharing.leases import Leases
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
@@ -180,7 +181,7 @@ class Compactor:
             step = decision.steps[0] if isinstance(decision, Make) else None
             after = step.predicted_tokens if step is not None else measured.count.tokens
             reason = step.draft.level if step is not None else type(decision).__name__.lower()
-            self.reporter.decided(measured, "observed", after=after, reason=reason)
+            self.reporter.decided(measured, "observed", after=after, effort=Effort(reason=reason))
 
     async def count(self, request: Request, context: RequestContext) -> int:
         """Returns the tokens of a prompt as it came; no model is asked or loaded for it; errors as `guard`."""

@@ -185,9 +185,8 @@ class Decider:
         """Tells of a request that is sent as it was decided; a record written ahead is in effect from then on."""
         measured, compaction = prepared.measured, prepared.applied
         if prepared.outcome is not None:
-            self._engine.reporter.decided(
-                measured, prepared.outcome, prepared=prepared, compaction=compaction, reason=prepared.reason
-            )
+            effort = Effort(reason=prepared.reason)
+            self._engine.reporter.decided(measured, prepared.outcome, prepared=prepared, effort=effort)
         if prepared.outcome is not None and compaction is not None and compaction.is_waiting:
             # Also if a later turn is smaller.
             await self._engine.maker.put(measured, replace(compaction, state="applied"))
@@ -224,7 +223,7 @@ class Decider:
         return await off_loop_if(measured.is_long, make)
 
     def _tell_refused(self, measured: MeasuredRequest, tokens: int) -> None:
-        self._engine.reporter.decided(measured, "refused", after=tokens, reason="does_not_fit")
+        self._engine.reporter.decided(measured, "refused", after=tokens, effort=Effort(reason="does_not_fit"))
 
     # ------------------------------------------------------------------ the steps of a plan
 
@@ -241,6 +240,7 @@ class Decider:
 
     async def _climbed(self, needed: CompactionNeeded, room: Reservation | None) -> Decided:
         measured, context, effort = needed.measured, needed.measured.context, Effort()
+        reporter = self._engine.reporter
         for at, step in enumerate(needed.steps):
             made, is_ours = await self._made(needed, needed.steps[at:], room, effort)
             if made is not None and not is_ours:
@@ -260,9 +260,7 @@ class Decider:
         for hardest in await self._engine.maker.hardest(measured):
             prepared = await self._applied(measured, hardest, "compacted")
             if prepared.budget.fits(prepared.count.tokens):
-                self._engine.reporter.decided(
-                    measured, "fallback", prepared=prepared, compaction=hardest, reason="bare"
-                )
+                reporter.decided(measured, "fallback", prepared=prepared, effort=Effort(reason="bare"))
                 return prepared
         raise await self.refusal(measured)
 
@@ -295,7 +293,6 @@ class Decider:
             measured,
             "fallback" if is_fallback else "compacted",
             prepared=prepared,
-            compaction=measured.keyed(made),
             effort=effort,
             base=step.base,
             known=next(iter(usable(measured.conversation, needed.stored)), None),
