@@ -97,13 +97,8 @@ class Decider:
         )
         return (before, earlier) if edits and is_full else (measured, prepared)
 
-    async def known(self, measured: MeasuredRequest) -> tuple[MeasuredRequest, Sequence[Compaction]]:
-        """Returns a request under the hashes of what is stored for it, with its pins, and the stored compactions."""
-        measured, stored = await self._engine.maker.find(measured)
-        return await self._engine.pins.applied(measured), stored
-
     async def _with_stored(self, measured: MeasuredRequest) -> Decided:
-        measured, found = await self.known(measured)
+        measured, found = await self._engine.maker.find(measured)
 
         async def decided(stored: Sequence[Compaction]) -> Decided:
             settled = measured if stored else await self._engine.asker.settled(measured)
@@ -171,7 +166,10 @@ class Decider:
         return None
 
     async def _reusing(self, prepared: PreparedRequest) -> PreparedRequest:
-        return replace(await self._engine.quoter.added(prepared), outcome="reused")
+        return replace(await self._quoted(prepared), outcome="reused")
+
+    async def _quoted(self, prepared: PreparedRequest) -> PreparedRequest:
+        return await self._engine.recaller.quoted(prepared, self._engine.measurer)
 
     def _kept(self, measured: MeasuredRequest, cut: str, *, is_undone: bool) -> PreparedRequest:
         """The request as it came, or with its texts cut; `is_undone` if the owner of its compaction has undone that."""
@@ -287,7 +285,7 @@ class Decider:
         elif is_undone(measured.conversation, needed.stored):
             # It would not have fitted otherwise.
             effort.reason = effort.reason or UNDONE
-        prepared = await self._engine.quoter.added(prepared)
+        prepared = await self._quoted(prepared)
         is_fallback = made.level == "truncate" and not context.is_client_summary
         reporter.decided(
             measured,
