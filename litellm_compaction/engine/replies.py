@@ -8,7 +8,7 @@ import logging
 from litellm_compaction.concurrency import Bounded, Tasks, ended
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
-from litellm_compaction.engine.reporting import Reporter
+from litellm_compaction.engine.records import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate

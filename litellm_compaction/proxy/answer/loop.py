@@ -407,8 +407,7 @@ class Answer:
         # A model that calls for more is told so once.
         self._state.is_joined, self._state.may_look_up = True, len(calls) <= left
         self._progress.lookups += min(len(calls), left)
-        if (recaller := self._compactor.recaller) is not None:
-            await recaller.look_up(self._context, relay.prepared, self._progress.sent_text, calls, left)
+        await self._compactor.recaller.look_up(relay.prepared, self._progress.sent_text, calls, left)
 
     def _partial(self) -> Partial:
         so_far = Partial(text=self._progress.sent_text, reasoning=self._progress.reasoning, is_json=self._asked.is_json)

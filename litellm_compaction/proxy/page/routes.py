@@ -146,9 +146,8 @@ class _Routes:
 
     async def recall(self, request: Request, visitor: Visitor) -> JsonObject:
         """A search, or a message by its handle; the words stand in the body, since servers log addresses."""
-        if (recaller := self._service.compactor.recaller) is None:
+        if (lookup := self._service.compactor.recaller.lookup) is None:
             raise HTTPException(404, "this proxy keeps no originals")
-        lookup = recaller.lookup
         asked = await _body_of(request)
         if isinstance(handle := asked.get("handle"), str):
             if parts := await lookup.find(visitor.tenant, handle):
