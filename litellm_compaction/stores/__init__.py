@@ -15,14 +15,12 @@ from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.master_key import Box
 from litellm_compaction.places import DEFAULT_PREFIX, PROXYS_OWN, data_folder, is_redis, parse_redis
 from litellm_compaction.stores.originals import Covered, Originals, Stretch
-from litellm_compaction.stores.rows import MemoryRows, Rows, SteadyRows
-from litellm_compaction.stores.sqlite import SqliteFile, SqliteRows
-from litellm_compaction.stores.store import MAX_LEASE_S, Board, Decide, Store, StoredCompaction, digest
+from litellm_compaction.stores.rows import Rows, SteadyRows
+from litellm_compaction.stores.sqlite import MemoryRows, SqliteFile, SqliteRows
+from litellm_compaction.stores.store import Store, StoredCompaction, digest
 
 __all__ = [
-    "Board",
     "Covered",
-    "Decide",
     "Originals",
     "Store",
     "StoredCompaction",
@@ -42,8 +40,8 @@ logger = logging.getLogger("litellm_compaction")
 _FILE_NAME = "store.sqlite3"
 # The purpose of the key that encrypts compactions.
 _RECORDS = b"records"
-# Notes live for `MAX_LEASE_S` at most, and their topic for as long again.
-_BOARD_TTL_S, _BOARD_BYTES = 2 * MAX_LEASE_S, 64 * 2**20
+# Notes live for seconds.
+_BOARD_TTL_S, _BOARD_BYTES = 120.0, 64 * 2**20
 
 
 def open_store(
@@ -109,11 +107,11 @@ def _redis_rows(url: str, *, ttl_s: float, redis: Callable[[], Client] | None, i
     return RedisRows(server, prefix=prefix, ttl_s=ttl_s)
 
 
-def board_of(store: Store) -> Board | None:
-    """The board on which processes that share a store tell each other their state; None if it is not shared."""
+def board_of(store: Store) -> Rows | None:
+    """The rows by which processes that share a store tell each other their state; None if it is not shared."""
     if isinstance(store.rows, MemoryRows):
         return None
-    return Board(store.rows.beside("board", ttl_s=_BOARD_TTL_S, max_bytes=_BOARD_BYTES))
+    return store.rows.beside("board", ttl_s=_BOARD_TTL_S, max_bytes=_BOARD_BYTES)
 
 
 def originals_of(store: Store, *, ttl_s: float, max_bytes: int, secret: Callable[[], str | None]) -> Originals:

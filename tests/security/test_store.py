@@ -14,7 +14,8 @@ import pytest
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.recall.lookup import Lookup
 from litellm_compaction.stores import Originals, open_store
-from litellm_compaction.stores.rows import MemoryRows, Row
+from litellm_compaction.stores.rows import Row
+from litellm_compaction.stores.sqlite import MemoryRows
 from litellm_compaction.stores.store import decode
 from tests.integration.bench import Bench
 from tests.security.office import action, ask, body_of, conversation

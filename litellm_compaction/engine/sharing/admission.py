@@ -56,11 +56,6 @@ class Note(NamedTuple):
     ticket: int = 0
 
 
-class Held(NamedTuple):
-    answers: int
-    tokens: int
-
-
 class Seat:
     """One answer's share of a context, for one upstream request after another; used by one task at a time.
 
@@ -70,7 +65,6 @@ class Seat:
         needed_tokens: what it would hold if it were stopped now and went on; None if its answer cannot be cut.
         gives_way: it was told to stop, so that what it could do without is as good as free.
         wanted_tokens, most_tokens, is_later, ticket, turn: of its last wait, which is over when `turn` is done.
-        left: done when it has left.
     """
 
     def __init__(self, pool: Pool, owner: object) -> None:
@@ -79,7 +73,7 @@ class Seat:
         self.tokens = self.wanted_tokens = self.most_tokens = self.ticket = 0
         self.needed_tokens: int | None = None
         self.gives_way = self.is_later = False
-        self.turn, self.left = (asyncio.get_running_loop().create_future() for _ in range(2))
+        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.turn.set_result(None)
 
     @property
@@ -88,12 +82,11 @@ class Seat:
 
     @property
     def has_company(self) -> bool:
-        """Returns True if others run in the context or may wait for room; asked for each chunk of each answer."""
+        """Others run in the context, or may wait for room; asked for each chunk of each answer."""
         return len(self._pool.seats) > 1 or bool(self._pool.others) or self.is_waited_for
 
     @property
     def is_waited_for(self) -> bool:
-        """Returns True if a request waits for room in its context."""
         return self._pool.missing_tokens > 0
 
     @property
@@ -102,10 +95,7 @@ class Seat:
         return 0 if self.needed_tokens is None else max(self.tokens - self.needed_tokens, 0)
 
     def must_give_way(self, needed_tokens: int | None) -> bool:
-        """Returns True if it has to stop now, for one that waits; once it was told so, it is taken at its word.
-
-        `needed_tokens` is what it would hold if it were stopped now and went on; None if it cannot go on later.
-        """
+        """Returns True if it has to stop now, for one that waits; once it was told so, it is taken at its word."""
         self.needed_tokens = needed_tokens
         self.gives_way = self.gives_way and needed_tokens is not None
         self._pool.call_back()
@@ -122,17 +112,11 @@ class Seat:
         Args:
             tokens: of the prompt and the answer's reserve; more than the window is let into an empty context only.
             window_tokens: the context's length; the newest that was given counts.
-            timeout_s: with 0, room must be free now.
+            timeout_s: an `Overloaded` says that it is over; with 0, room must be free now.
             most_tokens: up to so much it gets of what is free, if nothing waits: alone all of it, else an even part.
             is_restart: its answer has begun: before all that have not, after earlier restarts.
-
-        Raises:
-            Overloaded: `timeout_s` is over.
-            RuntimeError: it has left, or waits already: an error of the caller.
         """
         pool, loop = self._pool, asyncio.get_running_loop()
-        if self not in pool.seats or self.waits:
-            raise RuntimeError("A seat was taken after it left or while it waited.")
         since_s, pool.window_tokens = loop.time(), window_tokens
         self.tokens, self.gives_way, self.needed_tokens = 0, False, None
         self.wanted_tokens, self.most_tokens, self.is_later = tokens, most_tokens, not is_restart
@@ -156,13 +140,10 @@ class Seat:
             raise Overloaded(
                 pool.name, tokens=tokens, in_use_tokens=used_tokens, window_tokens=window_tokens, waited_s=waited_s
             )
-        if self not in pool.seats:
-            raise RuntimeError("A seat left while it waited.")
 
     def release(self) -> None:
-        """Gives everything back, for good; again is no change. A wait ends."""
-        if not self.left.done():
-            self.left.set_result(None)
+        """Gives everything back, for good; again is no change."""
+        if self in self._pool.seats:
             self._pool.seats.remove(self)
             self._give_back()
             self._pool.end_if_empty()
@@ -239,6 +220,11 @@ class Pool:
     def used_tokens(self) -> int:
         return sum(seat.tokens for seat in self.seats) + sum(note.held_tokens for note in self.others)
 
+    @property
+    def answers(self) -> int:
+        """Those that run or wait, of all processes that are known."""
+        return len(self.seats) + sum(note.seats for note in self.others)
+
     def begins_wait(self) -> None:
         """A seat waits: the other processes are asked from now on, until the last seat has left."""
         if self._leases is not None and self._telling is None:
@@ -266,7 +252,7 @@ class Pool:
     def end_if_empty(self) -> None:
         # If there are others it is forgotten when they know.
         if not self.seats and (self._telling is None or self._telling.done()):
-            self._admission.forget(self.name)
+            self._admission.pools.pop(self.name, None)
 
     def tell_operator(self, tokens: int) -> None:
         """Logs a request that has waited long for so many tokens."""
@@ -276,7 +262,7 @@ class Pool:
             tokens,
             self.used_tokens,
             self.window_tokens,
-            sum(seat.tokens > 0 for seat in self.seats) + sum(note.seats for note in self.others),
+            self.answers,
             TOLD_AFTER_S,
         )
 
@@ -303,15 +289,15 @@ class Pool:
             self.is_shared, self.others = False, ()
             self.changed()
             if not self.seats:
-                self._admission.forget(self.name)
+                self._admission.pools.pop(self.name, None)
 
     async def _agreed(self, leases: Leases) -> float | None:
         """Asks the others and does what is allowed; the seconds for which that holds, None if no seat is left."""
 
-        def decide(bodies: Sequence[bytes]) -> tuple[bytes | None, tuple[_Decision, Sequence[Note]]]:
+        def decide(bodies: Sequence[str]) -> tuple[str | None, tuple[_Decision, Sequence[Note]]]:
             others = list(_notes(bodies))
             decision = _decided(self.window_tokens, self.seats, others)
-            return json.dumps(decision.note).encode() if decision.note is not None else None, (decision, others)
+            return json.dumps(decision.note) if decision.note is not None else None, (decision, others)
 
         self._has_changed.clear()
         try:
@@ -335,7 +321,7 @@ class Pool:
         return _WAITING_S if any(seat.waits for seat in self.seats) else _RUNNING_S
 
 
-def _notes(bodies: Iterable[bytes]) -> Iterator[Note]:
+def _notes(bodies: Iterable[str]) -> Iterator[Note]:
     """The others' notes; what cannot be understood is as if it were not there."""
     for body in bodies:
         with contextlib.suppress(ValueError, TypeError):
@@ -357,44 +343,34 @@ class Admission:
     def __init__(self, *, stopping_s: float = _STOPPING_S, leases: Leases | None = None) -> None:
         self.stopping_s = stopping_s
         self.make_way: MakeWay | None = None
+        self.pools: dict[str, Pool] = {}
         self._leases = leases
-        self._pools: dict[str, Pool] = {}
 
     def seat(self, pool: str, owner: object = None) -> Seat:
         """Returns a seat in a context, `pool`, that errors name: an answer is there, and holds nothing yet."""
-        if pool not in self._pools:
-            self._pools[pool] = Pool(pool, self, self._leases)
-        seat = Seat(self._pools[pool], owner)
-        self._pools[pool].seats.append(seat)
+        if pool not in self.pools:
+            self.pools[pool] = Pool(pool, self, self._leases)
+        seat = Seat(self.pools[pool], owner)
+        self.pools[pool].seats.append(seat)
         return seat
-
-    def running(self, pool: str) -> int:
-        """Returns how many answers run or wait in `pool`, those of other processes included if they are known."""
-        place = self._pools.get(pool)
-        return 0 if place is None else len(place.seats) + sum(note.seats for note in place.others)
-
-    def held(self) -> Held:
-        """Returns what all answers of this process hold, with those that wait or are about to leave."""
-        seats = [seat for pool in self._pools.values() for seat in pool.seats]
-        return Held(len(seats), sum(seat.tokens for seat in seats))
 
     def holds(self, owner: object) -> bool:
         """Returns True if a seat of `owner` holds room."""
-        return any(seat.tokens and seat.owner is owner for pool in self._pools.values() for seat in pool.seats)
+        return any(seat.tokens and seat.owner is owner for pool in self.pools.values() for seat in pool.seats)
 
     def is_idle(self, server: str) -> bool:
         """Returns True if no answer runs, waits or is about to at any instance of a server: they share a processor."""
-        return not any(pool.startswith(f"{server} ") for pool in self._pools)
+        return not any(pool.startswith(f"{server} ") for pool in self.pools)
 
     async def after_those_present(self, pool: str, timeout_s: float) -> None:
         """Waits until all answers have left that are there now: a server of one slot takes them in turn."""
-        if pool in self._pools:
-            await asyncio.wait({seat.left for seat in self._pools[pool].seats}, timeout=timeout_s)
+        present = set(self.pools[pool].seats) if pool in self.pools else set()
+        until_s = asyncio.get_running_loop().time() + timeout_s
+        while pool in self.pools and present.intersection(self.pools[pool].seats):
+            if asyncio.get_running_loop().time() > until_s:
+                break
+            await asyncio.sleep(_WAITING_S)
 
     def release_later(self, seat: Seat, *, after_s: float | None = None) -> None:
         """Has a seat left when the server has stopped: after so long, or as soon as it notices a closed stream."""
         asyncio.get_running_loop().call_later(self.stopping_s if after_s is None else after_s, seat.release)
-
-    def forget(self, pool: str) -> None:
-        """Called when the last seat of a pool has left."""
-        self._pools.pop(pool, None)
