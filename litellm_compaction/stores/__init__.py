@@ -90,20 +90,19 @@ def open_store(
 
 def _redis_rows(url: str, *, ttl_s: float, redis: Callable[[], Client] | None, is_proxy: bool) -> Rows:
     # Here: its client takes a tenth of a second to import.
-    from litellm_compaction.stores.redis import LIMIT_S, PATIENT_LIMIT_S, OwnClients, RedisRows, RedisServer, client_of
+    from litellm_compaction.stores.redis import LIMIT_S, PATIENT_LIMIT_S, RedisRows, RedisServer, client_of
 
-    place, prefix, clients = "redis", DEFAULT_PREFIX, redis
+    place, prefix, clients, owns = "redis", DEFAULT_PREFIX, redis, not is_proxy
     if url != PROXYS_OWN:
         try:
             address = parse_redis(url)
         except ValueError as error:
             raise StoreError(f"store: {error}") from None
-        place, prefix, clients = address.place, address.prefix, OwnClients(lambda: client_of(address.url))
+        place, prefix, clients, owns = address.place, address.prefix, lambda: client_of(address.url), True
     elif clients is None:
         raise StoreError(f"store: {PROXYS_OWN} is the proxy's own Redis, and there is no proxy")
-    elif not is_proxy:
-        clients = OwnClients(clients)
-    server = RedisServer(clients, place, rests=is_proxy, limit_s=LIMIT_S if is_proxy else PATIENT_LIMIT_S)
+    limit_s = LIMIT_S if is_proxy else PATIENT_LIMIT_S
+    server = RedisServer(clients, place, owns=owns, rests=is_proxy, limit_s=limit_s)
     return RedisRows(server, prefix=prefix, ttl_s=ttl_s)
 
 

@@ -37,20 +37,13 @@ _MOST_FOLLOWED = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Covered:
-    """Messages that a compaction covers.
-
-    Attributes:
-        scope, tenant: of the request.
-        messages: n, oldest first, without the leading system messages.
-        hashes: n + 1, their hash chain.
-        redact: takes out what is not written down.
-    """
+    """Messages that a compaction covers, of a request's scope and tenant."""
 
     scope: str
     tenant: str
-    messages: Sequence[Message]
-    hashes: Sequence[str]
-    redact: Redact = plain
+    messages: Sequence[Message]  # n, oldest first, without the leading system messages.
+    hashes: Sequence[str]  # n + 1, their hash chain.
+    redact: Redact = plain  # Takes out what is not written down.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +74,8 @@ class Originals:
     def __init__(
         self, rows: Rows, *, ttl_s: float, secret: Callable[[], str | None], clock: Callable[[], float] = time.time
     ) -> None:
-        self._rows = rows
-        self._ttl_s = ttl_s
+        self._rows, self._ttl_s, self._clock = rows, ttl_s, clock
         self._box = Box(secret, b"originals")
-        self._clock = clock
         self._tasks = Tasks()
         self._told: set[str] = set()
 

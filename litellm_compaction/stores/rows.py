@@ -31,31 +31,21 @@ Change: TypeAlias = "Callable[[bytes | None, float], bytes | None]"
 
 
 class Row(NamedTuple):
-    """A body under a key.
-
-    Attributes:
-        created_s, used_s: by the backend's clock.
-        size_bytes: its share of the bound; 0 for a setting.
-    """
+    """A body under a key; times are by the backend's clock."""
 
     scope: str
     key: str
     body: bytes
     created_s: float
     used_s: float
-    size_bytes: int
+    size_bytes: int  # Its share of the bound; 0 for a setting.
 
 
 class Line(NamedTuple):
-    """A line of a log.
+    """A line of a log."""
 
-    Attributes:
-        number: grows with every line, also across the processes that share a store.
-        when_s: wall clock, seconds since 1970.
-    """
-
-    number: int
-    when_s: float
+    number: int  # It grows with every line, also across the processes that share a store.
+    when_s: float  # Seconds since 1970.
     body: bytes
 
 

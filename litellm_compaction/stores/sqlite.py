@@ -286,6 +286,11 @@ _WHOLE = (
 _NAMED = "part = ? AND scope = ? AND key = ?"
 # One more than any before: clocks of several processes are not finer than requests.
 _NEXT = "(SELECT coalesce(max(used_order), 0) + 1 FROM entry)"
+_AGING = "part = ? AND used_order IS NOT NULL AND used_s"
+# One tenant's records take nothing from tenants with fewer; the last used row of all stays, however large.
+_OLDER = f"part = :part AND used_order < {_NEXT} - 1"
+_LARGEST = f"SELECT scope FROM entry WHERE {_OLDER} GROUP BY scope ORDER BY sum(size_bytes) DESC LIMIT 1"  # noqa: S608
+_OLDEST = f"SELECT id FROM entry WHERE {_OLDER} AND scope = ({_LARGEST}) ORDER BY used_order LIMIT 1"  # noqa: S608
 
 
 class SqliteRows:
@@ -323,7 +328,7 @@ class SqliteRows:
     async def put(self, scope: str, key: str, body: bytes) -> None:
         def write(connection: sqlite3.Connection) -> None:
             self._file.forget_copies(self._clock() - self._ttl_s)
-            self._put(connection, scope, key, body)
+            self._file.owes_erasing |= self._put(connection, scope, key, body)
 
         await self._file.run(write, writes=True)
 
@@ -402,36 +407,26 @@ class SqliteRows:
         values = (self._part, scope, json.dumps(keys), now_s - self._ttl_s)
         return {row[1]: Row(*row) for row in connection.execute(asked, values)}
 
-    def _put(self, connection: sqlite3.Connection, scope: str, key: str, body: bytes) -> None:
-        """Writes a row; then expired ones go, and the least recently used of the scope that has most.
-
-        So one tenant's records take nothing from tenants with fewer; the last used row of all stays, however large.
-        """
-        now_s, is_setting = self._clock(), scope == SETTINGS
-        aging = "part = :part AND used_order IS NOT NULL AND used_s"
-        older = f"part = :part AND used_order < {_NEXT} - 1"
-        largest = f"SELECT scope FROM entry WHERE {older} GROUP BY scope ORDER BY sum(size_bytes) DESC LIMIT 1"  # noqa: S608
-        oldest = f"SELECT id FROM entry WHERE {older} AND scope = ({largest}) ORDER BY used_order LIMIT 1"  # noqa: S608
-        is_over = "SELECT bytes > :most FROM usage WHERE part = :part"
-        values = {"part": self._part, "scope": scope, "key": key, "body": body, "now_s": now_s, "most": self._max_bytes}
-        values |= {"size": 0 if is_setting else len(body) + OVERHEAD_BYTES}
-        values |= {"expired_s": now_s - self._ttl_s, "latest_s": now_s + self._ttl_s}
-
-        def deleted(which: str) -> bool:
-            return connection.execute(f"DELETE FROM entry WHERE {which}", values).rowcount > 0  # noqa: S608
-
-        is_less = deleted("part = :part AND scope = :scope AND key = :key")
-        is_less |= deleted(f"{aging} < :expired_s")
+    def _put(self, connection: sqlite3.Connection, scope: str, key: str, body: bytes) -> bool:
+        """Writes a row; then expired ones go, and others until the bound holds. Returns True if any text went."""
+        now_s, changes = self._clock(), connection.total_changes
+        connection.execute(f"DELETE FROM entry WHERE {_NAMED}", (self._part, scope, key))  # noqa: S608
+        connection.execute(f"DELETE FROM entry WHERE {_AGING} < ?", (self._part, now_s - self._ttl_s))  # noqa: S608
+        is_less = connection.total_changes > changes
         # The clock has been set back: they would outlive their time by as much.
-        connection.execute(f"UPDATE entry SET used_s = :now_s WHERE {aging} > :latest_s", values)  # noqa: S608
+        latest_s = now_s + self._ttl_s
+        connection.execute(f"UPDATE entry SET used_s = ? WHERE {_AGING} > ?", (now_s, self._part, latest_s))  # noqa: S608
+        size_bytes, order = (0, "NULL") if scope == SETTINGS else (len(body) + OVERHEAD_BYTES, _NEXT)
         connection.execute(
-            f"INSERT INTO entry (part, {_COLUMNS}, used_order) VALUES"  # noqa: S608
-            f" (:part, :scope, :key, :body, :now_s, :now_s, :size, {'NULL' if is_setting else _NEXT})",
-            values,
+            f"INSERT INTO entry (part, {_COLUMNS}, used_order) VALUES (?, ?, ?, ?, ?, ?, ?, {order})",  # noqa: S608
+            (self._part, scope, key, body, now_s, now_s, size_bytes),
         )
-        while connection.execute(is_over, values).fetchone()[0] and deleted(f"id = ({oldest})"):
+        values = {"part": self._part, "most": self._max_bytes}
+        while connection.execute("SELECT bytes > :most FROM usage WHERE part = :part", values).fetchone()[0]:
+            if not connection.execute(f"DELETE FROM entry WHERE id = ({_OLDEST})", values).rowcount:  # noqa: S608
+                break
             is_less = True
-        self._file.owes_erasing |= is_less
+        return is_less
 
 
 class MemoryRows(SqliteRows):

@@ -34,18 +34,13 @@ _TOO_MANY = "*"
 
 
 class StoredCompaction(NamedTuple):
-    """A compaction and the store's facts about it.
-
-    Attributes:
-        created_s, used_s: wall clock, seconds since 1970.
-        size_bytes: its share of the store's bound.
-    """
+    """A compaction and the store's facts about it; times are seconds since 1970."""
 
     scope: str
     compaction: Compaction
     created_s: float
     used_s: float
-    size_bytes: int
+    size_bytes: int  # Its share of the store's bound.
 
     @property
     def id(self) -> str:
@@ -54,17 +49,11 @@ class StoredCompaction(NamedTuple):
 
 
 class StoredEvent(NamedTuple):
-    """One line of the history.
+    """One line of the history."""
 
-    Attributes:
-        number: grows with every event, also across the processes that share a store.
-        when_s: wall clock, seconds since 1970.
-        text: JSON, as `events.py` wrote it.
-    """
-
-    number: int
-    when_s: float
-    text: str
+    number: int  # It grows with every event, also across the processes that share a store.
+    when_s: float  # Seconds since 1970.
+    text: str  # JSON, as `events.py` wrote it.
 
 
 class Store:

@@ -10,7 +10,7 @@ from typing import Any
 from litellm_compaction.errors import StoreError
 from litellm_compaction.places import parse_redis
 from litellm_compaction.stores import Store
-from litellm_compaction.stores.redis import LIMIT_S, OwnClients, RedisRows, RedisServer, client_of
+from litellm_compaction.stores.redis import LIMIT_S, RedisRows, RedisServer, client_of
 from litellm_compaction.stores.rows import Rows, SteadyRows
 from litellm_compaction.stores.sqlite import MemoryRows, SqliteFile, SqliteRows
 
@@ -78,8 +78,8 @@ class RedisStore(Store):
     ) -> None:
         self.url = url
         address = parse_redis(url)
-        made = OwnClients(clients or (lambda: client_of(address.url, limit_s=limit_s)))
-        self.server = RedisServer(made, address.place, rests=rests, limit_s=limit_s)
+        made = clients or (lambda: client_of(address.url, limit_s=limit_s))
+        self.server = RedisServer(made, address.place, owns=True, rests=rests, limit_s=limit_s)
         super().__init__(RedisRows(self.server, prefix=address.prefix, ttl_s=ttl_s, clock=clock))
 
     async def says(self, *words: str | bytes) -> Any:

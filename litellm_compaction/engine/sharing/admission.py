@@ -39,21 +39,13 @@ MakeWay: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 
 
 class Note(NamedTuple):
-    """What one process tells the others of a context.
+    """What one process tells the others of a context."""
 
-    Attributes:
-        held_tokens: by its running requests.
-        seats: requests that run or wait.
-        wanted_tokens: by the first of those that wait, 0 for none.
-        is_later: that one has not begun; restarts stand before it.
-        ticket: its place among those of all processes.
-    """
-
-    held_tokens: int
-    seats: int
-    wanted_tokens: int = 0
-    is_later: bool = False
-    ticket: int = 0
+    held_tokens: int  # By its running requests.
+    seats: int  # Requests that run or wait.
+    wanted_tokens: int = 0  # By the first of those that wait, 0 for none.
+    is_later: bool = False  # That one has not begun; restarts stand before it.
+    ticket: int = 0  # Its place among those of all processes.
 
 
 class Seat:
@@ -65,15 +57,15 @@ class Seat:
         needed_tokens: what it would hold if it were stopped now and went on; None if its answer cannot be cut.
         gives_way: it was told to stop, so that what it could do without is as good as free.
         wanted_tokens, most_tokens, is_later, ticket, turn: of its last wait, which is over when `turn` is done.
+        left: done when it has left.
     """
 
     def __init__(self, pool: Pool, owner: object) -> None:
-        self._pool = pool
-        self.owner = owner
+        self._pool, self.owner = pool, owner
         self.tokens = self.wanted_tokens = self.most_tokens = self.ticket = 0
         self.needed_tokens: int | None = None
         self.gives_way = self.is_later = False
-        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.turn, self.left = (asyncio.get_running_loop().create_future() for _ in range(2))
         self.turn.set_result(None)
 
     @property
@@ -143,7 +135,8 @@ class Seat:
 
     def release(self) -> None:
         """Gives everything back, for good; again is no change."""
-        if self in self._pool.seats:
+        if not self.left.done():
+            self.left.set_result(None)
             self._pool.seats.remove(self)
             self._give_back()
             self._pool.end_if_empty()
@@ -222,7 +215,7 @@ class Pool:
 
     @property
     def answers(self) -> int:
-        """Those that run or wait, of all processes that are known."""
+        """How many run or wait, of all processes that are known."""
         return len(self.seats) + sum(note.seats for note in self.others)
 
     def begins_wait(self) -> None:
@@ -256,15 +249,9 @@ class Pool:
 
     def tell_operator(self, tokens: int) -> None:
         """Logs a request that has waited long for so many tokens."""
-        logger.warning(
-            "waits_for_room model=%s tokens=%d in_use=%d window=%d answers=%d waited_s=%.0f",
-            self.name.rpartition(" ")[2],
-            tokens,
-            self.used_tokens,
-            self.window_tokens,
-            self.answers,
-            TOLD_AFTER_S,
-        )
+        text = "waits_for_room model=%s tokens=%d in_use=%d window=%d answers=%d waited_s=%.0f"
+        model, in_use_tokens = self.name.rpartition(" ")[2], self.used_tokens
+        logger.warning(text, model, tokens, in_use_tokens, self.window_tokens, self.answers, TOLD_AFTER_S)
 
     def _apply(self, decision: _Decision, others: Sequence[Note]) -> None:
         """Gives waiting requests what all processes have agreed on, and tells those that have to give way."""
@@ -335,16 +322,13 @@ class Admission:
     Args:
         stopping_s: how long a server generates on at most after its stream was closed.
         leases: of the processes that send to the same contexts; None for no others.
-
-    Attributes:
-        make_way: gives the engine back to an answer that comes; not called for what is written ahead.
     """
 
     def __init__(self, *, stopping_s: float = _STOPPING_S, leases: Leases | None = None) -> None:
-        self.stopping_s = stopping_s
+        self.stopping_s, self._leases = stopping_s, leases
+        # Gives the engine back to an answer that comes; not called for what is written ahead.
         self.make_way: MakeWay | None = None
         self.pools: dict[str, Pool] = {}
-        self._leases = leases
 
     def seat(self, pool: str, owner: object = None) -> Seat:
         """Returns a seat in a context, `pool`, that errors name: an answer is there, and holds nothing yet."""
@@ -364,12 +348,8 @@ class Admission:
 
     async def after_those_present(self, pool: str, timeout_s: float) -> None:
         """Waits until all answers have left that are there now: a server of one slot takes them in turn."""
-        present = set(self.pools[pool].seats) if pool in self.pools else set()
-        until_s = asyncio.get_running_loop().time() + timeout_s
-        while pool in self.pools and present.intersection(self.pools[pool].seats):
-            if asyncio.get_running_loop().time() > until_s:
-                break
-            await asyncio.sleep(_WAITING_S)
+        if pool in self.pools:
+            await asyncio.wait({seat.left for seat in self.pools[pool].seats}, timeout=timeout_s)
 
     def release_later(self, seat: Seat, *, after_s: float | None = None) -> None:
         """Has a seat left when the server has stopped: after so long, or as soon as it notices a closed stream."""
