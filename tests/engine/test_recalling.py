@@ -10,7 +10,7 @@ import pytest
 from litellm_compaction.core.messages import ToolCall
 from litellm_compaction.engine import MOST_LOOKUPS, RECALL, PreparedRequest, additions
 from litellm_compaction.stores import Originals
-from litellm_compaction.stores.rows import MemoryRows
+from litellm_compaction.stores.sqlite import MemoryRows
 from tests.builders import JsonDict, assistant, chat
 from tests.engine.bench import Bench
 

@@ -26,7 +26,7 @@ from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import GuardedDeployment, as_entry, router_entries
 from litellm_compaction.proxy.service import Service
 from litellm_compaction.stores import Store
-from litellm_compaction.stores.rows import MemoryRows
+from litellm_compaction.stores.sqlite import MemoryRows
 
 # LiteLLM refuses a path that it does not know to all but administrators (auth/route_checks.py). A key that may list
 # models may look here.

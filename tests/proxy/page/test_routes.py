@@ -24,7 +24,8 @@ from litellm_compaction.proxy.page.routes import add_page
 from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.recall import NOT_KEPT, Lookup
 from litellm_compaction.stores import Originals
-from litellm_compaction.stores.rows import MemoryRows, Row
+from litellm_compaction.stores.rows import Row
+from litellm_compaction.stores.sqlite import MemoryRows
 from litellm_compaction.windows.windows import Target
 from tests.stores.compactions import compaction
 from tests.stores.made import MemoryStore
