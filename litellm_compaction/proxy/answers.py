@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +10,12 @@ from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.errors import LiteLLMChanged
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for
-from litellm_compaction.proxy.answer.endings import UNNAMED, judged
+from litellm_compaction.proxy.answer.legs import UNNAMED, judged
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.client import sent_body
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
-from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused, reworded
+from litellm_compaction.proxy.refusals import Refusal, failing_open, log_refused, reworded
 from litellm_compaction.proxy.standards.orders import NO_ORDERS
 from litellm_compaction.proxy.standards.standards import Standards
 
@@ -62,7 +61,7 @@ class Answers:
 
     def _hooked(self, exchange: Exchange, first: Any, data: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """Carries a stream that LiteLLM has opened over the limit by its hooks."""
-        from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked
+        from litellm_compaction.proxy.answer.upstream import HookedUpstream
 
         context, prepared = exchange.attempt.context, exchange.attempt.prepared
         assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `is_hooked`
@@ -72,7 +71,8 @@ class Answers:
         told = replace(prepared, action=exchange.attempt.action)
         # None if the deployment hook has failed open.
         room = exchange.room or self.compactor.room(context)
-        return hooked(Answer(self.compactor, context, upstream, asked, told, exchange, room=room), upstream, prepared)
+        answer = Answer(self.compactor, context, upstream, asked, told, exchange, room)
+        return upstream.carried(answer, prepared)
 
     async def whole(self, response: Any, data: Mapping[str, Any]) -> Any:
         """An answer that is not streamed, with its details; None to leave it as it is."""
@@ -83,7 +83,7 @@ class Answers:
         is_ours = exchange.is_hooked and wire.can_be_continued(data)
         if is_ours and usage is not None and context is not None and prepared is not None:
             # The transport learns from the answers that it carries.
-            with _failing_open("learn"):
+            with failing_open("learn"):
                 self.compactor.replies.learn(context, prepared, **usage._asdict())
         told = wire.with_details(response, exchange.attempt.details)
         if (orders := exchange.client.orders) is not NO_ORDERS and orders.shows:
@@ -114,7 +114,7 @@ class Answers:
         if context is None:
             return
         overflow, client_text = None, exchange.client.client_text
-        with _failing_open("learn_overflow"):
+        with failing_open("learn_overflow"):
             if prepared is not None:
                 used_tokens, window_tokens = prepared.count.high, prepared.window.tokens
                 overflow = judged(message, client_text, used_tokens=used_tokens, window_tokens=window_tokens)
@@ -146,12 +146,3 @@ def asked_of(exchange: Exchange, context: RequestContext, body: Mapping[str, Any
         thoughts_tokens=wire.asked_thoughts_tokens(sent_body(body) or body),
         client_text=client.client_text,
     )
-
-
-@contextmanager
-def _failing_open(place: str) -> Iterator[None]:
-    """The client gets the server's own answer or error, not one of ours (P8)."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - fails open (P8)
-        log_failure(place, error)

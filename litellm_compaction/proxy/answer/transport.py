@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,22 +18,26 @@ import litellm
 from openai import APIStatusError, AsyncOpenAI
 
 from litellm_compaction.concurrency import Tasks, is_long, off_loop_if
-from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
 from litellm_compaction.errors import TOO_DEEP, CompactionError, LeftUnread, NotServed, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.client import Asked, joined
+from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import (
     DONE,
     ERROR_BYTES,
     Batch,
     UpstreamError,
-    events_of,
+    end_to_end,
+    event_of,
     json_object,
+    read_whole,
     short_error,
     unreadable,
 )
-from litellm_compaction.proxy.answer.upstream import HttpUpstream, Leg, end_to_end, read_whole
+from litellm_compaction.proxy.answer.upstream import HttpUpstream
 from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.refusals import (
     RECOGNIZED,
@@ -47,13 +51,13 @@ from litellm_compaction.proxy.refusals import (
 _LISTS = ("messages", "tools")
 # Reading this much JSON takes 2 ms.
 _OFF_LOOP_BYTES = 200_000
-# Nothing is pulled from a stream for so long: its reader has left. A slow one pulls now and then.
-UNREAD_S = 30.0
-# It has less time while another request waits for its room.
-UNREAD_WAITED_FOR_S = 10.0
+# Nothing is pulled from a stream for so long: its reader has left. A slow one pulls now and then. It has less time
+# while another request waits for its room.
+UNREAD_S, UNREAD_WAITED_FOR_S = 30.0, 10.0
 _closing = Tasks()
 
 
+@dataclass(eq=False)
 class GuardedTransport(httpx.AsyncBaseTransport):
     """Carries one client request to its deployment, over as many upstream requests as it takes.
 
@@ -61,47 +65,30 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     the body alone shows the messages. `lists` are keys of the body that do not come in its bytes.
     """
 
-    def __init__(
-        self,
-        inner: httpx.AsyncBaseTransport,
-        compactor: Compactor,
-        context: RequestContext,
-        asked: Asked,
-        prepared: PreparedRequest | CompactionNeeded | None,
-        exchange: Exchange,
-    ) -> None:
-        self._inner = inner
-        self._compactor = compactor
-        self._context = context
-        self._asked = asked
-        self._prepared = prepared
-        self._exchange = exchange
-        self._upstream: HttpUpstream | None = None
-        self.lists: Mapping[str, Any] = {}
+    inner: httpx.AsyncBaseTransport
+    compactor: Compactor
+    context: RequestContext
+    asked: Asked
+    prepared: PreparedRequest | CompactionNeeded | None
+    exchange: Exchange
+    lists: Mapping[str, Any] = field(init=False, default_factory=dict)
+    _upstream: HttpUpstream | None = field(init=False, default=None)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         try:
             return await self._handled(request)
-        except httpx.TransportError as error:
-            # Of the server's.
-            gone = None if self._has_answered else server_gone(error, self._context)
-            if gone is None:
-                raise
-            return self._refused(gone)
         except CompactionError as error:
             return self._refused(error)
         except RecursionError:
             return self._refused(NotServed(TOO_DEEP))
         except Exception as error:
-            too_long = self._context.attempts.too_long
-            if too_long is None or self._has_answered:
+            is_servers, too_long = isinstance(error, httpx.TransportError), self.context.attempts.too_long
+            told = server_gone(error, self.context) if isinstance(error, httpx.TransportError) else too_long
+            if told is None or (self._upstream is not None and self._upstream.headers is not None):
                 raise
-            log_failure("transport", error, too_long=too_long)
-            return self._refused(too_long)
-
-    @property
-    def _has_answered(self) -> bool:
-        return self._upstream is not None and self._upstream.headers is not None
+            if not is_servers:
+                log_failure("transport", error, too_long=too_long)
+            return self._refused(told)
 
     async def _handled(self, request: httpx.Request) -> httpx.Response:
         content = await request.aread()
@@ -110,50 +97,52 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             # A request that cannot be read cannot be guarded.
             return self._refused(NotServed(TOO_DEEP))
         body |= self.lists
-        upstream = self._upstream = HttpUpstream(self._inner, request, body)
-        asked = replace(self._asked, stops=wire.stops(body), is_whole=not upstream.wants_stream)
-        prepared, long = self._prepared, is_long(body.get("messages"), body.get("tools"))
-        if prepared is None or not await off_loop_if(long, lambda: wire.is_same_request(body, asked.request)):
-            # The body that leaves is guarded, however its parts came into it.
-            found = await off_loop_if(long, lambda: wire.decode(body))
-            if found is None:
-                return await self._completed(request, body, upstream)
-            asked = replace(asked, request=found)
-            prepared = await self._compactor.prepare(found, self._context)
-        if not wire.can_be_continued(body):
-            return await self._answered(self._passed(upstream, prepared, body), upstream)
-        room = self._compactor.room(self._context)
-        answer = Answer(self._compactor, self._context, upstream, asked, prepared, self._exchange, room=room)
-        return await self._answered(answer.batches(), upstream, answer)
+        upstream = self._upstream = HttpUpstream(self.inner, request, body)
+        prepared, asked, room = self.prepared, self.asked, self.compactor.room(self.context)
 
-    async def _completed(self, request: httpx.Request, body: dict[str, Any], upstream: HttpUpstream) -> httpx.Response:
+        def conversation() -> Request | None:
+            # The body that leaves is guarded, however its parts came into it.
+            is_same = prepared is not None and wire.is_same_request(body, asked.request)
+            return asked.request if is_same else wire.decode(body)
+
+        found = await off_loop_if(is_long(body.get("messages"), body.get("tools")), conversation)
+        if found is None:
+            return await self._completed(request, upstream, room)
+        asked = replace(asked, request=found, stops=wire.stops(body), is_whole=not upstream.wants_stream)
+        if prepared is None or found is not self.asked.request:
+            prepared = await self.compactor.prepare(found, self.context)
+        if not wire.can_be_continued(body):
+            return await self._answered(self._passed(upstream, prepared, room), upstream, room)
+        answer = Answer(self.compactor, self.context, upstream, asked, prepared, self.exchange, room)
+        return await self._answered(answer.batches(), upstream, room, answer)
+
+    async def _completed(self, request: httpx.Request, upstream: HttpUpstream, room: Reservation) -> httpx.Response:
         """A text completion that the server itself knows, its answer as it comes; no part of it is a conversation."""
-        prompt = body.get("prompt")
+        body, prompt = upstream.body, upstream.body.get("prompt")
         long = is_long(prompt, [prompt])
         found, ids = await off_loop_if(long, lambda: wire.decode_text(body, is_bridged=False))
         if found is None:
-            response = await self._inner.handle_async_request(request)
+            response = await self.inner.handle_async_request(request)
             return response if response.status_code < 400 else await read_whole(response, ERROR_BYTES)
         if ids is None:
-            prepared = await self._compactor.guard(found, self._context)
+            prepared = await self.compactor.guard(found, self.context)
         else:
-            prepared = await self._compactor.bound(ids, self._context)
-        return await self._answered(self._passed(upstream, prepared, body), upstream)
+            prepared = await self.compactor.bound(ids, self.context)
+        return await self._answered(self._passed(upstream, prepared, room), upstream, room)
 
     def _refused(self, error: CompactionError) -> httpx.Response:
-        self._exchange.refused(error)
+        self.exchange.refused(error)
         return response_of(error)
 
     async def _passed(
-        self, upstream: HttpUpstream, decided: PreparedRequest | CompactionNeeded, body: Mapping[str, Any]
+        self, upstream: HttpUpstream, decided: PreparedRequest | CompactionNeeded, room: Reservation
     ) -> AsyncGenerator[Batch, None]:
         """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
-        room = self._compactor.room(self._context)
-        answers, prompts = wire.asked_answers(body), wire.asked_prompts(body)
+        answers, prompts = wire.asked_answers(upstream.body), wire.asked_prompts(upstream.body)
         try:
-            prepared = await self._compactor.finish(decided, room)
-            self._exchange.sent(self._context, prepared)
-            limit = prepared.max_output_tokens(wire.asked_output_tokens(body))
+            prepared = await self.compactor.finish(decided, room)
+            self.exchange.sent(self.context, prepared)
+            limit = prepared.max_output_tokens(wire.asked_output_tokens(upstream.body))
             limit = await room.acquire(prepared, limit, is_watched=False, answers=answers, prompts=prompts)
             room.started()
             leg = Leg(prepared=prepared, max_tokens=limit, passed=answers * prompts)
@@ -165,7 +154,11 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             room.release()
 
     async def _answered(
-        self, batches: AsyncGenerator[Batch, None], upstream: HttpUpstream, answer: Answer | None = None
+        self,
+        batches: AsyncGenerator[Batch, None],
+        upstream: HttpUpstream,
+        room: Reservation,
+        answer: Answer | None = None,
     ) -> httpx.Response:
         """A response whose first chunk is already there, so that a refusal keeps its real status.
 
@@ -176,7 +169,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
                 first = await anext(batches, None)
                 if not first:
                     raise unreadable("its answer is empty")
-                stream = EventStream(first, batches, self._exchange, answer)
+                stream = EventStream(first, batches, self.exchange, room)
                 return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
             chunks = [chunk async for batch in batches for chunk in batch]
         except UpstreamError as error:
@@ -195,12 +188,12 @@ class EventStream(httpx.AsyncByteStream):
     """
 
     def __init__(
-        self, first: Batch, batches: AsyncGenerator[Batch, None], exchange: Exchange, answer: Answer | None = None
+        self, first: Batch, batches: AsyncGenerator[Batch, None], exchange: Exchange, room: Reservation
     ) -> None:
         self._first = first
         self._batches = batches
-        self._answer = answer
         self._exchange = exchange
+        self._room = room
         self._left: asyncio.Task[None] | None = None
         self._wait()
 
@@ -208,7 +201,7 @@ class EventStream(httpx.AsyncByteStream):
         batch: Batch | None = self._first
         try:
             while batch is not None:
-                yield events_of(batch)
+                yield b"".join(map(event_of, batch))
                 self._timer.cancel()
                 if self._left is not None:
                     raise LeftUnread
@@ -227,7 +220,7 @@ class EventStream(httpx.AsyncByteStream):
         self._timer = asyncio.get_running_loop().call_later(UNREAD_WAITED_FOR_S, self._look, unread_s)
 
     def _look(self, unread_s: float) -> None:
-        if unread_s >= UNREAD_S or (self._answer is not None and self._answer.is_waited_for):
+        if unread_s >= UNREAD_S or self._room.is_waited_for:
             self._left = _closing.begin(self._batches.aclose())
         else:
             self._wait(unread_s + UNREAD_WAITED_FOR_S)
@@ -266,8 +259,7 @@ def _as_it_is(create: Callable[..., Awaitable[Any]], transport: GuardedTransport
             # Keys that the transport does not read go on as they came.
             plain = {}
         transport.lists = plain
-        kept = {key: value for key, value in asked.items() if key not in plain}
-        return await create(**{"messages": [], **kept})
+        return await create(**{"messages": [], **{key: value for key, value in asked.items() if key not in plain}})
 
     return created
 
