@@ -42,7 +42,7 @@ from litellm_compaction.proxy.answer.legs import (
     next_leg,
 )
 from litellm_compaction.proxy.answer.relay import Ending, Relay
-from litellm_compaction.proxy.answer.sse import Batch, Chunk, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.sse import Batch, Chunk, UpstreamError
 from litellm_compaction.proxy.answer.upstream import Upstream
 from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.refusals import failing_open
@@ -143,17 +143,15 @@ class Answer:
             seating.cancel()
         self.exchange.sent(self.context, leg.prepared)
         relay = self._relay = Relay(leg, self._one)
-        dropped: UpstreamDropped | None = None
+        failure: UpstreamError | None = None
         try:
             # Closed here and not by the garbage collector: the server generates for as long as it is open.
             async with aclosing(self._stream(relay)) as batches:
                 async for batch in batches:
                     yield batch
-        except UpstreamDropped as error:
-            dropped = error
         except UpstreamError as error:
-            relay.fail(error)
-        if relay.end is None and (held := self._one.dressed(relay.closed(dropped))):
+            failure = error
+        if relay.end is None and (held := self._one.dressed(relay.closed(failure))):
             yield held
         if relay.is_left_running:
             # Its server holds the room until it has noticed.
@@ -360,8 +358,13 @@ class Answer:
 
     def _room_tokens(self, relay: Relay) -> int:
         """The least room for the rest: an output buffer more than there was, and that of a call that was cut."""
-        window_tokens, budget = relay.leg.prepared.window.tokens, relay.leg.prepared.budget
-        used_tokens = window_tokens if relay.end == "overflow" else sum(relay.tokens)
+        prepared, window_tokens, budget = (
+            relay.leg.prepared,
+            relay.leg.prepared.window.tokens,
+            relay.leg.prepared.budget,
+        )
+        # By our count, as that of the call is.
+        used_tokens = window_tokens if relay.end == "overflow" else prepared.count.tokens + relay.generated.tokens
         room_tokens = budget.restart_room_tokens(used_tokens)
         if relay.is_full:
             room_tokens = budget.output_buffer_tokens(used_tokens) + max(window_tokens - used_tokens, 0)

@@ -16,16 +16,17 @@ from litellm_compaction.core.joiner import Joiner
 from litellm_compaction.core.messages import ToolCall
 from litellm_compaction.engine import RECALL, Outcome
 from litellm_compaction.errors import Overflow, is_crash
+from litellm_compaction.proxy.answer import sse
 from litellm_compaction.proxy.answer.calls import Calls, Kept
 from litellm_compaction.proxy.answer.client import OneAnswer
 from litellm_compaction.proxy.answer.legs import FULL_RATIO, GIVES_WAY, NEAR_FULL_RATIO, STOPPED, UNNAMED, End, Leg
 from litellm_compaction.proxy.answer.legs import judged as judged_overflow
-from litellm_compaction.proxy.answer.sse import ERROR_BYTES, REASONING_FIELDS, Chunk, UpstreamError, broken, unreadable
+from litellm_compaction.proxy.answer.sse import Chunk, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.counter import GeneratedTokens
 
 _CALL_ROOM_TOKENS = 4096
-_KNOWN_FIELDS = frozenset({"role", "content", "tool_calls", *REASONING_FIELDS})
+_KNOWN_FIELDS = frozenset({"role", "content", "tool_calls", *sse.REASONING_FIELDS})
 _WORTH_A_RESTART_TOKENS = 32
 # No model writes so many windows full, however wrong our count is.
 _ENDLESS_RATIO = 4
@@ -102,15 +103,13 @@ class Relay:
         self.finish_reason: str | None = None
         self.ending = Ending()
 
-    # ------------------------------------------------------------------ while it comes
-
     def take(self, chunk: Chunk) -> list[Chunk]:
         """The deltas to send for `chunk`; sets `ending` when the stream has to be stopped."""
         if error := chunk.get("error"):
             code = error.get("code") if isinstance(error, Mapping) else None
             # The server has accepted the request: without a number of its own it failed over its work.
             status = code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR
-            text = json.dumps(error, default=str)[:ERROR_BYTES]
+            text = json.dumps(error, default=str)[: sse.ERROR_BYTES]
             self.fail(UpstreamError(text, chunk, status=status, is_inside=True))
             return []
         if chunk.get("usage") and usage_of(chunk) is not None:
@@ -134,7 +133,7 @@ class Relay:
         return deltas
 
     def _reasoning(self, delta: Mapping[str, Any]) -> list[Chunk]:
-        thoughts = {name: text for name in REASONING_FIELDS if isinstance(text := delta.get(name), str) and text}
+        thoughts = {name: text for name in sse.REASONING_FIELDS if isinstance(text := delta.get(name), str) and text}
         if not thoughts:
             return []
         # A server that fills both says the same in each.
@@ -182,7 +181,7 @@ class Relay:
     def _stop_if_full(self) -> None:
         tokens, prepared = self.generated.tokens, self.leg.prepared
         if tokens > _ENDLESS_RATIO * prepared.window.tokens:
-            self.ending = Ending("failed", unreadable("its answer does not end"))
+            self.ending = Ending("failed", sse.unreadable("its answer does not end"))
         if self.calls or self.end is not None or self.finish_reason is not None:
             return
         if prepared.count.tokens + tokens >= self._stop_tokens:
@@ -206,15 +205,16 @@ class Relay:
     def is_near_the_end(self) -> bool:
         return self.finish_reason == "length" or self.generated.tokens >= self.leg.danger_tokens
 
-    # ------------------------------------------------------------------ its end
-
     @property
     def end(self) -> End | None:
         return self.ending.end
 
     def closed(self, error: UpstreamError | None = None) -> list[Chunk]:
-        """Judges a stream that has ended, or whose connection broke; what is held of a whole answer goes out."""
-        # Of a broken connection only the end may be missing.
+        """Judges a stream that has ended, or failed; what is held of a whole answer goes out."""
+        if error is not None and not isinstance(error, UpstreamDropped):
+            self.fail(error)
+            return []
+        # Of a sse.broken connection only the end may be missing.
         has_ended = error is None or self.finish_reason is not None
         breaks_off = self._breaks_off()
         # Within a call, and nobody says why.
@@ -230,9 +230,9 @@ class Relay:
             self.ending = Ending("failed", error)
         elif not self.has_begun and self.finish_reason is None:
             # Nothing was said, not even that this is all.
-            self.ending = Ending("failed", unreadable("its answer is empty"))
+            self.ending = Ending("failed", sse.unreadable("its answer is empty"))
         else:
-            self.ending = Ending("failed", broken()) if is_broken else Ending("done")
+            self.ending = Ending("failed", sse.broken()) if is_broken else Ending("done")
         return flushed
 
     def fail(self, error: UpstreamError) -> None:
@@ -275,8 +275,6 @@ class Relay:
         # A few words that were taken out are not worth another request.
         given = tokens - (removed if removed >= _WORTH_A_RESTART_TOKENS else 0)
         return asked_tokens is None or most_tokens < asked_tokens or given + 1 < asked_tokens
-
-    # ------------------------------------------------------------------ what it has shown
 
     @property
     def tokens(self) -> Usage:

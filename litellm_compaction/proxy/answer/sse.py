@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeAlias
@@ -84,15 +84,13 @@ class UpstreamDropped(UpstreamError):
 
 def unreadable(why: str) -> UpstreamError:
     """The error for an answer that is not read to its end."""
-    return _bad_gateway(UpstreamError, f"The model's server cannot be understood: {why}.")
+    return broken(f"The model's server cannot be understood: {why}.", UpstreamError)
 
 
-def broken() -> UpstreamError:
+def broken(
+    message: str = "The model's server has broken off its answer.", kind: type[UpstreamError] = UpstreamDropped
+) -> UpstreamError:
     """The error for a stream that stops before its end."""
-    return _bad_gateway(UpstreamDropped, "The model's server has broken off its answer.")
-
-
-def _bad_gateway(kind: type[UpstreamError], message: str) -> UpstreamError:
     body = {"error": {"message": message, "type": "server_error", "code": "bad_gateway"}}
     return kind(message, httpx.Response(502, json=body), status=502)
 
@@ -106,16 +104,14 @@ def short_error(text: str) -> dict[str, Any]:
 
 
 class Bounds(NamedTuple):
-    """Bytes of a server's answer: in one line of a stream or as a whole, and in all.
-
-    The longest tokens have 128 bytes (o200k), and an event 200 to 400 around one; the rest is room for sound and such.
-    """
+    """Bytes of a server's answer: in one line of a stream or as a whole, and in all."""
 
     event_bytes: int
     stream_bytes: int
 
     @classmethod
     def of(cls, max_tokens: int) -> Bounds:
+        # The longest tokens have 128 bytes (o200k), and an event 200 to 400 around one; the rest is for sound and such.
         return cls(8 * 2**20 + 128 * max_tokens, 16 * 2**20 + 4096 * max_tokens)
 
 
@@ -132,14 +128,9 @@ def _understood() -> Iterator[None]:
 async def read_events(
     response: httpx.Response, bounds: Bounds, *, is_passed: bool = False
 ) -> AsyncGenerator[Batch, None]:
-    """The chunks of an event stream, those of each read together.
+    """The chunks of an event stream, those of each read together; if it `is_passed`, whatever their shape.
 
-    Args:
-        is_passed: its chunks go on as they came, whatever their shape.
-
-    Raises:
-        UpstreamDropped: the connection broke, or ended without the stream's own end.
-        UpstreamError: it cannot be read, or is out of bounds.
+    An `UpstreamDropped` tells that the connection broke, or ended without the stream's own end.
     """
     begun, read_bytes = bytearray(), 0
     with _understood():
@@ -324,19 +315,18 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_
     races the clock only while a pause may come. A stream that waits silently opens with a comment: LiteLLM's router
     keeps what opens Responses (`_responses_stream_holds_event`) and Messages until some of the answer has come.
     """
-    source = response.__aiter__()
-    last: Any = None
-    begun: Any = None
-    if call.may_pause and call.attempt.begins_silently:
-        yield _COMMENT
+    source, last, begun = aiter(response), None, None
+    opening = _COMMENT if call.attempt.begins_silently else None
+    if call.may_pause and opening is not None:
+        yield opening
     while True:
         if not call.may_pause:
             last = await anext(source, _END)
         else:
-            waiting = asyncio.ensure_future(_next(source))
+            waiting = asyncio.ensure_future(anext(source, _END))
             try:
                 while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                    beat = _COMMENT if last is None and call.attempt.begins_silently else _beat(last, begun)
+                    beat = _beat(last, begun) if last is not None else opening
                     if beat is not None:
                         yield beat
                 last = await waiting
@@ -353,11 +343,6 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_
             return
         begun = _copied(last) if _is_in_progress(last) else begun
         yield last
-
-
-async def _next(source: AsyncIterator[Any]) -> Any:
-    # As a coroutine, which a task takes.
-    return await anext(source, _END)
 
 
 def _copied(event: Any) -> Any:

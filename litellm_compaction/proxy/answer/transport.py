@@ -21,32 +21,14 @@ from litellm_compaction.concurrency import Tasks, is_long, off_loop_if
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
 from litellm_compaction.errors import TOO_DEEP, CompactionError, LeftUnread, NotServed, overflow_from_text
-from litellm_compaction.proxy import wire
+from litellm_compaction.proxy import refusals, wire
+from litellm_compaction.proxy.answer import sse
 from litellm_compaction.proxy.answer.client import Asked, joined
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.loop import Answer
-from litellm_compaction.proxy.answer.sse import (
-    DONE,
-    ERROR_BYTES,
-    Batch,
-    UpstreamError,
-    end_to_end,
-    event_of,
-    json_object,
-    read_whole,
-    short_error,
-    unreadable,
-)
+from litellm_compaction.proxy.answer.sse import Batch, UpstreamError
 from litellm_compaction.proxy.answer.upstream import HttpUpstream
 from litellm_compaction.proxy.exchange import Exchange
-from litellm_compaction.proxy.refusals import (
-    RECOGNIZED,
-    bad_request,
-    litellm_error_of,
-    log_failure,
-    response_of,
-    server_gone,
-)
 
 _LISTS = ("messages", "tools")
 # Reading this much JSON takes 2 ms.
@@ -81,18 +63,24 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             return self._refused(error)
         except RecursionError:
             return self._refused(NotServed(TOO_DEEP))
-        except Exception as error:
-            is_servers, too_long = isinstance(error, httpx.TransportError), self.context.attempts.too_long
-            told = server_gone(error, self.context) if isinstance(error, httpx.TransportError) else too_long
-            if told is None or (self._upstream is not None and self._upstream.headers is not None):
+        except httpx.TransportError as error:
+            # Of the server's.
+            if self._has_answered or (gone := refusals.server_gone(error, self.context)) is None:
                 raise
-            if not is_servers:
-                log_failure("transport", error, too_long=too_long)
-            return self._refused(told)
+            return self._refused(gone)
+        except Exception as error:
+            if self._has_answered or (too_long := self.context.attempts.too_long) is None:
+                raise
+            refusals.log_failure("transport", error, too_long=too_long)
+            return self._refused(too_long)
+
+    @property
+    def _has_answered(self) -> bool:
+        return self._upstream is not None and self._upstream.headers is not None
 
     async def _handled(self, request: httpx.Request) -> httpx.Response:
         content = await request.aread()
-        body = await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: json_object(content))
+        body = await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: sse.json_object(content))
         if not body:
             # A request that cannot be read cannot be guarded.
             return self._refused(NotServed(TOO_DEEP))
@@ -123,7 +111,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         found, ids = await off_loop_if(long, lambda: wire.decode_text(body, is_bridged=False))
         if found is None:
             response = await self.inner.handle_async_request(request)
-            return response if response.status_code < 400 else await read_whole(response, ERROR_BYTES)
+            return response if response.status_code < 400 else await sse.read_whole(response, sse.ERROR_BYTES)
         if ids is None:
             prepared = await self.compactor.guard(found, self.context)
         else:
@@ -132,7 +120,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
     def _refused(self, error: CompactionError) -> httpx.Response:
         self.exchange.refused(error)
-        return response_of(error)
+        return refusals.response_of(error)
 
     async def _passed(
         self, upstream: HttpUpstream, decided: PreparedRequest | CompactionNeeded, room: Reservation
@@ -168,7 +156,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             if upstream.wants_stream:
                 first = await anext(batches, None)
                 if not first:
-                    raise unreadable("its answer is empty")
+                    raise sse.unreadable("its answer is empty")
                 stream = EventStream(first, batches, self.exchange, room)
                 return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
             chunks = [chunk async for batch in batches for chunk in batch]
@@ -201,18 +189,18 @@ class EventStream(httpx.AsyncByteStream):
         batch: Batch | None = self._first
         try:
             while batch is not None:
-                yield b"".join(map(event_of, batch))
+                yield b"".join(map(sse.event_of, batch))
                 self._timer.cancel()
                 if self._left is not None:
                     raise LeftUnread
                 batch = await anext(self._batches, None)
                 self._wait()
-            yield DONE
+            yield sse.DONE
         except UpstreamError as error:
             raise error.__cause__ or _as_litellm_error(error) from error
         except CompactionError as error:
             self._exchange.refused(error)
-            raise litellm_error_of(error, {}) from error
+            raise refusals.litellm_error_of(error, {}) from error
         finally:
             await self.aclose()
 
@@ -270,22 +258,24 @@ def _refusal(error: UpstreamError) -> httpx.Response:
         raise error.__cause__
     upstream: httpx.Response | None = error.response if isinstance(error.response, httpx.Response) else None
     if overflow_from_text(error.text) is not None:
-        text = error.text if len(error.text) <= ERROR_BYTES // 6 else short_error(error.text)["error"]["message"]
+        text = (
+            error.text if len(error.text) <= sse.ERROR_BYTES // 6 else sse.short_error(error.text)["error"]["message"]
+        )
         # LiteLLM recognizes this wording as ContextWindowExceededError, so that the fallbacks for it fire. LM Studio
         # reports an overflow inside HTTP 200, too (goose 11318): for the client it is a 400 all the same.
         status = upstream.status_code if upstream is not None and upstream.status_code >= 400 else 400
-        return bad_request(f"{text} {RECOGNIZED}", status)
+        return refusals.bad_request(f"{text} {refusals.RECOGNIZED}", status)
     if upstream is None:
         told = error.response if isinstance(error.response, dict) else {"error": "upstream"}
-        is_short = len(json.dumps(told)) <= ERROR_BYTES
-        return httpx.Response(500, json=told if is_short else short_error(error.text))
-    headers = end_to_end(upstream.headers)
-    return httpx.Response(upstream.status_code, headers=headers, content=upstream.content[:ERROR_BYTES])
+        is_short = len(json.dumps(told)) <= sse.ERROR_BYTES
+        return httpx.Response(500, json=told if is_short else sse.short_error(error.text))
+    headers = sse.end_to_end(upstream.headers)
+    return httpx.Response(upstream.status_code, headers=headers, content=upstream.content[: sse.ERROR_BYTES])
 
 
 def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]:
     """The headers of the server's first answer, as far as it has come, for the client's body."""
-    own = end_to_end(upstream.headers) if upstream.headers is not None else []
+    own = sse.end_to_end(upstream.headers) if upstream.headers is not None else []
     return [*((key, value) for key, value in own if key.lower() != "content-type"), ("content-type", content_type)]
 
 

@@ -18,22 +18,9 @@ from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.answer import sse
 from litellm_compaction.proxy.answer.legs import Leg
-from litellm_compaction.proxy.answer.sse import (
-    ERROR_BYTES,
-    Batch,
-    Bounds,
-    Chunk,
-    Received,
-    UpstreamDropped,
-    UpstreamError,
-    as_chunk,
-    json_object,
-    read_events,
-    read_whole,
-    short_error,
-    unreadable,
-)
+from litellm_compaction.proxy.answer.sse import Batch, Chunk, Received, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.internal import call_router, log_stopped
 from litellm_compaction.proxy.routing import WAYS_OF
 from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, unfolds_slowly
@@ -92,17 +79,17 @@ class HttpUpstream:
 
     @asynccontextmanager
     async def open(self, leg: Leg) -> AsyncIterator[AsyncIterator[Batch]]:
-        response, bounds = await self._answered(leg), Bounds.of(leg.max_tokens * max(leg.passed, 1))
+        response, bounds = await self._answered(leg), sse.Bounds.of(leg.max_tokens * max(leg.passed, 1))
         is_stream = response.status_code == HTTPStatus.OK and "event-stream" in response.headers.get("content-type", "")
         try:
             if is_stream and not self.wants_stream:
-                raise unreadable("it streams an answer that was asked for as a whole")
+                raise sse.unreadable("it streams an answer that was asked for as a whole")
             self.headers = self.headers or response.headers
             if is_stream:
-                async with aclosing(read_events(response, bounds, is_passed=bool(leg.passed))) as batches:
+                async with aclosing(sse.read_events(response, bounds, is_passed=bool(leg.passed))) as batches:
                     yield batches
             else:
-                self.whole = await read_whole(response, bounds.event_bytes)
+                self.whole = await sse.read_whole(response, bounds.event_bytes)
                 yield _one(_as_chunk(self.whole))
         finally:
             # Stops the server, also if anyio cancels all waiting of a client that has gone.
@@ -114,7 +101,7 @@ class HttpUpstream:
             response = await self.send(leg)
             if response.status_code < 400 or not (self.wants_stream and self._asks_for_usage):
                 return response
-            response = await read_whole(response, ERROR_BYTES)
+            response = await sse.read_whole(response, sse.ERROR_BYTES)
             if not _USAGE_NAMES.search(response.text):
                 return response
             self._asks_for_usage = False
@@ -142,7 +129,7 @@ class HttpUpstream:
         )
         if not unfolds_slowly(response):
             await response.aclose()
-            raise unreadable("its answer is compressed in a way that nobody has asked for")
+            raise sse.unreadable("its answer is compressed in a way that nobody has asked for")
         return response
 
     def _body_of(self, leg: Leg) -> dict[str, Any]:
@@ -167,14 +154,14 @@ async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
 
 def _as_chunk(response: httpx.Response) -> Chunk:
     """A whole answer as a chunk; what is none is raised."""
-    text, status = response.content[:ERROR_BYTES].decode(errors="replace"), response.status_code
+    text, status = response.content[: sse.ERROR_BYTES].decode(errors="replace"), response.status_code
     if status != HTTPStatus.OK:
         raise UpstreamError(text, response, status=status)
-    chunk = as_chunk(json_object(response.content))
+    chunk = sse.as_chunk(sse.json_object(response.content))
     choices = chunk.get("choices") if chunk is not None else None
     if chunk is None or not choices:
         # An error inside of 200 would be an empty stream to LiteLLM.
-        refused = httpx.Response(502, json=short_error(text))
+        refused = httpx.Response(502, json=sse.short_error(text))
         raise UpstreamError(text, refused, status=refused.status_code, is_inside=True)
     delta = choices[0].get("delta") or {}
     calls = [{**call, "index": at} for at, call in enumerate(delta.get("tool_calls") or ())]
