@@ -21,7 +21,7 @@ from litellm_compaction.engine import Attempts, Compactor, Foreseen, PreparedReq
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
 from litellm_compaction.proxy import litellm_inside, refusals, routing, wire
 from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for
-from litellm_compaction.proxy.answer.endings import UNNAMED, judged
+from litellm_compaction.proxy.answer.legs import UNNAMED, judged
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.answer.transport import GuardedTransport, client_over
@@ -381,7 +381,7 @@ class Guard:
 
     def _hooked(self, exchange: Exchange, first: Any, data: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """Carries a stream that LiteLLM has opened over the limit by its hooks."""
-        from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked
+        from litellm_compaction.proxy.answer.upstream import HookedUpstream
 
         context, prepared = exchange.attempt.context, exchange.attempt.prepared
         assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `is_hooked`
@@ -391,7 +391,8 @@ class Guard:
         told = replace(prepared, action=exchange.attempt.action)
         # None if the deployment hook has failed open.
         room = exchange.room or self._compactor.room(context)
-        return hooked(Answer(self._compactor, context, upstream, asked, told, exchange, room=room), upstream, prepared)
+        answer = Answer(self._compactor, context, upstream, asked, told, exchange, room)
+        return upstream.carried(answer, prepared)
 
     async def whole(self, response: Any, data: Mapping[str, Any]) -> Any:
         """An answer that is not streamed, with its details; None to leave it as it is."""
