@@ -38,8 +38,8 @@ from litellm_compaction.proxy.internal import group_of, is_internal_call, name_c
 from litellm_compaction.proxy.litellm_inside.application import connect
 from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment, is_bridged
 from litellm_compaction.proxy.seams import Seams
-from litellm_compaction.proxy.standards import responses
 from litellm_compaction.proxy.standards.orders import NO_ORDERS
+from litellm_compaction.proxy.standards.protocols import field_of_item
 from litellm_compaction.proxy.standards.standards import Standards
 from litellm_compaction.stores import Store
 
@@ -241,7 +241,7 @@ class Guard:
         """
         if kind not in _BECOME_CHATS:
             raise NotServed(NO_CHAT)
-        field = responses.field_of_item(kwargs.get(_INPUT))
+        field = field_of_item(kwargs.get(_INPUT))
         if field and self._exchanges.orders(kwargs) is None:
             raise BadItem(field, _UNREAD)
         return wire.to_chats_alone(kwargs, deployment.provider)
