@@ -197,8 +197,9 @@ class Relay:
         text, self._tail = self._tail, ""
         if self._joiner is not None:
             text += self._joiner.finish(is_complete=self.finish_reason == "stop")
+        sent = [*self._sent(text), *(self.closed_thoughts() if self._joiner is not None else ())]
         # One by one as servers send them; LlamaIndex reads the first call of an event only.
-        return [*self._sent(text), *({"tool_calls": [call]} for call in self.calls.given_up(kept))]
+        return [*sent, *({"tool_calls": [call]} for call in self.calls.given_up(kept))]
 
     def closed_thoughts(self) -> list[Chunk]:
         """The end of the thoughts inside which the text stops, so that the rest is none; [] elsewhere."""
