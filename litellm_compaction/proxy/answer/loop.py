@@ -321,7 +321,7 @@ class Answer:
         told: list[Chunk] = []
         if plan.partial.closes and not state.is_resumed:
             state.is_closing = True
-            told = self._one.close_thoughts()
+            told = self._one.dressed(self._one.close_thoughts())
         return [*told, *self._one.starts()] if is_new else told
 
     async def _continued(self, relay: Relay, plan: ContinuationPlan) -> list[Chunk]:
@@ -466,7 +466,7 @@ class Answer:
         text = ABORT_NOTICE if is_exceeded else NEARLY_FULL_NOTICE
         if self._partial().is_thoughts and not is_stuck:
             outcome, text = "unanswered", THOUGHTS_NOTICE
-            chunks += self._one.close_thoughts()
+            chunks += self._one.dressed(self._one.close_thoughts())
         elif self._state.restarts_left <= 0 and not is_stuck:
             outcome, text = "attempts", ATTEMPTS_NOTICE
         self._state.outcome = outcome
