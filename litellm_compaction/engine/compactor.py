@@ -32,11 +32,10 @@ from litellm_compaction.engine.deciding import Decider
 from litellm_compaction.engine.make import Maker
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, note_length
 from litellm_compaction.engine.records import Reporter
-from litellm_compaction.engine.replies import ReplyReader
+from litellm_compaction.engine.replies import KnownWays, ReplyReader, without_thoughts
 from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.engine.sharing.leases import Leases
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
-from litellm_compaction.engine.ways import KnownWays, without_thoughts
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import Observer
 from litellm_compaction.stores import Originals, Store

@@ -124,8 +124,8 @@ class Decider:
                         # Counted as it is sent it does not do: what is decided without it?
                         known = ()
                         continue
-                    again = await self._engine.asker.fitted(measured)
-                    if again is None:
+                    again = await self._engine.asker.settled(measured, is_sent=True)
+                    if again is measured:
                         return self._kept(measured, cut, is_undone=is_undone)
                     measured, known = again, stored
                 case Make(steps=steps):
@@ -250,8 +250,9 @@ class Decider:
             if step.is_record:
                 break
         does_fit = measured.budget.own.fits(measured.count.tokens)
-        again = await (self._engine.asker.fitted(measured) if does_fit else self._engine.asker.with_floor(measured))
-        if again is not None:
+        asker = self._engine.asker
+        again = await (asker.settled(measured, is_sent=True) if does_fit else asker.with_floor(measured))
+        if again is not None and again is not measured:
             return await self.decide(again, needed.stored)
         if does_fit:
             return self._engine.measurer.unchanged(measured)
@@ -277,7 +278,9 @@ class Decider:
             return None
         if not step.is_record:
             # A record is the last step: it is sent whatever the template says.
-            if not await self._engine.asker.does_render(measured, prepared):
+            if not await self._engine.windows.accepts(
+                context.target, prepared.sent(measured.request), measured.request
+            ):
                 return None
             await self._engine.maker.put(measured, made)
         if context.now:
