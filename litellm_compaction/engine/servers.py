@@ -25,7 +25,7 @@ from litellm_compaction.core.go_on import Way
 from litellm_compaction.core.messages import Request, system_prefix_length, user_message, with_only_text
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.measure import RequestMeasurer
-from litellm_compaction.engine.reporting import Reporter
+from litellm_compaction.engine.records import Reporter
 from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.engine.sharing.reservation import Reservation
 from litellm_compaction.errors import Overflow, Overloaded
