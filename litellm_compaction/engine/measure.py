@@ -63,14 +63,15 @@ class RequestMeasurer:
         started_s, target = self._clock(), context.target
         if request.has_own_template and not target.is_lmstudio:
             raise NotServed(OWN_TEMPLATE, "chat_template")
-        before, window = None, await self.window(context)
-        while window != before:
+        window = await self.window(context)
+        # Once more if the model has been loaded anew.
+        for _ in range(2):
             family = self._sources.family(target, window)
             counted = self.counter.count(target.key, family, request, asker=target.asker, window_tokens=window.tokens)
-            count = await counted
-            before = window
-            if window.may_cut(count.tokens):
-                window = await self.window(context, prompt_tokens=count.tokens)
+            before, count = window, await counted
+            window = await self.window(context, prompt_tokens=count.tokens) if window.may_cut(count.tokens) else window
+            if window == before:
+                break
         make = partial(self._measured, request, context, window, family, count, started_s)
         return await off_loop_if(is_long(request.messages), make)
 
@@ -133,7 +134,7 @@ class RequestMeasurer:
         sent = (*await off_loop_if(measured.is_long, partial(with_every_result, messages[:end])), *messages[end:])
         shown = measured.request.tools if tools is None else tools
         count = await self.count_request(measured, replace(measured.request, messages=sent, tools=shown))
-        # Planned by a floor that the server has counted only the rest is in doubt.
+        # Of what was planned by a floor that the server has counted only the rest is in doubt.
         count = count.with_part(measured.floor_count)
         budget = replace(measured.budget, likely_ratio=count.likely_ratio, own_likely_ratio=None)
         if not budget.fits(count.tokens) and self._recaller is not None and self._recaller.forget(measured):
@@ -145,8 +146,7 @@ class RequestMeasurer:
     async def text_counter(self, context: RequestContext) -> tuple[Window, Callable[[str], int]]:
         """Returns a context's window, and its model's counter of text; errors as `measure`."""
         window, target = await self.window(context), context.target
-        family = self._sources.family(target, window)
-        return window, self.counter.text_counter(target.key, family, asker=target.asker)
+        return window, self.counter.text_counter(target.key, self._sources.family(target, window), asker=target.asker)
 
     async def window(self, context: RequestContext, *, prompt_tokens: int = 0) -> Window:
         """Returns the window of a context's target by `Windows.ready`, after a warm-up if that is needed and wanted."""
@@ -155,10 +155,7 @@ class RequestMeasurer:
         return await self.windows.ready(context.target, prompt_tokens=prompt_tokens, load=load)
 
     async def _warm_up(self, context: RequestContext) -> None:
-        """Has the model loaded, by one of the processes that need it: LM Studio loads it once for each that asks.
-
-        (lmstudio-bug-tracker 1751.)
-        """
+        """Has the model loaded, by one process: LM Studio loads it once for each that asks (its bug tracker 1751)."""
 
         async def loaded() -> Window | None:
             with contextlib.suppress(ModelNotLoaded):

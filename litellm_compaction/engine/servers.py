@@ -43,7 +43,7 @@ _WORTH_RATIO, _PART_RATIO = 1.1, 0.95
 # A request is refused only if so little of the least that we expect is too long: lessons alone refuse nothing.
 _HOPELESS_RATIO = 0.6
 # With less doubt than this share of the window, or than the least margin, a question gains nothing.
-_LEAST_DOUBT_RATIO = 0.03
+_LEAST_DOUBT_RATIO = 0.04
 # A processor reads 30 tokens a second and more, a graphics card thousands.
 _LIMIT_S, _LIMIT_S_PER_TOKEN = 10.0, 0.04
 # A server that has not answered a question is not asked again so soon: its next requests would wait for nothing.
@@ -184,8 +184,7 @@ class Asker:
     async def _by_answer(self, measured: MeasuredRequest, request: Request, count: Estimate) -> bool:
         """Returns True if the counter has learned a request's number from an answer of one token."""
         context, target = measured.context, measured.context.target
-        # Never longer than the window, however wrong our count is: a server may cut it without a word. The window may
-        # have been read anew for an earlier question.
+        # Never longer than the window of now, however wrong our count is: a server may cut it without a word.
         window_tokens = min(measured.window.tokens, await self._windows.tokens_now(target))
         may_ask = context.attempts.questions_left > 0 and self._silent.is_over(target.key)
         if context.measure is None or not (may_ask and count.surely_fits(window_tokens)):
@@ -214,11 +213,11 @@ def _is_open(measured: MeasuredRequest, count: Estimate, *, is_sent: bool) -> bo
 
     What triggers a compaction is sent all the same if it `is_sent`.
     """
+    if count.is_counted:
+        return False
     budget = replace(measured.budget, likely_ratio=count.likely_ratio, own_likely_ratio=None)
     certain, window_tokens = replace(budget, likely_ratio=1.0), budget.window_tokens
     fits, triggers = budget.fits(count.tokens), budget.triggers(count.tokens)
-    if count.is_counted:
-        return False
     if fits and (is_sent or not triggers) and count.high + budget.rules.answer_min_tokens > window_tokens:
         # It fits by our count, and may be longer than the window.
         return True
