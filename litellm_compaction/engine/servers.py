@@ -42,8 +42,10 @@ _MOST_CUTS = 4
 _WORTH_RATIO, _PART_RATIO = 1.1, 0.95
 # A request is refused only if so little of the least that we expect is too long: lessons alone refuse nothing.
 _HOPELESS_RATIO = 0.6
+# A shorter part says too little of the rest.
+_LEAST_TOKENS, _LEAST_SHARE = 200, 4
 # With less doubt than this share of the window, or than the least margin, a question gains nothing.
-_LEAST_DOUBT_RATIO = 0.04
+_LEAST_DOUBT_RATIO = 0.03
 # A processor reads 30 tokens a second and more, a graphics card thousands.
 _LIMIT_S, _LIMIT_S_PER_TOKEN = 10.0, 0.04
 # A server that has not answered a question is not asked again so soon: its next requests would wait for nothing.
@@ -132,19 +134,21 @@ class Asker:
         certain, window_tokens = replace(measured.budget, likely_ratio=1.0), measured.window.tokens
         before = self._parts.get(key)
         count = await self._asked(measured, request, count.with_part(before), is_open)
-        ratio = _PART_RATIO * window_tokens / max(1, count.high)
+        ratio, may_begin = _PART_RATIO * window_tokens / max(1, count.high), True
         for _ in range(_MOST_CUTS):
             # A part says how long a summary's prompt may be, as long as no number of the server is known.
             is_hopeless = count.text.is_confirmed and not certain.fits(int(count.low * _HOPELESS_RATIO))
             if count.is_told or not is_open(count) or count.surely_fits(window_tokens) or is_hopeless:
                 break
-            part = await off_loop(request.messages, partial(cut, measured, request, count, int(ratio * count.tokens)))
+            limit_tokens = int(ratio * count.tokens)
+            part = beginning_of(request, count, limit_tokens) if may_begin else None
+            part = part or await off_loop(request.messages, partial(cut, measured, request, count, limit_tokens))
             counted = await measurer.count_request(measured, part or request)
             if part is None or (before is not None and counted.own.tokens < _WORTH_RATIO * before.own.tokens):
                 break
             counted = counted.with_part(before)
             if not counted.surely_fits(window_tokens):
-                ratio *= _PART_RATIO * window_tokens / counted.high
+                ratio, may_begin = ratio * _PART_RATIO * window_tokens / counted.high, False
                 continue
             counted = await self._asked(measured, part, counted, lambda _: True)
             if not counted.is_counted:
@@ -152,7 +156,7 @@ class Asker:
             self._parts[key] = before = counted
             count = (await measurer.count_request(measured, request)).with_part(before)
             count = await self._asked(measured, request, count, is_open)
-            ratio = _PART_RATIO * window_tokens / max(1, count.high)
+            ratio, may_begin = _PART_RATIO * window_tokens / max(1, count.high), True
         return count
 
     async def _asked(self, measured: MeasuredRequest, request: Request, count: Estimate, is_open: _IsOpen) -> Estimate:
@@ -247,6 +251,24 @@ def floor_of(measured: MeasuredRequest) -> Request:
         # Templates want the user's word first; so does what a compaction makes.
         kept.insert(prefix, user_message("."))
     return replace(measured.request, messages=tuple(kept))
+
+
+def beginning_of(request: Request, count: Estimate, limit_tokens: int) -> Request | None:
+    """The longest beginning within a limit that is a valid request; None if that is too short to say much.
+
+    The real request then finds it in the server's cache. It says nothing of images whose price nobody knows.
+    """
+    messages = request.messages
+    # Before another end than the person's word some templates leave the system message out.
+    ends = ("user",) if messages[-1].role == "user" else ("user", "tool")
+    tokens, end, end_tokens = count.overhead_tokens + count.tools_tokens, 0, 0
+    for index, size in enumerate(count.sizes[:-1]):
+        tokens += size
+        if tokens <= limit_tokens and messages[index].role in ends and messages[index + 1].role != "tool":
+            end, end_tokens = index + 1, tokens
+    has_price = count.rates[1].is_confirmed or not count.own.images or any(each.other_parts for each in messages[:end])
+    is_short = end_tokens < max(_LEAST_TOKENS, limit_tokens // _LEAST_SHARE)
+    return None if is_short or not has_price else replace(request, messages=messages[:end])
 
 
 def cut(measured: MeasuredRequest, request: Request, count: Estimate, limit_tokens: int) -> Request | None:

@@ -13,10 +13,12 @@ import pytest
 
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Attempts
+from litellm_compaction.engine.servers import beginning_of
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.windows import Target, Window, Windows
-from tests.builders import JsonDict, assistant, calls, chat, prose, result, system, tools, user
+from tests.builders import JsonDict, assistant, calls, chat, parsed, prose, result, system, tools, user
 from tests.engine.bench import Bench
 from tests.engine.test_compactor_ask_server import KNOWN, Server, lm_studio
 from tests.lmstudio_double.rendering import count
@@ -145,6 +147,16 @@ async def test_nothing_is_asked_twice() -> None:
             await engine.guard(asked, SMALL, measure=server, attempts=attempts)
     told = [request.messages for request in server.requests]
     assert len(told) == len(set(map(str, told))) <= 3
+
+
+@pytest.mark.parametrize(("messages", "ends"), [(6, "user"), (5, "tool"), (4, "user")])
+def test_a_part_teaches_of_the_whole(messages: int, ends: str) -> None:
+    """It ends as the whole does if that is with the person's word: before a tool's result templates leave out more."""
+    talk = [system("Be brief."), user("a"), calls("123456789"), result("123456789", "b"), assistant("c"), user("d")]
+    request = Request(messages=parsed(talk[:messages]))
+    part = beginning_of(request, Estimate.exactly(1000 * messages, (1000,) * messages), 1000 * messages - 500)
+    assert part is not None
+    assert part.messages[-1].role == ends
 
 
 class Counting(Windows):
