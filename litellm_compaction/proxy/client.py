@@ -125,7 +125,7 @@ class Wish(NamedTuple):
 NONE = Wish()
 
 
-class _Words(BaseModel, extra="forbid"):
+class _Words(BaseModel):
     now: bool = False
     focus: Annotated[str, AfterValidator(one_line_topic)] = ""
     pin: Annotated[
@@ -173,11 +173,11 @@ def _parsed(value: object) -> object:
 
 def _checked(words: Mapping[str, Any], place: str, *, strict: bool) -> dict[str, Any]:
     """The words that were said, as they mean."""
+    if unknown := next((repr(str(key)[:40]) for key in words if key not in _Words.model_fields), ""):
+        raise BadWish(f"{place}{unknown} is not known; {_ALLOWED}.")
     try:
         said = _Words.model_validate({key: word for key, word in words.items() if word is not None}, strict=strict)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        key = problem["loc"][0]
-        shown = key if key in _Words.model_fields else repr(str(key)[:40])
-        raise BadWish(f"{place}{shown}: {problem['msg']}; {_ALLOWED}.") from None
+        raise BadWish(f"{place}{problem['loc'][0]}: {problem['msg']}; {_ALLOWED}.") from None
     return said.model_dump(exclude_unset=True)

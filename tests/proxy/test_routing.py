@@ -15,8 +15,10 @@ from litellm_compaction.proxy.routing import (
     carrier_of,
     deployment_of,
     limits_of,
+    refuses_by,
     unknown_model,
 )
+from litellm_compaction.proxy.wire import with_extra
 from litellm_compaction.windows.windows import Target, Window, Windows
 from tests.constants import settings_of
 
@@ -207,3 +209,10 @@ def test_the_answer_that_is_shown_is_what_is_set_aside_for_it(settings: dict[str
 def test_the_transport_carries_what_it_can_reach(model: str, base: str | None, settings: Any, carrier: str) -> None:
     """Where LiteLLM asks the server by a client that can be given; the operator may choose the hooks."""
     assert carrier_of(deployment(model, ON, api_base=base), Settings(**settings)) == carrier
+
+
+def test_ollama_is_told_to_refuse_what_it_would_cut() -> None:
+    """Beside the client's own fields; no other server is told anything."""
+    sent = with_extra({"extra_body": {"top_k": 1, "truncate": True}}, refuses_by("ollama_chat"))
+    assert sent == {"extra_body": {"top_k": 1, "truncate": False, "shift": False}}
+    assert with_extra({}, refuses_by("hosted_vllm")) == {}
