@@ -140,7 +140,7 @@ def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
     Raises:
         BadWish: its shape is unknown.
     """
-    value = _parsed(next((value for value in _places(body, metadata) if value is not None), None))
+    value = _written(body, metadata)
     if not isinstance(value, Mapping) and value not in (None, "on", "off", True, False):
         raise BadWish(f"{_PLACE} is of type {type(value).__name__}; {_ALLOWED}.")
     # Servers read the bytes of headers as Latin-1, clients write UTF-8.
@@ -154,14 +154,11 @@ def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
     return Wish(value in ("off", False), now, focus, None if pins is None else tuple(pins))
 
 
-def _places(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[object]:
-    """The values of `compaction` in the client's metadata, at LiteLLM's places for it on the request's route."""
-    for holder in (metadata, _mapping(body.get("metadata")), _mapping(sent_body(body).get("metadata"))):
-        yield holder.get("compaction")
-        yield _mapping(holder.get("requester_metadata")).get("compaction")
-
-
-def _parsed(value: object) -> object:
+def _written(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> object:
+    """The value of `compaction` in the client's metadata, at LiteLLM's places for it on the request's route."""
+    holders = (metadata, _mapping(body.get("metadata")), _mapping(sent_body(body).get("metadata")))
+    places = [place for holder in holders for place in (holder, _mapping(holder.get("requester_metadata")))]
+    value = next((value for place in places if (value := place.get("compaction")) is not None), None)
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
         return value
     # OpenAI's own metadata holds strings only.

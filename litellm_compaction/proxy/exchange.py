@@ -347,8 +347,7 @@ async def context_of(
 async def _other_pruning_model(
     router: Any, guards: DeploymentSelector, settings: Settings, metadata: Mapping[str, Any]
 ) -> Sequence[engine.PruningModel]:
-    name = settings.pruning_model
-    if name == SAME_MODEL:
+    if (name := settings.pruning_model) == SAME_MODEL:
         return ()
     target, why = await guards.pruning_target(router, name), "is not a model of this proxy"
     if target is not None and not may_use(router, name, metadata):
@@ -373,16 +372,10 @@ def _pin(router: Any, deployment: Deployment) -> str:
 
 def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
     """Stored compactions are shared by one tenant, model group and settings."""
-    shape = (
-        settings.strategy,
-        settings.pruning_model,
-        settings.target_ratio,
-        settings.keep_recent_messages,
-        settings.constants.summary_max_tokens,
-        # Text that was written down with its secrets is not read again once they are to be left out.
-        settings.redact_patterns,
-    )
-    return hashlib.blake2b(repr((client.identity_of(metadata), group, shape)).encode(), digest_size=16).hexdigest()
+    shape = (settings.strategy, settings.pruning_model, settings.target_ratio, settings.keep_recent_messages)
+    # Text that was written down with its secrets is not read again once they are to be left out.
+    whole = (*shape, settings.constants.summary_max_tokens, settings.redact_patterns)
+    return hashlib.blake2b(repr((client.identity_of(metadata), group, whole)).encode(), digest_size=16).hexdigest()
 
 
 # ------------------------------------------------------------------ a request beside a conversation
