@@ -281,10 +281,9 @@ def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]
 
 def _as_litellm_error(error: UpstreamError) -> Exception:
     """The server's error after the first chunk, as LiteLLM puts it into the stream."""
+    text = error.text[:500]
     if overflow_from_text(error.text) is not None:
-        overflow: Exception = litellm.ContextWindowExceededError(
-            message=error.text[:500], model="", llm_provider="lm_studio"
-        )
+        overflow: Exception = litellm.ContextWindowExceededError(text, model="", llm_provider="lm_studio")
         return overflow
     response = httpx.Response(500, request=httpx.Request("POST", "http://upstream.invalid/"))
-    return APIStatusError(error.text[:500], response=response, body=None)
+    return APIStatusError(text, response=response, body=None)
