@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -42,7 +41,7 @@ from litellm_compaction.proxy.answer.legs import (
     next_leg,
 )
 from litellm_compaction.proxy.answer.relay import Ending, Relay
-from litellm_compaction.proxy.answer.sse import Batch, Chunk, UpstreamError
+from litellm_compaction.proxy.answer.sse import Batches, Chunk, UpstreamError
 from litellm_compaction.proxy.answer.upstream import Upstream
 from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.refusals import failing_open
@@ -77,7 +76,7 @@ class Answer:
         self._one = OneAnswer(self.asked)
         self._state = State(ways=self.upstream.ways, restarts_left=self.context.settings.max_restarts)
 
-    async def batches(self) -> AsyncGenerator[Batch, None]:
+    async def batches(self) -> Batches:
         """The chunks of all upstream answers, and what stands between them; the room is given back behind the last.
 
         An `UpstreamError` tells a failure that is no overflow, a `CompactionError` that nothing fits and none was sent.
@@ -114,10 +113,6 @@ class Answer:
         self._tell_background()
 
     @property
-    def is_joined(self) -> bool:
-        return self._state.is_joined
-
-    @property
     def is_one_leg(self) -> bool:
         """A single upstream answer is all of it, and the window has not ended it."""
         return not self._state.is_joined and self._state.outcome == "completed"
@@ -128,7 +123,7 @@ class Answer:
             return [] if self.asked.is_whole else self._one.starts() or [self._one.opening()]
         return [*self._one.starts(), *self._one.done()] if self.decided.action == "compacted" else []
 
-    async def _leg(self, prepared: PreparedRequest) -> AsyncGenerator[Batch, None]:
+    async def _leg(self, prepared: PreparedRequest) -> Batches:
         """One upstream answer as soon as there is room for it, which becomes the last leg."""
         seating = asyncio.ensure_future(self._seated(prepared))
         try:
@@ -200,7 +195,7 @@ class Answer:
             is_doubted=tokens < most_tokens and not asked.is_json,
         )
 
-    async def _stream(self, relay: Relay) -> AsyncGenerator[Batch, None]:
+    async def _stream(self, relay: Relay) -> Batches:
         """What the client gets of a leg as it comes, until the stream ends, or is stopped because that gains room."""
         self.room.started()
         async with self.upstream.open(relay.leg) as stream:

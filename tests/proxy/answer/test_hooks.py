@@ -131,7 +131,7 @@ async def test_a_stream_that_its_client_leaves_is_logged() -> None:
                 yield batch
                 await asyncio.Event().wait()
 
-    answer: Any = SimpleNamespace(batches=batches, is_joined=True)
+    answer: Any = SimpleNamespace(batches=batches, is_one_leg=False)
     prepared: Any = SimpleNamespace(count_text=len, count=SimpleNamespace(tokens=10))
     with anyio.CancelScope() as scope:
         async for chunk in upstream.carried(answer, prepared):
