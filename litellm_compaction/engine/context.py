@@ -177,7 +177,6 @@ class MeasuredRequest:
     budget: Budget
     window: Window
     family: Family
-    rereads: bool = False  # The server reads a whole prompt again after any change, as far as is known.
     is_long: bool = False  # A walk over its messages takes some ms.
     is_shortened: bool = False  # Its messages are excerpts of the client's, so that they must be sent in any case.
     # Of the part that no compaction can shrink, as a request of its own, if the server was asked for it.
@@ -188,6 +187,11 @@ class MeasuredRequest:
     def count_text(self) -> Callable[[str], int]:
         """Tokens of a text, for this model."""
         return self.conversation.count_text
+
+    @property
+    def rereads(self) -> bool:
+        """The server reads a whole prompt again after any change, as far as is known."""
+        return self.family.rereads
 
     @property
     def options(self) -> CompactionOptions:

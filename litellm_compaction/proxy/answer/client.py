@@ -175,7 +175,7 @@ class OneAnswer:
         if not open_think(self.sent_text):
             return []
         self.text.append(f"\n{THINK_END}\n\n")
-        return self.dressed([{"content": self.text[-1]}])
+        return [{"content": self.text[-1]}]
 
     def written(self, chunk: Chunk, deltas: Sequence[Chunk]) -> list[Chunk]:
         """What the client gets for `chunk`, which says `deltas`: the chunk itself if it says all of them and no more.

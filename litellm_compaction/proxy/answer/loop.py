@@ -316,7 +316,7 @@ class Answer:
         told: list[Chunk] = []
         if plan.partial.closes and not state.is_resumed:
             state.is_closing = True
-            told = self._one.close_thoughts()
+            told = self._one.dressed(self._one.close_thoughts())
         return [*told, *self._one.starts()] if is_new else told
 
     async def _continued(self, relay: Relay, plan: ContinuationPlan) -> list[Chunk]:
@@ -377,8 +377,7 @@ class Answer:
         # A model that calls for more is told so once.
         self._state.is_joined, self._state.may_look_up = True, len(calls) <= left
         self._cost.lookups += min(len(calls), left)
-        if (recaller := self.compactor.recaller) is not None:
-            await recaller.look_up(self.context, relay.leg.prepared, self._one.sent_text, calls, left)
+        await self.compactor.recaller.look_up(relay.leg.prepared, self._one.sent_text, calls, left)
 
     def _partial(self) -> Partial:
         so_far = Partial(text=self._one.sent_text, reasoning=self._one.reasoning, is_json=self.asked.is_json)
@@ -456,7 +455,7 @@ class Answer:
         text = ABORT_NOTICE if is_exceeded else NEARLY_FULL_NOTICE
         if self._partial().is_thoughts and not is_stuck:
             outcome, text = "unanswered", THOUGHTS_NOTICE
-            chunks += self._one.close_thoughts()
+            chunks += self._one.dressed(self._one.close_thoughts())
         elif self._state.restarts_left <= 0 and not is_stuck:
             outcome, text = "attempts", ATTEMPTS_NOTICE
         self._state.outcome = outcome

@@ -46,7 +46,7 @@ class Words:
 
     def __init__(self, leg: Leg, partial: str, stops: tuple[str, ...]) -> None:
         self._stops = stops
-        self.held = ""
+        self.held, self.are_joined = "", bool(partial)
         # The sent text may end inside a word, since no other answer shared the window then.
         self.is_inside_a_word = False
         shown, is_trusted = leg.prepared.shown, leg.prepared.is_trusted
@@ -255,8 +255,9 @@ class Relay:
     def surrendered(self, kept: Kept = "no") -> list[Chunk]:
         """Everything that is held; of the client's calls those that are `kept`."""
         text = self.words.rest() + self.words.joiner.finish(is_complete=self.finish_reason == "stop")
+        sent = [*self._sent(text), *(self._one.close_thoughts() if self.words.are_joined else ())]
         # One by one as servers send them; LlamaIndex reads the first call of an event only.
-        return [*self._sent(text), *({"tool_calls": [call]} for call in self.calls.given_up(kept))]
+        return [*sent, *({"tool_calls": [call]} for call in self.calls.given_up(kept))]
 
     def _breaks_off(self) -> bool:
         """The answer ended because the window did, not because the model or the client wanted it to.
