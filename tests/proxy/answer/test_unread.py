@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -50,7 +51,8 @@ def _stream(closed: list[str]) -> EventStream:
             closed.append("closed")
 
     exchange: Any = Listening()
-    return EventStream([{"n": -1}], batches(), exchange)
+    room: Any = SimpleNamespace(is_waited_for=False)
+    return EventStream([{"n": -1}], batches(), exchange, room)
 
 
 @pytest.mark.parametrize("pulled", [0, 1, 5])
