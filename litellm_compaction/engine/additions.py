@@ -187,12 +187,12 @@ class Recaller:
 
         That depends on nothing that changes from turn to turn, since tools stand in front of everything.
         """
-        tools, are_kept = measured.request.tools, self._originals is not None and self._originals.are_kept
+        tools, originals = measured.request.tools, self._originals
         functions = [tool.get("function") if isinstance(tool, Mapping) else None for tool in tools]
         names = [function.get("name") if isinstance(function, Mapping) else None for function in functions]
-        may_offer = are_kept and measured.context.carries_calls and _may_recall(measured)
-        is_offered = may_offer and bool(tools) and None not in functions and RECALL not in names
-        return (*tools, RECALL_TOOL) if is_offered else None
+        may_offer = _may_recall(measured) and measured.context.carries_calls and None not in functions
+        is_offered = may_offer and RECALL not in names and originals is not None and originals.are_kept
+        return (*tools, RECALL_TOOL) if is_offered and tools else None
 
     def with_found(
         self, messages: Sequence[Message], measured: MeasuredRequest, covered: int, end: int
