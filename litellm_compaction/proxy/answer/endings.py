@@ -203,7 +203,7 @@ class Lessons:
         if relay.has_begun:
             outcomes = dict.fromkeys(state.refused, "refused")
             state.refused = ()
-        if prepared.way in _OWN_WAYS and (outcome := relay.outcome()) is not None:
-            outcomes[prepared.way] = outcome
+        if prepared.continuation.way in _OWN_WAYS and (outcome := relay.outcome()) is not None:
+            outcomes[prepared.continuation.way] = outcome
         for way, outcome in outcomes.items():
             self._compactor.known_ways.learn(context.target, context.label, way, outcome)

@@ -86,7 +86,7 @@ class HookedUpstream:
             asked[WHOLE_DOCUMENT_KEY] = self._data[WHOLE_DOCUMENT_KEY]
         if prepared.tools is not None:
             asked["tools"] = list(prepared.tools)
-        extra = {**(wire.GOES_ON if leg.needs_word else {}), **((leg.goes_on and prepared.closing) or {})}
+        extra = {**(wire.GOES_ON if leg.needs_word else {}), **((leg.goes_on and prepared.continuation.closing) or {})}
         if extra:
             asked = {**{key: value for key, value in asked.items() if key not in extra}, "extra_body": extra}
         parent = self._data.get("metadata")

@@ -194,7 +194,7 @@ class Answer:
                 if tokens == leg.max_tokens:
                     return leg
                 return replace(leg, max_tokens=tokens, is_share=True, is_doubted=False)
-            if prepared.way is None:
+            if prepared.continuation.way is None:
                 prepared = await self._guarded()
             else:
                 prepared = await self._compactor.continue_answer(
@@ -209,20 +209,20 @@ class Answer:
         tokens = prepared.max_output_tokens(left_tokens, is_certain=self._state.was_doubted)
         # Those of a whole answer are not seen before its end.
         thoughts_tokens = math.inf
-        if prepared.closing is not None and not asked.is_whole:
+        if prepared.continuation.closing is not None and not asked.is_whole:
             # The model is to think no more.
             thoughts_tokens = max(constants.reasoning_answer_min_tokens, prepared.max_output_tokens(None) // 2)
         elif constants.reasoning_budget_ratio and not asked.is_whole:
             own_tokens = constants.reasoning_budget_ratio * prepared.window.tokens
             budget_tokens = own_tokens if asked.thoughts_tokens is None else asked.thoughts_tokens
             thoughts_tokens = max(budget_tokens - given_tokens, 1)
-        has_begun = bool(self._progress.sent_text.strip()) or prepared.closing is not None
+        has_begun = bool(self._progress.sent_text.strip()) or prepared.continuation.closing is not None
         return Leg(
             prepared=prepared,
             max_tokens=tokens,
             asked_tokens=left_tokens,
             thoughts_tokens=thoughts_tokens,
-            goes_on=has_begun and prepared.way is not None,
+            goes_on=has_begun and prepared.continuation.way is not None,
             is_doubted=tokens < most_tokens and not asked.is_json,
         )
 
@@ -389,13 +389,14 @@ class Answer:
 
     async def _by_another_way(self, relay: Relay) -> PreparedRequest:
         prepared, error, state = relay.prepared, relay.error, self._state
-        if prepared.closing or prepared.way is None:
+        plan, way = prepared.continuation.plan, prepared.continuation.way
+        if prepared.continuation.closing or plan is None or way is None:
             # The words alone.
-            return replace(prepared, closing={})
-        state.ways -= {prepared.way}
+            return replace(prepared, continuation=replace(prepared.continuation, closing={}))
+        state.ways -= {way}
         if error is not None and not error.may_pass:
-            state.refused = (*state.refused, prepared.way)
-        return await self._compactor.by_another_way(prepared, self._room, ways=state.ways)
+            state.refused = (*state.refused, way)
+        return await self._compactor.continued(plan, self._room, ways=state.ways)
 
     async def _guarded(self, context: RequestContext | None = None) -> PreparedRequest:
         """The client's request as it is to be sent now."""

@@ -69,9 +69,9 @@ class Relay:
         self._danger_tokens = min(window_left, _DANGER_OUTPUT_RATIO * leg.max_tokens)
         self.generated = GeneratedTokens(prepared.count_text)
         partial, shown = progress.sent_text, prepared.shown
-        self._joiner = Joiner(partial, shown=shown, is_trusted=prepared.is_trusted) if partial else None
+        self._joiner = Joiner(partial, shown=shown, is_trusted=prepared.continuation.is_trusted) if partial else None
         # A trusted way is judged all the same: a server may be updated.
-        self._judge = Joiner(partial, shown=shown) if partial and prepared.is_trusted else self._joiner
+        self._judge = Joiner(partial, shown=shown) if partial and prepared.continuation.is_trusted else self._joiner
         self._echo_tokens = 0
         self._tail = ""
         self.calls = Calls(RECALL if prepared.tools is not None else None)

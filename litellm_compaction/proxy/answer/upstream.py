@@ -53,7 +53,7 @@ class Leg:
         max_tokens: bound on the answer, of which the server is told.
         asked_tokens: the rest of the client's own limit; None without one.
         thoughts_tokens: the most of nothing but thoughts.
-        goes_on: the answer has begun, and goes on in `prepared.way`.
+        goes_on: the answer has begun, and goes on in `prepared.continuation.way`.
         is_share: the bound is only a part of the window, because of others.
         is_doubted: the bound is less than the window leaves by our count, since nothing has confirmed that.
         passed: the answer goes on as it comes, with so many choices; 0 for one that is read here.
@@ -71,7 +71,7 @@ class Leg:
     @property
     def is_document(self) -> bool:
         """A format may shape the answer, but none that has begun: llama.cpp and vLLM would begin a new document."""
-        return not self.goes_on or self.prepared.closing is not None
+        return not self.goes_on or self.prepared.continuation.closing is not None
 
     @property
     def has_another_way(self) -> bool:
@@ -81,12 +81,14 @@ class Leg:
     def needs_word(self) -> bool:
         """The server has to be told that the last message goes on (vLLM)."""
         server = server_of(self.prepared.window.source)
-        return self.goes_on and self.prepared.way == "prefill" and server is not None and server.continues_when_told
+        is_begun = self.goes_on and self.prepared.continuation.way == "prefill"
+        return is_begun and server is not None and server.continues_when_told
 
 
 def has_another_way(prepared: PreparedRequest) -> bool:
     """Returns True if the server may not know the way in which it is to go on, so that there is another one."""
-    return prepared.way is not None and (prepared.way != "turn" or bool(prepared.closing))
+    way, closing = prepared.continuation.way, prepared.continuation.closing
+    return way is not None and (way != "turn" or bool(closing))
 
 
 class Upstream(Protocol):
@@ -174,14 +176,14 @@ class HttpUpstream:
             body["tools"] = list(prepared.tools)
         if not leg.is_document:
             body.pop(WHOLE_DOCUMENT_KEY, None)
-        if leg.goes_on and prepared.prompt is not None:
+        if leg.goes_on and prepared.continuation.prompt is not None:
             # Its address for text completions, beside its address for chats.
             url = url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
-            body = wire.begun(body, prepared.prompt.text, prepared.prompt.end_of_turn)
+            body = wire.begun(body, prepared.continuation.prompt.text, prepared.continuation.prompt.end_of_turn)
         elif leg.needs_word:
             body |= wire.GOES_ON
         if leg.goes_on:
-            body = wire.with_fields(body, prepared.closing or {})
+            body = wire.with_fields(body, prepared.continuation.closing or {})
         # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
         content = json.dumps(body, separators=(",", ":")).encode()
         headers = [(key, value) for key, value in self._request.headers.raw if key.lower() not in _FRAMING]
