@@ -55,7 +55,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """The forms by which a conversation's client is known in it (`recurring.py`); texts are levelled.
+    """The forms by which a conversation's client is known in it (`stretches.py`); texts are levelled.
 
     Attributes:
         names: of elements.

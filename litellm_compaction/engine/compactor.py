@@ -33,14 +33,14 @@ from litellm_compaction.engine.deciding import Decider
 from litellm_compaction.engine.make import Maker
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, note_length
 from litellm_compaction.engine.records import Reporter
-from litellm_compaction.engine.replies import ReplyReader
+from litellm_compaction.engine.replies import ALL_WAYS, KnownWays, ReplyReader, without_thoughts
 from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.engine.sharing.leases import Leases
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
-from litellm_compaction.engine.ways import ALL_WAYS, KnownWays, without_thoughts
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import Observer
-from litellm_compaction.stores import Board, Originals, Store
+from litellm_compaction.stores import Originals, Store
+from litellm_compaction.stores.rows import Rows
 from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon
 from litellm_compaction.tokens.begun import BegunPrompt, begun_prompt, needed_renderings
@@ -61,8 +61,8 @@ class Compactor:
     """Keeps requests inside their windows; one attribute for each room, for those that decide and write ahead, too.
 
     Args:
-        sources: by which vocabulary and template a target is counted; None takes this package's own only.
-        board: of the processes that share the store; None for no others.
+        sources: by which vocabulary and template a target is counted.
+        board: of notes of the processes that share the store; None for no others.
         originals: keeps the messages that compactions cover; None for nowhere. Ends with the compactor.
         quiet_s: for how long a server has been idle before a record is written ahead.
     """
@@ -74,7 +74,7 @@ class Compactor:
         counter: TokenCounter,
         store: Store,
         sources: Sources | None = None,
-        board: Board | None = None,
+        board: Rows | None = None,
         originals: Originals | None = None,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,

@@ -129,7 +129,9 @@ class Decider:
 
     async def _recounted(self, measured: MeasuredRequest, *, fits: bool) -> MeasuredRequest | None:
         """A request by the server's count, before it is sent as it came or refused; None if that says nothing new."""
-        return await (self._engine.asker.fitted(measured) if fits else self._engine.asker.with_floor(measured))
+        asker = self._engine.asker
+        again = await (asker.settled(measured, is_sent=True) if fits else asker.with_floor(measured))
+        return None if again is measured else again
 
     async def plan(self, measured: MeasuredRequest, stored: Sequence[Compaction]) -> Plan:
         budget = replace(measured.budget, is_wanted=True) if measured.context.is_wanted else measured.budget
@@ -266,7 +268,9 @@ class Decider:
             return None
         if not step.is_record:
             # A record is the last step: it is sent whatever the template says.
-            if not await self._engine.asker.does_render(measured, prepared):
+            if not await self._engine.windows.accepts(
+                context.target, prepared.sent(measured.request), measured.request
+            ):
                 return None
             await self._engine.maker.put(measured, made)
         if context.now:

@@ -168,7 +168,7 @@ class Maker:
 
 
 def redact_of(measured: MeasuredRequest) -> Redact:
-    """Returns what takes secrets out of texts of a request, by its settings; a slow pattern is logged."""
+    """What takes secrets out of texts of a request, by its settings; a slow pattern is logged."""
     settings, label = measured.context.settings, measured.context.label
     redact = redactor(settings.redact_patterns)
 
@@ -190,8 +190,7 @@ def _bases(measured: MeasuredRequest) -> list[Compaction]:
 def _copied(measured: MeasuredRequest, compaction: Compaction, ledger_tokens: int) -> Compaction:
     """`compaction` as it is applied and stored: with its ledger, without secrets, control tokens of the model broken.
 
-    In a thread, since the operator's patterns may be slow. `core.prompts.frame` breaks the tokens that are widespread;
-    which others a model has, only its own vocabulary knows.
+    In a thread, since the operator's patterns may be slow. Which tokens a model has, only its own vocabulary knows.
     """
     conversation, redact, name = measured.conversation, redact_of(measured), measured.family.vocabulary
     bases, hidden = _bases(measured), hidden_messages(conversation.rest, compaction)

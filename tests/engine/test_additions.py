@@ -13,7 +13,7 @@ from litellm_compaction.engine import MOST_LOOKUPS, RECALL, PreparedRequest, add
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.recall import BEGIN
 from litellm_compaction.stores import Originals
-from litellm_compaction.stores.rows import MemoryRows
+from litellm_compaction.stores.sqlite import MemoryRows
 from tests.builders import JsonDict, assistant, chat, user
 from tests.engine.bench import Bench, FakeAsk
 
