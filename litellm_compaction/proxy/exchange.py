@@ -179,7 +179,7 @@ class Exchange:
     def late_receipt(self) -> dict[str, str]:
         """The receipt of a record that was applied after the headers had gone; {} for none."""
         needed, prepared = self.attempt.needed, self.attempt.prepared
-        is_late = needed is not None or (prepared is not None and prepared.way is not None)
+        is_late = needed is not None or (prepared is not None and prepared.continuation.way is not None)
         return self._receipt() if is_late else {}
 
     def _receipt(self) -> dict[str, str]:

@@ -149,7 +149,7 @@ class Guard:
             return await self._compactor.bound(token_ids, context)
         # Of the first attempt only: a later one may come minutes after.
         foreseen, exchange.foreseen = exchange.foreseen, None
-        return await self._compactor.prepared_for(exchange.client.original, context, foreseen)
+        return await self._compactor.prepare(exchange.client.original, context, foreseen)
 
     # ------------------------------------------------------------------ for the chosen deployment
 
