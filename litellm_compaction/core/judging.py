@@ -105,20 +105,22 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
     believed = ["" if line.is_heading or line.fault else line.text for line in lines]
     invented = inventions(believed, (instruction, *source))
     lines = [line._replace(fault="invented") if each else line for each, line in zip(invented, lines, strict=True)]
-    dropped: Counter[Fault | Literal[""]] = Counter()
+    words: Counter[Fault | Literal[""]] = Counter()
     for line in lines:
-        dropped[line.fault] += 0 if line.is_heading else line.words
-    words, kept = dropped.total(), dropped.pop("", 0)
-    if not words:
-        return Judgement("", "empty")
-    if _is_foreign(summary, instruction, source):
-        return Judgement("", "script")
-    if words - kept > _MOST_DROPPED_RATIO * words:
-        return Judgement("", dropped.most_common(1)[0][0])
-    left = "".join(_without_faults(lines)).strip() if kept < words else summary
-    if _says_nothing(" ".join(line.text for line in lines if not (line.is_heading or line.fault)), instruction, source):
-        return Judgement("", "empty")
-    return Judgement(left, "")
+        words[line.fault] += 0 if line.is_heading else line.words
+    all_words, good_words = words.total(), words.pop("", 0)
+    fault: Fault | Literal[""] = ""
+    if not all_words:
+        fault = "empty"
+    elif _is_foreign(summary, instruction, source):
+        fault = "script"
+    elif all_words - good_words > _MOST_DROPPED_RATIO * all_words:
+        fault = words.most_common(1)[0][0]
+    elif _says_nothing(" ".join(believed), instruction, source):
+        fault = "empty"
+    if fault or good_words == all_words:
+        return Judgement("" if fault else summary, fault)
+    return Judgement("".join(_without_faults(lines)).strip(), "")
 
 
 def _words(text: str) -> tuple[str, ...]:

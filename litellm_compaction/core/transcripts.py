@@ -87,9 +87,8 @@ class _Head(NamedTuple):
 def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *, has_tools: bool = False) -> bool:
     """Returns True if a client asks for a summary of its own, with which it goes on in place of its history.
 
-    A quotation of such a request in mid-text is none, nor is one with an answer after it. A request without tools and
-    answers for something about a conversation that stands in one message is one, too. Names of `headers` are in lower
-    case; a body's field in place of one counts.
+    So is a request without tools and answers for something about a conversation that stands in one message. Names of
+    `headers` are in lower case; a body's field in place of one counts.
     """
     if any(_says(rule, headers.get(name, "")) for name, rule in RULES["headers"].items()):
         return True
@@ -116,10 +115,7 @@ def _says(rule: Mapping[str, Any], value: str) -> bool:
 
 
 def turns(text: str) -> list[Turn]:
-    """The rendered turns of a text, oldest first; empty for less than a conversation.
-
-    The last one ends where its form does, or with its first paragraph: what stands below may be an instruction.
-    """
+    """The rendered turns of a text, oldest first; the last ends where its form or paragraph does; [] for no talk."""
     return _read(text)[0]
 
 
@@ -138,8 +134,7 @@ def _read(text: str) -> tuple[list[Turn], bool]:
 def rendered_in(messages: Sequence[Message]) -> int | None:
     """The index of the message into which a client has rendered a conversation; None for none.
 
-    The request has no answer in it, and hardly more than that conversation and an instruction. A person who pastes a
-    chat asks about it with a question, or several speakers have nothing but names: that is none.
+    There is no answer, and hardly more than that and an instruction. A chat about which a person asks is none.
     """
     if any(message.role not in ("system", "developer", "user") for message in messages):
         return None
@@ -171,22 +166,14 @@ def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str]
     if oldest < len(found):
         return with_text(message, without(oldest))
     shown = without(len(found) - 1)
-    below = _instruction_below(text, found[-1].end, limit_tokens, count)
+    # What stands below may be an instruction; most of a long text is the turn's, whose end is shown as well.
+    below = text[found[-1].end :]
+    below = below if 2 * count(below) <= limit_tokens else ""
     last = text[found[-1].start : len(text) - len(below)]
     # The parts of a text may count for more than the whole.
     room_tokens = count(last) - (count(shown) - limit_tokens) - _MARGIN_TOKENS
     ends = excerpt(last, max(room_tokens, _LEAST_TURN_TOKENS), count)
     return with_text(message, shown[: len(shown) - len(last) - len(below)] + ends + below)
-
-
-def _instruction_below(text: str, start: int, room_tokens: int, count: Callable[[str], int]) -> str:
-    """The end of a text from `start`; if that takes more than half of the room, its last lines: most is the turn's."""
-    below = text[start:]
-    tokens = max(count(below), 1)
-    if 2 * tokens <= room_tokens:
-        return below
-    line = below.find("\n", len(below) - max(len(below) * room_tokens // (2 * tokens), 0))
-    return below[line:] if line >= 0 else ""
 
 
 def _asks(text: str) -> bool:
