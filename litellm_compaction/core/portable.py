@@ -47,23 +47,25 @@ def portable(messages: Sequence[Message], compaction: Compaction | None, *, spar
     if compaction is None:
         rest = tuple(messages[system_prefix_length(messages) :])
         return Portable(base=None, kept=rest, spares_requests=spares_requests)
-    base = as_base(compaction, covered_messages=1) if compaction.record else None
+    base = _as_base(compaction, covered_messages=1) if compaction.record else None
     return Portable(base=base, kept=kept_messages(messages, compaction), spares_requests=spares_requests)
 
 
-def as_base(compaction: Compaction, *, covered_messages: int) -> Compaction:
-    """Returns the record of a compaction as one that covers the first messages of the conversation that it begins."""
-    return Compaction(
+# What a client goes on from stands for good, whatever the window: of its history nothing else is left.
+_RECORD = Compaction(covered_messages=1, covered_hash="", start=1, level="summary", window_tokens=2**31)
+
+
+def _as_base(compaction: Compaction, *, covered_messages: int) -> Compaction:
+    """The record of a compaction as one that covers the first messages of the conversation that it begins."""
+    return replace(
+        _RECORD,
         covered_messages=covered_messages,
-        covered_hash="",
         start=covered_messages,
         round=compaction.round,
         segments=tuple(replace(each, covered_messages=covered_messages) for each in compaction.segments),
         ledger=compaction.ledger,
         level=compaction.level,
         omissions=compaction.omissions,
-        # What a client goes on from stands for good: of its history nothing else is left.
-        window_tokens=2**31,
     )
 
 
@@ -84,7 +86,7 @@ def unfolded(messages: Sequence[Message], found: Portable, placeholder: str) -> 
     spared = [each for each in messages[prefix:at] if each.role == "user" and each.text not in known]
     record = [_as_message(found.base)] if found.base else []
     covered = dict.fromkeys((1, 1 + len(spared))) if found.base else {}
-    bases = tuple(as_base(found.base, covered_messages=each) for each in covered if found.base)
+    bases = tuple(_as_base(found.base, covered_messages=each) for each in covered if found.base)
     return Unfolded((*messages[:prefix], *record, *spared, *found.kept, *messages[at + 1 :]), bases)
 
 
@@ -167,16 +169,7 @@ def headed(message: Message, round_number: int) -> Message:
 def _base(body: str, round_number: int) -> Compaction:
     summary, _, ledger = (part.strip() for part in body.partition(f"\n{LEDGER_TITLE}\n"))
     segments = (Segment(text=summary, round=round_number, covered_messages=1),) if summary else ()
-    record = Compaction(
-        covered_messages=1,
-        covered_hash="",
-        start=1,
-        round=round_number,
-        segments=segments,
-        ledger=ledger,
-        level="summary",
-    )
-    return as_base(record, covered_messages=1)
+    return replace(_RECORD, round=round_number, segments=segments, ledger=ledger)
 
 
 def _opening(message: Message) -> tuple[str, list[JsonValue]]:
