@@ -27,7 +27,7 @@ from litellm_compaction.core.messages import (
     parse_message,
     roughly_tokens,
 )
-from litellm_compaction.core.stretches import part_stretches
+from litellm_compaction.core.stretches import stretches
 
 # A note says that something was here; more would say what. So many words in brackets are no result ("[Permission
 # denied]", "(no output)"); of fewer only what recurs is a note.
@@ -208,7 +208,7 @@ def _divided(message: Message) -> _Divided:
 
 
 def _divide(text: str, divided: _Divided, *, is_alone: bool) -> None:
-    found = part_stretches(text, is_alone=is_alone)
+    found = stretches(text, is_alone=is_alone)
     if not is_alone and _is_note(text) and all(each.kind != "data" for each in found):
         # In the place of an image.
         divided.data.append(text.strip())

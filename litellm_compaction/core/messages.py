@@ -51,7 +51,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """The forms by which a conversation's client is known in it (`recurring.py`); texts are levelled."""
+    """The forms by which a conversation's client is known in it (`stretches.py`); texts are levelled."""
 
     names: frozenset[str] = frozenset()  # Of elements.
     lines: frozenset[str] = frozenset()  # That begin the client's paragraphs, or end the person's.

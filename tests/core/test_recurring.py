@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.forms import lines_for, without_data
-from litellm_compaction.core.recurring import marked
 from litellm_compaction.core.refusal import with_less_data
-from litellm_compaction.core.stretches import own_words
+from litellm_compaction.core.stretches import marked, own_words
 from litellm_compaction.core.view import is_injected, request_indices
 from tests.builders import JsonDict, assistant, budget, calls, conversation, parsed, result, user
 
