@@ -134,8 +134,16 @@ class _Selection:
         self._taken: dict[int, _Piece] = {}
         self._taken_bytes: Counter[int] = Counter()
         self._names: list[str] = []
-        # How often the assistant took a name up.
-        self._times = Counter(name for piece in pieces if piece.role == "assistant" for name in piece.names)
+        said = [piece for piece in pieces if piece.role == "assistant"]
+        # How often the assistant took a name up, and how much that says: in a short message more.
+        self._times = Counter(name for piece in said for name in piece.names)
+        self._use: defaultdict[str, float] = defaultdict(float)
+        chars: Counter[int] = Counter()
+        for piece in said:
+            chars[piece.message] += len(piece.text)
+        for piece in said:
+            for name in piece.names:
+                self._use[name] += min(1.0, _SHORT_CHARS / chars[piece.message])
 
     def fill(self, budget_tokens: int, task: int | None, task_tokens: int, *, has_tools: bool) -> None:
         room = budget_tokens - self._count(WORDS_HEAD) - self._count(ANCHORS_HEAD)
@@ -215,7 +223,7 @@ class _Selection:
     def _news(self, piece: _Piece) -> float:
         """The value of the things that a piece alone says."""
         new = math.fsum(
-            weight * (1 + _TAKEN_UP * math.log1p(self._times[name]))
+            weight * (1 + _TAKEN_UP * math.log1p(self._use.get(name, 0.0)))
             for name, weight in piece.names.items()
             if name not in self._seen
         )
