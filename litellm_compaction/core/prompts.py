@@ -67,27 +67,20 @@ _FENCE = re.compile(r"\A```[\w-]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 # At most one line of introduction, and a fence; models break lines inside strings, and the string may be cut.
 _JSON_OPENS = re.compile(r'\A(?:[^\n{]{0,200}\n\s*)?(?:```[\w-]*\s*)?\{\s*"')
 _JSON_SUMMARY = re.compile(r'"summary"\s*:\s*"((?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt]))*)')
-# Markers that a chat template or our own frame would read as structure, by the models whose model cards, chat templates
-# or tokenizer_config.json have them.
-_MARKERS = {
-    "ChatML, Llama 3 and 4, Phi, harmony, Granite, Kimi, Hunyuan": r'<\|(?=[\w▁｜|/"-])|<\w{1,40}\|>',
-    "DeepSeek": r"<｜",
-    "Llama 2, Mistral": r"\[/?INST\]|<</?SYS>>|\[/?(?:SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS"
-    r"|TOOL_CONTENT|ARGS|CALL_ID|THINK)\]",
-    "Gemma, Llama 2, Qwen": r"</?(?:start_of_turn|end_of_turn|bos|eos|s|tools|tool_call|tool_response|think(?:ing)?)>",
-    "EXAONE, MiniMax": r"\[\|(?=\w)|\]~!?b\[?|\[e~\[",
-    "GLM": r"\[[gs]?MASK\]|<[es]op>",
-    "Seed-OSS, Nemotron and tekken, Baichuan, InternLM": r"</?seed:|<(?:SPECIAL|reserved)_\d|\[UNUSED_TOKEN_\d",
-    "Ling, LongCat": r"</?role>|</?longcat_",
-    "StarCoder, Code Llama: what to fill in": r"<(?:fim_(?:prefix|middle|suffix|pad)|PRE|SUF|MID|EOT)>",
-    "Gemma 3, LLaVA, InternVL, Pixtral: images": r"</?(?:(?:start_of_|end_of_)?image|image_soft_token|img)>"
-    r"|\[IMG(?:_BREAK|_END)?\]",
-    "Falcon": r">>(?:QUESTION|ANSWER|TITLE|ABSTRACT|INTRODUCTION|SUMMARY|COMMENT|DOMAIN)<<",
-    "Skywork": r"\[(?:USER|BOT)\]",
-    "our own frame, and the lines between which a pruning model is shown its data": r"\[(?:BEGIN|END) RECORD OF EARLIER"
-    r"|(?i:END OF THE DATA)|(?m:^CONVERSATION TO CONDENSE:|^RECORD SO FAR )",
-}
-_CONTROL = regex.compile("|".join(_MARKERS.values()))
+# Markers that a chat template or our own frame would read as structure, as model cards, chat templates and
+# tokenizer_config.json have them: of ChatML, Llama, Phi, harmony, Granite, Kimi, Hunyuan, DeepSeek, EXAONE, MiniMax and
+# GLM; in brackets those of Mistral, GLM, Pixtral and Skywork; in tags those of Gemma, Llama 2, Qwen, Ling, LongCat,
+# Seed-OSS, Nemotron, Baichuan, InternLM and LLaVA; what is to be filled in; Falcon's; ours around records and data.
+_CONTROL = regex.compile(
+    r'<\|(?=[\w▁｜|/"-])|<\w{1,40}\|>|<｜|\[\|(?=\w)|\]~!?b\[?|\[e~\[|<[es]op>|<</?SYS>>'
+    r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|THINK)\]"
+    r"|\[(?:[gs]?MASK|IMG(?:_BREAK|_END)?|USER|BOT)\]|\[UNUSED_TOKEN_\d"
+    r"|</?(?:start_of_turn|end_of_turn|bos|eos|s|tools|tool_call|tool_response|think(?:ing)?|role)>"
+    r"|</?(?:(?:start_of_|end_of_)?image|image_soft_token|img)>|</?(?:seed:|longcat_)|<(?:SPECIAL|reserved)_\d"
+    r"|<(?:fim_(?:prefix|middle|suffix|pad)|PRE|SUF|MID|EOT)>"
+    r"|>>(?:QUESTION|ANSWER|TITLE|ABSTRACT|INTRODUCTION|SUMMARY|COMMENT|DOMAIN)<<"
+    r"|\[(?:BEGIN|END) RECORD OF EARLIER|(?i:END OF THE DATA)|(?m:^CONVERSATION TO CONDENSE:|^RECORD SO FAR )"
+)
 _REFUSAL = re.compile(
     r"\A\W*(?:i(?:'|’)?m sorry|sorry,|i (?:can(?:'|’)?t|cannot|am unable|won(?:'|’)t)|as an ai)\b", re.IGNORECASE
 )
