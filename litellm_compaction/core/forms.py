@@ -14,8 +14,7 @@ from itertools import count as numbers
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.cuts import outside_thoughts
-from litellm_compaction.core.excerpts import ends
+from litellm_compaction.core.cuts import ends, outside_thoughts
 from litellm_compaction.core.messages import (
     NO_MARKS,
     JsonValue,
@@ -38,7 +37,6 @@ _CLEARED = "[Old tool result content cleared]"
 # A result, or data, that is hardly longer than the line in its place stays.
 _LEAST_SAVED_CHARS = 80
 _ARGUMENTS_CHARS = 120
-_RECURRING: frozenset[Kind] = frozenset({"recurring"})
 _SHRINKING: frozenset[Kind] = frozenset({"data", "recurring"})
 # Chat, responses and messages; LiteLLM has made chat parts of all of them before a guarded deployment is chosen.
 _IMAGE_KINDS = frozenset({"image_url", "input_image", "image"})
@@ -117,15 +115,16 @@ def lines_for(messages: Sequence[Message]) -> dict[int, str]:
 
     The client's own words that come again later go first, then the oldest.
     """
-    calls, recurring = calls_by_position(messages), [at for at, each in enumerate(messages) if _recurs_in(each)][:-1]
+    calls = calls_by_position(messages)
+    marked = [at for at, each in enumerate(messages) if each.marks is not NO_MARKS]
+    again = [at for at in marked if any(_shrinks(each, {"recurring"}) for _, each in stretches_of(messages[at]))][:-1]
     found = {
         at: line_for(message, calls.get(at)) if message.role == "tool" else without_data(message).text
         for at, message in enumerate(messages)
         if message.role in ("tool", "user")
     }
     shrinking = [at for at, line in found.items() if len(messages[at].text) - len(line) >= _LEAST_SAVED_CHARS]
-    shrinking.sort(key=lambda at: (at not in recurring, at))
-    return {at: found[at] for at in shrinking}
+    return {at: found[at] for at in sorted(shrinking, key=lambda at: (at not in again, at))}
 
 
 # ------------------------------------------------------------------ data that a client attached
@@ -146,13 +145,10 @@ def without_data(message: Message) -> Message:
 def with_shorter_data(
     message: Message, shorten: Callable[[str], str | None], kinds: Collection[Kind] = _SHRINKING
 ) -> Message:
-    """`message` with something shorter for the data in it: parts, words, notes and the data's own tags stay.
+    """`message` with something shorter for the data in a user's one: parts, words, notes and the data's own tags stay.
 
-    Args:
-        message: any; only a user's holds data.
-        shorten: gives the text in place of a stretch of data, oldest first; "" for a line that says what was there,
-            None for the stretch as it is.
-        kinds: of the stretches that it is asked about.
+    `shorten` gives the text in place of a stretch of those kinds, oldest first: "" for a line that says what was there,
+    None for the stretch as it is.
     """
     if message.role != "user" or message.is_synthetic:
         return message
@@ -162,7 +158,17 @@ def with_shorter_data(
     def shown(part: JsonValue) -> JsonValue:
         if isinstance(part, Mapping) and isinstance(part.get("text"), str):
             return {**part, "text": shown(part["text"])}
-        return _shortened(part, next(found), shorten, kinds) if isinstance(part, str) else part
+        if not isinstance(part, str):
+            return part
+        pieces, kept = [], 0
+        for each in next(found):
+            body = part[each.body : each.body_end]
+            shorter = shorten(body) if _shrinks(each, kinds) else None
+            shorter = _REMOVED_DATA.format(tokens=roughly_tokens(body)) if shorter == "" else shorter
+            if shorter is not None and len(shorter) < len(body):
+                pieces += [part[kept : each.body], "\n", shorter.strip("\n"), "\n" * (each.body_end < each.end)]
+                kept = each.body_end
+        return "".join((*pieces, part[kept:]))
 
     changed = list(map(shown, content)) if isinstance(content, list) else shown(content)
     if changed == content:
@@ -170,30 +176,8 @@ def with_shorter_data(
     return replace(parse_message({**message.raw, "content": changed}), marks=message.marks)
 
 
-def _shortened(
-    text: str, found: Iterable[Stretch], shorten: Callable[[str], str | None], kinds: Collection[Kind]
-) -> str:
-    pieces: list[str] = []
-    kept = 0
-    for each in found:
-        body = text[each.body : each.body_end]
-        shorter = shorten(body) if _shrinks(each, kinds) else None
-        if shorter is None:
-            continue
-        shorter = shorter or _REMOVED_DATA.format(tokens=roughly_tokens(body))
-        if len(shorter) < len(body):
-            closes = each.body_end < each.end
-            pieces += [text[kept : each.body], "\n", shorter.strip("\n"), "\n" if closes else ""]
-            kept = each.body_end
-    return "".join((*pieces, text[kept:]))
-
-
 def _shrinks(stretch: Stretch, kinds: Collection[Kind]) -> bool:
     return stretch.kind in kinds and stretch.body_end - stretch.body - len(_REMOVED_DATA) >= _LEAST_SAVED_CHARS
-
-
-def _recurs_in(message: Message) -> bool:
-    return message.marks is not NO_MARKS and any(_shrinks(each, _RECURRING) for _, each in stretches_of(message))
 
 
 # ------------------------------------------------------------------ reasoning and images
@@ -242,8 +226,7 @@ class ClearOrder:
     Source: anthropic, `types/beta/beta_clear_tool_uses_20250919_edit_param.py`.
 
     Attributes:
-        above_tokens: of the prompt; 0 if the number of calls decides.
-        above_calls: likewise.
+        above_tokens: of the prompt; 0 if the number of calls decides, `above_calls`.
         keep: so many calls, the newest ones, keep their results.
         at_least_tokens: less is not worth a changed prefix; 0 for any.
         excluded: tools whose results stay.

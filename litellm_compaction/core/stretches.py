@@ -161,20 +161,21 @@ def texts_of(message: Message) -> list[str]:
 
 def parts_of(message: Message) -> list[list[Stretch]]:
     """The stretches of each text part of a message."""
-    texts, is_beside = texts_of(message), message.marks.is_beside
-    if texts and texts[0].startswith(LITELLMS_NOTE):
-        return [_all_clients(stretches(text)) for text in texts]
-    found = [stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
+    texts, marks = texts_of(message), message.marks
+    is_note = bool(texts) and texts[0].startswith(LITELLMS_NOTE)
+    is_alone = is_note or len(texts) == 1
+    found = [stretches(text, NO_MARKS if is_note else marks, is_alone=is_alone) for text in texts]
     asked = [_asks_in_element(text) for text in texts]
-    if any(asked) or any(_TEXT_RESULT.match(text.lstrip()) for text in texts[:-1]):
-        # The client wraps the person's words, so other parts are its own; a question may be theirs.
-        found = [
-            own if is_one or text.rstrip().endswith(_QUESTION_ENDS) or len(texts) == 1 else _all_clients(own)
-            for text, own, is_one in zip(texts, found, asked, strict=True)
-        ]
+    # The client wraps the person's words, so other parts are its own; a question may be theirs.
+    wraps = not is_alone and (any(asked) or any(_TEXT_RESULT.match(text.lstrip()) for text in texts[:-1]))
+    is_persons = (is_one or text.rstrip().endswith(_QUESTION_ENDS) for text, is_one in zip(texts, asked, strict=True))
+    found = [
+        _all_clients(own) if is_note or (wraps and not is_its) else own
+        for own, is_its in zip(found, is_persons, strict=True)
+    ]
     said = [(own, at, text) for text, own in zip(texts, found, strict=True) for at in range(len(own)) if own[at].speaks]
-    wrapped = [(own, at) for own, at, text in said if _is_wrapped(text, own[at], is_beside)]
-    if is_beside or len(wrapped) < len(said):
+    wrapped = [(own, at) for own, at, text in said if _is_wrapped(text, own[at], marks.is_beside)]
+    if marks.is_beside or len(wrapped) < len(said):
         for own, at in wrapped:
             own[at] = own[at]._replace(kind="note")
     return found

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from litellm_compaction.concurrency import Bounded, Flights, Rests, off_loop
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget
-from litellm_compaction.core.excerpts import common_level
+from litellm_compaction.core.cuts import common_level
 from litellm_compaction.core.forms import without_data
 from litellm_compaction.core.messages import Request, system_prefix_length, user_message, with_only_text
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.core.budget import MIN_GAIN_RATIO, CompactionOptions
 from litellm_compaction.core.compaction import Compaction, applied_tokens, apply
-from litellm_compaction.core.plan import Send, expected_growth_tokens, plan_ahead, plan_reading, turn_ended
+from litellm_compaction.core.plan import Send, Step, expected_growth_tokens, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.core.prompts import STRATEGIES
-from litellm_compaction.core.steps import MIN_GAIN_RATIO, CompactionOptions, Step
 from tests.builders import (
     DEPTH,
     JsonDict,

@@ -83,13 +83,6 @@ def test_the_next_turn_begins_with_the_same_bytes(
     assert broken_promises(parsed(later), apply(parsed(later), compaction)) == []
 
 
-def test_hidden_is_what_the_model_does_not_see_as_it_was() -> None:
-    """What the record stands for, but for what is pinned, and what is sent in another form."""
-    forms = (Form(1, "whole"), Form(4, "whole"), Form(5, "line"))
-    made = Compaction(covered_messages=6, covered_hash="h", level="edit", start=3, forms=forms)
-    assert made.hidden == {0, 2, 5}
-
-
 # ------------------------------------------------------------------ a record that reaches into an answer
 
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.budget import Budget
+from litellm_compaction.core.budget import MIN_GAIN_RATIO, Budget, CompactionOptions
 from litellm_compaction.core.compaction import Compaction, Segment, applied_tokens, apply, usable
 from litellm_compaction.core.messages import system_prefix_length
-from litellm_compaction.core.plan import Refuse, Send, plan
-from litellm_compaction.core.steps import MIN_GAIN_RATIO, CompactionOptions, Step
+from litellm_compaction.core.plan import Refuse, Send, Step, plan
 from litellm_compaction.core.view import RECORD_TOKENS, View, legal_cuts
 from tests.builders import (
     DEPTH,
@@ -188,6 +187,3 @@ def test_a_second_round_goes_on_from_the_first(
         made = written(second)
         assert limits.fits(applied_tokens(view, made))
         assert broken_promises(view.messages, apply(view.messages, made)) == []
-
-
-# ------------------------------------------------------------------ constants
