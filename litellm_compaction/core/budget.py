@@ -61,9 +61,9 @@ class CompactionOptions:
 class Rules:
     """The settings that shape a budget; ratios are shares of the window (0–1).
 
-    A compaction is triggered by `threshold_tokens` if that is above 0, else by `reserve_tokens` if that is, else by
-    `pre_request_ratio` with the output buffer. With `keeps_what_fits` the prompt has to leave less than a tenth of the
-    window for the answer, and no more of it goes than has to.
+    A compaction is triggered by `threshold_tokens` if that is above 0, else by `reserve_tokens`, else by
+    `pre_request_ratio` with the output buffer. With `keeps_what_fits` a tenth of the window is left for the answer, and
+    no more goes than has to.
     """
 
     pre_request_ratio: float
@@ -82,12 +82,11 @@ class Budget:
     """The room of one request in one window; a number that follows from the rules is worked out once.
 
     Attributes:
-        window_tokens: context length as loaded.
         floor_tokens: of system, tools and protected messages, which no compaction can shrink.
         likely_ratio: the true prompt is at most so many times the estimate of one that is made of this one.
         fixed_tokens: system messages and tools, which no threshold counts; part of the floor.
-        is_wanted: True if the client wants a compaction whatever the fill: it goes deep even if little is used.
         own_likely_ratio: of the request as it came, if the server has counted its beginning; None for no difference.
+        is_wanted: True if the client wants a compaction whatever the fill: it goes deep even if little is used.
     """
 
     rules: Rules
@@ -213,10 +212,9 @@ class Budget:
         return math.ceil(needed / 256) * 256
 
     def may_wait(self, prompt_tokens: int) -> bool:
-        """Returns True if a prompt that was compacted before may outgrow the trigger: compacting again gains little.
+        """Returns True if a compacted prompt may outgrow the trigger: above a high floor one turn takes all the room.
 
-        The floor leaves less than twice the usual room below the trigger: one turn may take all of it. Not if
-        everything triggers: then the server has shown that too much was let through.
+        Not if everything triggers: then the server has shown that too much was let through.
         """
         is_pressed = self.rules.pre_request_ratio <= self.rules.target_ratio
         if is_pressed or self.is_wanted or prompt_tokens > self.latest_start_tokens:

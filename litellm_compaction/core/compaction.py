@@ -69,7 +69,7 @@ def shown_behind(messages: Sequence[Message], position: int, part: PartialCovera
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One round's summary; it and the earlier segments cover so many messages after the leading system ones."""
+    """One round's summary; it and the earlier ones cover so many messages."""
 
     text: str
     round: int
@@ -313,15 +313,15 @@ def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
     Their messages must be this conversation's first ones, the cut legal here too, and what is being worked on must stay
     verbatim. A record that was made without room comes last; else the newest round counts.
     """
-    known = [each for each in stored if not each.undone_messages and _is_of(view, each)]
 
     def holds(compaction: Compaction) -> bool:
         covered, part = compaction.covered_messages, compaction.covered_part
-        if covered not in view.cuts or (part is not None and not begins(view.rest[compaction.start], part)):
+        is_legal = not compaction.undone_messages and _is_of(view, compaction) and covered in view.cuts
+        if not is_legal or (part is not None and not begins(view.rest[compaction.start], part)):
             return False
         return {*view.pinned(covered)}.issubset(compaction.pinned)
 
-    return sorted(filter(holds, known), key=lambda each: (each.state == "provisional", -each.round))
+    return sorted(filter(holds, stored), key=lambda each: (each.state == "provisional", -each.round))
 
 
 def is_undone(view: View, stored: Iterable[Compaction]) -> bool:
@@ -346,7 +346,7 @@ def as_it_was(view: View, stored: Sequence[Compaction]) -> View:
     covered = max((each.covered_messages for each in alike), default=0)
     records = {each.covered_hash: each.seen for each in alike if each.covered_messages == covered}
     found = sorted((edited, key) for key, seen in records.items() if (edited := edits(view.rest, seen)) is not None)
-    if not found or found[0][0] == 0 or [edited for edited, _ in found[:2]] == [found[0][0]] * 2:
+    if not found or found[0][0] == 0 or [edited for edited, _ in found].count(found[0][0]) > 1:
         return view
     record = records[found[0][1]]
     return replace(view, hashes=chain_behind(view.rest, record), seen=record)

@@ -67,8 +67,7 @@ def in_forms(
 ) -> list[Message | None]:
     """The messages as they are sent, None for one that is gone; one that does not change is the same object.
 
-    Those before `start` are gone unless they have a form. Of several forms of a position the last one counts; `images`
-    stay.
+    Those before `start` are gone unless they have a form, the last one for a position; `images` stay.
     """
     known = {each.position: each for each in forms}
     calls = calls_by_position(messages) if any(each.how == "line" for each in known.values()) else {}
@@ -111,10 +110,7 @@ def called(call: ToolCall | None) -> str:
 
 
 def lines_for(messages: Sequence[Message]) -> dict[int, str]:
-    """The shorter text in place of each result and each message with attached data, by position.
-
-    The client's own words that come again later go first, then the oldest.
-    """
+    """The shorter text for each result and each message with data, what comes again later first, then the oldest."""
     calls = calls_by_position(messages)
     marked = [at for at, each in enumerate(messages) if each.marks is not NO_MARKS]
     again = [at for at in marked if any(_shrinks(each, {"recurring"}) for _, each in stretches_of(messages[at]))][:-1]
@@ -190,10 +186,9 @@ def image_parts(message: Message) -> list[JsonValue]:
 
 def _bare(message: Message, at: int, images: Collection[ImagePlace]) -> Message:
     """`message` without its reasoning, and without its images but those in `images`."""
-    raw = message.raw
     if message.role == "assistant":
-        if any(key in raw for key in _REASONING_KEYS):
-            message = parse_message({key: value for key, value in raw.items() if key not in _REASONING_KEYS})
+        if not _REASONING_KEYS.isdisjoint(message.raw):
+            message = parse_message({key: value for key, value in message.raw.items() if key not in _REASONING_KEYS})
         if "<think" in message.text and isinstance(content := message.raw.get("content"), str):
             first, *others = outside_thoughts(content)
             said = "".join((first, *(part.lstrip() for part in others)))
@@ -241,15 +236,8 @@ class ClearOrder:
     inputs: bool | frozenset[str] = False
 
 
-class Cleared(NamedTuple):
-    """The conversation after an order, and the number of calls whose results went."""
-
-    messages: tuple[Message, ...]
-    calls: int
-
-
-def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) -> Cleared:
-    """Returns a conversation with its old tool results cleared, if it is as large as the order says."""
+def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) -> tuple[tuple[Message, ...], int]:
+    """A conversation with old results cleared, if it is as large as ordered, and how many calls' results went."""
     found = list(rounds(messages))
     calls = [made for each in found for made in each.made]
     is_due = prompt_tokens > order.above_tokens if order.above_tokens else len(calls) > order.above_calls
@@ -261,7 +249,7 @@ def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) 
         shown[at] = with_text(shown[at], _CLEARED)
         if order.inputs is True or (order.inputs and made.call.name in order.inputs):
             shown[made.at] = _without_input(shown[made.at], made.place)
-    return Cleared(tuple(shown), len({*gone.values()}))
+    return tuple(shown), len({*gone.values()})
 
 
 def _without_input(message: Message, place: int) -> Message:

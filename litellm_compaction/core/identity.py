@@ -51,12 +51,9 @@ _PIECE_CHARS, _PIECE_DIGITS, _MOST_PIECES, _LEAST_EQUAL_CHARS = 32, 4, 128, 128
 
 
 class Datum(NamedTuple):
-    """What is known of a tool result, an attached file or an image.
+    """What is known of a tool result, an attached file or an image: digests of all, and of its first and last pieces.
 
-    Attributes:
-        digest: of all of it.
-        chars: its length; 0 for a note, in whose place nothing else is taken.
-        head, tail: of its first and last pieces, in hexadecimal digits.
+    `chars` is 0 for a note, in whose place nothing else is taken.
     """
 
     digest: str
@@ -73,11 +70,9 @@ class Seen(NamedTuple):
 
 
 def seen(rest: Sequence[Message], hashes: Sequence[str], known: Sequence[Seen] = ()) -> tuple[Seen, ...]:
-    """Returns what messages are, or were: `known` says that of the first ones.
+    """Returns what n messages after the leading system ones are, or were: `known` says that of the first ones.
 
-    Args:
-        rest: n messages after the leading system ones.
-        hashes: their chain, n + 1 entries.
+    `hashes` is their chain, n + 1 entries.
     """
     known = known[: len(rest)]
     new = range(len(known), len(rest))
@@ -95,11 +90,9 @@ def words_chain(rest: Sequence[Message]) -> tuple[str, ...]:
 
 
 def edits(rest: Sequence[Message], record: Sequence[Seen]) -> int | None:
-    """Returns how many covered messages their client has edited since; None if they are others.
+    """Returns how many messages of a record their client has edited since; None if they are others.
 
-    Args:
-        rest: messages after the leading system ones, of which the first ones have the words of the covered ones.
-        record: of the covered messages, all of them.
+    The first of `rest` have the words of those.
     """
     if len(record) > len(rest):
         return None

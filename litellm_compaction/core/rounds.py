@@ -1,8 +1,7 @@
 """Finds which results answer which calls, and where a tool round ends.
 
-A call's result is the message that answers its id, wherever it stands before the next assistant message: clients put
-images, reminders and the person's words between two results. Calls with one id are told apart by their places. A few
-clients send a result in another form: a block or a text under the role `user`, or OpenAI's older role `function`.
+A call's result is the message that answers its id, wherever it stands before the next assistant message; of calls with
+one id by its place. A few clients send it as a block or a text under the role `user`, or OpenAI's older `function`.
 """
 
 from __future__ import annotations
@@ -114,10 +113,8 @@ def open_round(messages: Sequence[Message]) -> Round | None:
 
 def open_round_start(messages: Sequence[Message]) -> int | None:
     """The start of the open round, else the first result that no assistant message follows, or None."""
-    if (last := open_round(messages)) is not None:
-        return last.start
-    behind = range(last_assistant_index(messages) + 1, len(messages))
-    return next((index for index in behind if messages[index].role == "tool"), None)
+    last, behind = open_round(messages), range(last_assistant_index(messages) + 1, len(messages))
+    return last.start if last else next((index for index in behind if messages[index].role == "tool"), None)
 
 
 def cleaned_history(messages: Sequence[Message]) -> tuple[Message, ...]:
