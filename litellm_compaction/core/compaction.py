@@ -55,16 +55,12 @@ def begins(message: Message, part: PartialCoverage) -> bool:
     return message.role == "assistant" and len(text) > part.chars and text_hash(text[: part.chars]) == part.text_hash
 
 
-def behind(message: Message, part: PartialCoverage) -> Message:
-    """`message` after that part; its calls stay."""
-    return with_text(message, normal_text(message)[part.chars :])
-
-
 def shown_behind(messages: Sequence[Message], position: int, part: PartialCoverage | None) -> Sequence[Message]:
-    """The same messages; of the one at `position` only the rest after `part`."""
+    """The same messages; of the one at `position` only its calls, and the rest after `part`."""
     if part is None or position >= len(messages):
         return messages
-    return [*messages[:position], behind(messages[position], part), *messages[position + 1 :]]
+    rest = with_text(messages[position], normal_text(messages[position])[part.chars :])
+    return [*messages[:position], rest, *messages[position + 1 :]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
