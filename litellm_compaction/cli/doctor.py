@@ -91,9 +91,9 @@ async def examined(
         windows = Windows(cache_s=60.0, http=http, timeout_s=_LIMIT_S, rpc=LMStudioRpc.of(settings))
         # A file that cannot be used becomes a finding.
         sources = Sources(settings.tokenizer)
-        reporter = Reporter(windows, sources, KnownWays(), _REPORT_LIMIT_S, is_patient=True, environ=environ)
+        reporter = Reporter(windows, sources, KnownWays(), _REPORT_LIMIT_S, is_patient=True)
         looks = [
-            _Look(entry_name(entry, index), http, settings, reporter, probes)
+            _Look(entry_name(entry, index), environ, http, settings, reporter, probes)
             for index, entry in enumerate(file.deployments)
         ]
         try:
@@ -135,6 +135,7 @@ class _Look:
     """Looks at one deployment; `is_guarded` is None if nobody can say now."""
 
     name: str
+    environ: Mapping[str, str]
     http: httpx.AsyncClient
     settings: Settings
     reporter: Reporter
@@ -147,7 +148,7 @@ class _Look:
         """Decides about an entry as the proxy does, and says what helps if that was not meant."""
         params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
         try:
-            deployment = deployment_of(params, info, group=self.name, environ=self.reporter.environ)
+            deployment = deployment_of(params, info, group=self.name, environ=self.environ)
         except ConfigError:
             self._say(self.name, None, "its settings are not valid")
             return
@@ -248,7 +249,8 @@ def _of(place: str, report: DeploymentReport, listed: Mapping[str, bool], when_n
     if window is not None and not target.is_lmstudio and window.slots > window.parallel:
         text = f"{window.slots} requests at a time have this window each; if they share it (--kv-unified), write"
         yield note(place, f"{text} `admission: pool`.")
-    yield from (problem(place, failure) for failure in report.failures)
+    if report.failure:
+        yield problem(place, report.failure)
     yield from (note(place, warning) for warning in report.warnings)
 
 

@@ -1,17 +1,17 @@
 """Joins a partial answer and its continuation: no word lost, none twice.
 
 Called by the relay, which sends what `Joiner.feed` returns. The beginning of a continuation loses a reasoning block
-(only its tag if the partial ends inside one), an announcement ("Sure, continuing from where I left off:"), a reopened
-fence, an ellipsis for the cut, and a repeat of the partial's end. Each way in which a model starts again (last words,
-line, paragraph, everything) is the same event: the continuation begins with an end of the partial. White space is not
-compared, since models lose and collapse it at the seam.
+(only its tag if the partial ends inside one), an announcement ("Sure, I'll continue:"), a reopened fence, and a repeat
+of the partial's end. Each way in which a model starts again (last words, line, paragraph, everything) is the same
+event: the continuation begins with an end of the partial. White space is not compared, since models lose and collapse
+it at the seam.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from functools import cached_property
+from collections import deque
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
@@ -25,55 +25,38 @@ from litellm_compaction.core.cuts import (
     open_think,
 )
 
-# How a continuation begins: not known yet; with something new; with what the server was told to go on with, sent back;
-# with another part of the answer, or words about it.
+# A continuation begins with something new, with the shown text sent back, or with another part or words about it.
 Opening: TypeAlias = Literal["undecided", "new", "echo", "anew"]
 
-# A shorter echo could be the answer's own words; so could a shorter beginning like that of the shown text.
+# Shorter ones could be the answer's own words.
 _LEAST_ECHO_CHARS, _LEAST_START_CHARS = 12, 24
-# As much of the last word as `settled_length` may have sent before it cut a word in two.
-_LONG_WORD_CHARS = 48
-# Of a beginning the rules read no more: a server may send a megabyte of white space, one blank in each delta.
-_READ_CHARS, _LINE_CHARS = 4_000, 160
+_LINE_CHARS = 160
+# An announcement may have two lines and a fence after them.
+_MOST_OPENINGS = 3
 # Of a partial answer that does not come again as a whole, from its start or from a place that was shown.
 _SEARCHED_CHARS = 8_000
-
-_TELLING_CHARS, _TELLING_WORDS = 12, 3
-# Of an end that starts inside a word (a URL, base64).
-_INSIDE_WORD_CHARS = 24
-# Of an end that stands nowhere else, inside the unfinished last line.
-_RARE_CHARS = 6
+# Of a repeat; of one from inside a word (a URL, base64); of one in the unfinished line that stands nowhere else.
+_TELLING_CHARS, _TELLING_WORDS, _INSIDE_WORD_CHARS, _RARE_CHARS = 12, 3, 24, 6
 _ROW = re.compile(r"[ \t>]*(?:\||[-*+] |\d+[.)] )")
-
-
-# Words of announcements: of those that agree, that say what is done, and all others.
-_ANNOUNCING = """
-sure certainly okay ok alright absolutely understood sorry gerne natürlich klar bien claro 好
-
-continuing continue continued continuation resuming resume proceeding picking rest remainder remaining
-fort fortsetzung weiter suite poursuis reprends continúo continuo continuación sigo resto 继 续 接 剩
-
-of course got it thing my me here is s the i ll will let m am just now exactly right from at where we you was left
-off stopped ended cut interrupted up with in answer response message text part previous last point
-ich fahre setze mache dort da genau wo aufgehört habe hier geht es ist kommt folgt die der antwort
-sûr d accord je j là où me suis arrêté voici la le de ma réponse
-por supuesto desde donde quedé aquí está tienes el mi respuesta
-的 我 将 会 来 现 在 从 上 文 次 停 断 处 下 以 是 为 写 内 容 着 后 部 分"""
-_ASSENTS, _GOING_ON, _OTHERS = (frozenset(words.split()) for words in _ANNOUNCING.split("\n\n"))
-_WORDS = _ASSENTS | _GOING_ON | _OTHERS
-_WORD = re.compile(r"[^\W\d_]+")
-# Signs that may open a line of an answer, but not an announcement.
-_FIRST_WORD = re.compile(r"[*_(\[（]*([^\W\d_]+)")
-_COLON_INSIDE = re.compile(r"[:：](?=.)")
+_AGREES = r"(?:sure|certainly|of course|ok(?:ay)?|gerne|bien sûr|claro|好的)\b\W*"
+_SAYS = (
+    r"i(?:'ll| will) continue\b|(?:continu|resum)(?:e|ing)(?: \w+)? where\b|here(?:'s| is) the (?:rest|continuation)\b"
+    r"|ich fahre\b.*\bfort\b|hier ist die fortsetzung\b|je continue\b|voici la suite\b"
+    r"|continúo desde\b|aquí está la continuación\b|以下是续写|我继续"
+)
+# Agreement alone, like an ellipsis, is only taken out if a repeat follows.
+_ANNOUNCEMENT = re.compile(
+    rf"[*_(\[（]*(?:(?P<says>(?:{_AGREES})?(?:{_SAYS})|{_AGREES}(?:continu|resum)ing\b)|{_AGREES})[^:：]*[:：]?|\.{{3,}}|…",
+    re.IGNORECASE,
+)
 _OPENING_SIGNS = frozenset(":：\"'“„«‹「『(（[`>")
-_ELLIPSIS = re.compile(r"(?:\.{3,}|…+)[ \t]*")
 
 
 class Joiner:
     """The one answer that a client sees, made of a partial answer and its continuation.
 
-    The first line is held back (after an announcement the next one), then whatever repeats the partial. It is decided
-    once; then everything passes through untouched.
+    The first line is held back (after an announcement the next one), then whatever repeats the partial. Once that is
+    decided, everything passes through untouched.
 
     Args:
         partial: the visible text sent so far, without our notices, cut by `settled_length`: the next character of the
@@ -86,29 +69,26 @@ class Joiner:
         echoed_text: the part of the shown text that the server has sent back; taken out as well.
     """
 
-    # Many attributes: the beginning of a continuation comes in pieces, and each is a fact known of it so far.
+    # More than 12 attributes: the beginning of a continuation comes in pieces, and each is a fact known of it so far.
     def __init__(self, partial: str, *, shown: str = "", is_trusted: bool = False) -> None:
         self.opening: Opening = "undecided" if partial else "new"
         self.echoed_text = ""
         self._ending = Ending(partial)
-        self._is_trusted = is_trusted
-        self._is_open_thought = open_think(partial)
-        self._may_think = True
-        self._sent_end = ""
-        self._removed: list[str] = []
-        self._thought_end = ""
-        self._held: list[str] = []
-        self._held_chars = 0
-        # Of what is held, without white space.
-        self._read = ""
-        # Where it may start: in the held text, and in what is read of it.
-        self._starts: list[tuple[int, int]] = []
-        self._ended = False
         # In a text that repeats itself an echo looks like the next round.
         echo = _dense(shown)
         is_telling = len(echo) >= _LEAST_ECHO_CHARS and not self._ending.repeats_itself(echo)
         self._echo = echo if is_telling else ""
-        self._stage = self._pass if not partial else self._read_echo if self._echo else self._behind_echo
+        self._is_open_thought = open_think(partial)
+        self._is_inside_thought = self._drops_space = self._ended = False
+        self._removed: list[str] = []
+        self._held: list[str] = []
+        # Of what is held, without white space.
+        self._read = ""
+        # Where it may start: in the held text, and in what is read of it.
+        self._starts: list[tuple[int, int]] = []
+        # Each takes out of the held text what is its own, and returns True when it has no more to wait for.
+        rules = (self._take_echo,) if is_trusted else (self._take_thought, self._take_repeat)
+        self._rules: deque[Callable[[], bool]] = deque((*rules, self._take_space) if partial else ())
 
     @property
     def removed_text(self) -> str:
@@ -117,202 +97,144 @@ class Joiner:
 
     def feed(self, delta: str) -> str:
         """Returns the text that can be sent now that `delta` has arrived; may be empty."""
-        text = self._stage(delta)
-        if self._is_open_thought and text:
-            seen = self._sent_end + text
-            self._is_open_thought = THINK_END not in seen
-            self._sent_end = seen[-len(THINK_END) + 1 :]
-        return text
+        if not self._rules:
+            return delta
+        self._held.append(delta)
+        self._read += _dense(delta)
+        if not (self._ended or delta.strip()):
+            return ""
+        while self._rules and self._rules[0]():
+            self._rules.popleft()
+        return "" if self._rules else self._taken()
 
     def finish(self, *, is_complete: bool = False) -> str:
-        """Returns the text that is left when the continuation has ended by itself; closes an open reasoning block.
+        """Returns the text that is left when the continuation has ended by itself.
 
         Not called before a further restart, which brings the held text again. If it `is_complete`, a reasoning block
         that was never closed may hold the answer, and none of it is lost.
         """
         self._ended = True
-        rest = self.feed("")
-        if is_complete and self._stage == self._drop_thought:
-            rest = self.removed_text
+        text = self.feed("")
+        if is_complete and self._is_inside_thought:
+            text = self.removed_text
             self._removed.clear()
-        self._stage = self._pass
-        if self._is_open_thought:
-            self._is_open_thought = False
-            rest += f"\n{THINK_END}\n"
-        return rest
-
-    def _hold(self, delta: str) -> bool:
-        """Holds a delta; returns True if there is something new to read in it."""
-        self._held.append(delta)
-        self._held_chars += len(delta)
-        self._read += _dense(delta)
-        return bool(delta.strip()) or self._ended or self._held_chars >= _READ_CHARS
+        return text
 
     def _taken(self) -> str:
         text = "".join(self._held)
-        self._held, self._held_chars, self._read = [], 0, ""
+        self._held, self._read = [], ""
         return text
 
-    def _read_echo(self, delta: str) -> str:
-        self._hold(delta)
-        if self._read.startswith(self._echo):
-            text = self._taken()
-            end = _place_behind(text, len(self._echo))
-            self.opening, self.echoed_text = "echo", text[:end]
-            return self._behind_echo(text[end:])
-        if self._echo.startswith(self._read) and not self._ended:
-            return ""
-        # The text matched so far is judged like any other repeat.
-        return self._behind_echo(self._taken())
+    def _hold(self, text: str) -> None:
+        self._held, self._read = [text], _dense(text)
 
-    def _behind_echo(self, delta: str) -> str:
-        self._stage = self._decide
-        if self._is_trusted:
-            self.opening = "echo" if self.echoed_text else "new"
-            self._stage = self._skip_space if self._ending.tail[-1].isspace() else self._pass
-        return self._stage(delta)
+    def _decided(self, text: str, new: int, *, is_echo: bool) -> None:
+        """Goes on with the text from `new` on."""
+        if is_echo:
+            self.opening, self.echoed_text = "echo", text[:new]
+        else:
+            self.opening = "anew" if text[:new].strip() else "new"
+            self._removed.append(text[:new])
+        self._hold(text[new:])
 
-    def _drop_thought(self, delta: str) -> str:
-        thought, tag, rest = (self._thought_end + delta).partition(THINK_END)
+    def _take_echo(self) -> bool:
+        if len(self._read) < len(self._echo) and self._echo.startswith(self._read) and not self._ended:
+            return False
+        is_echo = self._echo != "" and self._read.startswith(self._echo)
+        text = self._taken()
+        self._decided(text, _place_behind(text, len(self._echo)) if is_echo else 0, is_echo=is_echo)
+        self._drops_space = self._ending.tail[-1].isspace()
+        return True
+
+    def _take_thought(self) -> bool:
+        if not self._is_inside_thought:
+            if len(self._read) < len(THINK_START) and THINK_START.startswith(self._read) and not self._ended:
+                return False
+            if not self._read.startswith(THINK_START):
+                return True
+            self._hold("".join(self._held).lstrip().removeprefix(THINK_START))
+            if self._is_open_thought:
+                return True
+        thought, tag, rest = self._taken().partition(THINK_END)
         # The end may be the beginning of the tag.
         settled = len(thought) if tag or self._ended else max(len(thought) - len(THINK_END) + 1, 0)
         self._removed.append(thought[:settled])
-        self._thought_end = thought[settled:]
-        self._stage = self._decide if tag else self._drop_thought
-        return self._stage(rest) if tag else ""
+        self._hold(rest if tag else thought[settled:])
+        self._is_inside_thought = not tag
+        return bool(tag)
 
-    def _decide(self, delta: str) -> str:
-        is_new = self._hold(delta)
-        if not self._starts and is_new:
-            held = "".join(self._held)
-            head = held[:_READ_CHARS]
-            if self._may_think and head.lstrip().startswith(THINK_START):
-                self._may_think = False
-                self._stage = self._decide if self._is_open_thought else self._drop_thought
-                return self._stage(self._taken().lstrip()[len(THINK_START) :])
-            starts = _starts(head, self._ending, ended=self._ended or len(head) == _READ_CHARS)
-            self._starts = [(start, len(_dense(held[:start]))) for start in starts]
+    def _take_repeat(self) -> bool:
+        if not self._starts:
+            text = "".join(self._held)
+            starts = _starts(text, self._ending, ended=self._ended)
+            self._starts = [(start, len(_dense(text[:start]))) for start in starts]
         # Once what was read says another thing than the partial, more text changes nothing.
         may_repeat = any(self._read[begin:] in self._ending.dense for _, begin in self._starts)
         if not self._starts or (may_repeat and not self._ended):
-            return ""
+            return False
         begins_like_shown = self._read[:_LEAST_START_CHARS] == self._echo[:_LEAST_START_CHARS] != ""
         text = self._taken()
-        new, repeated_chars = self._first_new(text)
-        if (begins_like_shown and self.opening != "echo") or text[:new].strip():
+        # A later start is taken for the repeat that follows it.
+        repeats = [(start, self._ending.repeated_chars(text[start:])) for start, _ in reversed(self._starts)]
+        start, repeated_chars = next((repeat for repeat in repeats if repeat[1]), (self._starts[0][0], 0))
+        new = start + repeated_chars
+        self._decided(text, new, is_echo=self._echo == _dense(text[:new]) != "")
+        if self.opening == "new" and begins_like_shown:
             self.opening = "anew"
-        elif self.opening == "undecided":
-            self.opening = "new"
-        self._removed.append(text[:new])
-        self._stage = self._skip_space if self._drops_space(new, repeated_chars) else self._pass
-        return self._stage(text[new:])
+        # The partial ends with the white space of the seam, or by `settled_length` none can follow.
+        last = self._ending.tail[-1]
+        self._drops_space = last.isspace() or (not repeated_chars and (new > 0 or is_no_space(last)))
+        return True
 
-    def _first_new(self, text: str) -> tuple[int, int]:
-        """The start of the new text, and the length of the repeat before it; a later start is taken for its repeat."""
-        for start, _ in reversed(self._starts):
-            if repeated_chars := self._ending.repeated_chars(text[start:]):
-                return start + repeated_chars, repeated_chars
-        return self._starts[0][0], 0
-
-    def _drops_space(self, new: int, repeated_chars: int) -> bool:
-        """The partial ends with the white space of the seam, or by `settled_length` none can follow."""
-        tail = self._ending.tail
-        if tail[-1].isspace():
-            return True
-        if repeated_chars:
-            return False
-        is_cut_word = len(tail) >= _LONG_WORD_CHARS and not any(map(str.isspace, tail[-_LONG_WORD_CHARS:]))
-        return new > 0 or is_cut_word or is_no_space(tail[-1])
-
-    def _skip_space(self, delta: str) -> str:
-        rest = delta.lstrip()
-        if rest:
-            self._stage = self._pass
-        return rest
-
-    def _pass(self, delta: str) -> str:
-        return delta
+    def _take_space(self) -> bool:
+        if self._drops_space:
+            self._hold(self._taken().lstrip())
+        return not self._drops_space or bool(self._read)
 
 
-def _starts(head: str, ending: Ending, *, ended: bool) -> list[int]:
+def _starts(text: str, ending: Ending, *, ended: bool) -> list[int]:
     """The places where a continuation may start after its opening, ascending; [] while a first line is incomplete.
 
     Before the first place all goes. Before a later one it goes if the text from there on repeats the partial's end.
     """
-    starts = [0]
-    position = 0
-    for rule in (_announcement, _announcement, _fence, _ellipsis):
-        rest = head[position:].lstrip()
+    starts, start = [0], 0
+    for _ in range(_MOST_OPENINGS):
+        rest = text[start:].lstrip()
         line, newline, _ = rest.partition("\n")
-        if not ended and not newline and len(line) < _LINE_CHARS:
+        if not (ended or newline or len(line) >= _LINE_CHARS):
             return []
-        for chars, is_certain in rule(line[:_LINE_CHARS], len(line) <= _LINE_CHARS, ending):
-            position = len(head) - len(rest) + chars
-            starts = [position] if is_certain and len(starts) == 1 else [*starts, position]
+        chars, is_certain = _opening(line, ending)
+        if not chars:
+            break
+        start = len(text) - len(rest) + chars
+        starts = [start] if is_certain and len(starts) == 1 else [*starts, start]
     return starts
 
 
-# (first line of the rest, if that is all of it, the partial) -> the lengths with which it may be left out, ascending,
-# and if each is certain to be none of the answer.
-_Parts: TypeAlias = Iterator[tuple[int, bool]]
-
-
-def _announcement(line: str, is_whole: bool, ending: Ending) -> _Parts:
-    """A line whose words are all known, or that begins with such a word and is followed by a repeat."""
-    first = _FIRST_WORD.match(line)
-    if first is None or (ending.is_inside_sentence and line[0].islower()):
-        return
-    is_known = not (ending.invites_speech or line.strip() in ending.tail)
-    colon = _COLON_INSIDE.search(line)
-    if colon is not None and _may_announce(before := line[: colon.end()]):
-        # On one line with its announcement, new text is only believed to be new if no sentence could start there.
-        yield colon.end(), is_known and ending.is_inside_sentence and _announces(before)
-    if is_whole and _may_announce(line):
-        yield len(line), is_known and _announces(line)
-
-
-def _fence(line: str, is_whole: bool, ending: Ending) -> _Parts:
-    opener = FENCE.fullmatch(line)
-    if is_whole and opener is not None and ending.fence is not None and line[0] in "`~":
+def _opening(line: str, ending: Ending) -> tuple[int, bool]:
+    """The length of what may be left out of a first line, 0 for nothing, and if it is certain to be no answer."""
+    opener = FENCE.fullmatch(line[:_LINE_CHARS])
+    if opener is not None and ending.fence is not None:
         language = fence_language(opener["info"])
-        yield len(line), bool(language) and language == ending.fence
-
-
-def _ellipsis(line: str, is_whole: bool, ending: Ending) -> _Parts:
-    if found := _ELLIPSIS.match(line):
-        follower = line[found.end() :][:1]
-        goes_on = follower.islower() or (bool(follower) and is_no_space(follower) and follower.isalpha())
-        yield found.end(), ending.is_inside_sentence and ending.fence is None and goes_on
-
-
-def _words(line: str) -> list[str]:
-    """The words of a line in lower case; of a script without spaces each character is one."""
-    words = _WORD.findall(line.lower())
-    return [part for word in words for part in (word if is_no_space(word[0]) else (word,))]
-
-
-def _may_announce(line: str) -> bool:
-    """Returns True if a line speaks of going on: not enough to drop it, unless a repeat follows it."""
-    words = _words(line)
-    return words[0] in _ASSENTS or (words[0] in _WORDS and not _GOING_ON.isdisjoint(words))
-
-
-def _announces(line: str) -> bool:
-    """Returns True if a line says nothing but that the answer goes on here; one word may be a program's output."""
-    words = _words(line)
-    return len(words) > 1 and _WORDS.issuperset(words) and not _GOING_ON.isdisjoint(words)
+        return len(line), bool(language) and language == ending.fence
+    announcement = _ANNOUNCEMENT.match(line[:_LINE_CHARS])
+    if announcement is None or line[0].islower():
+        return 0, False
+    is_alone = announcement.end() == len(line.rstrip())
+    if not is_alone and not announcement[0].endswith((":", "：", "…", "...")):
+        return 0, False
+    # On one line with its announcement, new text is only believed to be new if no sentence could start there.
+    may_say = not ending.invites_speech and (is_alone or ending.is_inside_sentence)
+    return announcement.end(), may_say and announcement["says"] is not None
 
 
 class Ending:
     """The end of a partial answer; tells which of its ends are a restart when they come again.
 
     The longest telling end counts: 12 characters without white space (letters of scripts without spaces count two) or
-    3 words with letters, from a word's start (inside one 24); or inside the unfinished last line, but for a table's,
-    its words, 2 or more, or 6 characters, if they stand nowhere else. It stays if the partial shows that it comes
-    repeatedly: twice in a row, or as rows of a table or list that have come twice in a row.
-
-    Ambiguous by nature: the *first* time that a block is rightly repeated back to back and the cut falls between the
-    two, it is removed; a restart of a block that the partial has repeated is kept.
+    3 words with letters, from a word's start (inside one 24); or, of an unfinished line but a table's, all its words
+    or 6 characters that stand nowhere else. It stays if the partial shows that it comes repeatedly, as a block or as
+    rows of a table or list. So a first rightful repeat is removed, and a restart of a repeated block is kept.
     """
 
     def __init__(self, partial: str) -> None:
@@ -320,9 +242,9 @@ class Ending:
         self.tail = partial[-_SEARCHED_CHARS:]
         self.fence = open_fence(partial)
         written = self.tail.rstrip()
-        last = written[-1:]
-        self.invites_speech = last in _OPENING_SIGNS and self.fence is None
-        self.is_inside_sentence = "\n" not in self.tail[len(written) :] and (last.isalnum() or last == ",")
+        self.invites_speech = written[-1:] in _OPENING_SIGNS and self.fence is None
+        is_open = written[-1:].isalnum() or written[-1:] == ","
+        self.is_inside_sentence = is_open and "\n" not in self.tail[len(written) :]
         self._places = [place for place, char in enumerate(self.tail) if not char.isspace()]
         self._last_line = partial[partial.rfind("\n") + 1 :]
 
@@ -352,11 +274,6 @@ class Ending:
     def repeats_itself(self, block: str) -> bool:
         """Returns True if the partial goes round by `block`, its end without white space."""
         return _is_power(block) or self.dense.endswith(block + block)
-
-    @cached_property
-    def _doubles_words(self) -> bool:
-        words = self.tail.split()
-        return any(word == after and len(word) >= _RARE_CHARS and _has_letter(word) for word, after in pairwise(words))
 
     def _is_row(self, block: str) -> bool:
         """Rows have come twice in a row, and a repeat of `block` would make another one of them."""
@@ -389,8 +306,8 @@ class Ending:
         if len(block) > len(self._last_line) or self._last_line.lstrip()[:1] == "|" or follower.strip():
             return False
         is_line = chars == len(_dense(self._last_line)) and len(block.split()) > 1
-        is_long = is_line or (chars >= _RARE_CHARS and not self._doubles_words)
-        return is_long and _has_letter(block) and self.dense.find(self.dense[start:]) == start
+        is_rare = self.dense.find(self.dense[start:]) == start
+        return (is_line or chars >= _RARE_CHARS) and _has_letter(block) and is_rare
 
 
 def _dense(text: str) -> str:

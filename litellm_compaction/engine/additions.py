@@ -1,25 +1,24 @@
-"""Adds to a compacted request what was covered: quotations for a person, or a tool that looks it up and its results.
+"""Adds to a compacted request what was covered: pinned messages, quotations, or a tool that looks it up.
 
-Excerpts stand in front of the newest words of a request without tools, whose model cannot look anything up. The next
-turn comes without them: kept in place they would fill the window, which costs more than to read one question and its
-answer again. A model with tools calls ours, the proxy answers it, and the same response goes on: the client sees
-neither. The results stand before the answer that they were looked up for until a later compaction covers that place, so
-that the next turn begins with the bytes that the server has read already.
-
-Both search the client's own list of messages, so that nothing has to be stored for them.
+Excerpts stand in front of the newest words of a request without tools. The next turn comes without them: kept in place
+they would fill the window, which costs more than to read one question and its answer again. A model with tools calls
+ours, the proxy answers it, and the same response goes on: the client sees neither. The results stand before the answer
+that they were looked up for until a later compaction covers that place, so that the server has read the next turn's
+beginning already. Both search the client's own list of messages.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import json
 import logging
 import statistics
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
 
 from litellm_compaction.concurrency import Bounded
@@ -37,9 +36,11 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.core.prompts import defused
 from litellm_compaction.core.secrets import plain, redactor
 from litellm_compaction.core.stretches import own_words
-from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
-from litellm_compaction.recall import Beside, Found, Index, Lookup, beside, search, told
-from litellm_compaction.stores import Originals
+from litellm_compaction.core.view import View, is_persons
+from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
+from litellm_compaction.errors import BadWish
+from litellm_compaction.recall import Beside, Index, Lookup, beside, search, told
+from litellm_compaction.stores import Originals, Store
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 if TYPE_CHECKING:
@@ -76,39 +77,28 @@ _MOST_INDEXES, _MOST_CHARS, _MOST_PASSAGES = 64, 1_000_000, 50_000
 _NO_MORE = "No more look-ups for this answer: answer with what is known."
 _NO_ROOM = "There is no room to show what was found: answer with what is known."
 _FAILED = "The earlier conversation cannot be searched now: answer with what is known."
+# Of the window, for all pinned messages together; and how many are kept, of all conversations with one first message.
+_PINNED_SHARE, _MOST_PINNED = 0.10, 512
 
 
-class _Indexes:
-    """By scope and the first messages of a conversation; what comes after them is added turn by turn."""
+class Recaller:
+    """Shows compacted requests what was covered, and looks up what their models ask for.
 
-    def __init__(self) -> None:
+    Args:
+        originals: of covered messages, in which people search; None if none are kept, and so no tool is offered.
+    """
+
+    def __init__(self, originals: Originals | None = None) -> None:
+        self.lookup = Lookup(originals) if originals is not None else None
+        self._originals = originals
+        # By scope and the first messages of a conversation; what comes after them is added turn by turn.
         self._indexes: Bounded[tuple[str, str], tuple[Index, threading.Lock]] = Bounded(_MOST_INDEXES)
+        # By scope and entry of the hash chain: calls with their results, which stand behind that entry's message.
+        self._found: Bounded[tuple[str, str], tuple[tuple[Message, ...], ...]] = Bounded(_MOST_REMEMBERED)
 
-    async def asked(self, measured: MeasuredRequest, end: int, ask: Callable[[Index], _Result]) -> _Result:
-        """Returns what `ask` finds in the first `end` messages of a conversation; it runs in a thread."""
-        return await asyncio.to_thread(self._asked, measured, end, ask)
+    # ------------------------------------------------------------------ excerpts
 
-    def _asked(self, measured: MeasuredRequest, end: int, ask: Callable[[Index], _Result]) -> _Result:
-        messages, hashes = measured.conversation.rest[:end], measured.conversation.hashes
-        chars = itertools.accumulate(len(visible_text(message)) for message in reversed(messages))
-        start = end - sum(total <= _MOST_CHARS for total in chars)
-        key = measured.context.scope, hashes[: _BEGINNING + 1][-1]
-        index, lock = self._indexes.get(key) or (None, threading.Lock())
-        if index is None or len(index.passages) > _MOST_PASSAGES:
-            index = Index(redactor(measured.context.settings.redact_patterns))
-        # Those that are used stay.
-        self._indexes[key] = index, lock
-        with lock:
-            index.add(messages[start:], hashes[start : end + 1])
-            return ask(index)
-
-
-class Quoter:
-    def __init__(self, measurer: RequestMeasurer) -> None:
-        self._measurer = measurer
-        self._indexes = _Indexes()
-
-    async def added(self, prepared: PreparedRequest) -> PreparedRequest:
+    async def quoted(self, prepared: PreparedRequest, measurer: RequestMeasurer) -> PreparedRequest:
         """Returns a compacted request with excerpts in front of the newest words, or as it is.
 
         The prompt never outgrows its trigger by them, and nothing in front of that message changes.
@@ -119,67 +109,65 @@ class Quoter:
         if at is None or compaction is None or limit_tokens <= 0:
             return prepared
         try:
-            found = await self._found(measured, compaction, at, limit_tokens)
-            if not found.excerpts:
+            text, excerpts = await asyncio.to_thread(self._excerpts, measured, compaction, at, limit_tokens)
+            if not excerpts:
                 return prepared
             messages = list(measured.conversation.messages)
-            messages[at] = merged([messages[at]], found.text)
+            messages[at] = merged([messages[at]], text)
             changed = replace(measured, conversation=replace(measured.conversation, messages=tuple(messages)))
-            quoting = await self._measurer.applied(changed, compaction, "reused")
+            quoting = await measurer.applied(changed, compaction, "reused")
         except Exception as error:  # noqa: BLE001 - the request is whole without (P8)
             logger.warning("excerpts_failed model=%s error=%s", measured.context.label, type(error).__name__)
             return prepared
         if budget.triggers(quoting.count.tokens):
             return prepared
+        tokens = measured.count_text(text)
         return replace(
-            prepared,
-            messages=quoting.messages,
-            count=quoting.count,
-            excerpts=found.excerpts,
-            excerpt_tokens=measured.count_text(found.text),
+            prepared, messages=quoting.messages, count=quoting.count, excerpts=excerpts, excerpt_tokens=tokens
         )
 
-    async def _found(self, measured: MeasuredRequest, compaction: Compaction, at: int, limit_tokens: int) -> Beside:
+    def _excerpts(self, measured: MeasuredRequest, compaction: Compaction, at: int, limit_tokens: int) -> Beside:
+        """What was said about the question at index `at`, and is no longer shown."""
         conversation = measured.conversation
-        hashes, end = conversation.hashes, at - conversation.prefix
+        messages, rest, entries = conversation.messages, conversation.rest, conversation.hashes[1:]
         # A record quotes some messages in full.
-        gone = {
-            place for place in compaction.hidden
-            if visible_text(conversation.rest[place]).strip() not in compaction.record
-        }  # fmt: skip
-        sized = list(zip(conversation.messages, conversation.sizes, strict=True))
-        words, answers = ([size for message, size in sized if message.role == role] for role in ("user", "assistant"))
-        words_tokens, answer_tokens = statistics.mean(words or [0]), statistics.mean(answers or [0])
-
-        def ask(index: Index) -> Beside:
+        gone = {at for at in compaction.hidden if visible_text(rest[at]).strip() not in compaction.record}
+        sized = list(zip(messages, conversation.sizes, strict=True))
+        said_tokens, answer_tokens = (
+            statistics.mean([size for message, size in sized if message.role == role] or [0])
+            for role in ("user", "assistant")
+        )
+        end = at - conversation.prefix
+        with self._index(measured, end) as index:
             return beside(
                 index,
-                own_words(conversation.messages[at]),
-                visible=[hashes[place + 1] for place in range(end) if place not in gone],
-                within=[hashes[place + 1] for place in sorted(gone)],
+                own_words(messages[at]),
+                visible=[entries[place] for place in range(end) if place not in gone],
+                within=[entries[place] for place in sorted(gone)],
                 limit_tokens=limit_tokens,
                 count=measured.count_text,
-                turn_tokens=words_tokens + _WRITTEN_WEIGHT * answer_tokens,
-                again_tokens=words_tokens + answer_tokens,
+                turn_tokens=said_tokens + _WRITTEN_WEIGHT * answer_tokens,
+                again_tokens=said_tokens + answer_tokens,
                 defuse=_defuser(measured),
             )
 
-        return await self._indexes.asked(measured, end, ask)
+    @contextlib.contextmanager
+    def _index(self, measured: MeasuredRequest, end: int) -> Iterator[Index]:
+        """The index of the first `end` messages of a conversation, for one thread at a time."""
+        messages, hashes = measured.conversation.rest[:end], measured.conversation.hashes
+        chars = accumulate(len(visible_text(message)) for message in reversed(messages))
+        start = end - sum(total <= _MOST_CHARS for total in chars)
+        key = measured.context.scope, hashes[: _BEGINNING + 1][-1]
+        index, lock = self._indexes.get(key) or (None, threading.Lock())
+        if index is None or len(index.passages) > _MOST_PASSAGES:
+            index = Index(redactor(measured.context.settings.redact_patterns))
+        # Those that are used stay.
+        self._indexes[key] = index, lock
+        with lock:
+            index.add(messages[start:], hashes[start : end + 1])
+            yield index
 
-
-class Recaller:
-    """Adds to compacted requests, and looks up what their models ask for.
-
-    Args:
-        originals: of covered messages, in which people search; ends with the compactor.
-    """
-
-    def __init__(self, originals: Originals) -> None:
-        self.lookup = Lookup(originals)
-        self._originals = originals
-        self._indexes = _Indexes()
-        # By scope and entry of the hash chain: calls with their results, which stand behind that entry's message.
-        self._found: Bounded[tuple[str, str], tuple[tuple[Message, ...], ...]] = Bounded(_MOST_REMEMBERED)
+    # ------------------------------------------------------------------ our tool
 
     def added(
         self, measured: MeasuredRequest, compaction: Compaction, messages: tuple[Message, ...]
@@ -199,21 +187,19 @@ class Recaller:
 
         That depends on nothing that changes from turn to turn, since tools stand in front of everything.
         """
-        context, tools = measured.context, measured.request.tools
+        tools, are_kept = measured.request.tools, self._originals is not None and self._originals.are_kept
         functions = [tool.get("function") if isinstance(tool, Mapping) else None for tool in tools]
         names = [function.get("name") if isinstance(function, Mapping) else None for function in functions]
-        may_offer = _may_recall(context) and context.carries_calls and self._originals.are_kept
+        may_offer = are_kept and measured.context.carries_calls and _may_recall(measured)
         is_offered = may_offer and bool(tools) and None not in functions and RECALL not in names
         return (*tools, RECALL_TOOL) if is_offered else None
 
     def with_found(
         self, messages: Sequence[Message], measured: MeasuredRequest, covered: int, end: int
     ) -> tuple[Message, ...]:
-        """Returns messages with what was looked up between them.
+        """Returns messages, a compacted conversation up to position `end`, with what was looked up between them.
 
-        Args:
-            messages: a compacted conversation up to position `end`; from `covered` on they are the client's.
-            measured: its request.
+        From the position `covered` on they are the client's.
         """
         shown = list(messages)
         # From the end, so that places before stay what they are.
@@ -232,9 +218,7 @@ class Recaller:
             del self._found[key]
         return bool(keys)
 
-    async def look_up(
-        self, context: RequestContext, prepared: PreparedRequest, said: str, calls: Sequence[ToolCall], left: int
-    ) -> None:
+    async def look_up(self, prepared: PreparedRequest, said: str, calls: Sequence[ToolCall], left: int) -> None:
         """Looks up what a model asks for; the next request of its conversation shows it.
 
         Args:
@@ -245,47 +229,39 @@ class Recaller:
         """
         if prepared.applied is None:
             return
+        measured, conversation, count = prepared.measured, prepared.measured.conversation, prepared.count_text
+        rest, label = conversation.rest, measured.context.label
         queries = [_query(call.arguments)[:_MOST_QUERY_CHARS] for call in calls]
-        room_tokens = prepared.budget.prompt_limit_tokens - prepared.count.tokens - prepared.count_text(said)
-        room_tokens -= sum(prepared.count_text(query) + 2 * _MESSAGE_TOKENS for query in queries)
-        limit_tokens = min(prepared.window.tokens // _ANSWER_SHARE, room_tokens // max(len(calls[:left]), 1))
-        texts = [await self._result(context, prepared, query, limit_tokens) for query in queries[:left]]
-        texts += [_NO_MORE] * (len(calls) - len(texts))
-        # Behind the newest message that is the client's.
-        conversation, rest = prepared.measured.conversation, prepared.measured.conversation.rest
-        at = next((at for at in range(len(rest), 0, -1) if not rest[at - 1].is_synthetic), 0)
-        key, exchange = (context.scope, conversation.hashes[at]), _exchange(said, queries, texts)
-        self._found[key] = (*self._found.get(key, ()), exchange)[-_MOST_AT_ONE_PLACE:]
-        logger.info(
-            "recall model=%s lookups=%d tokens=%d window=%d tokens",
-            context.label,
-            len(calls[:left]),
-            sum(map(prepared.count_text, texts)),
-            prepared.window.tokens,
-        )
+        answered = queries[:left]
+        room_tokens = prepared.budget.prompt_limit_tokens - prepared.count.tokens - count(said)
+        room_tokens -= sum(count(query) + 2 * _MESSAGE_TOKENS for query in queries)
+        limit_tokens = min(prepared.window.tokens // _ANSWER_SHARE, room_tokens // max(len(answered), 1))
+        within = {conversation.hashes[at + 1] for at in prepared.applied.hidden}
 
-    async def _result(self, context: RequestContext, prepared: PreparedRequest, query: str, limit_tokens: int) -> str:
-        measured, hidden = prepared.measured, prepared.applied.hidden if prepared.applied is not None else ()
-        within = {measured.conversation.hashes[at + 1] for at in hidden}
-
-        def ask(index: Index) -> Found:
-            return search(index, query, within=within, limit=_HITS)
+        def results() -> list[str]:
+            with self._index(measured, len(rest)) as index:
+                found = [search(index, query, within=within, limit=_HITS) for query in answered]
+            texts = (told(each, limit_tokens=limit_tokens, count=count) for each in found)
+            return [text or _NO_ROOM for text in map(_defuser(measured), texts)]
 
         try:
-            found = await asyncio.wait_for(
-                self._indexes.asked(measured, len(measured.conversation.rest), ask), _LIMIT_S
-            )
+            texts = await asyncio.wait_for(asyncio.to_thread(results), _LIMIT_S)
         except Exception as error:  # noqa: BLE001 - the answer goes on without (P8)
-            logger.warning("recall_failed model=%s error=%s", context.label, type(error).__name__)
-            return _FAILED
-        text = told(found, limit_tokens=limit_tokens, count=prepared.count_text)
-        return _defuser(measured)(text) or _NO_ROOM
+            logger.warning("recall_failed model=%s error=%s", label, type(error).__name__)
+            texts = [_FAILED] * len(answered)
+        texts += [_NO_MORE] * (len(calls) - len(texts))
+        # Behind the newest message that is the client's.
+        at = next((at for at in range(len(rest), 0, -1) if not rest[at - 1].is_synthetic), 0)
+        key, exchange = (measured.context.scope, conversation.hashes[at]), _exchange(said, queries, texts)
+        self._found[key] = (*self._found.get(key, ()), exchange)[-_MOST_AT_ONE_PLACE:]
+        numbers = len(answered), sum(map(count, texts)), prepared.window.tokens
+        logger.info("recall model=%s lookups=%d tokens=%d window=%d tokens", label, *numbers)
 
 
-def _may_recall(context: RequestContext) -> bool:
+def _may_recall(measured: MeasuredRequest) -> bool:
     """A compacted request may be shown more of what is covered."""
-    settings = context.settings
-    return settings.recall != "off" and settings.keep_originals != "off" and not context.is_client_summary
+    settings = measured.context.settings
+    return settings.recall != "off" and settings.keep_originals != "off" and not measured.context.is_client_summary
 
 
 def _defuser(measured: MeasuredRequest) -> Callable[[str], str]:
@@ -298,7 +274,7 @@ def _defuser(measured: MeasuredRequest) -> Callable[[str], str]:
 def _question(measured: MeasuredRequest) -> int | None:
     """The index of a person's message that nothing answers yet; None if excerpts are not for this request."""
     context, messages = measured.context, measured.conversation.messages
-    is_wanted = _may_recall(context) and context.settings.recall == "auto" and not context.goes_on
+    is_wanted = _may_recall(measured) and context.settings.recall == "auto" and not context.goes_on
     at = newest_user_index(messages) if is_wanted and not measured.request.tools else None
     if at is None or not all(message.is_system for message in messages[at + 1 :]):
         return None
@@ -327,3 +303,63 @@ def _exchange(said: str, queries: Sequence[str], texts: Sequence[str]) -> tuple[
         {"role": "tool", "tool_call_id": each, "content": text} for each, text in zip(ids, texts, strict=True)
     ]
     return tuple(map(parse_message, ({"role": "assistant", "content": said, "tool_calls": calls}, *results)))
+
+
+# ------------------------------------------------------------------ pins
+
+
+async def with_pins(store: Store, measured: MeasuredRequest) -> MeasuredRequest:
+    """Returns a request whose conversation knows its pinned messages; `measured` has its hashes.
+
+    The list of a request is the conversation's from then on, kept as entries of the hash chain under its first message,
+    without any text; a request without one goes by the last list.
+
+    Raises:
+        BadWish: a pin of the request is in no message of the person's, or all of them are too large.
+    """
+    conversation, pins, scope = measured.conversation, measured.context.pins, measured.context.scope
+    entries, limit_tokens = conversation.hashes[1:], int(_PINNED_SHARE * measured.window.tokens)
+    if not entries or measured.context.is_client_summary:
+        return measured
+    fact, kept = f"pins:{entries[0]}", list[str]()
+    # The store tells its own troubles; the request is too long either way.
+    with contextlib.suppress(Exception):
+        kept = (await store.get_fact(scope, fact) or "").split()
+    if pins is None:
+        places = {entry: conversation.prefix + at for at, entry in enumerate(entries)}
+        indices = [places[entry] for entry in kept if entry in places]
+        # A window may have shrunk.
+        tokens = accumulate(conversation.sizes[index] for index in indices)
+        indices = indices[: sum(total <= limit_tokens for total in tokens)]
+    else:
+        indices = _pinned(conversation, pins, limit_tokens)
+        # Those of conversations that only begin alike stay.
+        others = [entry for entry in kept if entry not in entries]
+        listed = [*others, *(entries[index - conversation.prefix] for index in indices)][-_MOST_PINNED:]
+        if listed != kept:
+            with contextlib.suppress(Exception):
+                await store.put_fact(scope, fact, " ".join(listed))
+    if not indices:
+        return measured
+    conversation = replace(conversation, pins=tuple(indices))
+    budget = replace(measured.budget, floor_tokens=conversation.floor_tokens)
+    return replace(measured, conversation=conversation, budget=budget)
+
+
+def _pinned(conversation: View, pins: Sequence[str], limit_tokens: int) -> list[int]:
+    """The indices of the person's messages that pins name: of each the newest with these words."""
+    messages, indices = conversation.messages, dict[int, None]()
+    persons = [at for at in range(len(messages) - 1, conversation.prefix - 1, -1) if is_persons(messages[at])]
+    for number, pin in enumerate(pins, 1):
+        words = " ".join(pin.split())
+        index = next((at for at in persons if words in " ".join(messages[at].text.split())), None)
+        if index is None:
+            raise BadWish(f"Pin {number} is in no message of the user's: allowed are words of one.")
+        indices[index] = None
+    tokens = sum(conversation.sizes[index] for index in indices)
+    if tokens > limit_tokens:
+        raise BadWish(
+            f"The pinned messages have {tokens} tokens; at most {limit_tokens} can stay pinned, a tenth of the "
+            "window. Pin fewer or shorter messages."
+        )
+    return [*indices]

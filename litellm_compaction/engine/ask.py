@@ -52,8 +52,7 @@ logger = logging.getLogger("litellm_compaction")
 REQUEST_TOKENS = 200
 # Words for a token bound: 0.6 words a token leaves room in every language we measured.
 _WORDS_PER_TOKEN, _LEAST_WORDS = 0.6, 40
-_MAX_PARTS = 6
-_OVERRUN_RATIO = 1.25
+_MAX_PARTS, _OVERRUN_RATIO = 6, 1.25
 # The heading of the record so far, rounded up; and the least room for what is to be summarized.
 _HEADING_TOKENS, _LEAST_ROOM_TOKENS = 64, 200
 # The chat template's own tokens around the summariser's one user message, rounded up.
@@ -75,7 +74,6 @@ _REJECTED = (
 
 _Found = TypeVar("_Found")
 _Count = Callable[[str], int]
-_Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,15 +199,16 @@ def _words_for(tokens: int) -> int:
     return max(int(tokens * _WORDS_PER_TOKEN), _LEAST_WORDS)
 
 
-class _Limit(NamedTuple):
-    """The budget of a pruning model's prompts, its room to think besides the answer, and its tokenizer."""
+class _Writer(NamedTuple):
+    """A pruning model, the budget of its prompts, its room to think besides the answer, and its tokenizer."""
 
+    model: PruningModel
     budget: Budget
     thinking_tokens: int
     count: _Count
 
     @property
-    def tokens(self) -> int:
+    def limit_tokens(self) -> int:
         return self.budget.prompt_limit_tokens - _TEMPLATE_TOKENS
 
 
@@ -221,7 +220,12 @@ class SummaryClient:
     """
 
     def __init__(
-        self, windows: Windows, counter: TokenCounter, sources: Sources, recaller: Recaller | None, clock: _Clock
+        self,
+        windows: Windows,
+        counter: TokenCounter,
+        sources: Sources,
+        recaller: Recaller,
+        clock: Callable[[], float],
     ) -> None:
         self._windows, self._counter, self._sources = windows, counter, sources
         self._recaller, self._clock = recaller, clock
@@ -236,30 +240,30 @@ class SummaryClient:
             effort.reason = "nothing_new"
             return ""
 
-        async def asked(model: PruningModel, limit: _Limit) -> str:
-            is_brief = min(measured.window.tokens, limit.budget.window_tokens) < _BRIEF_BELOW_TOKENS
+        async def asked(writer: _Writer) -> str:
+            ask, count, is_same = writer.model.quiet_ask, writer.count, writer.model.is_same
             own = replace(
-                job, prompt_limit_tokens=limit.tokens, thinking_tokens=limit.thinking_tokens, is_brief=is_brief
+                job,
+                prompt_limit_tokens=writer.limit_tokens,
+                thinking_tokens=writer.thinking_tokens,
+                is_brief=min(measured.window.tokens, writer.budget.window_tokens) < _BRIEF_BELOW_TOKENS,
             )
             # A record written ahead must leave the conversation in the server's cache.
-            is_ahead = step.draft.state == "ready" and model.is_same
-            appended = await self._appended(measured, step, own, limit) if model.is_same else None
-            if appended is not None:
-                request, replaced_tokens = appended
+            may_reformat = not (is_same and step.draft.state == "ready")
+            if is_same and (request := await self._appended(measured, step, own, writer)) is not None:
                 # Its writer sees more than the part that the summary replaces.
-                source = (job.request, job.focus, *map(visible_text, request.messages))
+                source = (own.request, own.focus, *map(visible_text, request[0].messages))
                 try:
-                    with self._call(measured, model, effort):
-                        return await written(own, model.quiet_ask, limit.count, request, source, replaced_tokens)
+                    with self._call(measured, writer, effort):
+                        return await written(own, ask, count, request[0], source, request[1])
                 except SummaryFailed as error:
                     has_calls = measured.context.attempts.summary_calls_left > 0
-                    if is_ahead or not has_calls or error.reason not in _WORTH_REFORMATTING:
+                    if not (may_reformat and has_calls and error.reason in _WORTH_REFORMATTING):
                         raise
-            elif is_ahead:
+            if not may_reformat:
                 return ""
-            with self._call(measured, model, effort):
-                own = await self._bounded(measured, model, own, limit.count)
-                return await summarize(own, model.quiet_ask, limit.count)
+            with self._call(measured, writer, effort):
+                return await summarize(await self._bounded(measured, writer, own), ask, count)
 
         return await self._first(measured, job.summary_tokens, effort, asked) or ""
 
@@ -269,17 +273,14 @@ class SummaryClient:
         choices = offered(measured.conversation.rest, step.draft)
         answer_tokens = plan_tokens(step.summary_tokens, len(choices))
 
-        async def asked(model: PruningModel, limit: _Limit) -> Compaction:
-            asking = partial(_question, measured, step, choices, limit, answer_tokens, is_same=model.is_same)
+        async def asked(writer: _Writer) -> Compaction:
+            asking = partial(_question, measured, step, choices, writer, answer_tokens)
             prompt, most_tokens = await off_loop(messages, asking)
             if not prompt:
                 raise SummaryFailed("small_window")
-            with self._call(measured, model, effort):
-                answer, _ = await _asked(model.quiet_ask, _asking(prompt), most_tokens)
-            compaction = await off_loop(messages, partial(_compaction, measured, step, prompt, choices, answer))
-            if compaction is None:
-                raise SummaryFailed(_INVALID)
-            return compaction
+            with self._call(measured, writer, effort):
+                answer, _ = await _asked(writer.model.quiet_ask, _asking(prompt), most_tokens)
+            return await off_loop(messages, partial(_chosen, measured, step, prompt, choices, answer))
 
         return await self._first(measured, answer_tokens, effort, asked)
 
@@ -288,21 +289,20 @@ class SummaryClient:
         measured: MeasuredRequest,
         answer_tokens: int,
         effort: Effort,
-        asked: Callable[[PruningModel, _Limit], Awaitable[_Found]],
+        asked: Callable[[_Writer], Awaitable[_Found]],
     ) -> _Found | None:
         """What the first model gives that gives anything; one time limit for all calls of a model."""
         context = measured.context
         for model in context.pruning_models:
             key = (context.scope, model.target.key)
             useless, when_s = self._useless.get(key, (0, -math.inf))
-            if useless >= _USELESS_IN_A_ROW and self._clock() < when_s + _PAUSE_S:
-                effort.reason = effort.reason or "paused"
-                continue
-            limit = await self._limit(measured, model, answer_tokens, effort)
-            if limit is None:
+            is_paused = useless >= _USELESS_IN_A_ROW and self._clock() < when_s + _PAUSE_S
+            writer = "paused" if is_paused else await self._writer(measured, model, answer_tokens)
+            if isinstance(writer, str):
+                effort.reason = effort.reason or writer
                 continue
             try:
-                found = await within_s(asked(model, limit), context.settings.summary_timeout_s)
+                found = await within_s(asked(writer), context.settings.summary_timeout_s)
             except SummaryFailed as error:
                 effort.reason = error.reason
                 if error.reason == _INVALID:
@@ -319,34 +319,20 @@ class SummaryClient:
             effort.reason = ""
         return None
 
-    @contextmanager
-    def _call(self, measured: MeasuredRequest, model: PruningModel, effort: Effort) -> Iterator[None]:
-        measured.context.attempts.summary_calls_left -= 1
-        effort.calls, effort.pruning_model = effort.calls + 1, model.label
-        started_s = self._clock()
-        try:
-            yield
-        finally:
-            effort.seconds += self._clock() - started_s
-
-    async def _limit(
-        self, measured: MeasuredRequest, model: PruningModel, answer_tokens: int, effort: Effort
-    ) -> _Limit | None:
-        """The bound on a prompt; None, and why in `effort`, if the model cannot be asked.
+    async def _writer(self, measured: MeasuredRequest, model: PruningModel, answer_tokens: int) -> _Writer | str:
+        """A model as it can be asked, or in a word why it cannot.
 
         One that LM Studio would have to load is not: that may evict the model that is being served.
         """
         if measured.context.attempts.summary_calls_left <= 0:
-            effort.reason = effort.reason or "attempts"
-            return None
+            return "attempts"
         window, family, count = measured.window, measured.family, measured.count_text
         likely_ratio = measured.count.other_likely_ratio
         if not model.is_same:
             try:
                 window = await self._windows.resolve(model.target)
             except (ModelNotLoaded, WindowUnknown) as error:
-                effort.reason = f"pruning_model_{_WHY.get(type(error), 'no_window')}"
-                return None
+                return f"pruning_model_{_WHY.get(type(error), 'no_window')}"
             family = self._sources.family(model.target, window)
             # In the shape of every prompt for it; a list without messages is refused by many templates.
             likely_ratio = (await self._counter.count(model.target.key, family, _asking(""))).other_likely_ratio
@@ -359,29 +345,35 @@ class SummaryClient:
             floor_tokens=0,
             likely_ratio=likely_ratio,
         )
-        return _Limit(budget, thinking_tokens, count)
+        return _Writer(model, budget, thinking_tokens, count)
+
+    @contextmanager
+    def _call(self, measured: MeasuredRequest, writer: _Writer, effort: Effort) -> Iterator[None]:
+        measured.context.attempts.summary_calls_left -= 1
+        effort.calls, effort.pruning_model = effort.calls + 1, writer.model.label
+        started_s = self._clock()
+        try:
+            yield
+        finally:
+            effort.seconds += self._clock() - started_s
 
     async def _told(self, target: Target, request: Request) -> int | None:
         """The server's count of a request; None if its protocol is not believed."""
-        return (
-            await self._windows.tokens_of(target, request) if self._counter.protocol.is_believed(target.key) else None
-        )
+        is_believed = self._counter.protocol.is_believed(target.key)
+        return await self._windows.tokens_of(target, request) if is_believed else None
 
-    async def _bounded(
-        self, measured: MeasuredRequest, model: PruningModel, job: SummaryJob, count: _Count
-    ) -> SummaryJob:
+    async def _bounded(self, measured: MeasuredRequest, writer: _Writer, job: SummaryJob) -> SummaryJob:
         """`job` with a smaller limit if the server's tokenizer counts more tokens for its text than ours."""
         text = "\n".join((job.instruction, *job.source))[:_SAMPLE_CHARS]
-        told = await self._told(measured.context.target if model.is_same else model.target, _asking(text))
+        target = measured.context.target if writer.model.is_same else writer.model.target
+        told, count = await self._told(target, _asking(text)), writer.count
         # A text may be counted by another ratio than its lines, each of which is of another script.
         ours = await off_loop(job.messages, lambda: min(count(text), sum(map(count, text.splitlines()))))
         ours += _TEMPLATE_TOKENS
-        if told is None or told <= ours:
-            return job
-        return replace(job, prompt_limit_tokens=job.prompt_limit_tokens * ours // told)
+        return replace(job, prompt_limit_tokens=job.prompt_limit_tokens * ours // max(told or 0, ours))
 
     async def _appended(
-        self, measured: MeasuredRequest, step: Step, job: SummaryJob, limit: _Limit
+        self, measured: MeasuredRequest, step: Step, job: SummaryJob, writer: _Writer
     ) -> tuple[Request, int] | None:
         """The conversation to send again in append mode, and the tokens that its summary replaces; None if it cannot.
 
@@ -391,110 +383,104 @@ class SummaryClient:
         shows_all = base is None or (base.is_record and base.summarized_messages == base.covered_messages)
         # A forced call would be all that comes back, and the older `functions`, without a `type`, cannot be sent here.
         has_tools_only = all(isinstance(tool, Mapping) and "type" in tool for tool in measured.request.tools)
-        may_answer = has_tools_only and measured.request.tool_choice in (None, "auto", "none")
-        if not (shows_all and may_answer):
+        if not (shows_all and has_tools_only and measured.request.tool_choice in (None, "auto", "none")):
             return None
         kept, asked = await off_loop(conversation.messages, lambda: self._in_append_mode(measured, step, job))
-        tools = self._recaller.tools(measured) if self._recaller is not None and base is not None else None
+        tools = self._recaller.tools(measured) if base is not None else None
         # The client's other parameters are not sent here.
         request = replace(measured.request, messages=asked, tools=measured.request.tools if tools is None else tools)
         counted = await self._counter.count(target.key, measured.family, request, asker=target.asker)
         told = await self._told(target, request)
         if told is None:
             # Of this prompt the server may have counted the beginning, or not.
-            does_fit = replace(limit.budget, likely_ratio=counted.likely_ratio).fits(counted.tokens)
+            does_fit = replace(writer.budget, likely_ratio=counted.likely_ratio).fits(counted.tokens)
         else:
             media_tokens = math.ceil(counted.own.amounts.media * counted.rates[1].usual)
-            does_fit = told + media_tokens <= limit.tokens
+            does_fit = told + media_tokens <= writer.limit_tokens
         return (request, sum(counted.sizes[conversation.prefix : len(kept)])) if does_fit else None
 
     def _in_append_mode(
         self, measured: MeasuredRequest, step: Step, job: SummaryJob
-    ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    ) -> tuple[Sequence[Message], tuple[Message, ...]]:
         """The covered conversation as the server was last sent it, and the same with the instruction after it."""
         messages, base, end = measured.conversation.messages, step.base, step.draft.covered_messages
         current = apply(messages, base) if base else messages
         sent = current[: len(current) - (len(messages) - measured.conversation.prefix - end)]
-        if base is not None and self._recaller is not None:
+        if base is not None:
             sent = self._recaller.with_found(sent, measured, base.covered_messages, end)
         prefix = job.strategy.history(sent)
         earlier: Literal["none", "stays", "goes"]
         earlier = "goes" if job.earlier else "none" if base is None else "stays"
-        return tuple(prefix), appended(prefix, instruction=job.instruction, earlier=earlier, focus=job.focus)
+        return prefix, appended(prefix, instruction=job.instruction, earlier=earlier, focus=job.focus)
 
 
 def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
-    base, pinned, conversation = step.base, step.draft.pinned, measured.conversation
-    covered = conversation.rest[: step.draft.covered_messages]
+    base, draft, conversation = step.base, step.draft, measured.conversation
+    covered = conversation.rest[: draft.covered_messages]
     start = base.summarized_messages if base else 0
-    strategy = STRATEGIES[step.draft.level]
     # A round that stayed with the record is in no summary yet.
     stayed = [at for at in (base.pinned if base else ()) if at < start and covered[at].role != "user"]
-    forms = (Form(at, "whole") for at in pinned)
-    sent = [message for message in in_forms(covered, forms) if message is not None]
-    shown = [*shown_behind(sent, start, base.covered_part if base else None)]
-    fresh = [each for at, each in enumerate(shown) if (at >= start or at in stayed) and at not in pinned]
+    sent = [each for each in in_forms(covered, (Form(at, "whole") for at in draft.pinned)) if each is not None]
+    shown = enumerate(shown_behind(sent, start, base.covered_part if base else None))
+    fresh = [each for at, each in shown if (at >= start or at in stayed) and at not in draft.pinned]
+    strategy = STRATEGIES[draft.level]
     return SummaryJob(
         messages=strategy.history(fresh),
         earlier=base.summary if base and step.integrates else "",
         request=excerpt(request_text(conversation.messages), REQUEST_TOKENS, measured.count_text),
         summary_tokens=step.summary_tokens,
-        round_number=step.draft.round,
+        round_number=draft.round,
         strategy=strategy,
         focus=measured.context.focus,
     )
 
 
 def _question(
-    measured: MeasuredRequest, step: Step, choices: list[int], limit: _Limit, answer_tokens: int, *, is_same: bool
+    measured: MeasuredRequest, step: Step, choices: list[int], writer: _Writer, answer_tokens: int
 ) -> tuple[str, int]:
     """The question about the messages at `choices`, "" if it does not fit, and the bound on its answer."""
-    conversation, compaction, prefix = measured.conversation, step.draft, measured.conversation.prefix
-    limit_tokens, room_tokens = limit.tokens, answer_tokens + limit.thinking_tokens
-    if is_same:
+    conversation, draft, count = measured.conversation, step.draft, measured.count_text
+    limit_tokens, room_tokens = writer.limit_tokens, answer_tokens + writer.thinking_tokens
+    if writer.model.is_same:
         # The room reserved in a shared context for a summary has to do for this, too.
         limit_tokens = min(limit_tokens, measured.count.tokens + SUMMARY_EXTRA_TOKENS - room_tokens)
-    shown = covered_as_sent(conversation.rest, compaction)
+    shown = covered_as_sent(conversation.rest, draft)
     messages = [message for at in choices if (message := shown[at]) is not None]
     prompt = pruning_prompt(
-        prompt=STRATEGIES[compaction.level].prompt,
+        prompt=STRATEGIES[draft.level].prompt,
         values={
             "words": _words_for(step.summary_tokens),
-            "round": compaction.round,
+            "round": draft.round,
             "current_tokens": step.now_tokens,
             "target_tokens": step.predicted_tokens,
             "limit_tokens": measured.window.tokens,
         },
-        request=excerpt(request_text(conversation.messages), REQUEST_TOKENS, measured.count_text),
-        earlier=compaction.omissions,
+        request=excerpt(request_text(conversation.messages), REQUEST_TOKENS, count),
+        earlier=draft.omissions,
         focus=measured.context.focus,
         messages=messages,
-        sizes=[measured.count_text(message.text) + 4 for message in messages],
+        sizes=[count(message.text) + 4 for message in messages],
         limit_tokens=limit_tokens,
-        count=limit.count,
+        count=writer.count,
     )
-    spare_tokens = limit_tokens - limit.count(prompt)
-    offered_tokens = sum(conversation.sizes[prefix + at] for at in choices)
+    spare_tokens = limit_tokens - writer.count(prompt)
+    offered_tokens = sum(conversation.sizes[conversation.prefix + at] for at in choices)
     # All that is offered may be written once more, and a model that only thought is asked again with twice the room.
     return prompt, room_tokens + min(max(spare_tokens - room_tokens, 0) // 2, offered_tokens)
 
 
-def _compaction(
-    measured: MeasuredRequest, step: Step, prompt: str, choices: list[int], answer: str
-) -> Compaction | None:
-    """The compaction that the answer stands for; None if it is no answer, or changes nothing."""
-    base, rest = step.draft, measured.conversation.rest
+def _chosen(measured: MeasuredRequest, step: Step, prompt: str, choices: list[int], answer: str) -> Compaction:
+    """The compaction that an answer stands for; a SummaryFailed if it is no answer, or changes nothing."""
+    draft, rest = step.draft, measured.conversation.rest
     try:
         wishes = read_answer(answer, rest, choices, prompt=prompt)
     except ValueError:
-        return None
-    compaction = pruned(rest, base, choices, wishes)
-    if compaction == base:
-        return None
+        raise SummaryFailed(_INVALID) from None
+    compaction = pruned(rest, draft, choices, wishes)
     # Words of a model, as any other summary.
     texts = [each.text for each in rest]
-    summary = judged(wishes.summary, instruction=STRATEGIES[base.level].prompt, source=texts).text
-    said = "\n\n".join(filter(None, (base.omissions, summary)))
-    if not said and set(choices) <= compaction.gone:
-        return None
+    summary = judged(wishes.summary, instruction=STRATEGIES[draft.level].prompt, source=texts).text
+    said = "\n\n".join(filter(None, (draft.omissions, summary)))
+    if compaction == draft or (not said and set(choices) <= compaction.gone):
+        raise SummaryFailed(_INVALID)
     return replace(compaction, omissions=excerpt(said, step.summary_tokens, measured.count_text))

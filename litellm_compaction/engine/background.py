@@ -16,9 +16,9 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from litellm_compaction.concurrency import Bounded, Tasks, ended, off_loop_if
 from litellm_compaction.core.budget import gains
@@ -51,25 +51,23 @@ _CLOSING_S = 1.0
 _MAX_OWNERS = 4096
 
 
-class _Turn(NamedTuple):
-    """A conversation and its answer, which the cache of its server held last."""
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A conversation and its answer, which its server's cache held last; `writer` waits for quiet, and writes."""
 
     request: Request
     context: RequestContext
     answer: str
+    writer: asyncio.Task[None] | None = None
 
 
 class Background:
     """Writes records ahead; `quiet_s` is for how long a server has been idle before it is asked."""
 
     def __init__(self, engine: Compactor, *, clock: Callable[[], float], quiet_s: float) -> None:
-        self._engine = engine
-        self._clock = clock
-        self._quiet_s = quiet_s
-        # By server: the conversation for which something may still be written, and who waits for its quiet or has it
-        # write, or a model of it for another server's conversation.
-        self._next: dict[str, _Turn] = {}
-        self._writers: dict[str, asyncio.Task[None]] = {}
+        self._engine, self._clock, self._quiet_s = engine, clock, quiet_s
+        # By server: for what something may still be written there, or is, for another server's conversation.
+        self._turns: dict[str, _Turn] = {}
         self._tasks = Tasks()
         # When calls were begun for a tenant's conversations with one model, oldest first.
         self._begun_s: Bounded[str, deque[float]] = Bounded(_MAX_OWNERS)
@@ -79,61 +77,58 @@ class Background:
     ) -> None:
         """Takes note of an answer that has ended; begins nothing before its server has been idle for a moment.
 
+        After one beside a conversation the wait begins anew for that conversation.
+
         Args:
             request: the conversation, as the client sent it.
             answer: its text; "" if the model has called tools.
             used_tokens: of the window, with the answer.
         """
         name, settings = server_of(context), context.settings
+        before = turn = self._turns.get(name)
         if not context.is_beside:
             may_write = settings.background != "off" and settings.constants.max_summary_calls > 0
             ends_in_answer = bool(request.messages) and request.messages[-1].role == "assistant"
             is_ready = prepared.budget.is_filling(used_tokens) and not (ends_in_answer or request.has_own_template)
-            if context.may_write_ahead is None or not (may_write and is_ready):
+            if not (may_write and is_ready):
                 return
-            self._next[name] = _Turn(request, context, answer)
-        if name in self._next:
-            if (before := self._writers.get(name)) is not None:
-                before.cancel()
-            self._writers[name] = self._tasks.begin(self._when_quiet(name, self._next[name]))
+            turn = self._turns[name] = _Turn(request, context, answer)
+        if before is not None and before.writer is not None:
+            before.writer.cancel()
+        if turn is not None:
+            turn.writer = self._tasks.begin(self._when_quiet(name, turn))
 
     async def make_way(self, name: str, *, is_beside: bool = False) -> None:
-        """Leaves a server, by its name of `server_of`, to a request that comes: returns when the call is closed.
-
-        The end of an answer begins the wait anew: of one beside a conversation, for that conversation.
-        """
-        if not is_beside:
-            # The cache will hold another one.
-            self._next.pop(name, None)
-        if (writer := self._writers.pop(name, None)) is not None and not writer.done():
-            writer.cancel()
-            await asyncio.wait({writer}, timeout=_CLOSING_S)
+        """Leaves a server, by its name of `server_of`, to a request that comes: returns when the call is closed."""
+        # After any but one beside the conversation the cache will hold another one.
+        turn = self._turns.get(name) if is_beside else self._turns.pop(name, None)
+        if turn is not None and turn.writer is not None:
+            turn.writer.cancel()
+            await asyncio.wait({turn.writer}, timeout=_CLOSING_S)
 
     async def aclose(self) -> None:
         await ended(self._tasks)
 
     async def _when_quiet(self, name: str, turn: _Turn) -> None:
-        task = asyncio.current_task()
         names = {name, *(str(model.target.api_base) for model in turn.context.pruning_models)}
+        is_idle, is_over = self._engine.admission.is_idle, False
         try:
             await asyncio.sleep(self._quiet_s)
-            is_free = all(self._writers.get(each, task) is task for each in names)
-            if task is None or not is_free or not all(map(self._engine.admission.is_idle, names)):
-                return
-            self._writers |= dict.fromkeys(names, task)
-            await self._write(turn)
-            self._next.pop(name, None)
-        except CompactionError as error:
-            logger.debug("background reason=%s", type(error).__name__)
+            if all(self._turns.get(each, turn) is turn and is_idle(each) for each in names):
+                self._turns |= dict.fromkeys(names, turn)
+                await self._write(turn)
+                is_over = True
         except Exception as error:  # noqa: BLE001 - no request waits for it, and none must suffer by it (P8)
-            logger.warning("background error=%s; the record is written when it is needed", type(error).__name__)
+            level = logging.DEBUG if isinstance(error, CompactionError) else logging.WARNING
+            logger.log(level, "background error=%s; the record is written when it is needed", type(error).__name__)
         finally:
             for each in names:
-                if self._writers.get(each) is task:
-                    del self._writers[each]
+                if self._turns.get(each) is turn and (is_over or each != name):
+                    del self._turns[each]
 
     async def _write(self, turn: _Turn) -> None:
-        if turn.context.may_write_ahead is None or not await turn.context.may_write_ahead():
+        engine, may_write = self._engine, turn.context.may_write_ahead
+        if may_write is None or not await may_write():
             return
         # Nothing is loaded for it, and no server asked for a count.
         attempts = Attempts(summary_calls_left=1)
@@ -141,27 +136,25 @@ class Background:
             turn.context, now=False, focus="", pins=None, measure=None, warm_up=nothing, attempts=attempts
         )
         request = replace(turn.request, messages=turn_ended(turn.request.messages, turn.answer))
-        measured = await hashed(await self._engine.measurer.measure(request, context))
-        measured, stored = await self._engine.decider.known(measured)
-        if context.has_siblings and not self._engine.room(context).is_shared(measured.window):
-            return
-        if await self._engine.windows.is_busy(context.target):
-            # Another program uses the model without this proxy, such as LM Studio's own window.
+        measured = await hashed(await engine.measurer.measure(request, context))
+        measured, stored = await engine.maker.find(measured)
+        is_alone = not context.has_siblings or engine.room(context).is_shared(measured.window)
+        # Another program may use the model without this proxy, such as LM Studio's own window.
+        if not is_alone or await engine.windows.is_busy(context.target):
             return
         same = next((model for model in context.pruning_models if model.is_same), None)
         planned = (measured.conversation, measured.budget, measured.options)
         # After the instruction a server that rereads cannot go back to the conversation: it would read all of it anew.
-        may_ask = not (measured.rereads and same) or measured.budget.own.triggers(measured.count.tokens)
-        step = await off_loop_if(measured.is_long, partial(plan_ahead, *planned, stored)) if may_ask else None
-        written = await self._made(measured, step) if step is not None else None
-        if same is None:
-            return
-        known = stored if written is None else [written, *stored]
-        reading = await off_loop_if(measured.is_long, partial(plan_reading, *planned, known))
-        # A record was counted when it was begun, and is read once; an edit is made now.
-        compaction = await self._made(measured, reading) if isinstance(reading, Step) else reading
-        if compaction is not None:
-            await self._read(measured, compaction, same)
+        if not (measured.rereads and same) or measured.budget.own.triggers(measured.count.tokens):
+            ahead = await off_loop_if(measured.is_long, partial(plan_ahead, *planned, stored))
+            written = await self._made(measured, ahead) if ahead is not None else None
+            stored = [written, *stored] if written is not None else stored
+        if same is not None:
+            reading = await off_loop_if(measured.is_long, partial(plan_reading, *planned, stored))
+            # A record was counted when it was begun, and is read once; an edit is made now.
+            compaction = await self._made(measured, reading) if isinstance(reading, Step) else reading
+            if compaction is not None:
+                await self._read(measured, compaction, same)
 
     async def _made(self, measured: MeasuredRequest, step: Step) -> Compaction | None:
         """The record or the edit of a step, stored for when it is needed; None for none."""
@@ -169,25 +162,25 @@ class Background:
         if len(begun_s) == MOST_PER_HOUR and self._clock() - begun_s[0] < _HOUR_S:
             return None
         begun_s.append(self._clock())
-        effort, tell = Effort(), partial(self._engine.reporter.decided, measured)
+        effort, tell, tokens = Effort(), partial(self._engine.reporter.decided, measured), measured.count.tokens
         try:
-            async with self._room(measured, measured.count.tokens):
+            async with self._room(measured, tokens):
                 made = await self._engine.maker.make(measured, (step,), effort)
         except asyncio.CancelledError:
-            tell("given_up", after=measured.count.tokens, reason="arrived")
+            tell("given_up", after=tokens, effort=Effort(reason="arrived"))
             raise
         if made is None or (step.is_record and not effort.calls):
             # No model could be asked in a way that leaves the conversation in the cache.
             return None
         made = replace(made, state="ready")
         after_tokens = applied_tokens(measured.conversation, made)
-        if made.level == "truncate" or not gains(after_tokens, measured.count.tokens):
+        if made.level == "truncate" or not gains(after_tokens, tokens):
             effort.reason = effort.reason or "no_gain"
-            tell("given_up", after=measured.count.tokens, effort=effort)
+            tell("given_up", after=tokens, effort=effort)
             return None
         if not await self._engine.maker.put(measured, made):
             return None
-        tell("prepared", after=after_tokens, compaction=made, effort=effort, base=step.base)
+        tell("prepared", after=after_tokens, made=made, effort=effort, base=step.base)
         return made
 
     async def _read(self, measured: MeasuredRequest, compaction: Compaction, model: PruningModel) -> None:

@@ -15,7 +15,7 @@ from datetime import datetime
 from litellm_compaction.core.go_on import Partial, Way, asked_to_go_on, can_end_in_answer, continued_request
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Make
-from litellm_compaction.engine.additions import Quoter, Recaller
+from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.background import QUIET_S, Background
@@ -23,6 +23,7 @@ from litellm_compaction.engine.context import (
     CompactionNeeded,
     ContinuationPlan,
     Decided,
+    Effort,
     PreparedRequest,
     RequestContext,
     nothing,
@@ -30,16 +31,15 @@ from litellm_compaction.engine.context import (
 from litellm_compaction.engine.deciding import Decider
 from litellm_compaction.engine.make import Maker
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, note_length
-from litellm_compaction.engine.pins import Pins
-from litellm_compaction.engine.replies import ReplyReader
-from litellm_compaction.engine.reporting import Reporter
+from litellm_compaction.engine.records import Reporter
+from litellm_compaction.engine.replies import KnownWays, ReplyReader, without_thoughts
 from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.engine.sharing.leases import Leases
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
-from litellm_compaction.engine.ways import KnownWays, without_thoughts
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import Observer
-from litellm_compaction.stores import Board, Originals, Store
+from litellm_compaction.stores import Originals, Store
+from litellm_compaction.stores.rows import Rows
 from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon
 from litellm_compaction.tokens.begun import BegunPrompt, begun_prompt, needed_renderings
@@ -61,7 +61,7 @@ class Compactor:
 
     Args:
         sources: by which vocabulary and template a target is counted; None takes this package's own only.
-        board: of the processes that share the store; None for no others.
+        board: of notes of the processes that share the store; None for no others.
         originals: keeps the messages that compactions cover; None for nowhere. Ends with the compactor.
         quiet_s: for how long a server has been idle before a record is written ahead.
     """
@@ -73,7 +73,7 @@ class Compactor:
         counter: TokenCounter,
         store: Store,
         sources: Sources | None = None,
-        board: Board | None = None,
+        board: Rows | None = None,
         originals: Originals | None = None,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -82,7 +82,7 @@ class Compactor:
     ) -> None:
         self.windows, self.sources, self._wall_clock = windows, sources or Sources(), wall_clock
         self.reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
-        self.recaller = recaller = Recaller(originals) if originals is not None else None
+        self.recaller = recaller = Recaller(originals)
         self.replies = ReplyReader(windows=windows, counter=counter, reporter=self.reporter)
         self.known_ways = KnownWays(wall_clock)
         self.leases = leases = Leases(board, clock=clock) if board is not None else None
@@ -95,7 +95,6 @@ class Compactor:
         client = SummaryClient(windows, counter, self.sources, recaller, clock)
         self.maker = Maker(client, store, originals)
         self.asker = Asker(windows=windows, counter=counter, measurer=measurer, admission=admission, clock=clock)
-        self.pins, self.quoter = Pins(store), Quoter(measurer)
         self.decider = Decider(self, leases)
         self.background = Background(self, clock=clock, quiet_s=quiet_s)
         admission.make_way = self.background.make_way
@@ -180,7 +179,7 @@ class Compactor:
             step = decision.steps[0] if isinstance(decision, Make) else None
             after = step.predicted_tokens if step is not None else measured.count.tokens
             reason = step.draft.level if step is not None else type(decision).__name__.lower()
-            self.reporter.decided(measured, "observed", after=after, reason=reason)
+            self.reporter.decided(measured, "observed", after=after, effort=Effort(reason=reason))
 
     async def count(self, request: Request, context: RequestContext) -> int:
         """Returns the tokens of a prompt as it came; no model is asked or loaded for it; errors as `guard`."""

@@ -177,7 +177,6 @@ class MeasuredRequest:
     budget: Budget
     window: Window
     family: Family
-    rereads: bool = False  # The server reads a whole prompt again after any change, as far as is known.
     is_long: bool = False  # A walk over its messages takes some ms.
     is_shortened: bool = False  # Its messages are excerpts of the client's, so that they must be sent in any case.
     # Of the part that no compaction can shrink, as a request of its own, if the server was asked for it.
@@ -188,6 +187,11 @@ class MeasuredRequest:
     def count_text(self) -> Callable[[str], int]:
         """Tokens of a text, for this model."""
         return self.conversation.count_text
+
+    @property
+    def rereads(self) -> bool:
+        """The server reads a whole prompt again after any change, as far as is known."""
+        return self.family.rereads
 
     @property
     def options(self) -> CompactionOptions:
@@ -291,18 +295,20 @@ class PreparedRequest:
     def max_output_tokens(self, asked_tokens: int | None, *, is_certain: bool = False) -> int:
         """Returns the upstream `max_tokens` for what the client asked (None or negative: unlimited).
 
-        Room is left for the most that the prompt may take, unless `is_certain`: it ended at such a bound before.
+        Room is left for the most that the prompt may take. `is_certain`: an answer of it ended at such a bound before,
+        so that the rest is for what it is likely to take; what an image costs that answer may not have told.
         """
-        count, window_tokens = self.count, self.budget.window_tokens
+        count, window_tokens, least_tokens = self.count, self.budget.window_tokens, self.budget.rules.answer_min_tokens
         limit = self.budget.max_output_tokens(count.tokens, asked_tokens)
         if is_certain:
-            return limit
+            left_tokens = self.budget.max_output_tokens(count.tokens + count.unpriced_tokens, None)
+            return min(limit, max(left_tokens, least_tokens))
         can_ask = self.measured.context.measure is not None
         # If no server tells a number, the likely most where the other leaves less than half: it would go on often.
         is_bound = can_ask or count.text.is_confirmed or count.high <= window_tokens // 2
         margin_tokens = 0 if count.is_told or count.own.exact else MARGIN_MIN_TOKENS
         left_tokens = window_tokens - (count.high if is_bound else count.likely) - margin_tokens
-        return min(limit, max(left_tokens, self.budget.rules.answer_min_tokens))
+        return min(limit, max(left_tokens, least_tokens))
 
 
 # What is sent, or what has to be made first.

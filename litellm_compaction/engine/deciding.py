@@ -96,13 +96,8 @@ class Decider:
         )
         return (before, earlier) if edits and is_full else (measured, prepared)
 
-    async def known(self, measured: MeasuredRequest) -> tuple[MeasuredRequest, Sequence[Compaction]]:
-        """Returns a request under the hashes of what is stored for it, with its pins, and the stored compactions."""
-        measured, stored = await self._engine.maker.find(measured)
-        return await self._engine.pins.applied(measured), stored
-
     async def _with_stored(self, measured: MeasuredRequest) -> Decided:
-        measured, found = await self.known(measured)
+        measured, found = await self._engine.maker.find(measured)
 
         async def decided(stored: Sequence[Compaction]) -> Decided:
             settled = measured if stored else await self._engine.asker.settled(measured)
@@ -128,8 +123,8 @@ class Decider:
                         # Counted as it is sent it does not do: what is decided without it?
                         known = ()
                         continue
-                    again = await self._engine.asker.fitted(measured)
-                    if again is None:
+                    again = await self._engine.asker.settled(measured, is_sent=True)
+                    if again is measured:
                         return self._kept(measured, cut, is_undone=is_undone)
                     measured, known = again, stored
                 case Make(steps=steps):
@@ -170,7 +165,10 @@ class Decider:
         return None
 
     async def _reusing(self, prepared: PreparedRequest) -> PreparedRequest:
-        return replace(await self._engine.quoter.added(prepared), outcome="reused")
+        return replace(await self._quoted(prepared), outcome="reused")
+
+    async def _quoted(self, prepared: PreparedRequest) -> PreparedRequest:
+        return await self._engine.recaller.quoted(prepared, self._engine.measurer)
 
     def _kept(self, measured: MeasuredRequest, cut: str, *, is_undone: bool) -> PreparedRequest:
         """The request as it came, or with its texts cut; `is_undone` if the owner of its compaction has undone that."""
@@ -184,9 +182,8 @@ class Decider:
         """Tells of a request that is sent as it was decided; a record written ahead is in effect from then on."""
         measured, compaction = prepared.measured, prepared.applied
         if prepared.outcome is not None:
-            self._engine.reporter.decided(
-                measured, prepared.outcome, prepared=prepared, compaction=compaction, reason=prepared.reason
-            )
+            effort = Effort(reason=prepared.reason)
+            self._engine.reporter.decided(measured, prepared.outcome, prepared=prepared, effort=effort)
         if prepared.outcome is not None and compaction is not None and compaction.is_waiting:
             # Also if a later turn is smaller.
             await self._engine.maker.put(measured, replace(compaction, state="applied"))
@@ -223,7 +220,7 @@ class Decider:
         return await off_loop_if(measured.is_long, make)
 
     def _tell_refused(self, measured: MeasuredRequest, tokens: int) -> None:
-        self._engine.reporter.decided(measured, "refused", after=tokens, reason="does_not_fit")
+        self._engine.reporter.decided(measured, "refused", after=tokens, effort=Effort(reason="does_not_fit"))
 
     # ------------------------------------------------------------------ the steps of a plan
 
@@ -240,6 +237,7 @@ class Decider:
 
     async def _climbed(self, needed: CompactionNeeded, room: Reservation | None) -> Decided:
         measured, context, effort = needed.measured, needed.measured.context, Effort()
+        reporter = self._engine.reporter
         for at, step in enumerate(needed.steps):
             made, is_ours = await self._made(needed, needed.steps[at:], room, effort)
             if made is not None and not is_ours:
@@ -251,17 +249,16 @@ class Decider:
             if step.is_record:
                 break
         does_fit = measured.budget.own.fits(measured.count.tokens)
-        again = await (self._engine.asker.fitted(measured) if does_fit else self._engine.asker.with_floor(measured))
-        if again is not None:
+        asker = self._engine.asker
+        again = await (asker.settled(measured, is_sent=True) if does_fit else asker.with_floor(measured))
+        if again is not None and again is not measured:
             return await self.decide(again, needed.stored)
         if does_fit:
             return self._engine.measurer.unchanged(measured)
         for hardest in await self._engine.maker.hardest(measured):
             prepared = await self._applied(measured, hardest, "compacted")
             if prepared.budget.fits(prepared.count.tokens):
-                self._engine.reporter.decided(
-                    measured, "fallback", prepared=prepared, compaction=hardest, reason="bare"
-                )
+                reporter.decided(measured, "fallback", prepared=prepared, effort=Effort(reason="bare"))
                 return prepared
         raise await self.refusal(measured)
 
@@ -280,7 +277,9 @@ class Decider:
             return None
         if not step.is_record:
             # A record is the last step: it is sent whatever the template says.
-            if not await self._engine.asker.does_render(measured, prepared):
+            if not await self._engine.windows.accepts(
+                context.target, prepared.sent(measured.request), measured.request
+            ):
                 return None
             await self._engine.maker.put(measured, made)
         if context.now:
@@ -288,13 +287,12 @@ class Decider:
         elif is_undone(measured.conversation, needed.stored):
             # It would not have fitted otherwise.
             effort.reason = effort.reason or UNDONE
-        prepared = await self._engine.quoter.added(prepared)
+        prepared = await self._quoted(prepared)
         is_fallback = made.level == "truncate" and not context.is_client_summary
         reporter.decided(
             measured,
             "fallback" if is_fallback else "compacted",
             prepared=prepared,
-            compaction=measured.keyed(made),
             effort=effort,
             base=step.base,
             known=next(iter(usable(measured.conversation, needed.stored)), None),

@@ -32,6 +32,7 @@ from litellm_compaction.core.plan import TASK_WINDOW_RATIO, Step
 from litellm_compaction.core.portable import bases_of, ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.core.view import View
+from litellm_compaction.engine.additions import with_pins
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.errors import CompactionError
@@ -39,7 +40,6 @@ from litellm_compaction.stores import Covered, Originals, Store
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 logger = logging.getLogger("litellm_compaction")
-_STORE_TIMEOUT_S = 2.0
 # Of a ledger that holds the task alone: its head, and that of what else it might hold.
 _TASK_BESIDE_TOKENS = 48
 
@@ -55,7 +55,7 @@ class Maker:
         self._originals = originals
 
     async def find(self, measured: MeasuredRequest) -> tuple[MeasuredRequest, list[Compaction]]:
-        """Returns a request under its hashes, and the compactions for its first messages, with the one that came along.
+        """Returns a request with its hashes and pins, and its compactions, with the one that came along.
 
         The hashes are those that it had before its client edited messages that a compaction covers.
         """
@@ -69,7 +69,7 @@ class Maker:
             measured = replace(measured, conversation=await off_loop(measured.conversation.rest, make))
             hashes = frozenset(measured.conversation.hashes)
             stored = [each for each in found if each.covered_hash in hashes]
-        return measured, [*stored, *_portable_bases(measured)]
+        return await with_pins(self._store, measured), [*stored, *_portable_bases(measured)]
 
     async def without_misfits(
         self,
@@ -96,8 +96,7 @@ class Maker:
             )
             for each in stored:
                 with contextlib.suppress(Exception):
-                    forgotten = self._store.delete(scope=measured.context.scope, covered_hash=each.covered_hash)
-                    await asyncio.wait_for(forgotten, _STORE_TIMEOUT_S)
+                    await self._store.delete(scope=measured.context.scope, covered_hash=each.covered_hash)
             return result
 
     async def make(self, measured: MeasuredRequest, steps: Sequence[Step], effort: Effort) -> Compaction | None:

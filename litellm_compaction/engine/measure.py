@@ -1,8 +1,4 @@
-"""Measures a request: counts, budget, and the context length that a warm-up may have to bring.
-
-Every request is measured, and so is the list that is sent for it: its own messages, or those that a compaction leaves,
-counted as they are sent.
-"""
+"""Measures requests: counts, window and budget, of what clients send and of what is sent for it."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from litellm_compaction.concurrency import Flights, is_long, off_loop, off_loop_if
 from litellm_compaction.core.budget import Budget
@@ -28,7 +24,7 @@ from litellm_compaction.core.view import RECORD_TOKENS, View, words_sizes
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.sharing.leases import Leases, shared_name
-from litellm_compaction.errors import OWN_TEMPLATE, ModelNotLoaded, NotServed, WindowUnknown, WindowUnread
+from litellm_compaction.errors import OWN_TEMPLATE, ModelNotLoaded, NotServed
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.counter import TokenCounter
@@ -37,8 +33,6 @@ from litellm_compaction.windows.windows import Target, Window, Windows
 
 # Messages added to a floor that the server has counted may be larger than planned by so much.
 _PLANNED_RATIO = 1.10
-# No model is loaded with a window that cuts this.
-_UNCUT_TOKENS = 2_000
 # Below this share of what it may fill no conversation has ever been compacted, however wrong the count was then.
 _COMPACTED_BEFORE_RATIO = 0.25
 
@@ -54,12 +48,8 @@ class RequestMeasurer:
         recaller: Recaller | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._recaller = recaller
-        self._windows = windows
-        self._leases = leases
-        self._counter = counter
-        self._sources = sources
-        self._clock = clock
+        self._windows, self._counter, self._sources = windows, counter, sources
+        self._leases, self._recaller, self._clock = leases, recaller, clock
         self._warm_ups: Flights[None] = Flights()
 
     async def measure(self, request: Request, context: RequestContext) -> MeasuredRequest:
@@ -70,17 +60,16 @@ class RequestMeasurer:
             ModelNotLoaded: `when_not_loaded` is `error`, or the warm-up did not load the model.
             NotServed: the client brings a template, and the server is not LM Studio, which has its own in any case.
         """
-        started_s = self._clock()
-        if request.has_own_template and not context.target.is_lmstudio:
+        started_s, target = self._clock(), context.target
+        if request.has_own_template and not target.is_lmstudio:
             raise NotServed(OWN_TEMPLATE, "chat_template")
-        window = await self.window(context)
-        family = self._sources.family(context.target, window)
-        count = await self._count(context.target, family, request, window.tokens)
-        if _may_be_cut(count.tokens, window):
-            before, window = window, await self.window(context, prompt_tokens=count.tokens)
-            if window != before:
-                family = self._sources.family(context.target, window)
-                count = await self._count(context.target, family, request, window.tokens)
+        before, window = None, await self.window(context)
+        while window != before:
+            family = self._sources.family(target, window)
+            count = await self._count(target, family, request, window.tokens)
+            before = window
+            if window.may_cut(count.tokens):
+                window = await self.window(context, prompt_tokens=count.tokens)
         make = partial(self._measured, request, context, window, family, count, started_s)
         return await off_loop_if(is_long(request.messages), make)
 
@@ -89,21 +78,14 @@ class RequestMeasurer:
         measured = await self.measure(Request(messages=(user_message(""),)), context)
         return self.by(measured, Estimate.exactly(tokens))
 
-    async def again(self, measured: MeasuredRequest) -> MeasuredRequest:
-        """`measured` by what the counter has learned since."""
-        return self.by(measured, await self.count_request(measured, measured.request))
-
     def by(self, measured: MeasuredRequest, count: Estimate) -> MeasuredRequest:
         """`measured` by another count of its request."""
-        if count is measured.count:
-            return measured
-        return self._like(measured, measured.request, count, is_shortened=measured.is_shortened)
+        return measured if count is measured.count else self._like(measured, measured.request, count)
 
     async def shortened(self, measured: MeasuredRequest, messages: tuple[Message, ...]) -> MeasuredRequest:
         """`measured` with other messages in the client's place; the client will send its own again, so hashes stay."""
         request = replace(measured.request, messages=messages)
-        count = await self.count_request(measured, request)
-        return self._like(measured, request, count, is_shortened=True, tokens_before=measured.tokens_before)
+        return self._like(replace(measured, is_shortened=True), request, await self.count_request(measured, request))
 
     async def count_request(self, measured: MeasuredRequest, request: Request) -> Estimate:
         return await self._count(measured.context.target, measured.family, request, measured.window.tokens)
@@ -113,40 +95,31 @@ class RequestMeasurer:
 
     def with_floor(self, measured: MeasuredRequest, count: Estimate) -> MeasuredRequest:
         """`measured` with sizes by which its floor takes `count`, which is of the floor as a request of its own."""
-        conversation, budget = measured.conversation, measured.budget
-        protected = conversation.protected
-        if (
-            len(protected) == len(conversation.messages) == len(count.sizes)
-            and conversation.floor_sizes == conversation.sizes
-        ):
+        view, budget, protected = measured.conversation, measured.budget, measured.conversation.protected
+        if len(protected) == len(view.messages) == len(count.sizes) and view.floor_sizes == view.sizes:
             # Nothing of it can be covered: the floor is the request.
-            return self._like(measured, measured.request, count, floor_count=count, is_shortened=measured.is_shortened)
-        record_tokens = RECORD_TOKENS if len(protected) < len(conversation.messages) else 0
-        ratio = min(1.0, count.tokens / max(1, conversation.floor_tokens - record_tokens))
-        conversation = replace(
-            conversation,
-            sizes=tuple(
-                math.ceil(size * ratio) if index in protected else size for index, size in enumerate(conversation.sizes)
-            ),
-            words_sizes={index: math.ceil(size * ratio) for index, size in conversation.words_sizes.items()},
-            fixed_tokens=math.ceil(conversation.fixed_tokens * ratio),
+            return replace(self.by(measured, count), floor_count=count)
+        record_tokens = RECORD_TOKENS if len(protected) < len(view.messages) else 0
+        ratio = min(1.0, count.tokens / max(1, view.floor_tokens - record_tokens))
+        sizes = (math.ceil(size * ratio) if at in protected else size for at, size in enumerate(view.sizes))
+        view = replace(
+            view,
+            sizes=tuple(sizes),
+            words_sizes={at: math.ceil(size * ratio) for at, size in view.words_sizes.items()},
+            fixed_tokens=math.ceil(view.fixed_tokens * ratio),
         )
         # In the result only the added part is still in doubt, as much as fits; it is counted again before it is sent.
         share = min(1.0, count.tokens / max(1, replace(budget, likely_ratio=1.0).prompt_limit_tokens))
         likely_ratio = min(budget.likely_ratio, share * count.likely_ratio + (1 - share) * _PLANNED_RATIO)
-        floor_tokens, fixed_tokens = conversation.floor_tokens, conversation.prefix_tokens
+        floor_tokens, fixed_tokens = view.floor_tokens, view.prefix_tokens
         budget = replace(budget, floor_tokens=floor_tokens, fixed_tokens=fixed_tokens, likely_ratio=likely_ratio)
-        return replace(measured, conversation=conversation, budget=budget, floor_count=count)
+        return replace(measured, conversation=view, budget=budget, floor_count=count)
 
     def unchanged(self, measured: MeasuredRequest) -> PreparedRequest:
         """The request as it was measured, to be sent."""
-        return PreparedRequest(
-            action="compacted" if measured.is_shortened else "none",
-            messages=measured.request.messages if measured.is_shortened else None,
-            measured=measured,
-            count=measured.count,
-            budget=measured.budget.own,
-        )
+        messages, budget = measured.request.messages if measured.is_shortened else None, measured.budget.own
+        action: Literal["none", "compacted"] = "none" if messages is None else "compacted"
+        return PreparedRequest(action=action, messages=messages, measured=measured, count=measured.count, budget=budget)
 
     async def applied(
         self, measured: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
@@ -166,50 +139,20 @@ class RequestMeasurer:
         if not budget.fits(count.tokens) and self._recaller is not None and self._recaller.forget(measured):
             # What was looked up for an earlier answer refuses no request.
             return await self.applied(measured, compaction, action)
-        return PreparedRequest(
-            action=action,
-            measured=measured,
-            messages=sent,
-            count=count,
-            budget=budget,
-            tools=tools,
-            applied=compaction,
-        )
+        made = PreparedRequest(action=action, measured=measured, messages=sent, count=count, budget=budget)
+        return replace(made, tools=tools, applied=compaction)
 
     async def text_counter(self, context: RequestContext) -> tuple[Window, Callable[[str], int]]:
-        """Returns a context's window, and its model's counter of text.
-
-        Raises:
-            WindowUnknown, ModelNotLoaded: as `measure`.
-        """
-        window = await self.window(context)
-        family = self._sources.family(context.target, window)
-        return window, self._counter.text_counter(context.target.key, family, asker=context.target.asker)
+        """Returns a context's window, and its model's counter of text; errors as `measure`."""
+        window, target = await self.window(context), context.target
+        family = self._sources.family(target, window)
+        return window, self._counter.text_counter(target.key, family, asker=target.asker)
 
     async def window(self, context: RequestContext, *, prompt_tokens: int = 0) -> Window:
-        """Returns the window of a context's target, after a warm-up if that is needed and wanted.
-
-        Of `prompt_tokens` that a smaller window would cut LM Studio says at once if it still holds them. A model that
-        is not served, it seems, is looked for in a list that begins to be read now.
-
-        Raises:
-            WindowUnknown, ModelNotLoaded: as `measure`.
-        """
-        target = context.target
-        try:
-            window = await self._windows.resolve(target)
-            return await self._windows.confirmed(target, window) if _may_be_cut(prompt_tokens, window) else window
-        except WindowUnread:
-            raise
-        except (ModelNotLoaded, WindowUnknown):
-            pass
-        try:
-            return await self._windows.resolve(target, fresh=True)
-        except ModelNotLoaded:
-            if context.settings.when_not_loaded == "error":
-                raise
-        await self._warm_ups.join(target.key, lambda: self._warm_up(context))
-        return await self._windows.resolve(target, fresh=True)
+        """Returns the window of a context's target by `Windows.ready`, after a warm-up if that is needed and wanted."""
+        join = partial(self._warm_ups.join, context.target.key, partial(self._warm_up, context))
+        load = None if context.settings.when_not_loaded == "error" else join
+        return await self._windows.ready(context.target, prompt_tokens=prompt_tokens, load=load)
 
     async def _warm_up(self, context: RequestContext) -> None:
         """Has the model loaded, by one of the processes that need it: LM Studio loads it once for each that asks.
@@ -222,23 +165,27 @@ class RequestMeasurer:
                 return await self._windows.resolve(context.target, fresh=True)
             return None
 
+        if self._leases is None:
+            await context.warm_up()
+            return
         topic = f"warm-up {shared_name(f'{context.target.api_base} {context.target.model}')}"
         limit_s = context.settings.constants.warm_up_timeout_s
-        leases, alone = self._leases, contextlib.nullcontext()
-        async with leases.one_of_all(topic, loaded, limit_s=limit_s) if leases is not None else alone as found:
+        async with self._leases.one_of_all(topic, loaded, limit_s=limit_s) as window:
             # Another may have done it a moment ago.
-            if found is None and (leases is None or await loaded() is None):
+            if window is None and await loaded() is None:
                 await context.warm_up()
 
-    def _like(self, measured: MeasuredRequest, request: Request, count: Estimate, **changes: Any) -> MeasuredRequest:
+    def _like(self, measured: MeasuredRequest, request: Request, count: Estimate) -> MeasuredRequest:
         """A request made of `measured`'s, which comes again under the same hashes."""
         made = self._measured(request, measured.context, measured.window, measured.family, count, measured.started_s)
-        known = measured.conversation
-        conversation = replace(
-            made.conversation, hashes=known.hashes, words_hashes=known.words_hashes, seen=known.seen, pins=known.pins
+        view = measured.conversation
+        view = replace(
+            made.conversation, hashes=view.hashes, words_hashes=view.words_hashes, seen=view.seen, pins=view.pins
         )
-        budget = replace(made.budget, floor_tokens=conversation.floor_tokens) if known.pins else made.budget
-        return replace(made, conversation=conversation, budget=budget, **changes)
+        tokens_before = measured.tokens_before if measured.is_shortened else count.tokens
+        budget = replace(made.budget, floor_tokens=view.floor_tokens) if view.pins else made.budget
+        is_shortened = measured.is_shortened
+        return replace(made, conversation=view, budget=budget, is_shortened=is_shortened, tokens_before=tokens_before)
 
     def _measured(
         self,
@@ -254,7 +201,7 @@ class RequestMeasurer:
         count_text = self._counter.text_counter(context.target.key, family, asker=context.target.asker, text=count.text)
         # A request made of this one begins otherwise: the server's number for its beginning is no help for that.
         sizes = tuple(math.ceil(size * count.other_ratio) for size in count.sizes)
-        conversation = View(
+        view = View(
             messages=request.messages,
             sizes=sizes,
             words_sizes=words_sizes(request.messages, sizes, count_text),
@@ -263,31 +210,26 @@ class RequestMeasurer:
             hashes=(),
             own_tokens=count.tokens,
         )
+        budget = Budget(
+            rules=context.rules(reasons=family.reasons),
+            window_tokens=window.tokens,
+            floor_tokens=view.floor_tokens,
+            likely_ratio=count.made_likely_ratio,
+            own_likely_ratio=count.likely_ratio,
+            fixed_tokens=view.prefix_tokens,
+        )
         return MeasuredRequest(
             context=context,
             request=request,
-            conversation=conversation,
+            conversation=view,
             count=count,
             tokens_before=count.tokens,
-            budget=Budget(
-                rules=context.rules(reasons=family.reasons),
-                window_tokens=window.tokens,
-                floor_tokens=conversation.floor_tokens,
-                likely_ratio=count.made_likely_ratio,
-                own_likely_ratio=count.likely_ratio,
-                fixed_tokens=conversation.prefix_tokens,
-            ).with_trigger(context.threshold_tokens),
+            budget=budget.with_trigger(context.threshold_tokens),
             window=window,
             family=family,
-            rereads=family.rereads,
             is_long=is_long(request.messages),
             started_s=started_s,
         )
-
-
-def _may_be_cut(prompt_tokens: int, window: Window) -> bool:
-    """The model may have been loaded anew with a window that such a prompt does not fit."""
-    return prompt_tokens > min(_UNCUT_TOKENS, window.tokens // 4)
 
 
 async def hashed(measured: MeasuredRequest) -> MeasuredRequest:

@@ -1,28 +1,188 @@
-"""A record outside of a request: its receipt, its view beside the messages that it covers, and its end.
+"""What is told of records: decisions to observers, in numbers alone, receipts to clients, and a view to their owner.
 
-The proxy writes receipts into headers and usage, and shows a record to its owner; the command line shows it to an
-operator.
+And a record's end, if its owner undoes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.compaction import Compaction, compaction_id, covered_as_sent, mark_of
+from litellm_compaction.core.compaction import Compaction, applied_tokens, compaction_id, covered_as_sent, mark_of
 from litellm_compaction.core.messages import Message, user_message, visible_text
-from litellm_compaction.events import CompactionEvent, event_from_json
+from litellm_compaction.core.rounds import open_round_start
+from litellm_compaction.engine.context import Effort, MeasuredRequest, PreparedRequest, RequestContext
+from litellm_compaction.events import (
+    USED_AHEAD,
+    USED_EARLY,
+    CompactionEvent,
+    ContinuationEvent,
+    ContinuationOutcome,
+    Event,
+    Observer,
+    Outcome,
+    TruncationAlarm,
+    event_from_json,
+)
 from litellm_compaction.stores import Originals, Store, StoredCompaction, digest
 
+# ------------------------------------------------------------------ decisions
+
+
+class Reporter:
+    """Tells observers of decisions, never of mere plans. The wall clock is for the history."""
+
+    def __init__(
+        self, observers: Sequence[Observer], *, clock: Callable[[], float], wall_clock: Callable[[], float]
+    ) -> None:
+        self._observers, self._clock, self._wall_clock = tuple(observers), clock, wall_clock
+
+    def decided(
+        self,
+        measured: MeasuredRequest,
+        outcome: Outcome,
+        *,
+        prepared: PreparedRequest | None = None,
+        made: Compaction | None = None,
+        effort: Effort | None = None,
+        base: Compaction | None = None,
+        known: Compaction | None = None,
+        after: int = 0,
+    ) -> None:
+        """Tells of a decision: of a reuse only once, though several hooks look at one client request.
+
+        Args:
+            prepared: what is sent; without it `after` is the prompt's tokens, and `made` a record for later.
+            effort: what making it took, if it is new, or why nothing was made.
+            base: what it continues.
+            known: the compaction with which the conversation was sent until now.
+        """
+        context, conversation, effort = measured.context, measured.conversation, effort or Effort()
+        compaction, reason = made, effort.reason or ("overflow" if context.refusal else "")
+        if prepared is not None and prepared.applied is not None:
+            compaction = measured.keyed(prepared.applied)
+            if outcome == "reused" and context.attempts.told_hash == compaction.covered_hash:
+                return
+            context.attempts.told_hash = compaction.covered_hash
+            if compaction.is_waiting:
+                reason = USED_AHEAD if measured.budget.own.triggers(measured.count.tokens) else USED_EARLY
+        result_tokens, now_tokens = _newest_results_tokens(measured), measured.tokens_before
+        if result_tokens and known is not None:
+            now_tokens = applied_tokens(conversation, known)
+        event = CompactionEvent(
+            outcome=outcome,
+            phase=measured.phase,
+            model=context.label,
+            window_tokens=measured.window.tokens,
+            window_source=measured.window.source,
+            tokens_before=measured.tokens_before,
+            tokens_after=prepared.count.tokens if prepared else after,
+            strategy=context.settings.strategy,
+            pruning_model=effort.pruning_model,
+            summary_calls=effort.calls,
+            duration_ms=1000 * (self._clock() - measured.started_s),
+            reason=reason,
+            summary_ms=1000 * effort.seconds,
+            continues_id=compaction_id(context.scope, base.covered_hash) if base else "",
+            tenant=context.tenant,
+            refusal=context.refusal,
+            result_tokens=result_tokens,
+            projected_tokens=now_tokens if result_tokens else 0,
+            limit_tokens=measured.budget.own.prompt_limit_tokens if result_tokens else 0,
+            messages=_clients_messages(measured),
+            excerpts=prepared.excerpts if prepared else 0,
+            excerpt_tokens=prepared.excerpt_tokens if prepared else 0,
+        )
+        if compaction is not None:
+            event = replace(
+                event,
+                covered_messages=compaction.covered_messages,
+                round=compaction.round,
+                rung=compaction.level,
+                compaction_id=compaction_id(context.scope, compaction.covered_hash),
+            )
+        self._tell(event)
+
+    def continued(
+        self,
+        context: RequestContext,
+        prepared: PreparedRequest,
+        *,
+        outcome: ContinuationOutcome,
+        attempt: int,
+        used_tokens: int,
+        lost_tokens: int,
+    ) -> None:
+        """Tells how an answer at the limit went on, or ended; sizes and `attempt` as `ContinuationEvent` has them.
+
+        `prepared` is what is sent now, or was sent last if the answer has ended.
+        """
+        self._tell(
+            ContinuationEvent(
+                outcome=outcome,
+                model=context.label,
+                window_tokens=prepared.window.tokens,
+                attempt=attempt,
+                attempts=context.settings.max_restarts,
+                tokens_before=used_tokens,
+                tokens_after=prepared.count.tokens if outcome == "restarted" else used_tokens,
+                lost_tokens=lost_tokens,
+                tenant=context.tenant,
+            )
+        )
+
+    def alarmed(self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, reason: str) -> None:
+        """Tells that the server did not see a whole prompt, by the usage that it reported."""
+        self._tell(
+            TruncationAlarm(
+                model=context.label,
+                window_tokens=prepared.window.tokens,
+                expected_tokens=prepared.count.tokens,
+                reported_tokens=prompt_tokens,
+                reason=reason,
+                tenant=context.tenant,
+            )
+        )
+
+    def _tell(self, event: Event) -> None:
+        event = replace(event, when_s=self._wall_clock())
+        for observer in self._observers:
+            observer(event)
+
+
+def _clients_messages(measured: MeasuredRequest) -> int:
+    """The number of messages after the leading system ones, without an answer that goes on."""
+    rest = measured.conversation.rest
+    if not measured.context.goes_on:
+        return len(rest)
+    ours = next((at for at, message in enumerate(rest) if message.is_synthetic), len(rest))
+    # The answer's first part stands before our first request to go on.
+    return ours - 1 if ours < len(rest) and rest[ours].asks_to_go_on else ours
+
+
+def _newest_results_tokens(measured: MeasuredRequest) -> int:
+    """Of the tool results that no assistant message follows yet; 0 in other phases."""
+    messages, sizes = measured.conversation.messages, measured.conversation.sizes
+    start = open_round_start(messages) if measured.phase == "tool_response" else None
+    newest = range(len(messages) if start is None else start, len(messages))
+    return sum(sizes[index] for index in newest if messages[index].role == "tool")
+
+
+# ------------------------------------------------------------------ receipts and views
+
+_NOT_KEPT = (
+    "There is no text from before: originals are kept with `keep_originals: compacted`, encrypted with the master "
+    "key, for `originals_ttl_s`."
+)
 # What became of a covered message: sent as it was, sent shorter, told by the record alone, or gone by a model's choice.
 Fate: TypeAlias = Literal["verbatim", "shorter", "in the record", "gone"]
 
 
 class Receipt(NamedTuple):
-    """The name of a record, and a proof of its contents.
+    """The name of a record, as in events, which opens nothing without the key of its owner; and proof of its contents.
 
     Attributes:
-        record: its id, as in events; it opens nothing without the key of its owner.
         covered: the first and the last message of the client's list that it stands for, from 1: `2-31`.
         digest: SHA-256 of its contents, as `digest` of the store makes it.
     """
@@ -39,13 +199,7 @@ def receipt_of(scope: str, compaction: Compaction, prefix: int) -> Receipt:
 
 
 class Pair(NamedTuple):
-    """A covered message before and after.
-
-    Attributes:
-        number: from 1, without the leading system messages.
-        before: its text, with its calls.
-        after: the text that is sent in its place; "" for none of its own.
-    """
+    """A covered message by its number, from 1 without the leading system ones, before and after; "" for nothing."""
 
     number: int
     role: str
@@ -55,18 +209,44 @@ class Pair(NamedTuple):
 
 
 class RecordView(NamedTuple):
-    """A record with what is known of it.
-
-    Attributes:
-        events: of requests to which it was applied, the newest last.
-        pairs: of the covered messages whose originals are kept.
-        why_incomplete: why there are not all of them; "" if there are.
-    """
+    """A record, the events of requests to which it was applied, oldest first, and its messages that are kept."""
 
     stored: StoredCompaction
     events: Sequence[CompactionEvent]
     pairs: Sequence[Pair]
-    why_incomplete: str
+
+    @property
+    def why_incomplete(self) -> str:
+        """Why not all covered messages are shown; "" if they are."""
+        covered = self.stored.compaction.covered_messages
+        missing = covered - len(self.pairs)
+        if self.pairs and missing:
+            return f"The originals of the first {missing} of {covered} messages are not kept any more."
+        return _NOT_KEPT if missing else ""
+
+
+async def view_of(
+    stored: StoredCompaction, store: Store, originals: Originals | None, tenant: str | None = None
+) -> RecordView:
+    """Returns a record that `tenant` may see beside what it covers; None for an operator's look."""
+    kept: Sequence[Message] = ()
+    if originals is not None:
+        kept = await originals.covered(stored.scope, stored.compaction.covered_hash, tenant=tenant)
+    return RecordView(stored, await events_of(store, stored.id, tenant), pairs_of(stored.compaction, kept))
+
+
+def pairs_of(compaction: Compaction, kept: Sequence[Message]) -> list[Pair]:
+    """Returns the covered messages before and after; `kept` are the last of them, at most all."""
+    missing = compaction.covered_messages - len(kept)
+    after = covered_as_sent([*[user_message("")] * missing, *kept], compaction)[missing:]
+    pairs = []
+    for number, (before, sent) in enumerate(zip(kept, after, strict=True), missing + 1):
+        fate: Fate = "verbatim" if sent is before else "shorter"
+        if sent is None:
+            fate = "in the record" if number <= compaction.start else "gone"
+        text = "" if sent is None else visible_text(sent)
+        pairs.append(Pair(number, before.role, visible_text(before), fate, text))
+    return pairs
 
 
 async def events_of(log: Store, record: str, tenant: str | None = None) -> list[CompactionEvent]:
@@ -87,63 +267,11 @@ async def _events_about(log: Store, record: str, tenant: str | None) -> list[Com
     ]
 
 
-async def view_of(
-    stored: StoredCompaction, store: Store, originals: Originals | None, tenant: str | None = None
-) -> RecordView:
-    """Returns a record beside what it covers.
-
-    Args:
-        stored: a record that may be shown.
-        originals: None if none are kept.
-        tenant: whose it is; None for an operator's look.
-    """
-    compaction = stored.compaction
-    kept: Sequence[Message] = ()
-    if originals is not None:
-        kept = await originals.covered(stored.scope, compaction.covered_hash, tenant=tenant)
-    why_incomplete = _why_incomplete(len(kept), compaction.covered_messages)
-    return RecordView(stored, await events_of(store, stored.id, tenant), pairs_of(compaction, kept), why_incomplete)
-
-
-def pairs_of(compaction: Compaction, kept: Sequence[Message]) -> list[Pair]:
-    """Returns the covered messages before and after; `kept` are the last of them, at most all."""
-    covered = compaction.covered_messages
-    kept = kept[max(len(kept) - covered, 0) :]
-    missing = covered - len(kept)
-    after = covered_as_sent([*[user_message("")] * missing, *kept], compaction)[missing:]
-    pairs = []
-    for number, (before, sent) in enumerate(zip(kept, after, strict=True), missing + 1):
-        fate: Fate = "verbatim" if sent is before else "shorter"
-        if sent is None:
-            fate = "in the record" if number <= compaction.start else "gone"
-        text = "" if sent is None else visible_text(sent)
-        pairs.append(Pair(number, before.role, visible_text(before), fate, text))
-    return pairs
-
-
-def _why_incomplete(kept: int, covered: int) -> str:
-    if kept >= covered:
-        return ""
-    if kept:
-        return f"The originals of the first {covered - kept} of {covered} messages are not kept any more."
-    return (
-        "There is no text from before: originals are kept with `keep_originals: compacted`, encrypted with the master "
-        "key, for `originals_ttl_s`."
-    )
-
-
 async def undo(store: Store, stored: StoredCompaction, tenant: str | None = None) -> int:
-    """Forgets a record and those that go on from it; returns their number.
+    """Forgets a record that `tenant`, None for an operator, may undo, and those that go on from it; their number.
 
     A mark in its place keeps the conversation from being compacted again until more is said than in the last request
-    to which one of them was applied, or it does not fit. Those that go on from it are known by the history.
-
-    Args:
-        stored: a record that the caller may undo.
-        tenant: whose it is; None for an operator's command.
-
-    Raises:
-        StoreError: not all of it is forgotten.
+    to which one of them was applied, or it does not fit. A StoreError says that not all of it is forgotten.
     """
     doomed, messages = [stored], stored.compaction.covered_messages
     # It grows while it is walked.

@@ -17,8 +17,8 @@ from litellm_compaction.config import Settings
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import HarmlessRecords
 from litellm_compaction.proxy.client import note_credential, raw_headers
+from litellm_compaction.proxy.litellm_inside import current_router
 from litellm_compaction.proxy.litellm_inside.application import before_end
-from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused, refusal_of
 from litellm_compaction.proxy.seams import check_classes
 from litellm_compaction.proxy.service import Service, load_settings, provide_environment
@@ -90,11 +90,11 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncGenerator[Any, None]:
         """Phase 3 if the hooks carry it, and a heartbeat while a compaction keeps any stream silent."""
-        return self.service.answers.streamed(response, request_data)
+        return self.service.guard.streamed(response, request_data)
 
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
         """Learns from an answer that was not streamed, and tells if the window has ended it."""
-        return await self.service.answers.whole(response, data)
+        return await self.service.guard.whole(response, data)
 
     async def async_post_call_failure_hook(
         self,
@@ -104,7 +104,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         traceback_str: str | None = None,
     ) -> Refusal | None:
         """Learns from an overflow that came in spite of us, and words the error for clients."""
-        return self.service.answers.failed(request_data, original_exception)
+        return self.service.guard.failed(request_data, original_exception)
 
     async def async_post_call_response_headers_hook(
         self,
@@ -115,4 +115,4 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         litellm_call_info: dict[str, Any] | None = None,
     ) -> dict[str, str] | None:
         """Tells clients of guarded deployments about the changes to their request."""
-        return self.service.answers.headers(data)
+        return self.service.guard.headers(data)

@@ -10,7 +10,9 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError
 
 from litellm_compaction.core.prompts import one_line_topic
 from litellm_compaction.errors import BadWish
@@ -20,15 +22,10 @@ _KEY_HEADERS = ("x-litellm-api-key", "authorization", "api-key", "x-api-key", "x
 _JSON = (dict, list, str, int, float, type(None))
 _HEADER = "x-litellm-compaction-"
 _PLACE = "metadata.compaction"
-_ALLOWED = '"off", or an object such as {"now": true, "focus": "the database schema", "pin": ["Never touch prod."]}'
-_TYPES: Mapping[str, tuple[type, str]] = {
-    "now": (bool, "true or false"),
-    "focus": (str, "a text"),
-    "pin": (list, "a list of texts"),
-}
-# Bounds of a list; a sentence is shorter.
-_MAX_PINS, _MAX_PIN_CHARS = 32, 1000
-_BOOLS = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off", ""), False)}
+_ALLOWED = (
+    'allowed: "off", or an object such as {"now": true, "focus": "the database schema", "pin": ["Never touch prod."]} '
+    "with a focus only beside now, of at most 500 characters, and at most 32 pins of 1 to 1000"
+)
 _credential: ContextVar[str] = ContextVar("litellm_compaction_credential", default="")
 
 
@@ -128,6 +125,15 @@ class Wish(NamedTuple):
 NONE = Wish()
 
 
+class _Words(BaseModel, extra="forbid"):
+    now: bool = False
+    focus: Annotated[str, AfterValidator(one_line_topic)] = ""
+    pin: Annotated[
+        list[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]],
+        Field(max_length=32),
+    ] = []
+
+
 def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
     """The wish of a request; `metadata` is LiteLLM's own, which holds the client's too. Metadata goes before headers.
 
@@ -136,26 +142,16 @@ def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
     """
     value = _parsed(next((value for value in _places(body, metadata) if value is not None), None))
     if not isinstance(value, Mapping) and value not in (None, "on", "off", True, False):
-        raise BadWish(f"{_PLACE} is of type {type(value).__name__}; allowed: {_ALLOWED}.")
-    written = _mapping(value)
-    if unknown := [repr(str(key)[:40]) for key in written if key not in _TYPES]:
-        raise BadWish(f"{_PLACE} has unknown keys: {', '.join(unknown[:5])}; allowed: {_ALLOWED}.")
-    said = {key: (f"{_HEADER}{key}", word) for key, word in _in_headers(headers_of(body)).items()}
-    said |= {key: (f"{_PLACE}.{key}", word) for key, word in written.items() if word is not None}
-    for key, (place, word) in said.items():
-        kind, allowed = _TYPES[key]
-        if not isinstance(word, kind):
-            raise BadWish(f"{place} is of type {type(word).__name__}; allowed: {allowed}.")
-    now, (place, focus) = said.get("now", ("", False))[1], said.get("focus", ("", ""))
-    try:
-        focus = one_line_topic(focus)
-    except ValueError as error:
-        raise BadWish(f"{place} has {error}.") from None
+        raise BadWish(f"{_PLACE} is of type {type(value).__name__}; {_ALLOWED}.")
+    # Servers read the bytes of headers as Latin-1, clients write UTF-8.
+    said = {key: str(headers_of(body).get(f"{_HEADER}{key}", "")).strip() for key in _Words.model_fields}
+    texts = {key: text.encode("latin-1", "replace").decode("utf-8", "replace") for key, text in said.items() if text}
+    listed = {key: [text] if key == "pin" else text for key, text in texts.items()}
+    words = {**_checked(listed, _HEADER, strict=False), **_checked(_mapping(value), f"{_PLACE}.", strict=True)}
+    now, focus, pins = words.get("now", False), words.get("focus", ""), words.get("pin")
     if focus and not now:
-        raise BadWish(
-            f'A focus is only used where the conversation is compacted now: add "now": true, or {_HEADER}now.'
-        )
-    return Wish(value in ("off", False), now, focus, _pins(*said["pin"]) if "pin" in said else None)
+        raise BadWish(f"A focus is only used where the conversation is compacted now; {_ALLOWED}.")
+    return Wish(value in ("off", False), now, focus, None if pins is None else tuple(pins))
 
 
 def _places(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[object]:
@@ -172,29 +168,16 @@ def _parsed(value: object) -> object:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        raise BadWish(f"{_PLACE} is not valid JSON; allowed: {_ALLOWED}.") from None
+        raise BadWish(f"{_PLACE} is not valid JSON; {_ALLOWED}.") from None
 
 
-def _in_headers(headers: Mapping[str, object]) -> dict[str, Any]:
-    """The same, as headers say it: servers read their bytes as Latin-1, clients write UTF-8."""
-    said: dict[str, Any] = {}
-    for key in _TYPES:
-        if (word := headers.get(f"{_HEADER}{key}")) is not None:
-            said[key] = str(word).encode("latin-1", "replace").decode("utf-8", "replace")
-    if "now" in said:
-        said["now"] = _BOOLS.get(said["now"].strip().lower())
-        if said["now"] is None:
-            raise BadWish(f"{_HEADER}now is neither true nor false; allowed: true, false.")
-    if "pin" in said:
-        said["pin"] = [said["pin"]]
-    return said
-
-
-def _pins(place: str, values: list[object]) -> tuple[str, ...]:
-    pins = [value.strip() for value in values if isinstance(value, str) and 0 < len(value.strip()) <= _MAX_PIN_CHARS]
-    if len(pins) < len(values) or len(pins) > _MAX_PINS:
-        raise BadWish(
-            f"{place} has a list that is not allowed; allowed: at most {_MAX_PINS} texts of 1 to {_MAX_PIN_CHARS} "
-            "characters, each with words of a message of the user's."
-        )
-    return tuple(pins)
+def _checked(words: Mapping[str, Any], place: str, *, strict: bool) -> dict[str, Any]:
+    """The words that were said, as they mean."""
+    try:
+        said = _Words.model_validate({key: word for key, word in words.items() if word is not None}, strict=strict)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        key = problem["loc"][0]
+        shown = key if key in _Words.model_fields else repr(str(key)[:40])
+        raise BadWish(f"{place}{shown}: {problem['msg']}; {_ALLOWED}.") from None
+    return said.model_dump(exclude_unset=True)

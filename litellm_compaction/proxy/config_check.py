@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from litellm_compaction.config import DeploymentSettings, Settings, deployment_settings_from, settings_from
 from litellm_compaction.errors import ConfigError
@@ -28,24 +27,18 @@ API_BASE_VARIABLE = "LM_STUDIO_API_BASE"
 
 _CALLBACK_LINE = f'write `callbacks: ["{HANDLER}"]` under `litellm_settings`'
 _OTHER_CALLBACK_LISTS = ("success_callback", "failure_callback", "service_callback", "input_callback")
-# `mode` is LiteLLM's own key in model_info (chat, embedding, …).
-_OWN_KEYS = frozenset(DeploymentSettings.model_fields) - {"mode"}
 _LIKENESS_RATIO = 0.92
 # Sections in which settings of ours are looked for, though nobody reads them there.
 _SECTIONS = {"", "general_settings", "litellm_settings", "callback_settings"}
-# Words that another callback, or a later LiteLLM, may use for itself.
-_PERHAPS_OURS = ("compaction", "compaction_settings")
-_DEPLOYMENT = re.compile(r"model_list\[\d+\](?:\.(litellm_params|model_info))?")
-# By section of a deployment. LiteLLM would send those in litellm_params to the model's server.
-_NOT_READ = {
-    None: {"compaction"},
-    "litellm_params": _OWN_KEYS | {"compaction", "model_info"},
-    "model_info": _OWN_KEYS,
-}
+# The same in a deployment. LiteLLM would send those in litellm_params to the model's server; `mode` is its own key in
+# model_info (chat, embedding, …).
+_ITS_SETTINGS = "|".join(DeploymentSettings.model_fields.keys() - {"mode"})
+_DEPLOYMENT = re.compile(
+    rf"model_list\[\d+\]((\.litellm_params)?\.compaction|(\.(litellm_params|model_info))?\.({_ITS_SETTINGS}))"
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(NamedTuple):
     """A problem makes `doctor` fail, and its message names the remedy; with an `error` the proxy refuses to start.
 
     One that `passes` does so when a server comes: `up` starts with it.
@@ -59,11 +52,11 @@ class Finding:
 
 
 def problem(place: str, message: str, error: ConfigError | None = None, *, passes: bool = False) -> Finding:
-    return Finding(level="problem", place=place, message=message, error=error, passes=passes)
+    return Finding("problem", place, message, error, passes)
 
 
 def note(place: str, message: str) -> Finding:
-    return Finding(level="note", place=place, message=message)
+    return Finding("note", place, message)
 
 
 def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -75,16 +68,13 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
     settings = settings_from(None)
     try:
         settings = settings_from(as_entry(data.get("callback_settings")).get(SECTION)).with_store(environ)
-        check_tokenizer(settings.tokenizer, f"{SETTINGS_PLACE}.tokenizer")
+        _check_names(data, settings, SETTINGS_PLACE)
     except ConfigError as error:
         yield _refused(SETTINGS_PLACE, SETTINGS_PLACE, error)
-    else:
-        if settings.mode != "guard":
-            meaning = "nothing is changed, only logged" if settings.mode == "observe" else "nothing is done"
-            yield note(f"{SETTINGS_PLACE}.mode", f"mode is {settings.mode}: {meaning}. Write `mode: guard` to guard.")
-        yield from _pruning_model(data, settings.pruning_model, SETTINGS_PLACE, SETTINGS_PLACE)
-    for section, key, value in _walk(data, ""):
-        place = f"{section}.{key}".removeprefix(".").replace(".[", "[")
+    if settings.mode != "guard":
+        meaning = "nothing is changed, only logged" if settings.mode == "observe" else "nothing is done"
+        yield note(f"{SETTINGS_PLACE}.mode", f"mode is {settings.mode}: {meaning}. Write `mode: guard` to guard.")
+    for section, key, place, value in _walk(data, ""):
         yield from _misplaced(section, key, place)
         name = value.removeprefix(ENVIRONMENT_PREFIX) if isinstance(value, str) else value
         # The start sets some itself.
@@ -107,6 +97,13 @@ def entry_name(entry: Mapping[str, Any], index: int) -> str:
     return name if isinstance(name, str) and name else f"model_list[{index}]"
 
 
+def _check_names(data: Mapping[str, Any], own: Settings | DeploymentSettings, named: str) -> None:
+    """Raises a ConfigError if settings name a tokenizer or a model that there is not."""
+    check_tokenizer(own.tokenizer, f"{named}.tokenizer")
+    if data.get("model_list") and (why := unknown_model(data, own.pruning_model)):
+        raise ConfigError(f"{named}.pruning_model: {why}")
+
+
 def _refused(place: str, named: str, error: ConfigError) -> Finding:
     """`named` is the error's name of the place."""
     what = str(error).removeprefix(f"{named}: ").rstrip(".")
@@ -124,22 +121,17 @@ def _callback(settings: Mapping[str, Any]) -> Iterator[Finding]:
             yield problem(f"litellm_settings.{other}", f"this list has no request hooks: {_CALLBACK_LINE} instead.")
 
 
-def _pruning_model(data: Mapping[str, Any], name: str, place: str, named: str) -> Iterator[Finding]:
-    if data.get("model_list") and (why := unknown_model(data, name)):
-        message = f"{why}. Name one of them: the proxy refuses to start with it."
-        yield problem(f"{place}.pruning_model", message, ConfigError(f"{named}.pruning_model: {why}"))
-
-
-def _walk(value: object, section: str) -> Iterator[tuple[str, str, object]]:
-    """All that a value holds, at any depth: (section, key, value); the items of a list by their numbers."""
+def _walk(value: object, section: str) -> Iterator[tuple[str, str, str, object]]:
+    """All that a value holds, at any depth: section, key, place, value; the items of a list by their numbers."""
     items: Iterable[tuple[object, object]] = ()
     if isinstance(value, Mapping):
         items = value.items()
     elif isinstance(value, list):
         items = ((f"[{index}]", each) for index, each in enumerate(value))
     for key, inner in items:
-        yield section, str(key), inner
-        yield from _walk(inner, f"{section}.{key}".removeprefix(".").replace(".[", "["))
+        place = f"{section}.{key}".removeprefix(".").replace(".[", "[")
+        yield section, str(key), place, inner
+        yield from _walk(inner, place)
 
 
 def _misplaced(section: str, key: str, place: str) -> Iterator[Finding]:
@@ -150,23 +142,22 @@ def _misplaced(section: str, key: str, place: str) -> Iterator[Finding]:
         is_setting = section == "callback_settings" and key in Settings.model_fields
         if place != SETTINGS_PLACE and (is_section or is_setting):
             yield problem(place, advice, ConfigError(f"{place}: {advice}"))
-        elif key in _PERHAPS_OURS:
+        elif key == "compaction":
+            # Another callback, or a later LiteLLM, may use the word for itself.
             yield problem(place, advice)
-    elif (deployment := _DEPLOYMENT.fullmatch(section)) is not None and key in _NOT_READ[deployment[1]]:
-        where = "beside litellm_params" if key == "model_info" else "to `model_info: {compaction: {…}}`"
-        yield problem(place, f"settings are not read here: move it {where} of this deployment.")
+    elif _DEPLOYMENT.fullmatch(place):
+        advice = "settings are not read here: move them to `model_info: {compaction: {…}}` of this deployment."
+        yield problem(place, advice)
 
 
 def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, settings: Settings) -> Iterator[Finding]:
     params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
     if not isinstance(params.get("model"), str) or not params["model"]:
         yield problem(f"{name}: litellm_params.model", "it is missing: name the model, such as lm_studio/*.")
-    place, named = f"{name}: model_info.compaction", f"model_info.compaction of {name!r}"
+    named = f"model_info.compaction of {name!r}"
     try:
         own = deployment_settings_from(info.get("compaction"), named)
         settings.for_deployment(own, named)
-        check_tokenizer(own.tokenizer, f"{named}.tokenizer")
+        _check_names(data, own, named)
     except ConfigError as error:
-        yield _refused(place, named, error)
-    else:
-        yield from _pruning_model(data, own.pruning_model, place, named)
+        yield _refused(f"{name}: model_info.compaction", named, error)

@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
-from litellm_compaction.concurrency import ended
+from litellm_compaction.concurrency import Kept
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.proxy.litellm_inside import router as litellm_router
+from litellm_compaction.proxy import litellm_inside as litellm_router
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import (
     DeploymentSelector,
@@ -29,23 +29,21 @@ from litellm_compaction.proxy.routing import (
     listed_id,
     serves,
 )
-from litellm_compaction.windows.windows import Target, Windows
+from litellm_compaction.windows.windows import Windows
 
 # Only below the proxy's own root: behind other prefixes are routes that pass requests through.
 _LISTING = re.compile(r"(/v1)?/models(/.+)?|(/v[12])?/model/info|/model_group/info")
 _Application: TypeAlias = Callable[..., Awaitable[None]]
-# By the ids of deployments.
-_Limits: TypeAlias = dict[str, Mapping[str, int]]
 # A server that does not answer delays a list by no more than this; what it lists shows the next time.
 _LIMIT_S = 2.0
 
 
-class _Row(NamedTuple):
-    """A model behind a wildcard deployment, by the name that clients have for it."""
+class _Listed(NamedTuple):
+    """What the servers list behind guarded deployments, by the ids of deployments: ours, and those of the router."""
 
-    wildcard_id: str
-    name: str
-    model: str
+    # The id of the wildcard's deployment, the name by which clients reach the model, and the model.
+    models: dict[str, tuple[str, str, str]]
+    limits: dict[str, Mapping[str, int]]
 
 
 class Discovery:
@@ -54,20 +52,17 @@ class Discovery:
     def __init__(self, windows: Windows, guards: DeploymentSelector) -> None:
         self._windows = windows
         self._guards = guards
-        # Our numbers, which are none of the operator's.
-        self._written: _Limits = {}
-        self._task: asyncio.Task[None] | None = None
+        # By the ids of deployments: our numbers, which are none of the operator's.
+        self._written: dict[str, Mapping[str, int]] = {}
+        self._filled: Kept[Any, None] = Kept(self._fill, lambda _: 0.0, most=1)
 
     async def refresh(self, router: Any) -> None:
         """Fills the lists by LM Studio's present one; never raises, and waits 2 s at most."""
-        if router is None:
-            return
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._refresh(router))
-        await asyncio.wait([self._task], timeout=_LIMIT_S)
+        if router is not None:
+            await self._filled.soon(router, wait_s=_LIMIT_S)
 
     async def aclose(self) -> None:
-        await ended([self._task] if self._task is not None else [])
+        await self._filled.aclose()
 
     def serving(self, application: _Application, router: Callable[[], Any]) -> _Application:
         """LiteLLM's application, which is asked for a list after that is filled; keys are its own business."""
@@ -80,55 +75,49 @@ class Discovery:
 
         return serve
 
-    async def _refresh(self, router: Any) -> None:
+    async def _fill(self, router: Any) -> None:
         try:
             guards = [guard async for guard in self._guards.guarded(router) if guard.deployment.target.is_lmstudio]
-            rows: dict[str, _Row] = {}
-            limits: _Limits = {}
-            await asyncio.gather(*(self._look(guard, rows, limits) for guard in guards))
-            for listed in [id_of(as_entry(entry)) for entry in litellm_router.deployments(router)]:
-                if is_listed_here(listed) and listed not in rows:
-                    litellm_router.remove(router, listed)
-            for id_, row in rows.items():
-                litellm_router.add(router, row.wildcard_id, id_, row.name, row.model)
+            models, limits = listed = _Listed({}, {})
+            await asyncio.gather(*(self._look(guard, listed) for guard in guards))
+            for id_ in [id_of(as_entry(entry)) for entry in litellm_router.deployments(router)]:
+                if is_listed_here(id_) and id_ not in models:
+                    litellm_router.remove(router, id_)
+            for id_, (wildcard_id, name, model) in models.items():
+                litellm_router.add(router, wildcard_id, id_, name, model)
             if litellm_router.refuses_by_window(router):
                 # It would refuse by these numbers what is about to be compacted.
-                limits = {}
+                limits.clear()
             if limits or self._written:
                 litellm_router.rewrite_info(router, lambda info: self._rewritten(info, limits))
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             log_failure("discovery", error)
 
-    def _rewritten(self, info: Mapping[str, Any], limits: _Limits) -> Mapping[str, Any]:
+    def _rewritten(self, info: Mapping[str, Any], limits: Mapping[str, Mapping[str, int]]) -> Mapping[str, Any]:
         """A deployment's `model_info` with its limits, and without those shown before; the operator's numbers stay."""
         id_ = str(info.get("id"))
-        ours = self._written.pop(id_, {})
-        written = {key: value for key, value in info.items() if key not in ours or value != ours[key]}
-        own = limits.get(id_, {}) if written.get("max_input_tokens") is None else {}
-        own = {key: tokens for key, tokens in own.items() if written.get(key) is None}
-        if own:
-            self._written[id_] = own
-        return {**written, **own}
+        before = self._written.pop(id_, {})
+        written = {key: value for key, value in info.items() if key not in before or value != before[key]}
+        if written.get("max_input_tokens") is None and id_ in limits:
+            self._written[id_] = {key: tokens for key, tokens in limits[id_].items() if written.get(key) is None}
+        return {**written, **self._written.get(id_, {})}
 
-    async def _look(
-        self, guard: GuardedDeployment, rows: dict[str, _Row], limits: dict[str, Mapping[str, int]]
-    ) -> None:
+    async def _look(self, guard: GuardedDeployment, listed: _Listed) -> None:
         """Adds what a deployment's server lists behind its wildcard, and the limits of each model that is loaded."""
         deployment, target = guard.deployment, guard.deployment.target
-        loaded: dict[str, Target] = {}
+        loaded = {} if deployment.is_wildcard else {deployment.id: target}
         if "*" in target.model:
+            loaded = {}
             for model, is_loaded in (await self._windows.listed(target)).items():
                 if (name := _listed_name(deployment.group, target.model, model)) is not None:
                     id_ = listed_id(deployment.id, model)
-                    rows[id_] = _Row(deployment.id, name, f"{deployment.provider}/{model}")
+                    listed.models[id_] = deployment.id, name, f"{deployment.provider}/{model}"
                     if is_loaded:
                         loaded[id_] = replace(target, key=f"{id_}|{model}", model=model)
-        elif not deployment.is_wildcard:
-            loaded[deployment.id] = target
         for id_, each in loaded.items():
             # What an overflow has taught of a window may be one tenant's only, and nobody's is asked.
             with contextlib.suppress(CompactionError):
-                limits[id_] = limits_of(await self._windows.resolve(each), guard.settings)
+                listed.limits[id_] = limits_of(await self._windows.resolve(each), guard.settings)
 
 
 def _listed_name(wildcard: str, pattern: str, model: str) -> str | None:

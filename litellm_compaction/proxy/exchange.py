@@ -7,42 +7,35 @@ hook on every route, with retries and fallbacks; an exchange belongs to that obj
 
 from __future__ import annotations
 
+import hashlib
+import multiprocessing
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import is_
 from typing import Any, NamedTuple
 
+from litellm_compaction import engine
 from litellm_compaction.concurrency import Bounded
-from litellm_compaction.config import Settings
+from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request, cleaned, system_prefix_length
 from litellm_compaction.core.portable import Unfolded
 from litellm_compaction.core.transcripts import is_client_summary
-from litellm_compaction.engine import (
-    Action,
-    Attempts,
-    CompactionNeeded,
-    Foreseen,
-    PreparedRequest,
-    RequestContext,
-    Reservation,
-)
 from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import BadWish, CompactionError
-from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.client import (
-    NONE,
-    Wish,
-    is_off_for_owner,
-    metadata_of,
-    sent_body,
-    tenant_of,
-    told_headers,
-    wish_of,
+from litellm_compaction.proxy import client, litellm_inside, wire
+from litellm_compaction.proxy.internal import Caller, may_write_ahead
+from litellm_compaction.proxy.litellm_inside.application import keeps_responses, may_use
+from litellm_compaction.proxy.routing import (
+    Deployment,
+    DeploymentSelector,
+    GuardedDeployment,
+    is_bridged,
+    is_listed_here,
 )
-from litellm_compaction.proxy.litellm_inside.application import keeps_responses
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
 
 # LiteLLM's logging object of the request that a task serves: it is taken away before a failure is told.
@@ -68,7 +61,7 @@ class ClientRequest:
     client_text: Callable[[], str] = str  # Gives every text that the client sent, in whatever field.
     is_chat: bool = False  # The client speaks chat completions, and so reads the stream that we see.
     opted_out: bool = False
-    wish: Wish = NONE
+    wish: client.Wish = client.NONE
     bad_wish: CompactionError | None = None  # Why its wish could not be read, or another field is not served.
     is_client_summary: bool = False  # The client summarizes its conversation itself, or asks for something beside it.
     is_beside: bool = False  # Its conversation goes on as if it had not asked.
@@ -105,56 +98,46 @@ def client_request(
         received = received or Request(messages=())
     if received is None:
         return None
-    metadata = metadata_of(body)
+    metadata = client.metadata_of(body)
     unfolded, bases = Unfolded(received.messages) if orders is None else orders.unfolded(received.messages)
     messages = tuple(map(cleaned, unfolded))
     is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
-    original = received if is_same else replace(received, messages=messages)
-    wish, bad_wish = _wish(body, metadata, is_read=orders is not None)
-    tenant, is_summary, is_beside = tenant_of(metadata), False, False
-    if settings.mode == "guard":
-        is_summary, is_beside = _form(body, original, tenant, conversations)
-    return ClientRequest(
+    wish, route = client.NONE, str(metadata.get("user_api_key_request_route") or "")
+    bad_wish: CompactionError | None
+    bad_wish = wire.not_served(client.sent_body(body), route, keeps=keeps_responses, is_read=orders is not None)
+    try:
+        wish = client.wish_of(body, metadata)
+    except BadWish as error:
+        # Told only if it is guarded: a deployment that is just observed answers as ever.
+        bad_wish = error
+    request = ClientRequest(
         received=received,
-        original=original,
+        original=received if is_same else replace(received, messages=messages),
         group=group,
-        tenant=tenant,
+        tenant=client.tenant_of(metadata),
         client_text=wire.client_texts(body),
         is_chat=is_chat,
-        opted_out=(settings.allow_opt_out and wish.off) or is_off_for_owner(metadata),
+        opted_out=(settings.allow_opt_out and wish.off) or client.is_off_for_owner(metadata),
         wish=wish,
         bad_wish=bad_wish,
-        is_client_summary=is_summary,
-        is_beside=is_beside,
         orders=orders or NO_ORDERS,
         token_ids=token_ids,
         bases=bases,
     )
+    return _with_form(request, body, conversations) if settings.mode == "guard" else request
 
 
-def _wish(
-    body: Mapping[str, Any], metadata: Mapping[str, Any], *, is_read: bool
-) -> tuple[Wish, CompactionError | None]:
-    """The client's wish; and why it could not be read, or another field of the body is not served."""
-    route = str(metadata.get("user_api_key_request_route") or "")
-    try:
-        wish = wish_of(body, metadata)
-    except BadWish as error:
-        # Told only if it is guarded: a deployment that is just observed answers as ever.
-        return NONE, error
-    return wish, wire.not_served(sent_body(body), route, keeps_responses=keeps_responses, is_read=is_read)
-
-
-def _form(body: Mapping[str, Any], request: Request, tenant: str, conversations: Conversations) -> tuple[bool, bool]:
-    """Tells if the client summarizes its conversation itself or asks for something beside it; and if it is the latter.
+def _with_form(asked: ClientRequest, body: Mapping[str, Any], conversations: Conversations) -> ClientRequest:
+    """Notes that a client summarizes its conversation itself, or asks for something beside it.
 
     A summary of its own is beside the conversation as well, if its answer is short.
     """
-    has_tools, is_bounded = bool(request.tools), _is_little(wire.asked_output_tokens(body))
-    if is_client_summary(request.messages, told_headers(body), has_tools=has_tools):
-        return True, is_bounded
-    is_beside = conversations.is_beside(tenant, request.messages, has_tools=has_tools, is_bounded=is_bounded)
-    return is_beside, is_beside
+    messages, has_tools = asked.original.messages, bool(asked.original.tools)
+    is_bounded = 0 < (wire.asked_output_tokens(body) or 0) <= _MOST_ANSWER_TOKENS
+    if is_client_summary(messages, client.told_headers(body), has_tools=has_tools):
+        return replace(asked, is_client_summary=True, is_beside=is_bounded)
+    is_beside = conversations.is_beside(asked.tenant, messages, has_tools=has_tools, is_bounded=is_bounded)
+    return replace(asked, is_client_summary=True, is_beside=True) if is_beside else asked
 
 
 @dataclass(slots=True)
@@ -162,10 +145,10 @@ class Attempt:
     """The state of a request at one deployment; a fallback to another deployment begins a new one."""
 
     deployment: str = ""
-    needed: CompactionNeeded | None = None  # A compaction that is made after the headers have gone.
-    context: RequestContext | None = None
-    prepared: PreparedRequest | None = None  # As it was sent last.
-    action: Action = "none"  # The strongest thing done for it: compacted, then reused, then none.
+    needed: engine.CompactionNeeded | None = None  # A compaction that is made after the headers have gone.
+    context: engine.RequestContext | None = None
+    prepared: engine.PreparedRequest | None = None  # As it was sent last.
+    action: engine.Action = "none"  # The strongest thing done for it: compacted, then reused, then none.
     details: Mapping[str, Any] | None = None  # Of its usage: its end, and the cost of restarts.
     is_carried: bool = False  # The transport does all that happens while its answer is open.
     # Nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
@@ -174,16 +157,16 @@ class Attempt:
     @property
     def numbers(self) -> dict[str, int]:
         """Tokens and round of what was sent, or will be: an upper bound stands for the tokens after a compaction."""
+        quoted = {}
         if (sent := self.prepared) is not None:
             numbers = (sent.tokens_before, sent.count.tokens, sent.window.tokens, sent.round)
+            quoted = {"excerpts": sent.excerpts, "excerpt-tokens": sent.excerpt_tokens} if sent.excerpts else {}
         elif self.needed is not None:
             measured, step = self.needed.measured, self.needed.steps[0]
             numbers = (measured.tokens_before, step.predicted_tokens, measured.window.tokens, step.draft.round)
         else:
             return {}
-        named = dict(zip(("tokens-before", "tokens-after", "window", "round"), numbers, strict=True))
-        quoted = {"excerpts": sent.excerpts, "excerpt-tokens": sent.excerpt_tokens} if sent and sent.excerpts else {}
-        return {**named, **quoted}
+        return dict(zip(("tokens-before", "tokens-after", "window", "round"), numbers, strict=True)) | quoted
 
 
 @dataclass(slots=True)
@@ -191,13 +174,13 @@ class Exchange:
     """A client's request and the work done for it. The loop that carries its answer tells it how that goes."""
 
     client: ClientRequest
-    attempts: Attempts  # That it may still spend.
+    attempts: engine.Attempts  # That it may still spend.
     pin: str = ""  # By which the router finds the deployment that it was measured for last.
     may_pause: bool = False  # Its answer nears the limit, so that a compaction may silence it for a while.
     alone: Told | None = None  # The whole answer, if no model is asked.
     refusal: CompactionError | None = None
-    foreseen: Foreseen | None = None  # The outcome before its deployment was chosen, until it is.
-    room: Reservation | None = None  # Its hold on a shared context if the hooks carry it, until it ends.
+    foreseen: engine.Foreseen | None = None  # The outcome before its deployment was chosen, until it is.
+    room: engine.Reservation | None = None  # Its hold on a shared context if the hooks carry it, until it ends.
     attempt: Attempt = field(default_factory=Attempt)
 
     @property
@@ -243,13 +226,13 @@ class Exchange:
         if self.room is not None:
             self.room.release()
 
-    def will_be_compacted(self, needed: CompactionNeeded) -> None:
+    def will_be_compacted(self, needed: engine.CompactionNeeded) -> None:
         """Notes that a compaction is made while the answer is already open."""
         self.attempt.needed, self.attempt.prepared = needed, None
         self.attempt.action = "compacted"
         self.may_pause = True
 
-    def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
+    def sent(self, context: engine.RequestContext, prepared: engine.PreparedRequest) -> None:
         """Notes the prepared request."""
         attempt = self.attempt
         # What was foreseen may have been of another list: LiteLLM leaves out what a server does not read.
@@ -272,10 +255,9 @@ class Exchanges:
 
     def note_orders(self, body: Mapping[str, Any], orders: Orders) -> bool:
         """Notes what a client's protocol says of its context; returns False if LiteLLM has no object to note it by."""
-        if (owner := _owner(body)) is None:
-            return False
-        self._orders[owner] = orders
-        return True
+        if (owner := _owner(body)) is not None:
+            self._orders[owner] = orders
+        return owner is not None
 
     def orders(self, body: Mapping[str, Any]) -> Orders | None:
         """Returns what was noted of a request; None for one whose protocol was not read."""
@@ -288,15 +270,13 @@ class Exchanges:
 
     def open(self, body: Mapping[str, Any], exchange: Exchange) -> Exchange:
         """Remembers `exchange` as the request of a hook's `body`."""
-        if (owner := _owner(body)) is None:
-            return exchange
-        self._own[owner] = exchange
+        if (owner := _owner(body)) is not None:
+            self._own[owner] = exchange
+            # LiteLLM may call the deployment with an object of its own (generateContent).
+            self._own.setdefault(_asker({}) or owner, exchange)
         while len(self._own) > _MOST:
             # An exchange can hold its owner: LiteLLM's metadata has the calls that failed.
             self._own.pop(next(self._own.keys()), None)
-        if (served := _asker({})) is not None:
-            # LiteLLM may call the deployment with an object of its own (generateContent).
-            self._own.setdefault(served, exchange)
         return exchange
 
     def get(self, body: Mapping[str, Any]) -> Exchange | None:
@@ -325,6 +305,94 @@ def _owner(body: Mapping[str, Any]) -> object | None:
 def _asker(body: Mapping[str, Any]) -> object | None:
     reference = _served.get()
     return _owner(body) or (reference() if reference is not None else None)
+
+
+# ------------------------------------------------------------------ what the engine is given for a request
+
+
+async def context_of(
+    router: Any,
+    guards: DeploymentSelector,
+    guard: GuardedDeployment,
+    exchange: Exchange,
+    body: Mapping[str, Any],
+) -> engine.RequestContext:
+    """A request's surroundings for the engine; notes in `exchange` how the deployment is reached."""
+    deployment, settings, asked = guard.deployment, guard.settings, exchange.client
+    metadata, is_through = client.metadata_of(body), guard.carrier == "transport"
+    exchange.pin = _pin(router, deployment) or asked.group
+    caller = Caller(router, exchange.pin, metadata, settings.summary_timeout_s, asked.group, is_same=True)
+    same = engine.PruningModel(label=asked.group, target=deployment.target, ask=caller.ask, is_same=True)
+    # A text completion is never compacted, unless LiteLLM makes a chat of it, which is carried like any other.
+    is_text = "prompt" in body and not body.get("messages")
+    is_chat = not is_text or (is_through and is_bridged(deployment.provider))
+    # One of several processes of a proxy: uvicorn starts those as children of multiprocessing's.
+    is_worker, is_in_memory = multiprocessing.parent_process() is not None, settings.store.startswith("memory:")
+    may_be_ahead = deployment.target.is_listed and not asked.is_client_summary and not (is_worker and is_in_memory)
+    return engine.RequestContext(
+        label=asked.group,
+        target=replace(deployment.target, asker=asked.tenant),
+        settings=settings,
+        scope=_scope(metadata, asked.group, settings),
+        tenant=asked.tenant,
+        pruning_models=(*await _other_pruning_model(router, guards, settings, metadata), same),
+        warm_up=replace(caller, timeout_s=settings.constants.warm_up_timeout_s).load,
+        attempts=exchange.attempts,
+        asked_tokens=wire.asked_output_tokens(body),
+        measure=caller.measure,
+        may_write_ahead=partial(may_write_ahead, metadata) if may_be_ahead else None,
+        has_siblings=is_worker or not settings.store.startswith(("sqlite:", "memory:")),
+        now=asked.orders.compacts_only or (asked.wish.now and not asked.is_client_summary),
+        focus="" if asked.is_client_summary else asked.wish.focus or asked.orders.focus,
+        pins=asked.wish.pins,
+        is_client_summary=asked.is_client_summary,
+        is_beside=asked.is_beside,
+        portable=asked.bases,
+        threshold_tokens=asked.orders.threshold_tokens,
+        may_change=asked.orders.may_change and is_chat,
+        carries_calls=wire.can_be_continued(body) and (is_through or (asked.is_chat and bool(body.get("stream")))),
+    )
+
+
+async def _other_pruning_model(
+    router: Any, guards: DeploymentSelector, settings: Settings, metadata: Mapping[str, Any]
+) -> Sequence[engine.PruningModel]:
+    name = settings.pruning_model
+    if name == SAME_MODEL:
+        return ()
+    target, why = await guards.pruning_target(router, name), "is not a model of this proxy"
+    if target is not None and not may_use(router, name, metadata):
+        target, why = None, "is not allowed for some keys"
+    if target is None:
+        guards.warn_once(f"{name} {why}", "pruning_model=%s %s; the same model is used there", name, why)
+        return ()
+    caller = Caller(router, name, metadata, settings.summary_timeout_s, name)
+    return (engine.PruningModel(label=name, target=target, ask=caller.ask, is_same=False),)
+
+
+def _pin(router: Any, deployment: Deployment) -> str:
+    """The name under which the router reaches this very deployment and model.
+
+    A wildcard deployment's id would reach the model `*`: LiteLLM fills in the name only if it routes by name. One that
+    we have listed for a wildcard may be gone when its answer goes on.
+    """
+    own = litellm_inside.deployment(router, deployment.id)
+    is_passing = own is None or "*" in str(own.litellm_params.model) or is_listed_here(deployment.id)
+    return deployment.group if is_passing else deployment.id
+
+
+def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
+    """Stored compactions are shared by one tenant, model group and settings."""
+    shape = (
+        settings.strategy,
+        settings.pruning_model,
+        settings.target_ratio,
+        settings.keep_recent_messages,
+        settings.constants.summary_max_tokens,
+        # Text that was written down with its secrets is not read again once they are to be left out.
+        settings.redact_patterns,
+    )
+    return hashlib.blake2b(repr((client.identity_of(metadata), group, shape)).encode(), digest_size=16).hexdigest()
 
 
 # ------------------------------------------------------------------ a request beside a conversation
@@ -357,20 +425,16 @@ class Conversations:
             return False
         hashes = tuple(hash((message.role, message.text, message.calls)) for message in messages)
         own = _Seen(len(messages), hashes[0], hashes[-_END:], has_tools, is_bounded)
-        known = self._seen.get(tenant, ())
-        if not has_tools and any(_is_beside(messages, hashes, each, is_bounded=is_bounded) for each in known):
+        seen = self._seen.get(tenant, ())
+        if not has_tools and any(_is_beside(messages, hashes, each, is_bounded=is_bounded) for each in seen):
             return True
-        others = (each for each in known if each.end[-1] not in hashes or each.first != own.first)
+        others = (each for each in seen if each.end[-1] not in hashes or each.first != own.first)
         self._seen[tenant] = (own, *others)[:_MOST_CONVERSATIONS]
         return False
 
 
-def _is_little(asked_tokens: int | None) -> bool:
-    return asked_tokens is not None and 0 < asked_tokens <= _MOST_ANSWER_TOKENS
-
-
 def _is_beside(messages: Sequence[Message], hashes: tuple[int, ...], seen: _Seen, *, is_bounded: bool) -> bool:
-    says_little = is_bounded and not seen.is_bounded
+    """The message that asks stands behind the copy, or before it."""
     for added, start, end in ((messages[-1], 0, len(messages) - 1), (messages[0], 1, len(messages))):
         # The answer that the conversation's next turn will have.
         has_answer = end > start and messages[end - 1].role == "assistant" and not messages[end - 1].calls
@@ -378,8 +442,8 @@ def _is_beside(messages: Sequence[Message], hashes: tuple[int, ...], seen: _Seen
         copied = min(len(copy), len(seen.end))
         is_copy = copied > 0 and copied + has_answer >= _LEAST_COPIED and copy[-copied:] == seen.end[-copied:]
         is_whole = is_copy and len(copy) == seen.length and copy[0] == seen.first
+        differs = is_bounded > seen.is_bounded or (seen.has_tools and not is_whole)
         is_short = (added.is_system or added.role == "user") and len(added.text) <= _MOST_CHARS
-        is_copy = is_copy and (start == 0 or hashes[0] != seen.first)
-        if is_copy and is_short and (says_little or (seen.has_tools and not is_whole)):
+        if is_copy and differs and is_short and (start == 0 or hashes[0] != seen.first):
             return True
     return False

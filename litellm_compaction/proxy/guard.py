@@ -1,16 +1,14 @@
-"""Decides about a client's request before it leaves the proxy: from a call's arguments to those with which it goes out.
+"""Guards a client's request on its way out of the proxy, and follows its answer on the way back, for LiteLLM's hooks.
 
-`before_routing` serves LiteLLM's pre-call hook, which measures and decides as soon as the window is certain, and hands
-on what it has found; `before_deployment` serves the deployment hook, which installs the client that carries the answer.
+`before_routing` measures and decides as soon as the window is certain, and hands on what it has found;
+`before_deployment` installs the client that carries the answer; the others follow the answer through LiteLLM.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -19,33 +17,29 @@ from typing import Any
 import httpx
 
 from litellm_compaction.concurrency import is_long, off_loop_if
-from litellm_compaction.config import SAME_MODEL, Settings
-from litellm_compaction.engine import Attempts, Compactor, Foreseen, PreparedRequest, PruningModel, RequestContext
+from litellm_compaction.engine import Attempts, Compactor, Foreseen, PreparedRequest, RequestContext
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
-from litellm_compaction.proxy import wire
+from litellm_compaction.proxy import litellm_inside, refusals, routing, wire
+from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for
+from litellm_compaction.proxy.answer.legs import UNNAMED, judged
+from litellm_compaction.proxy.answer.loop import Answer
+from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.answer.transport import GuardedTransport, client_over
-from litellm_compaction.proxy.answers import asked_of
-from litellm_compaction.proxy.client import identity_of, metadata_of, tenant_of
-from litellm_compaction.proxy.exchange import ClientRequest, Conversations, Exchange, Exchanges, client_request
-from litellm_compaction.proxy.internal import Caller, group_of, is_internal_call, may_write_ahead, name_call
-from litellm_compaction.proxy.litellm_inside import LACKS, missing
-from litellm_compaction.proxy.litellm_inside import router as litellm_router
-from litellm_compaction.proxy.litellm_inside.application import connect, may_use
-from litellm_compaction.proxy.refusals import litellm_error_of, log_failure, log_refused, mark_told
-from litellm_compaction.proxy.routing import (
-    Deployment,
-    DeploymentSelector,
-    GuardedDeployment,
-    as_entry,
-    carrier_of,
-    is_bridged,
-    is_listed_here,
-    reachable_entries,
-    refuses_by,
+from litellm_compaction.proxy.client import metadata_of, sent_body, tenant_of
+from litellm_compaction.proxy.exchange import (
+    ClientRequest,
+    Conversations,
+    Exchange,
+    Exchanges,
+    client_request,
+    context_of,
 )
+from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
+from litellm_compaction.proxy.litellm_inside.application import connect
+from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment, is_bridged
 from litellm_compaction.proxy.seams import Seams
-from litellm_compaction.proxy.standards import responses
 from litellm_compaction.proxy.standards.orders import NO_ORDERS
+from litellm_compaction.proxy.standards.protocols import field_of_item
 from litellm_compaction.proxy.standards.standards import Standards
 from litellm_compaction.stores import Store
 
@@ -63,11 +57,13 @@ _ASIDE = (
 _UNREAD = "is a compaction item, which is not followed over a WebSocket, nor by a model that is guarded only in part"
 # LiteLLM answers nothing then; it would make as many such answers as a client has asked for.
 _NO_ANSWER: Mapping[str, Any] = MappingProxyType({"mock_response": " ", "n": 1})
+# A request of OpenAI's Responses has it; the only other route with orders is Anthropic's.
+_INPUT = "input"
 _STORE_LIMIT_S = 2.0
 
 
 class Guard:
-    """Decides about requests before they leave the proxy."""
+    """Decides about requests before they leave the proxy, and follows their answers."""
 
     def __init__(
         self, guards: DeploymentSelector, compactor: Compactor, exchanges: Exchanges, standards: Standards, store: Store
@@ -84,19 +80,19 @@ class Guard:
     async def look_at_seams(self, router: Any) -> None:
         """Looks at all that requests are guarded by as soon as there is a router, and notes in the store what lacks."""
         fault = await self._fault(router, is_carried=self.guards.configured.carrier == "auto")
-        said = "\n".join([str(fault or ""), *missing()]).rstrip()
+        said = "\n".join([str(fault or ""), *litellm_inside.missing()]).rstrip()
         # The note is for `doctor`; the store tells its own troubles.
         with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._store.put_fact(*LACKS, said), _STORE_LIMIT_S)
+            await asyncio.wait_for(self._store.put_fact(*litellm_inside.LACKS, said), _STORE_LIMIT_S)
 
     async def _fault(self, router: Any, *, is_carried: bool) -> LiteLLMChanged | None:
         """What is missing by which requests are guarded; a client that is not passed on, only if it `is_carried`."""
         fault = self.seams.of_router(router)
         return await self.seams.of_client() if fault is None and is_carried else fault
 
-    async def is_guarded(self, router: Any, model: object, data: Mapping[str, Any] | None = None) -> bool:
-        """Returns True if every deployment that a request for a model can reach is guarded."""
-        guards = await self._reachable(router, {"model": model} if data is None else data)
+    async def is_guarded(self, router: Any, data: Mapping[str, Any]) -> bool:
+        """Returns True if every deployment that a request, such as `{"model": name}`, can reach is guarded."""
+        guards = await self._reachable(router, data)
         return bool(guards) and all(guard is not None and guard.settings.mode == "guard" for guard in guards)
 
     async def _reachable(self, router: Any, data: Mapping[str, Any]) -> list[GuardedDeployment | None]:
@@ -104,7 +100,7 @@ class Guard:
         model = data.get("model")
         if router is None or not isinstance(model, str) or self.seams.of_router(router) is not None:
             return []
-        entries = reachable_entries(router, model, data)
+        entries = routing.reachable_entries(router, model, data)
         return [await self.guards.guard(self.guards.deployment(entry)) for entry in entries]
 
     # ------------------------------------------------------------------ before the deployment is chosen
@@ -120,29 +116,27 @@ class Guard:
         """
         if call_type in _BRIDGED_CALLS:
             # LiteLLM, and deployments that are left alone, have their own way with it.
-            if await self.is_guarded(router, data.get("model"), data):
+            if await self.is_guarded(router, data):
                 await self._standards.read_orders(data, call_type)
-        elif call_type in _GUARDED_CALLS:
-            await self._decide(router, data, is_chat=call_type == "acompletion")
+        elif call_type in _GUARDED_CALLS and any(guards := await self._reachable(router, data)):
+            await self._decide(router, data, guards, is_chat=call_type == "acompletion")
 
-    async def _decide(self, router: Any, data: dict[str, Any], *, is_chat: bool) -> None:
-        guards = await self._reachable(router, data)
-        if not any(guards):
-            return
+    async def _decide(
+        self, router: Any, data: dict[str, Any], guards: Sequence[GuardedDeployment | None], *, is_chat: bool
+    ) -> None:
         becomes_chat = all(is_bridged(guard.deployment.provider) for guard in guards if guard is not None)
-        group = str(data.get("model"))
-        exchange = await self._read(data, group, is_bridged=becomes_chat, is_chat=is_chat)
+        exchange = await self._read(data, str(data.get("model")), is_bridged=becomes_chat, is_chat=is_chat)
         if exchange is None or exchange.client.is_unread:
             return
         if is_chat:
             # What is known of a text completion is known by its length.
             self._exchanges.open(data, exchange)
-        client, guard = exchange.client, _one_for_all(guards)
-        if guard is None or guard.settings.mode != "guard" or client.opted_out:
+        guard = _one_for_all(guards)
+        if guard is None or guard.settings.mode != "guard" or exchange.client.opted_out:
             return
-        context = await self._context(router, guard, exchange, data)
-        if client.bad_wish is not None:
-            raise client.bad_wish
+        context = await context_of(router, self.guards, guard, exchange, data)
+        if exchange.client.bad_wish is not None:
+            raise exchange.client.bad_wish
         exchange.foreseen = await self._decided(exchange, context)
         if is_chat and guard.carrier == "hooks":
             # The transport does the slow part itself, in the open response.
@@ -160,6 +154,15 @@ class Guard:
         # Of the first attempt only: a later one may come minutes after.
         foreseen, exchange.foreseen = exchange.foreseen, None
         return await self._compactor.prepared_for(exchange.client.original, context, foreseen)
+
+    async def _read(self, body: Mapping[str, Any], group: str, *, is_bridged: bool, is_chat: bool) -> Exchange | None:
+        """What is to be done for a request, as `client_request` reads it, before anything is."""
+        settings, prompt = self.guards.configured, body.get("prompt")
+        known = self._exchanges.orders(body), settings, self._conversations
+        read = partial(client_request, body, group, *known, is_bridged=is_bridged, is_chat=is_chat)
+        client = await off_loop_if(is_long(body.get("messages"), body.get("tools"), prompt, [prompt]), read)
+        attempts = Attempts(summary_calls_left=settings.constants.max_summary_calls)
+        return Exchange(client, attempts) if client is not None else None
 
     # ------------------------------------------------------------------ for the chosen deployment
 
@@ -179,7 +182,7 @@ class Guard:
         except Exception as error:
             exchange = self._exchanges.get(kwargs)
             too_long = exchange.attempts.too_long if exchange is not None else None
-            log_failure("deployment", error, too_long=too_long)
+            refusals.log_failure("deployment", error, too_long=too_long)
             if too_long is not None:
                 raise self._refused(kwargs, too_long) from error
         return None if changed is kwargs else {**changed}
@@ -187,11 +190,11 @@ class Guard:
     def _refused(self, kwargs: Mapping[str, Any], error: CompactionError) -> Exception:
         if (exchange := self._exchanges.get(kwargs)) is not None:
             exchange.refused(error)
-        told = litellm_error_of(error, kwargs)
+        told = refusals.litellm_error_of(error, kwargs)
         if isinstance(error, LiteLLMChanged):
             # It comes before there is an exchange.
-            log_refused(str(kwargs.get("model")), error)
-            mark_told(told)
+            refusals.log_refused(str(kwargs.get("model")), error)
+            refusals.mark_told(told)
         return told
 
     def _of_ours(self, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -199,8 +202,8 @@ class Guard:
         name_call(router, kwargs)
         asked = self._deployment_of(kwargs)
         # A summary of half of a text, or a count of it, is as wrong as an answer to it.
-        extra = wire.with_extra(kwargs, refuses_by(asked.provider))
-        if asked.kind != "foreign" and carrier_of(asked, self.guards.configured) == "transport":
+        extra = wire.with_extra(kwargs, routing.refuses_by(asked.provider))
+        if asked.kind != "foreign" and routing.carrier_of(asked, self.guards.configured) == "transport":
             extra |= wire.as_chat(kwargs)
         return {**kwargs, **extra} if extra else kwargs
 
@@ -215,19 +218,16 @@ class Guard:
             fault = await self._fault(router, is_carried=guard.carrier == "transport")
             if fault is not None:
                 raise fault
-        known = self._exchanges.get(kwargs)
+        exchange = self._exchanges.get(kwargs)
         if kind not in _GUARDED_CALLS:
             # LiteLLM itself makes it of a chat that has been prepared.
-            is_prepared = known is not None and known.is_hooked and known.attempt.deployment == deployment.id
+            is_prepared = exchange is not None and exchange.is_hooked and exchange.attempt.deployment == deployment.id
             return self._bridged(deployment, kwargs, kind) if does_guard and not is_prepared else kwargs
-        if known is not None:
-            known.begins_attempt(deployment.id)
-        if guard is None:
-            if known is not None:
-                known.attempts.too_long = None
-            return kwargs
+        if exchange is not None:
+            exchange.begins_attempt(deployment.id)
+            exchange.attempts.too_long = exchange.attempts.too_long if guard is not None else None
         try:
-            return await self._guarded(guard, router, kwargs, known)
+            return await self._guarded(guard, router, kwargs, exchange) if guard is not None else kwargs
         except RecursionError as error:
             if not does_guard:
                 raise
@@ -241,7 +241,7 @@ class Guard:
         """
         if kind not in _BECOME_CHATS:
             raise NotServed(NO_CHAT)
-        field = responses.field_of_item(kwargs.get("input"))
+        field = field_of_item(kwargs.get(_INPUT))
         if field and self._exchanges.orders(kwargs) is None:
             raise BadItem(field, _UNREAD)
         return wire.to_chats_alone(kwargs, deployment.provider)
@@ -256,7 +256,7 @@ class Guard:
         client = exchange.client
         if client.opted_out:
             return {**kwargs, **_cleaned(client, kwargs)} if client.orders.portable is not None else kwargs
-        context = await self._context(router, guard, exchange, kwargs)
+        context = await context_of(router, self.guards, guard, exchange, kwargs)
         if guard.settings.mode == "observe":
             await self._compactor.observe(client.original, context)
             return kwargs
@@ -264,15 +264,11 @@ class Guard:
             raise client.bad_wish
         if client.orders is not NO_ORDERS and await self._standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
-        # What was ordered to go has been taken out of it.
-        client = exchange.client
-        if guard.carrier == "transport":
-            changed = await self._carried(exchange, context, kwargs)
-        elif client.is_unread:
+        if client.is_unread and guard.carrier == "hooks":
             return kwargs
-        else:
-            changed = await self._bounded(guard.deployment.provider, exchange, context, kwargs)
-        return {**kwargs, **_cleaned(client, kwargs), **changed}
+        carry = self._carried if guard.carrier == "transport" else self._bounded
+        # What was ordered to go has been taken out of it.
+        return {**kwargs, **_cleaned(exchange.client, kwargs), **await carry(exchange, context, kwargs)}
 
     async def _exchange_of(
         self, deployment: Deployment, kwargs: Mapping[str, Any], known: Exchange | None
@@ -286,8 +282,7 @@ class Guard:
             # A text completion has none.
             if not kwargs.get("messages") or await off_loop_if(long, lambda: wire.is_same_request(kwargs, received)):
                 return known
-        is_chat = known is not None and known.client.is_chat
-        becomes_chat = is_bridged(deployment.provider)
+        is_chat, becomes_chat = known is not None and known.client.is_chat, is_bridged(deployment.provider)
         fresh = await self._read(kwargs, deployment.group, is_bridged=becomes_chat, is_chat=is_chat)
         if fresh is None:
             self._exchanges.close(kwargs)
@@ -296,11 +291,9 @@ class Guard:
         fresh.begins_attempt(deployment.id)
         return self._exchanges.open(kwargs, fresh)
 
-    async def _bounded(
-        self, provider: str, exchange: Exchange, context: RequestContext, kwargs: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    async def _bounded(self, exchange: Exchange, context: RequestContext, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The changes to a call whose answer LiteLLM's hooks carry: compacted, and with a bound on the answer."""
-        client, is_stream = exchange.client, bool(kwargs.get("stream"))
+        client, is_stream, provider = exchange.client, bool(kwargs.get("stream")), self._deployment_of(kwargs).provider
         # Given back by whoever carries the stream, at the answer's end, or with the exchange.
         room = exchange.room = self._compactor.room(context)
         if (task := asyncio.current_task()) is not None:
@@ -315,7 +308,7 @@ class Guard:
             prompts=1 if is_bridged(provider) else wire.asked_prompts(kwargs),
         )
         exchange.sent(context, prepared)
-        changed = wire.with_output_limit(kwargs, limit) | wire.with_extra(kwargs, refuses_by(provider))
+        changed = wire.with_output_limit(kwargs, limit) | wire.with_extra(kwargs, routing.refuses_by(provider))
         if is_stream and client.is_chat:
             changed |= wire.with_usage(kwargs)
         if prepared.messages is not None:
@@ -326,7 +319,7 @@ class Guard:
 
     async def _carried(self, exchange: Exchange, context: RequestContext, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The changes to a call: a client whose transport compacts it, and carries its answer over the limit."""
-        client, attempt = exchange.client, exchange.attempt
+        client, attempt, target = exchange.client, exchange.attempt, context.target
         # The transport does so itself with all that it sees in another form.
         prepared = await self._decided(exchange, context) if client.original.messages else None
         attempt.is_carried = True
@@ -335,27 +328,13 @@ class Guard:
         elif prepared is not None:
             exchange.will_be_compacted(prepared)
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
-        asked = asked_of(exchange, context, kwargs, wants_usage=True)
+        asked = _asked_of(exchange, context, kwargs, wants_usage=True)
         attempt.begins_silently = not client.is_chat and (asked.is_json or asked.notices.before == "off")
-        if self._inner is None:
-            # The connection pool that all guarded deployments share, made in the running loop.
-            self._inner = connect()
+        # The connection pool that all guarded deployments share, made in the running loop.
+        self._inner = self._inner or connect()
         transport = GuardedTransport(self._inner, self._compactor, context, asked, prepared, exchange)
-        target = context.target
         openai_client = client_over(transport, api_base=str(target.api_base), api_key=target.api_key)
         return {**wire.as_chat(kwargs), "client": openai_client}
-
-    async def _read(self, body: Mapping[str, Any], group: str, *, is_bridged: bool, is_chat: bool) -> Exchange | None:
-        """What is to be done for a request, as `client_request` reads it, before anything is."""
-        settings, prompt = self.guards.configured, body.get("prompt")
-        long = is_long(body.get("messages"), body.get("tools")) or is_long(prompt, [prompt])
-        known = self._exchanges.orders(body), settings, self._conversations
-        read = partial(client_request, body, group, *known, is_bridged=is_bridged, is_chat=is_chat)
-        client = await off_loop_if(long, read)
-        attempts = Attempts(summary_calls_left=settings.constants.max_summary_calls)
-        return Exchange(client, attempts) if client is not None else None
-
-    # ------------------------------------------------------------------ a deployment, and what the engine knows of it
 
     def _deployment_of(self, kwargs: Mapping[str, Any], group: str = "") -> Deployment:
         entry = {"model_name": group, "litellm_params": kwargs, "model_info": kwargs.get("model_info")}
@@ -364,78 +343,118 @@ class Guard:
     def _as_deployed(self, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments of a call as its deployment's own entry has them; of one that is left alone as they came."""
         info = kwargs.get("model_info")
-        if not isinstance(info, Mapping) or not wire.may_override(kwargs):
+        if not isinstance(info, Mapping) or not (kwargs.get("custom_llm_provider") or kwargs.get("extra_body")):
             return kwargs
         if (fault := self.seams.of_router(router)) is not None:
             # The body may name another kind of server than the entry, which cannot be read.
             raise fault
-        entry = litellm_router.deployment(router, str(info.get("id")))
-        if entry is None:
-            return kwargs
-        own = self.guards.deployment(as_entry(entry))
-        return kwargs if own.kind == "foreign" else wire.without_overrides(kwargs, own.provider)
+        entry = litellm_inside.deployment(router, str(info.get("id")))
+        own = self.guards.deployment(routing.as_entry(entry))
+        return kwargs if entry is None or own.kind == "foreign" else wire.without_overrides(kwargs, own.provider)
 
-    async def _context(
-        self, router: Any, guard: GuardedDeployment, exchange: Exchange, body: Mapping[str, Any]
-    ) -> RequestContext:
-        """A request's surroundings for the engine; notes in `exchange` how the deployment is reached."""
-        deployment, settings, client = guard.deployment, guard.settings, exchange.client
-        metadata, is_through = metadata_of(body), guard.carrier == "transport"
-        exchange.pin = _pin(router, deployment) or client.group
-        caller = Caller(router, exchange.pin, metadata, settings.summary_timeout_s, client.group, is_same=True)
-        same = PruningModel(label=client.group, target=deployment.target, ask=caller.ask, is_same=True)
-        # A text completion is never compacted, unless LiteLLM makes a chat of it, which is carried like any other.
-        is_text = "prompt" in body and not body.get("messages")
-        is_chat = not is_text or (is_through and is_bridged(deployment.provider))
-        # One of several processes of a proxy: uvicorn starts those as children of multiprocessing's.
-        is_worker, is_in_memory = multiprocessing.parent_process() is not None, settings.store.startswith("memory:")
-        may_be_ahead = deployment.target.is_listed and not client.is_client_summary and not (is_worker and is_in_memory)
-        return RequestContext(
-            label=client.group,
-            target=replace(deployment.target, asker=client.tenant),
-            settings=settings,
-            scope=_scope(metadata, client.group, settings),
-            tenant=client.tenant,
-            pruning_models=(*await self._other_pruning_model(router, settings, metadata), same),
-            warm_up=replace(caller, timeout_s=settings.constants.warm_up_timeout_s).load,
-            attempts=exchange.attempts,
-            asked_tokens=wire.asked_output_tokens(body),
-            measure=caller.measure,
-            may_write_ahead=partial(may_write_ahead, metadata) if may_be_ahead else None,
-            has_siblings=is_worker or not settings.store.startswith(("sqlite:", "memory:")),
-            now=client.orders.compacts_only or (client.wish.now and not client.is_client_summary),
-            focus="" if client.is_client_summary else client.wish.focus or client.orders.focus,
-            pins=client.wish.pins,
-            is_client_summary=client.is_client_summary,
-            is_beside=client.is_beside,
-            portable=client.bases,
-            threshold_tokens=client.orders.threshold_tokens,
-            may_change=client.orders.may_change and is_chat,
-            carries_calls=wire.can_be_continued(body) and (is_through or (client.is_chat and bool(body.get("stream")))),
+    # ------------------------------------------------------------------ the answer, through LiteLLM's hooks
+
+    async def streamed(self, response: Any, data: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+        """LiteLLM's stream for a client: carried over the limit where the hooks do that, never silent."""
+        exchange = self._exchanges.get(data)
+        if exchange is None:
+            async for chunk in response:
+                yield chunk
+            return
+        is_carried_here = exchange.is_hooked and wire.can_be_continued(data)
+        stream = self._hooked(exchange, response, data) if is_carried_here else response
+        told = self._with_details(stream, exchange)
+        if (orders := exchange.client.orders) is not NO_ORDERS and orders.shows:
+            told = self._standards.showing(told, exchange, is_messages=_INPUT not in data)
+        try:
+            async for chunk in told:
+                yield chunk
+        finally:
+            await told.aclose()
+            if is_carried_here:
+                await stream.aclose()
+            self._exchanges.close(data)
+
+    async def _with_details(self, stream: Any, exchange: Exchange) -> AsyncGenerator[Any, None]:
+        async for chunk in with_heartbeat(stream, exchange, every_s=self.guards.configured.constants.heartbeat_s):
+            yield wire.with_details(chunk, exchange.attempt.details)
+
+    def _hooked(self, exchange: Exchange, first: Any, data: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+        """Carries a stream that LiteLLM has opened over the limit by its hooks."""
+        from litellm_compaction.proxy.answer.upstream import HookedUpstream
+
+        context, prepared = exchange.attempt.context, exchange.attempt.prepared
+        assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `is_hooked`
+        upstream = HookedUpstream(first, litellm_inside.current_router(), exchange.pin, data)
+        asked = _asked_of(exchange, context, data, wants_usage=wire.asks_for_usage(data))
+        # A compaction that an earlier hook made is reused by this one, and still news for the client.
+        told = replace(prepared, action=exchange.attempt.action)
+        # None if the deployment hook has failed open.
+        room = exchange.room or self._compactor.room(context)
+        answer = Answer(self._compactor, context, upstream, asked, told, exchange, room)
+        return upstream.carried(answer, prepared)
+
+    async def whole(self, response: Any, data: Mapping[str, Any]) -> Any:
+        """An answer that is not streamed, with its details; None to leave it as it is."""
+        exchange = self._exchanges.get(data)
+        if exchange is None:
+            return None
+        context, prepared, usage = exchange.attempt.context, exchange.attempt.prepared, wire.usage_of(response)
+        is_ours = exchange.is_hooked and wire.can_be_continued(data)
+        if is_ours and usage is not None and context is not None and prepared is not None:
+            # The transport learns from the answers that it carries.
+            with refusals.failing_open("learn"):
+                self._compactor.replies.learn(context, prepared, **usage._asdict())
+        told = wire.with_details(response, exchange.attempt.details)
+        if (orders := exchange.client.orders) is not NO_ORDERS and orders.shows:
+            return await self._standards.shown(told, exchange, is_messages=_INPUT not in data)
+        return told if exchange.attempt.details is not None else None
+
+    def failed(self, data: Mapping[str, Any], error: Exception) -> refusals.Refusal | None:
+        """Learns from an overflow that came in spite of us, forgets the request, and words its error for clients.
+
+        LiteLLM tells the returned error, but for /v1/messages and inside streams, where it tells the error's `message`.
+        """
+        exchange = self._exchanges.close(data)
+        if exchange is None:
+            return refusals.reworded(self.seams.fault, error, is_guarded=False)
+        client_text, context, prepared = (
+            exchange.client.client_text,
+            exchange.attempt.context,
+            exchange.attempt.prepared,
         )
+        with refusals.failing_open("learn_overflow"):
+            if context is not None:
+                # No loop has read it: that learns from its own streams itself.
+                overflow = prepared and judged(
+                    str(error), client_text, used_tokens=prepared.count.high, window_tokens=prepared.window.tokens
+                )
+                self._compactor.replies.learn_overflow(context, prepared, overflow or UNNAMED)
+        is_guarded = prepared is not None
+        told = refusals.reworded(exchange.refusal, error, is_guarded=is_guarded, client_text=client_text)
+        if told is not None and exchange.refusal is not None:
+            refusals.log_refused(exchange.client.group, exchange.refusal)
+        if told is not None and hasattr(error, "message"):
+            error.message = told.message
+            error.status_code = told.status_code  # type: ignore[attr-defined] # LiteLLM's own errors have it
+        return told
 
-    async def _other_pruning_model(
-        self, router: Any, settings: Settings, metadata: Mapping[str, Any]
-    ) -> Sequence[PruningModel]:
-        name = settings.pruning_model
-        if name == SAME_MODEL:
-            return ()
-        target, why = await self.guards.pruning_target(router, name), "is not a model of this proxy"
-        if target is not None and not may_use(router, name, metadata):
-            target, why = None, "is not allowed for some keys"
-        if target is None:
-            self.guards.warn_once(f"{name} {why}", "pruning_model=%s %s; the same model is used there", name, why)
-            return ()
-        caller = Caller(router, name, metadata, settings.summary_timeout_s, name)
-        return (PruningModel(label=name, target=target, ask=caller.ask, is_same=False),)
+    def headers(self, data: Mapping[str, Any]) -> dict[str, str] | None:
+        """The headers that tell clients of guarded deployments about the changes to their request.
+
+        LiteLLM asks for them after the success hook and before a stream's first chunk: the last word on an answer that
+        is not streamed.
+        """
+        exchange = self._exchanges.get(data) if data.get("stream") else self._exchanges.close(data)
+        return exchange.headers if exchange is not None else None
 
 
 def _one_for_all(guards: Sequence[GuardedDeployment | None]) -> GuardedDeployment | None:
     """Returns one if all deployments are the same model of the same server, with the same settings; None otherwise."""
-    seen = [
-        (guard.settings, guard.deployment.target.api_base, guard.deployment.target.model) for guard in guards if guard
+    shapes = [
+        guard and (guard.settings, guard.deployment.target.api_base, guard.deployment.target.model) for guard in guards
     ]
-    return guards[0] if len(seen) == len(guards) and all(each == seen[0] for each in seen) else None
+    return guards[0] if all(shape == shapes[0] for shape in shapes) else None
 
 
 def _cleaned(client: ClientRequest, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -444,27 +463,18 @@ def _cleaned(client: ClientRequest, kwargs: Mapping[str, Any]) -> dict[str, Any]
     return {"messages": wire.encode(client.original.messages)} if is_changed else {}
 
 
-def _pin(router: Any, deployment: Deployment) -> str:
-    """The name under which the router reaches this very deployment and model.
-
-    A wildcard deployment's id would reach the model `*`: LiteLLM fills in the name only if it routes by name, and says
-    it in the entries and arguments that a `Deployment` is made of. One that we have listed for a wildcard may be gone
-    when its answer goes on.
-    """
-    own = litellm_router.deployment(router, deployment.id)
-    is_passing = own is None or "*" in str(own.litellm_params.model) or is_listed_here(deployment.id)
-    return deployment.group if is_passing else deployment.id
-
-
-def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
-    """Stored compactions are shared by one tenant, model group and settings."""
-    shape = (
-        settings.strategy,
-        settings.pruning_model,
-        settings.target_ratio,
-        settings.keep_recent_messages,
-        settings.constants.summary_max_tokens,
-        # Text that was written down with its secrets is not read again once they are to be left out.
-        settings.redact_patterns,
+def _asked_of(exchange: Exchange, context: RequestContext, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
+    """The client's wishes, as far as the loop that carries its answer has to know; `body` is its request."""
+    client = exchange.client
+    # A client that summarizes keeps the answer in place of its history.
+    is_kept = client.is_client_summary or client.orders.wants_item
+    return Asked(
+        request=client.original,
+        output_tokens=wire.asked_output_tokens(body),
+        is_json=wire.is_structured(body),
+        notices=SILENT if is_kept else notices_for(context.settings.notices, body),
+        wants_usage=wants_usage,
+        stops=wire.stops(body),
+        thoughts_tokens=wire.asked_thoughts_tokens(sent_body(body) or body),
+        client_text=client.client_text,
     )
-    return hashlib.blake2b(repr((identity_of(metadata), group, shape)).encode(), digest_size=16).hexdigest()

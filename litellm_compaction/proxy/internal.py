@@ -21,9 +21,7 @@ from litellm_compaction.concurrency import Tasks
 from litellm_compaction.core.messages import JsonValue, Message, Request, roughly_tokens, user_message, visible_text
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.litellm_inside import Seam
-from litellm_compaction.proxy.litellm_inside import router as litellm_router
+from litellm_compaction.proxy import litellm_inside, wire
 from litellm_compaction.proxy.litellm_inside.application import has_limits, is_allowed
 
 logger = logging.getLogger("litellm_compaction")
@@ -67,7 +65,7 @@ def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
 def group_of(router: Any, kwargs: Mapping[str, Any]) -> str:
     """The `model_name` of the deployment that a call goes to, by the deployment hook's `kwargs`; "" if not known."""
     info = kwargs.get("model_info")
-    deployment = litellm_router.deployment(router, str(info.get("id"))) if isinstance(info, Mapping) else None
+    deployment = litellm_inside.deployment(router, str(info.get("id"))) if isinstance(info, Mapping) else None
     return str(getattr(deployment, "model_name", None) or "")
 
 
@@ -131,29 +129,21 @@ class Caller:
         if request.tools:
             options["tools"] = list(request.tools)
             options |= {} if request.tool_choice is None else {"tool_choice": request.tool_choice}
+        # An answer from LiteLLM's response cache could belong to another tenant's conversation.
+        options |= {"timeout": self.timeout_s, "cache": {"no-cache": True, "no-store": True}}
+        messages = wire.encode(request.messages)
         return await call_router(
-            self.router,
-            self.model,
-            self.parent,
-            messages=wire.encode(request.messages),
-            max_tokens=max_tokens,
-            timeout=self.timeout_s,
-            # An answer from LiteLLM's response cache could belong to another tenant's conversation.
-            cache={"no-cache": True, "no-store": True},
-            **options,
+            self.router, self.model, self.parent, messages=messages, max_tokens=max_tokens, **options
         )
 
 
 async def call_router(router: Any, model: str, parent: Mapping[str, Any], **arguments: Any) -> Any:
     """Makes a completion through the router for the key, team and user of `parent`; `model` is a group or an id."""
-    end_user = parent.get("user_api_key_end_user_id")
-    if isinstance(end_user, str) and end_user:
+    if isinstance(end_user := parent.get("user_api_key_end_user_id"), str) and end_user:
         arguments["user"] = end_user
-    metadata = Seam.OWN_CALLS.needed()(parent, _ORIGIN)
+    arguments |= {"metadata": litellm_inside.Seam.OWN_CALLS.needed()(parent, _ORIGIN)}
     with as_ours():
-        return await router.acompletion(
-            model=model, metadata=metadata, num_retries=0, disable_fallbacks=True, **arguments
-        )
+        return await router.acompletion(model=model, num_retries=0, disable_fallbacks=True, **arguments)
 
 
 async def may_write_ahead(parent: Mapping[str, Any]) -> bool:
@@ -166,8 +156,8 @@ async def may_write_ahead(parent: Mapping[str, Any]) -> bool:
 
 async def _joined(stream: Any, asked: Sequence[Message], most_chars: int) -> SummaryAnswer:
     """The whole of a stream; one that is stopped, being too long or given up, is paid for by an estimate."""
-    text, reasoning = "", ""
-    finish_reason, calls_tool, has_ended = "stop", False, False
+    text = reasoning = ""
+    finish_reason, calls_tool, is_logged = "stop", False, False
     try:
         async for chunk in stream:
             for choice in chunk.choices[:1]:
@@ -179,17 +169,17 @@ async def _joined(stream: Any, asked: Sequence[Message], most_chars: int) -> Sum
                 finish_reason = "length"
                 break
         else:
-            has_ended = True
+            is_logged = True
     except Exception:
         # LiteLLM logs failures itself.
-        has_ended = True
+        is_logged = True
         raise
     finally:
         # Also if the time limit cancels it: that stops the server.
         with anyio.CancelScope(shield=True):
             if (aclose := getattr(stream, "aclose", None)) is not None:
                 await aclose()
-        if not has_ended:
+        if not is_logged:
             prompt_tokens = sum(roughly_tokens(visible_text(message)) for message in asked)
             usage = {"prompt_tokens": prompt_tokens, "completion_tokens": roughly_tokens(f"{reasoning}{text}")}
             # Not waited for: the client wants the server.

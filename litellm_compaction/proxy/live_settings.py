@@ -68,13 +68,12 @@ def chosen_values(text: str | None) -> dict[str, object]:
 
 
 class InForce(NamedTuple):
-    """The settings in force, and those of them that were chosen at run time, as the store's `text` has them.
+    """The settings in force, and the store's `text` that they come from.
 
     `ignored` says why saved values are not in force, and `failure` why the store could not be read last time.
     """
 
     settings: Settings
-    values: Mapping[str, object]
     text: str | None = None
     ignored: str = ""
     failure: str = ""
@@ -94,7 +93,7 @@ class LiveSettings:
     @property
     def in_force(self) -> InForce:
         """As last read."""
-        return self._kept.last(KEY) or InForce(self.configured, {})
+        return self._kept.last(KEY) or InForce(self.configured)
 
     @property
     def is_asleep(self) -> bool:
@@ -111,23 +110,21 @@ class LiveSettings:
         return await self._kept.get(KEY, fresh=True)
 
     async def _read(self, key: str) -> InForce:
-        before = self.in_force
+        before, text = self.in_force, None
         try:
             text = await self._store.get_setting(key) if self._store is not None else None
+            if text == before.text:
+                return before._replace(failure="")
+            return InForce(with_values(self.configured, chosen_values(text)), text)
+        except ConfigError as error:
+            # Once for each text: the next read finds it known.
+            logger.warning("settings_ignored %s; config.yaml holds; reset them at /compaction", str(error))
+            return InForce(self.configured, text, ignored=str(error))
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             failure = str(error) if isinstance(error, CompactionError) else type(error).__name__
             if not before.failure:
                 logger.warning("settings_not_read %s; those last known hold", failure)
             return before._replace(failure=failure)
-        if text == before.text:
-            return before._replace(failure="")
-        try:
-            values = chosen_values(text)
-            return InForce(with_values(self.configured, values), values, text)
-        except ConfigError as error:
-            # Once for each text: the next read finds it known.
-            logger.warning("settings_ignored %s; config.yaml holds; reset them at /compaction", str(error))
-            return InForce(self.configured, {}, text, ignored=str(error))
 
     async def write(self, changes: Mapping[str, object], *, role: str = "") -> None:
         """Puts values in force, here at once and in other workers within a second; None gives config.yaml's back.
@@ -138,14 +135,14 @@ class LiveSettings:
             before = await self.read()
             if before.failure or self._store is None:
                 raise StoreError(before.failure)
-            settings = with_values(self.configured, {**before.values, **changes})
-            values = {key: getattr(settings, key) for key in LIVE}
-            chosen = {key: value for key, value in values.items() if value != getattr(self.configured, key)}
+            old = {key: getattr(before.settings, key) for key in LIVE}
+            settings = with_values(self.configured, {**old, **changes})
+            new = {key: getattr(settings, key) for key in LIVE}
+            chosen = {key: value for key, value in new.items() if value != getattr(self.configured, key)}
             await self._store.put_setting(KEY, json.dumps(chosen))
             await self.read()
-            for key, new in values.items():
-                if (old := getattr(before.settings, key)) != new:
-                    logger.info("settings_changed %s=%s (before: %s) by %s", key, new, old, role)
+            for key in [key for key in LIVE if new[key] != old[key]]:
+                logger.info("settings_changed %s=%s (before: %s) by %s", key, new[key], old[key], role)
 
 
 def for_deployment(current: Settings, configured: Settings, own: DeploymentSettings) -> tuple[Settings, str]:

@@ -7,7 +7,7 @@ a name that is taken, is never an error.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -47,15 +47,13 @@ _METRICS = {
 }
 
 
-def _counts(event: Event) -> Iterator[tuple[str, float, tuple[str, ...]]]:
+def _additions(event: Event) -> Iterator[tuple[str, float, tuple[str, ...]]]:
     """What an event adds: a metric's name, the addition to a counter or the value for a histogram, and labels."""
     if isinstance(event, TruncationAlarm):
         yield "truncation_alarms_total", 1, (event.reason,)
     elif isinstance(event, ContinuationEvent):
-        if event.outcome == "restarted":
-            yield "restarts_total", 1, ()
-        else:
-            yield "answers_ended_total", 1, (event.outcome,)
+        is_restart = event.outcome == "restarted"
+        yield ("restarts_total", 1, ()) if is_restart else ("answers_ended_total", 1, (event.outcome,))
     else:
         is_ahead = event.outcome in AHEAD
         if is_ahead or event.reason in (USED_AHEAD, USED_EARLY):
@@ -85,19 +83,16 @@ class Metrics:
         self._models: set[str] = set()
 
     def observe(self, event: Event) -> None:
-        self._add(event.model, _counts(event))
-
-    def _add(self, model: str, counts: Iterable[tuple[str, float, tuple[str, ...]]]) -> None:
         try:
             if self._instruments is None:
                 # Tried once.
                 self._instruments = {}
                 library = self._load()
                 self._instruments = {name: _instrument(library, name) for name in _METRICS}
-            if model not in self._models and len(self._models) >= MAX_MODELS:
-                model = OTHER
+            is_named = event.model in self._models or len(self._models) < MAX_MODELS
+            model = event.model if is_named else OTHER
             self._models.add(model)
-            for name, value, labels in counts if self._instruments else ():
+            for name, value, labels in _additions(event) if self._instruments else ():
                 instrument = self._instruments[name].labels(model, *labels)
                 (instrument.observe if _METRICS[name].buckets else instrument.inc)(value)
         except Exception as error:  # noqa: BLE001 - see the class
@@ -106,11 +101,9 @@ class Metrics:
 
 def _instrument(library: Any, name: str) -> Any:
     """A new instrument, or the one that has this name already: the module may be loaded twice in one process."""
-    full_name = f"litellm_compaction_{name}"
+    full_name, metric = f"litellm_compaction_{name}", _METRICS[name]
+    make, options = (library.Histogram, {"buckets": metric.buckets}) if metric.buckets else (library.Counter, {})
     try:
-        text, labels, buckets = _METRICS[name]
-        if buckets:
-            return library.Histogram(full_name, text, ("model", *labels), buckets=buckets)
-        return library.Counter(full_name, text, ("model", *labels))
+        return make(full_name, metric.text, ("model", *metric.labels), **options)
     except ValueError:
         return library.REGISTRY._names_to_collectors[full_name]

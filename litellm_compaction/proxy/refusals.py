@@ -11,6 +11,7 @@ import re
 import ssl
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,19 +19,9 @@ import httpx
 import litellm
 from fastapi import HTTPException
 
+from litellm_compaction import errors
 from litellm_compaction.engine import RequestContext
-from litellm_compaction.errors import (
-    BadWish,
-    CompactionError,
-    DoesNotFit,
-    LiteLLMChanged,
-    NotServed,
-    Overloaded,
-    ServerGone,
-    ServerUnavailable,
-    WindowUnread,
-    overflow_from_text,
-)
+from litellm_compaction.errors import CompactionError, DoesNotFit, NotServed, overflow_from_text
 from litellm_compaction.proxy.litellm_inside import Seam
 
 logger = logging.getLogger("litellm_compaction")
@@ -62,9 +53,9 @@ _OVERFLOW = _Kind(param="messages", code="context_length_exceeded")
 _DOWN = _Kind(503, "service_unavailable", None)
 _KINDS: Mapping[type[CompactionError], _Kind] = {
     DoesNotFit: _OVERFLOW,
-    BadWish: _Kind(param="metadata"),
-    Overloaded: _DOWN._replace(kind="overloaded_error"),
-    **dict.fromkeys((WindowUnread, LiteLLMChanged, ServerUnavailable), _DOWN),
+    errors.BadWish: _Kind(param="metadata"),
+    errors.Overloaded: _DOWN._replace(kind="overloaded_error"),
+    **dict.fromkeys((errors.WindowUnread, errors.LiteLLMChanged, errors.ServerUnavailable), _DOWN),
 }
 
 
@@ -143,22 +134,20 @@ def reworded(
         return refusal_of(refused)
     # LiteLLM does not know all servers' words for it.
     text = str(original) if getattr(original, "status_code", None) in _OVERFLOW_STATUSES else ""
-    is_overflow = isinstance(original, litellm.ContextWindowExceededError) or (
-        overflow_from_text(text) is not None and overflow_from_text(text, client_text()) is not None
-    )
-    if not (is_guarded and is_overflow):
+    is_said = overflow_from_text(text) is not None and overflow_from_text(text, client_text()) is not None
+    if not is_guarded or not (is_said or isinstance(original, litellm.ContextWindowExceededError)):
         return None
     message = str(getattr(original, "message", original))
     return Refusal(_FRAME_BEHIND.sub("", _FRAME_BEFORE.sub("", message)) or message, _OVERFLOW)
 
 
-def server_gone(error: object, context: RequestContext | None) -> ServerGone | None:
+def server_gone(error: object, context: RequestContext | None) -> errors.ServerGone | None:
     """The refusal for an LM Studio that has taken no connection for a request; None for any other error."""
     address, causes = context.target.lmstudio_address if context is not None else "", [*_chain(error)]
     has_failed_to_connect = any(isinstance(each, httpx.ConnectError) for each in causes)
     # A certificate that is refused is no reason to start a server.
     is_of_certificate = any(isinstance(each, ssl.SSLError) for each in causes)
-    return ServerGone(address) if address and has_failed_to_connect and not is_of_certificate else None
+    return errors.ServerGone(address) if address and has_failed_to_connect and not is_of_certificate else None
 
 
 def _chain(error: object) -> Iterator[BaseException]:
@@ -178,6 +167,15 @@ def log_failure(place: str, error: Exception, *, too_long: DoesNotFit | None = N
     frames = traceback.extract_tb(error.__traceback__)[: -_LOGGED_FRAMES - 1 : -1]
     lines = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
     logger.error("%s hook=%s error=%s at=%s", kind, place, type(error).__name__, lines)
+
+
+@contextmanager
+def failing_open(place: str) -> Iterator[None]:
+    """The client gets the server's own answer or error, not one of ours (P8)."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - fails open (P8)
+        log_failure(place, error)
 
 
 def log_refused(model: str, error: CompactionError) -> None:
@@ -213,5 +211,5 @@ class ToldOnce(logging.Filter):
         filters[:] = [self, *(each for each in filters if not isinstance(each, ToldOnce))]
 
     def filter(self, record: logging.LogRecord) -> bool:
-        errors = [value for value in record.args or () if isinstance(value, Exception)]
-        return not errors or not any(_is_told(error, self._refusal()) for error in errors)
+        told = [value for value in record.args or () if isinstance(value, Exception)]
+        return not any(_is_told(error, self._refusal()) for error in told)

@@ -6,19 +6,19 @@ For `doctor`, the page, and the log at start. Loads no LiteLLM.
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import contextlib
+from dataclasses import dataclass, replace
 
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import KnownWays
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
-from litellm_compaction.tokenizers.registry import Kind, Sources, TokenizerSource, usable_soon, why_broken
+from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon, why_broken
 from litellm_compaction.tokens.begun import renders_exactly
 from litellm_compaction.windows.windows import Target, Window, Windows
 
-_WORDS: Mapping[Kind, str] = {
+# By the kind of a tokenizer's source.
+_WORDS = {
     "operator": "{}, as the operator wrote",
     "pack": "{}, the model's own from this package",
     "stand_in": "{}, a stand-in that errs high until calibrated by usage",
@@ -26,29 +26,19 @@ _WORDS: Mapping[Kind, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class DeploymentReport:
-    """The report of one deployment, or of one loaded model of a wildcard.
-
-    Attributes:
-        carrier: carries a running answer over the limit.
-        absence: why there is no window; None also without an answer in time.
-        source: counts its prompts; None without a window.
-        failures: the faults of the vocabulary and the template that should count, and their remedies.
-        goes_on: the best way in which its server goes on with an answer, in words.
-        model_settings: how LM Studio's own settings make the model answer, in words; "" if it was not asked.
-        warnings: those of them that work against this package, and the better choices.
-    """
+    """The report of one deployment, or of one loaded model of a wildcard."""
 
     target: Target
-    carrier: Carrier
+    carrier: Carrier  # Carries a running answer over the limit.
     window: Window | None = None
-    absence: CompactionError | None = None
-    source: TokenizerSource | None = None
-    failures: tuple[str, ...] = ()
-    goes_on: str = ""
-    model_settings: str = ""
-    warnings: tuple[str, ...] = ()
+    absence: CompactionError | None = None  # Why there is no window; None also without an answer in time.
+    source: TokenizerSource | None = None  # Counts its prompts; None without a window.
+    failure: str = ""  # Why the vocabulary that should count cannot, and the remedy.
+    goes_on: str = ""  # The best way in which its server goes on with an answer, in words.
+    model_settings: str = ""  # How LM Studio's own settings make the model answer, in words; "" if it was not asked.
+    warnings: tuple[str, ...] = ()  # Those of them that work against this package, and the better choices.
 
     @property
     def is_loaded(self) -> bool:
@@ -80,41 +70,41 @@ class Reporter:
     known_ways: KnownWays
     limit_s: float
     is_patient: bool = False
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     async def reports(self, deployment: Deployment, settings: Settings) -> list[DeploymentReport]:
         """One report, or one for each loaded model of a wildcard; the wildcard's own if there is none."""
-        carrier = carrier_of(deployment, settings)
-        try:
+        carrier, targets = carrier_of(deployment, settings), list[Target]()
+        # Otherwise its own report says why.
+        with contextlib.suppress(CompactionError, asyncio.TimeoutError):
             targets = await asyncio.wait_for(targets_of(self.windows, deployment), self.limit_s)
-        except (CompactionError, asyncio.TimeoutError):
-            targets = []
-        targets = targets or [deployment.target]
-        return [await self._report(DeploymentReport(target=target, carrier=carrier)) for target in targets]
+        reports = [DeploymentReport(target, carrier) for target in targets or [deployment.target]]
+        for report in reports:
+            await self._fill(report)
+        return reports
 
-    async def _report(self, report: DeploymentReport) -> DeploymentReport:
+    async def _fill(self, report: DeploymentReport) -> None:
         target, windows = report.target, self.windows
         try:
             window = await asyncio.wait_for(windows.resolve(target), self.limit_s)
             if self.is_patient:
                 window = await asyncio.wait_for(windows.confirmed(target, window), self.limit_s)
         except asyncio.TimeoutError:
-            return report
+            return
         except CompactionError as error:
-            return replace(report, absence=error)
-        if (said := await windows.model_settings(target)) is not None:
-            report = replace(report, model_settings=said.words, warnings=said.warnings)
-        source = self.sources.source(target, window.architecture)
+            report.absence = error
+            return
+        if (server_settings := await windows.model_settings(target)) is not None:
+            report.model_settings, report.warnings = server_settings.words, server_settings.warnings
+        report.window, report.source = window, self.sources.source(target, window.architecture)
+        family = report.source.family
         if self.is_patient:
             # Loaded as the proxy would: only then is known whether it can be.
-            await usable_soon(source.family)
-            why = why_broken(source.family.vocabulary)
-            report = replace(report, failures=(why,) if why else ())
+            await usable_soon(family)
+            report.failure = why_broken(family.vocabulary)
         # Every source that is no server's leads to the last way, but for LM Studio's models.
-        can_render = windows.instance(target) is not None or renders_exactly(source.family)
+        can_render = windows.instance(target) is not None or renders_exactly(family)
         possible = [way for way in WAYS_OF[report.carrier] if can_render or way != "raw"]
-        goes_on = self.known_ways.in_words(target, window.source, possible)
-        return replace(report, window=window, source=source, goes_on=goes_on)
+        report.goes_on = self.known_ways.in_words(target, window.source, possible)
 
 
 def counted_by(source: TokenizerSource) -> str:

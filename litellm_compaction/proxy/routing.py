@@ -16,7 +16,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -25,10 +25,10 @@ from litellm_compaction.config import SAME_MODEL, DeploymentSettings, Settings, 
 from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.proxy.litellm_inside import router as litellm_router
+from litellm_compaction.proxy import litellm_inside
 from litellm_compaction.proxy.litellm_inside.application import with_credentials
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
-from litellm_compaction.windows.other_servers import SERVERS
+from litellm_compaction.windows.other_servers import SERVERS, Api
 from litellm_compaction.windows.windows import Target, Window, Windows
 
 logger = logging.getLogger("litellm_compaction")
@@ -72,8 +72,12 @@ class Deployment:
         return "*" in self.group
 
 
-def deployment_of(params: Entry, info: Entry, *, group: str, environ: Mapping[str, str]) -> Deployment:
+def deployment_of(
+    params: Entry, info: Entry, *, group: str, environ: Mapping[str, str], is_asked: bool = False
+) -> Deployment:
     """The deployment that a `model_list` entry, or the arguments of a call to it, describe.
+
+    A pruning model `is_asked` as if it had been opted in, and with a supposed window if it is hosted.
 
     Raises:
         ConfigError: `model_info.compaction` is not valid.
@@ -84,18 +88,9 @@ def deployment_of(params: Entry, info: Entry, *, group: str, environ: Mapping[st
     named = prefix if slash else "openai" if _OPENAIS.match(full_name) else ""
     provider = _text(params.get("custom_llm_provider")) or named
     model = without_route(rest if slash and prefix == provider else full_name)
-    own = deployment_settings_from(info.get("compaction"), f"model_info.compaction of {group or full_name!r}")
-    api_base = _resolved(params.get("api_base") or params.get("base_url"), environ)
-    api_key = _resolved(params.get("api_key"), environ)
-    if provider == "lm_studio":
-        api_base, api_key = api_base or environ.get("LM_STUDIO_API_BASE"), api_key or environ.get("LM_STUDIO_API_KEY")
-    elif provider == "openai" and api_base is None:
-        # The address that LiteLLM takes for OpenAI's models without one (main.py, `_resolve_openai_api_base`).
-        base = environ.get("OPENAI_BASE_URL") or environ.get("OPENAI_API_BASE") or ""
-        if is_local_address(base):
-            api_base, api_key = base, api_key or environ.get("OPENAI_API_KEY")
-    elif provider in _OLLAMA:
-        api_base = api_base or environ.get("OLLAMA_API_BASE") or "http://localhost:11434"
+    section = {**as_entry(info.get("compaction")), "enabled": True} if is_asked else info.get("compaction")
+    own = deployment_settings_from(section, f"model_info.compaction of {group or full_name!r}")
+    api_base, api_key = _address(provider, params, environ)
     kind: Kind = "opted_in" if own.enabled else "foreign"
     if own.enabled is not False and provider == "lm_studio":
         kind = "lm_studio"
@@ -111,14 +106,30 @@ def deployment_of(params: Entry, info: Entry, *, group: str, environ: Mapping[st
         is_lmstudio=kind in ("lm_studio", "maybe_lm_studio"),
         tokenizer=str(own.changes.get("tokenizer", "")),
     )
-    other = None
-    if own.enabled and kind != "lm_studio":
-        other = _opted_in(target, provider, info, environ)
+    other = _opted_in(target, provider, info, environ) if own.enabled and kind != "lm_studio" else None
     if kind == "opted_in" and other is not None:
         target, other = other, None
+        is_hosted = not target.apis and not is_local_address(target.api_base or "hosted.invalid")
+        if is_asked and is_hosted and target.context_length is None:
+            target = replace(target, context_length=DEFAULT_WINDOW_TOKENS, context_source="default")
     return Deployment(
         id=identity, group=group, provider=provider, kind=kind, target=target, settings=own, other_target=other
     )
+
+
+def _address(provider: str, params: Entry, environ: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """The address and key by which LiteLLM reaches a server, with those that it takes from the environment."""
+    api_base = _resolved(params.get("api_base") or params.get("base_url"), environ)
+    api_key = _resolved(params.get("api_key"), environ)
+    if provider == "lm_studio":
+        return api_base or environ.get("LM_STUDIO_API_BASE"), api_key or environ.get("LM_STUDIO_API_KEY")
+    if provider in _OLLAMA:
+        return api_base or environ.get("OLLAMA_API_BASE") or "http://localhost:11434", api_key
+    # The address that LiteLLM takes for OpenAI's models without one (main.py, `_resolve_openai_api_base`).
+    base = environ.get("OPENAI_BASE_URL") or environ.get("OPENAI_API_BASE") or ""
+    if provider == "openai" and api_base is None and is_local_address(base):
+        return base, api_key or environ.get("OPENAI_API_KEY")
+    return api_base, api_key
 
 
 def _opted_in(target: Target, provider: str, info: Entry, environ: Mapping[str, str]) -> Target:
@@ -126,29 +137,21 @@ def _opted_in(target: Target, provider: str, info: Entry, environ: Mapping[str, 
     server = next((each for each in SERVERS.values() if provider in each.providers), None)
     variable, address = ("", None) if server is None else server.providers[provider]
     api_base = target.api_base or environ.get(variable) or address
-    apis: tuple[str, ...] = () if server is None or api_base is None else (server.name,)
+    apis: tuple[Api, ...] = (server.name,) if server is not None and api_base is not None else ()
     if provider in _OPENAI_PROVIDERS and is_local_address(api_base or ""):
         apis = tuple(SERVERS)
-    shown, written = _positive(info.get("max_input_tokens")), target.context_length
+    written, shown = target.context_length, info.get("max_input_tokens")
+    # As YAML, the model map or a pydantic float hold it.
+    if isinstance(shown, bool) or not isinstance(shown, (int, float)) or not 1 <= shown <= 1e9:
+        shown = None
     return replace(
         target,
         api_base=api_base,
-        context_length=written or shown,
+        context_length=written or (int(shown) if shown else None),
         context_source="max_input_tokens" if shown and not written else "operator",
         is_lmstudio=False,
         apis=apis,
     )
-
-
-def asked_deployment_of(params: Entry, info: Entry, *, group: str, environ: Mapping[str, str]) -> Deployment:
-    """The deployment as a pruning model: as if it had been opted in, and with a supposed window if it is hosted."""
-    own = {**as_entry(info.get("compaction")), "enabled": True}
-    asked = deployment_of(params, {**info, "compaction": own}, group=group, environ=environ)
-    target = asked.target
-    is_hosted = not target.is_lmstudio and not target.apis and not is_local_address(target.api_base or "hosted.invalid")
-    if not is_hosted or target.context_length is not None:
-        return asked
-    return replace(asked, target=replace(target, context_length=DEFAULT_WINDOW_TOKENS, context_source="default"))
 
 
 def refuses_by(provider: str) -> Mapping[str, Any]:
@@ -177,22 +180,11 @@ def without_route(model: str) -> str:
 
 def is_local_address(api_base: str) -> bool:
     """True if an address is certainly no hosted service: loopback, private, or a name of a local network."""
-    host = _host(api_base)
+    host = urlsplit(api_base if "//" in api_base else f"//{api_base}").hostname or ""
     try:
         return not ipaddress.ip_address(host).is_global
     except ValueError:
         return bool(host) and ("." not in host or host.endswith(_LOCAL_SUFFIXES))
-
-
-def _host(api_base: str) -> str:
-    return urlsplit(api_base if "//" in api_base else f"//{api_base}").hostname or ""
-
-
-def _positive(value: object) -> int | None:
-    """A number of tokens as YAML, the model map or a pydantic float hold it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= 1e9:
-        return None
-    return int(value)
 
 
 def _text(value: object) -> str:
@@ -219,44 +211,42 @@ def id_of(entry: Mapping[str, Any]) -> str:
 
 def router_entries(router: Any) -> list[Mapping[str, Any]]:
     """Every deployment of the router that its operator has put there."""
-    entries = map(as_entry, litellm_router.deployments(router)) if router is not None else ()
+    entries = map(as_entry, litellm_inside.deployments(router)) if router is not None else ()
     return [entry for entry in entries if not is_listed_here(id_of(entry))]
 
 
 def group_entries(router: Any, name: str, team_id: str | None = None) -> list[Mapping[str, Any]]:
     """The router's entries of one group, alias, wildcard match or deployment id, without its fallbacks."""
-    pinned = filter(None, [litellm_router.deployment(router, name)])
-    return [as_entry(entry) for entry in litellm_router.deployments(router, name, team_id) or pinned]
+    pinned = filter(None, [litellm_inside.deployment(router, name)])
+    return [as_entry(entry) for entry in litellm_inside.deployments(router, name, team_id) or pinned]
 
 
 def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The router's entries that a request for `model` can reach: its group, and all fallbacks of both."""
+    team_id = as_entry(request.get("metadata")).get("user_api_key_team_id")
+    settings = [
+        setting
+        for key in litellm_inside.FALLBACKS
+        for setting in (request.get(key), litellm_inside.setting(router, key))
+        if isinstance(setting, list)
+    ]
     entries: list[Mapping[str, Any]] = []
     names = [model]
-    team_id = as_entry(request.get("metadata")).get("user_api_key_team_id")
     # It grows meanwhile.
     for name in names:
-        entries.extend(group_entries(router, name, team_id if isinstance(team_id, str) else None))
-        settings = (
-            settings
-            for key in litellm_router.FALLBACKS
-            for settings in (request.get(key), litellm_router.setting(router, key))
-        )
+        entries += group_entries(router, name, team_id if isinstance(team_id, str) else None)
         fallbacks = dict.fromkeys(fallback for setting in settings for fallback in _named(setting, name))
         names += [fallback for fallback in fallbacks if fallback not in names][: _MAX_GROUPS - len(names)]
     return entries
 
 
-def _named(fallbacks: object, name: str) -> Iterable[str]:
+def _named(fallbacks: list[object], name: str) -> Iterable[str]:
     """The groups that a fallback setting names for `name`: `[{"a": ["b"]}]`, `{"*": …}`, or a client's `["b"]`."""
-    for entry in fallbacks if isinstance(fallbacks, list) else ():
+    for entry in fallbacks:
         listed: list[object] = [entry]
         if isinstance(entry, Mapping):
-            groups = (entry.get(key) for key in (name, "*"))
-            listed = [
-                entry.get("model"),
-                *(each for group in groups if isinstance(group, (list, tuple)) for each in group),
-            ]
+            groups = [group for group in (entry.get(name), entry.get("*")) if isinstance(group, (list, tuple))]
+            listed = [entry.get("model"), *(each for group in groups for each in group)]
         yield from (each for each in listed if isinstance(each, str))
 
 
@@ -328,13 +318,13 @@ class DeploymentSelector:
         """The settings of config.yaml."""
         return self._source.configured
 
-    def deployment(self, entry: Mapping[str, Any], read: Callable[..., Deployment] = deployment_of) -> Deployment:
-        """The deployment that an entry of the router's list describes."""
-        params = as_entry(entry.get("litellm_params"))
+    def deployment(self, entry: Mapping[str, Any], *, is_asked: bool = False) -> Deployment:
+        """The deployment that an entry of the router's list describes, as `deployment_of` has it."""
+        params, group = as_entry(entry.get("litellm_params")), str(entry.get("model_name") or "")
         if (name := params.get("litellm_credential_name")) is not None:
             params = with_credentials(params, str(name))
-        group = str(entry.get("model_name") or "")
-        return read(params, as_entry(entry.get("model_info")), group=group, environ=os.environ)
+        info = as_entry(entry.get("model_info"))
+        return deployment_of(params, info, group=group, environ=os.environ, is_asked=is_asked)
 
     async def guard(self, deployment: Deployment) -> GuardedDeployment | None:
         """None for a deployment that is left alone."""
@@ -350,8 +340,7 @@ class DeploymentSelector:
     async def guarded(self, router: Any) -> AsyncIterator[GuardedDeployment]:
         """Every guarded deployment of a router, in its order."""
         for entry in router_entries(router):
-            guard = await self.guard(self.deployment(entry))
-            if guard is not None:
+            if (guard := await self.guard(self.deployment(entry))) is not None:
                 yield guard
 
     async def _target(self, deployment: Deployment) -> Target | None:
@@ -376,7 +365,7 @@ class DeploymentSelector:
 
         Of several deployments the one with the smallest window: any of them may be asked.
         """
-        deployments = [self.deployment(entry, asked_deployment_of) for entry in group_entries(router, name)]
+        deployments = [self.deployment(entry, is_asked=True) for entry in group_entries(router, name)]
         targets = [target for each in deployments if (target := await self._target(each)) is not None]
         sized: list[tuple[int, Target]] = []
         for target in targets if len(targets) > 1 else ():
@@ -386,8 +375,7 @@ class DeploymentSelector:
 
     async def why_unusable(self, router: Any, name: str) -> str:
         """Says why summaries do not go to a pruning model now; "" if they do."""
-        target = await self.pruning_target(router, name)
-        if target is None:
+        if (target := await self.pruning_target(router, name)) is None:
             return "no model of this proxy has this name"
         try:
             await self._windows.resolve(target)

@@ -6,19 +6,19 @@ is no mishap of one request, for which P8 lets it pass.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import httpx
 
-from litellm_compaction.concurrency import ended
+from litellm_compaction.concurrency import Kept
 from litellm_compaction.errors import LiteLLMChanged
+from litellm_compaction.proxy import litellm_inside as litellm_router
 from litellm_compaction.proxy.internal import as_ours
 from litellm_compaction.proxy.litellm_inside import Seam
-from litellm_compaction.proxy.litellm_inside import router as litellm_router
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -29,18 +29,13 @@ _ANSWER = {"object": "chat.completion", "choices": [{"message": {"role": "assist
 
 
 def check_classes(hooks: Iterable[str]) -> None:
-    """Raises LiteLLMChanged if nobody would call `hooks`, which we fill, or tell us of deployments."""
-    from litellm import Router
+    """Raises LiteLLMChanged if nobody would call `hooks`, which we fill, or if a piece is missing that guards all."""
     from litellm.integrations.custom_logger import CustomLogger
 
-    members = ("registry", "settings") if hasattr(Router, "registry") else ("get_deployment", "get_model_list")
-    for holder, names in ((CustomLogger, hooks), (Router, (*members, "acompletion"))):
-        for name in names:
-            if not hasattr(holder, name):
-                raise LiteLLMChanged(f"{holder.__name__}.{name}")
-    for seam in Seam:
-        if not seam.lost and seam.is_missing:
-            raise LiteLLMChanged(str(seam))
+    lacking = [f"CustomLogger.{name}" for name in hooks if not hasattr(CustomLogger, name)]
+    lacking += [str(seam) for seam in Seam if not seam.lost and seam.is_missing]
+    if lacking:
+        raise LiteLLMChanged(lacking[0])
 
 
 class Seams:
@@ -49,13 +44,12 @@ class Seams:
     def __init__(self) -> None:
         self._router: Any = None
         self._of_router: LiteLLMChanged | None = None
-        self._of_client: LiteLLMChanged | None = None
-        self._look: asyncio.Task[LiteLLMChanged | None] | None = None
+        self._of_client: Kept[str, LiteLLMChanged | None] = Kept(_look_at_client, lambda _: math.inf, most=1)
 
     @property
     def fault(self) -> LiteLLMChanged | None:
         """What is known to be missing."""
-        return self._of_router or self._of_client
+        return self._of_router or self._of_client.last(_NOBODY)
 
     def of_router(self, router: Any) -> LiteLLMChanged | None:
         """What the router lacks; None if nothing."""
@@ -73,16 +67,13 @@ class Seams:
 
     async def of_client(self) -> LiteLLMChanged | None:
         """The client that LiteLLM does not pass on, with which our transport carries answers; None if it does."""
-        if self._look is None:
-            self._look = asyncio.get_running_loop().create_task(_look_at_client())
-        self._of_client = await asyncio.shield(self._look)
-        return self._of_client
+        return await self._of_client.get(_NOBODY)
 
     async def aclose(self) -> None:
-        await ended([self._look] if self._look is not None else [])
+        await self._of_client.aclose()
 
 
-async def _look_at_client() -> LiteLLMChanged | None:
+async def _look_at_client(model: str) -> LiteLLMChanged | None:
     """Has LiteLLM make a call whose client answers by itself; no other callback is told of it."""
     import litellm
     from openai import AsyncOpenAI
@@ -94,18 +85,12 @@ async def _look_at_client() -> LiteLLMChanged | None:
         return httpx.Response(200, json=_ANSWER)
 
     http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    async with AsyncOpenAI(api_key=_NOBODY, base_url=_NOWHERE, http_client=http) as client:
+    async with AsyncOpenAI(api_key=model, base_url=_NOWHERE, http_client=http) as client:
+        prompt = [{"role": "user", "content": "."}]
+        options = {"api_base": _NOWHERE, "api_key": model, "timeout": _LIMIT_S, "no-log": True}
         with contextlib.suppress(Exception), as_ours():
             await litellm.acompletion(
-                model=f"lm_studio/{_NOBODY}",
-                api_base=_NOWHERE,
-                api_key=_NOBODY,
-                messages=[{"role": "user", "content": "."}],
-                client=client,
-                max_retries=0,
-                num_retries=0,
-                timeout=_LIMIT_S,
-                **{"no-log": True},
+                model=f"lm_studio/{model}", messages=prompt, client=client, max_retries=0, num_retries=0, **options
             )
     if asked:
         return None

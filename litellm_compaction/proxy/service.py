@@ -13,7 +13,7 @@ import gc
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from litellm_compaction.concurrency import ended
@@ -22,14 +22,12 @@ from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnknown
 from litellm_compaction.events import ContinuationEvent, Event, event_to_json, log_observer
 from litellm_compaction.master_key import ensure_master_key, stretched
-from litellm_compaction.proxy.answers import Answers
 from litellm_compaction.proxy.config_check import SECTION, check_config
 from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.exchange import Exchanges
 from litellm_compaction.proxy.guard import Guard
-from litellm_compaction.proxy.litellm_inside import Seam
+from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_redis, proxy_secret, wrap_requests
-from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.refusals import ToldOnce, log_failure
@@ -106,14 +104,6 @@ class Service:
         self.guards = DeploymentSelector(self.live, self.compactor.windows)
         standards = Standards(self.compactor, self.exchanges, Items(secret))
         self.guard = Guard(self.guards, self.compactor, self.exchanges, standards, store)
-        self.answers = Answers(
-            self.compactor,
-            self.exchanges,
-            standards,
-            heartbeat_s=settings.constants.heartbeat_s,
-            router=current_router,
-            fault=lambda: self.guard.seams.fault,
-        )
         self._discovery = Discovery(self.compactor.windows, self.guards)
         self._work: asyncio.Task[None] | None = None
 
@@ -124,7 +114,9 @@ class Service:
         # At once: a client may ask as soon as the proxy listens.
         wrap_requests(
             lambda application: self._discovery.serving(application, current_router),
-            lambda application: serving(application, lambda name: self.guard.is_guarded(current_router(), name)),
+            lambda application: serving(
+                application, lambda name: self.guard.is_guarded(current_router(), {"model": name})
+            ),
         )
         # Without a loop this is no proxy.
         with contextlib.suppress(RuntimeError):
@@ -161,50 +153,52 @@ class Service:
             # Remembered: the first request would wait for it.
             await asyncio.to_thread(stretched, secret)
         await self._discovery.refresh(router)
+        await self._tried(self._tell)
         await self._keep_prepared()
 
     async def _keep_prepared(self) -> None:
         """Looks at what is guarded, and again whenever a server has loaded another model, until it is cancelled."""
-        is_wanted, is_first = asyncio.Event(), True
+        is_wanted = asyncio.Event()
         self.compactor.windows.on_loaded = is_wanted.set
-        while True:
+        await self._tried(self._prepare)
+        # Vocabularies, templates and listings stay.
+        spare_collections()
+        while await is_wanted.wait():
             is_wanted.clear()
-            try:
-                await self._prepare(current_router(), is_first=is_first)
-            except Exception as error:  # noqa: BLE001 - fails open (P8)
-                log_failure("prepare", error)
-            if is_first:
-                # Vocabularies, templates and listings stay.
-                spare_collections()
-                is_first = False
-            await is_wanted.wait()
+            await self._tried(self._prepare)
 
-    async def _prepare(self, router: Any, *, is_first: bool) -> None:
-        """Loads the counters of the loaded models; the first time it also says what is guarded, with which window."""
-        targets: list[Target] = []
-        guarded: list[str] = []
+    async def _tried(self, look: Callable[[Any], Awaitable[None]]) -> None:
+        try:
+            await look(current_router())
+        except Exception as error:  # noqa: BLE001 - fails open (P8)
+            log_failure("prepare", error)
+
+    async def _prepare(self, router: Any) -> None:
+        """Loads the counters of the loaded models."""
+        async for guard in self.guards.guarded(router):
+            for target in await targets_of(self.compactor.windows, guard.deployment):
+                with contextlib.suppress(ModelNotLoaded, WindowUnknown):
+                    await self.compactor.prepare_counting(target)
+
+    async def _tell(self, router: Any) -> None:
+        """Says what is guarded, with which window, and which pruning models cannot be asked."""
+        models: list[str] = []
         pruning_models: dict[str, None] = {}
         async for guard in self.guards.guarded(router):
-            own = await targets_of(self.compactor.windows, guard.deployment)
-            targets += own
-            if is_first:
-                guarded += [await self._guarded(guard, target) for target in own]
-                guarded += [] if own else [f"{guard.deployment.group} (no model known yet)"]
-                pruning_models[guard.settings.pruning_model] = None
+            targets = await targets_of(self.compactor.windows, guard.deployment)
+            models += [await self._named(guard, target) for target in targets]
+            models += [] if targets else [f"{guard.deployment.group} (no model known yet)"]
+            pruning_models[guard.settings.pruning_model] = None
         for name in pruning_models:
             if name != SAME_MODEL and (why := await self.guards.why_unusable(router, name)):
                 logger.warning("pruning_model=%s is not used while %s; the model that is asked is", name, why)
-        if is_first:
-            settings = self.live.configured
-            more = f" and {len(guarded) - _MOST_NAMED} more" if len(guarded) > _MOST_NAMED else ""
-            page = "/compaction, with the master key" if settings.page == "on" else "off"
-            named = ", ".join(guarded[:_MOST_NAMED]) or "nothing"
-            logger.info("guarding %s%s; mode=%s; page: %s", named, more, settings.mode, page)
-        for target in targets:
-            with contextlib.suppress(ModelNotLoaded, WindowUnknown):
-                await self.compactor.prepare_counting(target)
+        settings = self.live.configured
+        more = f" and {len(models) - _MOST_NAMED} more" if len(models) > _MOST_NAMED else ""
+        page = "/compaction, with the master key" if settings.page == "on" else "off"
+        named = ", ".join(models[:_MOST_NAMED]) or "nothing"
+        logger.info("guarding %s%s; mode=%s; page: %s", named, more, settings.mode, page)
 
-    async def _guarded(self, guard: GuardedDeployment, target: Target) -> str:
+    async def _named(self, guard: GuardedDeployment, target: Target) -> str:
         """Returns a model's name with its window, in words."""
         name = target.model if guard.deployment.is_wildcard else guard.deployment.group
         try:

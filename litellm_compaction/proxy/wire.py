@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message
 from litellm_compaction.errors import NotServed
@@ -51,8 +52,9 @@ _LEAST_EXTRAS_CHARS = 64
 _OUTPUT_LIMITS, _LLAMA_LIMIT = ("max_tokens", "max_completion_tokens"), "n_predict"
 # Answers to each prompt: a server writes them at once (llama.cpp, tools/server, `n` and `n_cmpl`; vLLM `best_of`).
 _ANSWERS = ("n", "n_cmpl", "best_of")
-# Of a number that is read, and OpenAI's limit of stop strings, which some servers check.
-_MOST_DIGITS, _MOST_STOPS = 18, 4
+_NUMBER = re.compile(r"\s*\d{1,18}(\.\d*)?\s*", re.ASCII)
+# OpenAI's limit of stop strings, which some servers check.
+_MOST_STOPS = 4
 # Bounds on thinking: Anthropic's, OpenRouter's, llama.cpp's own two, and Gemini's; below 0 there is none.
 _THOUGHT_BUDGETS = (
     *(("thinking", "budget_tokens"), ("reasoning", "max_tokens")),
@@ -72,13 +74,15 @@ _CLIENTS_LIMIT, _WINDOWS_END = "max_tokens", "model_context_window_exceeded"
 _CHATS_ALONE, _NOWHERE, _OWN = "custom_openai", "http://guarded.invalid/v1", "litellm_compaction_own"
 _OF_DEPLOYMENTS = ("model", _PROVIDER, "api_base", "base_url", "api_key", "litellm_credential_name", "model_info")
 _ENDPOINTS = "supported_endpoints"
-# Fields of OpenAI's /v1/responses that stand for messages, and what serves them after all.
-_STANDS_FOR_MESSAGES = {
-    "conversation": "",
-    "previous_response_id": " With a database and `store_prompts_in_spend_logs` the proxy finds it by itself.",
+# By the end of a route: fields that LiteLLM drops, some of which stand for messages, and what serves them after all.
+_WHOLE = "Send the whole conversation as `input`."
+_DROPPED: Mapping[str, Mapping[str, str]] = {
+    "messages": {"compaction": "Send the conversation without it; the proxy compacts it."},
+    "responses": {
+        "conversation": _WHOLE,
+        "previous_response_id": f"{_WHOLE} With a database and `store_prompts_in_spend_logs` the proxy finds it.",
+    },
 }
-# Items of theirs that ask for a compaction, or are one.
-_COMPACTION_ITEMS = ("compaction_trigger", "compaction", "compaction_summary")
 
 
 class Usage(NamedTuple):
@@ -179,25 +183,18 @@ def is_same_request(body: Mapping[str, Any], request: Request) -> bool:
     if not has_parts and body.get("messages") == encode(request.messages):
         return True
     read = decode(body)
-    return read is not None and _change_key(read) == _change_key(request)
+    return read is not None and [*map(_as_said, read.messages)] == [*map(_as_said, request.messages)]
 
 
-def _change_key(request: Request) -> list[tuple[object, ...]]:
-    return [
-        (message.is_system or message.role, message.text.strip(), message.other_parts, message.calls, message.call_id)
-        for message in request.messages
-    ]
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _as_said(message: Message) -> tuple[object, ...]:
+    return message.is_system or message.role, message.text.strip(), message.other_parts, message.calls, message.call_id
 
 
 def _limit(value: object) -> int | None:
-    """A limit as servers read it, for which 512.0 is 512; None for what is none."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if _is_count(value) else None
+    """A number as servers read it, for which 512.0 is 512; None for what is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1:
+        return None
+    return int(value)
 
 
 def asked_output_tokens(body: Mapping[str, Any]) -> int | None:
@@ -237,20 +234,14 @@ def can_be_continued(body: Mapping[str, Any]) -> bool:
 def asked_answers(body: Mapping[str, Any]) -> int:
     """Returns the number of answers to each prompt that a client wants, by the field that asks for most."""
     given = _with_inner(body)
-    return max(1, *(_lenient(given.get(key)) for key in _ANSWERS))
+    texts = [str(given.get(key)) for key in _ANSWERS]
+    # As lenient servers read them.
+    return max([1, *(int(float(text)) for text in texts if _NUMBER.fullmatch(text))])
 
 
 def asked_prompts(body: Mapping[str, Any]) -> int:
     """The number of prompts of a text completion that its server answers one by one."""
     return max(len(_prompts(body)), 1)
-
-
-def _lenient(value: object) -> int:
-    """A number as lenient servers read it; 1 for anything else."""
-    try:
-        return int(value) if isinstance(value, (int, float, str)) and len(str(value)) <= _MOST_DIGITS else 1
-    except (ValueError, OverflowError):
-        return 1
 
 
 def client_texts(body: Mapping[str, Any]) -> Callable[[], str]:
@@ -282,26 +273,17 @@ def is_conversation(messages: object) -> bool:
     return isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
 
 
-def not_served(
-    original: Mapping[str, Any], route: str, *, keeps_responses: Callable[[], bool], is_read: bool
-) -> NotServed | None:
-    """The first part of a client's body, as it was sent, that LiteLLM would drop on its way to a chat completion."""
-    if route.endswith("/messages") and not is_read and original.get("compaction") is not None:
-        return _left_out("compaction", "Send the conversation without it; the proxy compacts it.")
-    if not route.endswith("/responses"):
-        return None
-    for field, remedy in _STANDS_FOR_MESSAGES.items():
-        if original.get(field) is not None and not (remedy and keeps_responses()):
-            return _left_out(field, f"Send the whole conversation as `input`.{remedy}")
-    items = original.get("input")
-    for at, item in enumerate(items if isinstance(items, list) and not is_read else ()):
-        if (kind := _at(item, "type")) in _COMPACTION_ITEMS:
-            return _left_out(f"input[{at}] ({kind})", "Send the messages themselves; the proxy compacts them.")
+def not_served(body: Mapping[str, Any], route: str, *, keeps: Callable[[], bool], is_read: bool) -> NotServed | None:
+    """The first field of a body, as its client sent it, that LiteLLM would drop on its way to a chat completion.
+
+    Not `compaction`, if the protocol `is_read` here, nor the response before, if LiteLLM `keeps` responses.
+    """
+    for field, remedy in _DROPPED.get(route.rpartition("/")[2], {}).items():
+        is_served = (field == "compaction" and is_read) or (field == "previous_response_id" and keeps())
+        if body.get(field) is not None and not is_served:
+            said = f"`{field}` is not served for this model: it would be left out in silence. {remedy}"
+            return NotServed(said, field)
     return None
-
-
-def _left_out(field: str, remedy: str) -> NotServed:
-    return NotServed(f"`{field}` is not served for this model: it would be left out in silence. {remedy}", field)
 
 
 # ------------------------------------------------------------------ what is written into a body
@@ -339,15 +321,12 @@ def with_usage(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_output_limit(body: Mapping[str, Any], limit_tokens: int) -> dict[str, Any]:
     """The keys that bound the answer; a value that is not a number stays, for the server to refuse."""
-    if any(body.get(key) is not None and _limit(body[key]) is None for key in _OUTPUT_LIMITS):
+    given = {key: body[key] for key in (*_OUTPUT_LIMITS, _LLAMA_LIMIT) if body.get(key) is not None}
+    if any(_limit(given[key]) is None for key in _OUTPUT_LIMITS if key in given):
         return {}
-    changed = {"max_tokens": limit_tokens}
-    given = _limit(body.get("max_completion_tokens"))
-    if given is not None:
-        changed["max_completion_tokens"] = min(given, limit_tokens) if given >= 0 else limit_tokens
-    if body.get(_LLAMA_LIMIT) is not None:
-        changed[_LLAMA_LIMIT] = limit_tokens
-    return changed
+    asked = _limit(given.get("max_completion_tokens"))
+    own = {"max_completion_tokens": asked} if asked is not None and 0 <= asked < limit_tokens else {}
+    return {"max_tokens": limit_tokens, **dict.fromkeys(given, limit_tokens), **own}
 
 
 def can_be_begun(body: Mapping[str, Any]) -> bool:
@@ -364,11 +343,6 @@ def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, A
 
 
 # ------------------------------------------------------------------ the arguments of a call, and where they lead
-
-
-def may_override(body: Mapping[str, Any]) -> bool:
-    """Returns False for arguments that `without_overrides` never changes, whatever their deployment is."""
-    return body.get(_PROVIDER) is not None or bool(body.get(_EXTRA))
 
 
 def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, Any]:
@@ -418,12 +392,12 @@ def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 def usage_of(response: object) -> Usage | None:
     """The usage that a response or chunk carries, if it is complete."""
     usage = _field(response, "usage")
-    prompt, completion = (_field(usage, f"{part}_tokens") for part in ("prompt", "completion"))
-    if not _is_count(prompt) or not _is_count(completion) or prompt <= 0:
+    prompt, completion = (_limit(_field(usage, f"{part}_tokens")) for part in ("prompt", "completion"))
+    if prompt is None or completion is None or prompt <= 0:
         return None
     # Part of the prompt, as OpenAI defines it; if it is more, the server leaves it out of the other number.
-    cached = _field(_field(usage, "prompt_tokens_details"), "cached_tokens")
-    return Usage(prompt + cached if _is_count(cached) and cached > prompt else prompt, completion)
+    cached = _limit(_field(_field(usage, "prompt_tokens_details"), "cached_tokens")) or 0
+    return Usage(prompt + cached if cached > prompt else prompt, completion)
 
 
 def _field(value: object, name: str) -> object:
@@ -435,34 +409,28 @@ def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
     if details is None:
         return answer
     if isinstance(answer, (bytes, bytearray)):
-        return _event_with_details(bytes(answer), details)
+        head, data, rest = bytes(answer).partition(b"data:")
+        line, newline, behind = rest.partition(b"\n")
+        try:
+            said = json.loads(line) if head.startswith(b"event: message_delta") else None
+        except ValueError:
+            said = None
+        told = f" {json.dumps(_with_details(said, details))}".encode() if isinstance(said, dict) else line
+        return b"".join((head, data, told, newline, behind))
     if isinstance(answer, dict):
-        return _message_with_details(answer, details) if answer.get("type") == "message" else answer
+        return _with_details(answer, details) if answer.get("type") == "message" else answer
     usage = getattr(answer, "usage", None) or getattr(getattr(answer, "response", None), "usage", None)
     if usage is not None:
         usage.compaction = dict(details)
     return answer
 
 
-def _message_with_details(said: dict[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
+def _with_details(said: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a message of Anthropic's, or of the event that ends it: LiteLLM logs the object that it has made."""
-    told = with_fields(said, {"usage": {"compaction": dict(details)}}) if _at(said, "usage") is not None else {**said}
-    if details["outcome"] != "completed":
-        # LiteLLM has no `finish_reason` for Anthropic's own word, and writes the client's limit.
-        if told.get("stop_reason") == _CLIENTS_LIMIT:
-            told["stop_reason"] = _WINDOWS_END
-        if _at(told, "delta", "stop_reason") == _CLIENTS_LIMIT:
-            told["delta"] = {**told["delta"], "stop_reason": _WINDOWS_END}
-    return said if told == said else told
-
-
-def _event_with_details(event: bytes, details: Mapping[str, Any]) -> bytes:
-    head, data, rest = event.partition(b"data:")
-    line, newline, behind = rest.partition(b"\n")
-    try:
-        said = json.loads(line) if head.startswith(b"event: message_delta") else None
-    except ValueError:
-        return event
-    if not isinstance(said, dict) or (told := _message_with_details(said, details)) is said:
-        return event
-    return b"".join((head, data, b" ", json.dumps(told).encode(), newline, behind))
+    told = with_fields(said, {"usage": {"compaction": dict(details)}} if isinstance(said.get("usage"), Mapping) else {})
+    # LiteLLM has no `finish_reason` for Anthropic's own word, and writes the client's limit.
+    if details["outcome"] != "completed" and told.get("stop_reason") == _CLIENTS_LIMIT:
+        told["stop_reason"] = _WINDOWS_END
+    if details["outcome"] != "completed" and _at(told, "delta", "stop_reason") == _CLIENTS_LIMIT:
+        told["delta"] = {**told["delta"], "stop_reason": _WINDOWS_END}
+    return told

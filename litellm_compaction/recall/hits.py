@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,8 +24,6 @@ _LEAST_PIECE_CHARS = 40
 _MOST_PARTS = 16
 # Among so many hits for each that is wanted a newer value is looked for.
 _POOL = 2
-# For what no term finds: over all passages, the newest first.
-_LITERAL_LIMIT_S = 0.02
 GAP = "…"
 
 
@@ -40,21 +37,12 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """A passage that was found, with what stands around it.
-
-    Attributes:
-        original: the message that it is from.
-        pieces: the passage and what was said before and after it, 600 characters at most, oldest first.
-        share: its score, of that of a passage that says nothing but the query; 1.0 for what stands there as it was
-            asked for.
-        later: of a message that says the same with a newer value, or is a newer result of the same call: its handle;
-            "" for none.
-    """
+    """A passage that was found, with what stands around it."""
 
     original: Original
-    pieces: tuple[Piece, ...]
-    share: float
-    later: str = ""
+    pieces: tuple[Piece, ...]  # With what was said before and after it, 600 characters at most, oldest first.
+    share: float  # Its score, of that of a passage that says nothing but the query; 1.0 for a literal.
+    later: str = ""  # The handle of a message with a newer value, or a newer result of the same call.
 
 
 class Found(NamedTuple):
@@ -103,15 +91,11 @@ def search(
 
 
 def _holding(index: Index, query: str, allowed: bytearray, limit: int) -> list[int]:
-    """The newest passages that hold a text as it stands but for its case, as far as the time suffices."""
-    folded, end_s = query.casefold(), time.monotonic() + _LITERAL_LIMIT_S
-    found: list[int] = []
-    for passage in range(len(index.passages) - 1 if folded else -1, -1, -1):
-        if len(found) == _POOL * limit or time.monotonic() > end_s:
-            break
-        if allowed[passage] and folded in index.text(passage).casefold():
-            found.append(passage)
-    return found
+    """The newest passages that hold a text as it stands but for its case."""
+    folded = query.casefold()
+    newest = reversed(range(len(index.passages) if folded else 0))
+    held = (at for at in newest if allowed[at] and folded in index.text(at).casefold())
+    return list(itertools.islice(held, _POOL * limit))
 
 
 def _exact(index: Index, asked: Sequence[Sought], allowed: bytearray) -> set[int]:

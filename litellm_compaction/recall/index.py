@@ -44,25 +44,17 @@ _BREAKS = ("\n", ". ", "。", " ")
 
 
 class Original(NamedTuple):
-    """A message as it was, or a part of it by another author.
+    """A message as it was, or a part of it by another author."""
 
-    Attributes:
-        handle: of the message; the same for its parts.
-        role: of who wrote it: what a client attached to a user's message is a tool's.
-        turn: the number of the person's message that it belongs to, from 1; 0 before the first.
-        text: without secrets.
-        call: of a result, the call that it answers, in a few words.
-    """
-
-    handle: str
-    role: str
-    turn: int
-    text: str
-    call: str
+    handle: str  # The same for all parts of a message.
+    role: str  # Of who wrote it: what a client attached to a user's message is a tool's.
+    turn: int  # The number of the person's message that it belongs to, from 1; 0 before the first.
+    text: str  # Without secrets.
+    call: str  # Of a result, the call that it answers, in a few words.
 
 
 class Passage(NamedTuple):
-    """A part of an original, from `start` to `end`; `original` is its place among all."""
+    """A part of an original, whose place among all is given."""
 
     original: int
     start: int

@@ -15,14 +15,12 @@ from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.master_key import Box
 from litellm_compaction.places import DEFAULT_PREFIX, PROXYS_OWN, data_folder, is_redis, parse_redis
 from litellm_compaction.stores.originals import Covered, Originals, Stretch
-from litellm_compaction.stores.rows import MemoryRows, Rows, SteadyRows
-from litellm_compaction.stores.sqlite import SqliteFile, SqliteRows
-from litellm_compaction.stores.store import MAX_LEASE_S, Board, Decide, Store, StoredCompaction, digest
+from litellm_compaction.stores.rows import Rows, SteadyRows
+from litellm_compaction.stores.sqlite import MemoryRows, SqliteFile, SqliteRows
+from litellm_compaction.stores.store import Store, StoredCompaction, digest
 
 __all__ = [
-    "Board",
     "Covered",
-    "Decide",
     "Originals",
     "Store",
     "StoredCompaction",
@@ -42,8 +40,8 @@ logger = logging.getLogger("litellm_compaction")
 _FILE_NAME = "store.sqlite3"
 # The purpose of the key that encrypts compactions.
 _RECORDS = b"records"
-# Notes live for `MAX_LEASE_S` at most, and their topic for as long again.
-_BOARD_TTL_S, _BOARD_BYTES = 2 * MAX_LEASE_S, 64 * 2**20
+# Notes live for seconds.
+_BOARD_TTL_S, _BOARD_BYTES = 120.0, 64 * 2**20
 
 
 def open_store(
@@ -92,28 +90,27 @@ def open_store(
 
 def _redis_rows(url: str, *, ttl_s: float, redis: Callable[[], Client] | None, is_proxy: bool) -> Rows:
     # Here: its client takes a tenth of a second to import.
-    from litellm_compaction.stores.redis import LIMIT_S, PATIENT_LIMIT_S, OwnClients, RedisRows, RedisServer, client_of
+    from litellm_compaction.stores.redis import LIMIT_S, PATIENT_LIMIT_S, RedisRows, RedisServer, client_of
 
-    place, prefix, clients = "redis", DEFAULT_PREFIX, redis
+    place, prefix, clients, owns = "redis", DEFAULT_PREFIX, redis, not is_proxy
     if url != PROXYS_OWN:
         try:
             address = parse_redis(url)
         except ValueError as error:
             raise StoreError(f"store: {error}") from None
-        place, prefix, clients = address.place, address.prefix, OwnClients(lambda: client_of(address.url))
+        place, prefix, clients, owns = address.place, address.prefix, lambda: client_of(address.url), True
     elif clients is None:
         raise StoreError(f"store: {PROXYS_OWN} is the proxy's own Redis, and there is no proxy")
-    elif not is_proxy:
-        clients = OwnClients(clients)
-    server = RedisServer(clients, place, rests=is_proxy, limit_s=LIMIT_S if is_proxy else PATIENT_LIMIT_S)
+    limit_s = LIMIT_S if is_proxy else PATIENT_LIMIT_S
+    server = RedisServer(clients, place, owns=owns, rests=is_proxy, limit_s=limit_s)
     return RedisRows(server, prefix=prefix, ttl_s=ttl_s)
 
 
-def board_of(store: Store) -> Board | None:
-    """The board on which processes that share a store tell each other their state; None if it is not shared."""
+def board_of(store: Store) -> Rows | None:
+    """The rows by which processes that share a store tell each other their state; None if it is not shared."""
     if isinstance(store.rows, MemoryRows):
         return None
-    return Board(store.rows.beside("board", ttl_s=_BOARD_TTL_S, max_bytes=_BOARD_BYTES))
+    return store.rows.beside("board", ttl_s=_BOARD_TTL_S, max_bytes=_BOARD_BYTES)
 
 
 def originals_of(store: Store, *, ttl_s: float, max_bytes: int, secret: Callable[[], str | None]) -> Originals:

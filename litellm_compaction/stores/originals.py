@@ -1,8 +1,7 @@
 """Keeps the messages that compactions cover, encrypted, so that they can be looked up.
 
 A row is a stretch of a conversation that was covered at once, under the hash chain's entry after it: a later compaction
-adds what it covers beyond, and conversations that begin alike share the beginning. Two lists lead to the rows: the
-stretches of a scope, and the scopes of a tenant.
+adds what it covers beyond, and conversations that begin alike share the beginning. A list of each tenant's leads there.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from litellm_compaction.concurrency import Tasks
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, parse_message
@@ -25,33 +25,25 @@ from litellm_compaction.stores.rows import Row, Rows
 from litellm_compaction.stores.store import encode_text
 
 logger = logging.getLogger("litellm_compaction")
-_ROW, _STRETCHES, _SCOPES = "o:", "stretches", "scopes"
+_ROW, _STRETCHES = "o:", "stretches"
 # A fork stores again what lies between its last common entry and the fork.
 _MOST_MESSAGES, _MOST_CHARS = 64, 500_000
-# Of a scope, and the scopes of a tenant; the oldest are not found any more.
-_MOST_LISTED = 4096
-# One for each model and way to compact that a tenant has used; each is asked for by itself.
-_MOST_SCOPES = 256
+# The oldest are not found any more. Of scopes there is one for each model and way to compact that a tenant has used;
+# each is asked for by itself.
+_MOST_LISTED, _MOST_SCOPES = 4096, 256
 # Back from an entry of a chain: up to 4,096 messages.
 _MOST_FOLLOWED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Covered:
-    """Messages that a compaction covers.
-
-    Attributes:
-        scope, tenant: of the request.
-        messages: n, oldest first, without the leading system messages.
-        hashes: n + 1, their hash chain.
-        redact: takes out what is not written down.
-    """
+    """Messages that a compaction covers, of a request's scope and tenant."""
 
     scope: str
     tenant: str
-    messages: Sequence[Message]
-    hashes: Sequence[str]
-    redact: Redact = plain
+    messages: Sequence[Message]  # n, oldest first, without the leading system messages.
+    hashes: Sequence[str]  # n + 1, their hash chain.
+    redact: Redact = plain  # Takes out what is not written down.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +74,8 @@ class Originals:
     def __init__(
         self, rows: Rows, *, ttl_s: float, secret: Callable[[], str | None], clock: Callable[[], float] = time.time
     ) -> None:
-        self._rows = rows
-        self._ttl_s = ttl_s
+        self._rows, self._ttl_s, self._clock = rows, ttl_s, clock
         self._box = Box(secret, b"originals")
-        self._clock = clock
         self._tasks = Tasks()
         self._told: set[str] = set()
 
@@ -104,16 +94,14 @@ class Originals:
             await asyncio.wait(set(self._tasks))
 
     async def names(self, tenant: str) -> list[tuple[str, str]]:
-        """Returns the names of a tenant's stretches, as far as they are listed, those of a scope oldest first.
+        """Returns the names of a tenant's stretches, as far as they are listed, oldest first.
 
-        Of more than 4,096 the last, whatever somebody else has written into a shared store.
+        Of more than 4,096, or in more than 256 scopes, the last, whatever somebody has written into a shared store.
         """
-        names: list[tuple[str, str]] = []
-        for scope in reversed((await self._listed(tenant, _SCOPES))[-_MOST_SCOPES:]):
-            names[:0] = [(scope, key) for key in await self._listed(scope, _STRETCHES)]
-            if len(names) >= _MOST_LISTED:
-                break
-        return names[-_MOST_LISTED:]
+        rows = await self._rows.find(tenant, [_STRETCHES])
+        listed = [entry.rpartition(":") for row in rows for entry in _entries(row.body)]
+        scopes = set(list(dict.fromkeys(scope for scope, _, _ in reversed(listed)))[:_MOST_SCOPES])
+        return [(scope, key) for scope, _, key in listed if scope in scopes]
 
     async def read(self, tenant: str, names: Sequence[tuple[str, str]]) -> list[Stretch]:
         """Returns those stretches of a tenant that are still there and can be read."""
@@ -173,26 +161,14 @@ class Originals:
             return
         if not covered.messages:
             return
-        listed = set(await self._listed(covered.scope, _STRETCHES))
-        start = max((at for at, entry in enumerate(covered.hashes) if entry in listed), default=0)
+        listed = set(await self.names(covered.tenant))
+        start = max((at for at, entry in enumerate(covered.hashes) if (covered.scope, entry) in listed), default=0)
         for first, end in _stretches(covered.messages, start):
             body = await asyncio.to_thread(self._sealed, covered, first, end)
             # The row first: what is listed is whole.
             await self._rows.put(covered.scope, _ROW + covered.hashes[end], body)
-            await self._list(covered.scope, _STRETCHES, covered.hashes[end])
-        if covered.scope not in await self._listed(covered.tenant, _SCOPES):
-            await self._list(covered.tenant, _SCOPES, covered.scope)
-
-    async def _listed(self, scope: str, key: str) -> list[str]:
-        return next((_entries(row.body) for row in await self._rows.find(scope, [key])), [])
-
-    async def _list(self, scope: str, key: str, entry: str) -> None:
-        """Adds an entry to a list, as one step of all processes."""
-
-        def add(kept: bytes | None, _: float) -> bytes:
-            return " ".join(list(dict.fromkeys((*_entries(kept or b""), entry)))[-_MOST_LISTED:]).encode()
-
-        await self._rows.change(scope, key, add)
+            add = partial(_added, f"{covered.scope}:{covered.hashes[end]}")
+            await self._rows.change(covered.tenant, _STRETCHES, add)
 
     def _sealed(self, covered: Covered, first: int, end: int) -> bytes:
         messages = [_as_json(message, covered.redact) for message in covered.messages[first:end]]
@@ -231,6 +207,10 @@ class Originals:
 def _entries(body: bytes) -> list[str]:
     """A list, of which the last count; any process may have written it."""
     return body.decode(errors="replace").rsplit(maxsplit=_MOST_LISTED)[-_MOST_LISTED:]
+
+
+def _added(entry: str, kept: bytes | None, _: float) -> bytes:
+    return " ".join(list(dict.fromkeys((*_entries(kept or b""), entry)))[-_MOST_LISTED:]).encode()
 
 
 def _without_synthetic(covered: Covered) -> Covered:

@@ -60,9 +60,7 @@ return 1
 
 
 class RedisRows:
-    """Values with a time to live, and streams for logs.
-
-    May be used from several event loops.
+    """Values with a time to live, and streams for logs; may be used from several event loops.
 
     Args:
         prefix: of every key.
@@ -80,11 +78,8 @@ class RedisRows:
         ends_server: bool = True,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self.server = server
-        self.prefix = prefix
-        self._ttl_s = ttl_s
-        self._lives_ms = int(1000 * min(ttl_s, 1e11))
-        self._ends_server = ends_server
+        self.server, self.prefix, self._ends_server = server, prefix, ends_server
+        self._ttl_s, self._lives_ms = ttl_s, int(1000 * min(ttl_s, 1e11))
         self._clock = clock
 
     def beside(self, part: str, *, ttl_s: float, max_bytes: int) -> RedisRows:
@@ -133,13 +128,13 @@ class RedisRows:
         return [row.key for row in doomed]
 
     async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
-        stream = self._stream(log)
+        stream = f"{self.prefix}:log:{{{log}}}:lines"
         added = ("XADD", stream, "MAXLEN", most, "*", "when_s", repr(when_s), "body", body)
         await self._all([added, ("PEXPIRE", stream, round(LINES_TTL_S * 1000))])
 
     async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
-        since_s = self._now_s() - LINES_TTL_S
-        lines = await self._lines(self._stream(log), after, _LINES_AT_ONCE if containing else most)
+        since_s, stream = self._now_s() - LINES_TTL_S, f"{self.prefix}:log:{{{log}}}:lines"
+        lines = await self._lines(stream, after, _LINES_AT_ONCE if containing else most)
         return [line for line in lines if line.when_s >= since_s and containing in line.body][-most:]
 
     async def aclose(self) -> None:
@@ -224,9 +219,6 @@ class RedisRows:
         # Hexadecimal digests stay as they are; anything else must neither end the hash tag nor be taken for a pattern.
         return f"{self.prefix}:{{{_quoted(scope)}}}:{_quoted(key)}"
 
-    def _stream(self, log: str) -> str:
-        return f"{self.prefix}:log:{{{log}}}:lines"
-
     def _value(self, body: bytes, now_s: float) -> bytes:
         if len(body) > VALUE_MAX_BYTES:
             raise TooLargeForStore(
@@ -287,31 +279,6 @@ def client_of(url: str, *, limit_s: float = LIMIT_S) -> Redis:
     return Redis.from_pool(pool)
 
 
-class OwnClients:
-    """The client of each event loop, which ends with the store; the proxy's own does not."""
-
-    def __init__(self, make: Callable[[], Client]) -> None:
-        self._make = make
-        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
-
-    def __call__(self) -> Client:
-        loop = asyncio.get_running_loop()
-        if (client := self._by_loop.get(loop)) is None:
-            self._by_loop[loop] = client = self._make()
-        return client
-
-    async def aclose(self) -> None:
-        """Ends the connections of this event loop."""
-        client = self._by_loop.pop(asyncio.get_running_loop(), None)
-        if client is None:
-            return
-        # redis-py leaves open those to the sentinels.
-        manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
-        for each in (client, *getattr(manager, "sentinels", ())):
-            with contextlib.suppress(*_ERRORS):
-                await each.aclose()
-
-
 class RedisServer:
     """Runs commands on a server or cluster, and says within a time limit that it cannot.
 
@@ -319,19 +286,19 @@ class RedisServer:
     that the server refuses (full, read-only, no right) fails by itself.
 
     Args:
-        clients: gives the client of the running event loop.
+        clients: gives a client of the running event loop.
         place: the server, for people, without credentials.
+        owns: the clients, one for each event loop, end with the store; the proxy's own do not.
         rests: whether to fail at once after a failure; if not, each call tries anew, as an operator's command does.
         limit_s: seconds after which a call is no longer waited for, connecting included.
     """
 
     def __init__(
-        self, clients: Callable[[], Client], place: str, *, rests: bool = True, limit_s: float = LIMIT_S
+        self, clients: Callable[[], Client], place: str, *, owns: bool, rests: bool = True, limit_s: float = LIMIT_S
     ) -> None:
         self.place = place
-        self._clients = clients
-        self._rests = rests
-        self._limit_s = limit_s
+        self._clients, self._owns, self._rests, self._limit_s = clients, owns, rests, limit_s
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
         self._failure, self._rests_until_s = "", -math.inf
         self._running = Tasks()
         self._is_closed = False
@@ -344,11 +311,7 @@ class RedisServer:
     async def call(self, job: Callable[[Client], Awaitable[_Result]], *, is_patient: bool = False) -> _Result:
         """Returns the result of `job` on the client; a cancelled caller does not stop it.
 
-        Args:
-            is_patient: an operator waits for it.
-
-        Raises:
-            StoreError: the server does not answer, or refuses.
+        `is_patient`: an operator waits for it. A StoreError says that the server does not answer, or refuses.
         """
         if self._is_closed:
             raise StoreError(f"store {self.place} is closed")
@@ -364,18 +327,22 @@ class RedisServer:
         raise self._rest(f"store {self.place} did not answer in {limit_s:g} s", PATIENT_LIMIT_S)
 
     async def aclose(self) -> None:
-        """Ends running commands; any number of times."""
+        """Ends running commands and own connections of this event loop; any number of times."""
         self._is_closed = True
         here = asyncio.get_running_loop()
         if running := [task for task in self._running if task.get_loop() is here]:
             await asyncio.wait(running, timeout=self._limit_s)
         await ended(running)
-        if isinstance(self._clients, OwnClients):
-            await self._clients.aclose()
+        if (client := self._by_loop.pop(here, None)) is not None:
+            # redis-py leaves open those to the sentinels.
+            manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+            for each in (client, *getattr(manager, "sentinels", ())):
+                with contextlib.suppress(*_ERRORS):
+                    await each.aclose()
 
     async def _attempt(self, job: Callable[[Client], Awaitable[_Result]]) -> _Result:
         try:
-            result = await asyncio.wait_for(job(self._clients()), max(PATIENT_LIMIT_S, self._limit_s))
+            result = await asyncio.wait_for(job(self._client()), max(PATIENT_LIMIT_S, self._limit_s))
         except _ERRORS as error:
             said = f"store {self.place} {_said(error)}"
             # One that answers is there, whatever it refuses.
@@ -384,6 +351,14 @@ class RedisServer:
             raise self._rest(said, _REST_S) from error
         self._rests_until_s = -math.inf
         return result
+
+    def _client(self) -> Client:
+        loop = asyncio.get_running_loop()
+        if not self._owns:
+            return self._clients()
+        if (client := self._by_loop.get(loop)) is None:
+            self._by_loop[loop] = client = self._clients()
+        return client
 
     def _rest(self, said: str, pause_s: float) -> StoreError:
         """Makes calls fail at once for a while."""

@@ -1,8 +1,8 @@
-"""Rows in one SQLite file, which survives restarts and serves all workers of a machine.
+"""Rows in SQLite: in a file, which survives restarts and serves all workers of a machine, or in memory.
 
 `SqliteFile` opens it and keeps it usable: rights, version, damage, disappearance, other writers. `SqliteRows` are one
-part of what is in it, with a time to live and a bound of their own. One thread reads and writes, so that no event loop
-waits for a disk.
+part of what is in it, with a time to live and a bound of their own. One thread reads and writes a file, so that no
+event loop waits for a disk.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import glob
+import json
 import logging
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -72,14 +74,14 @@ class SqliteFile:
     Any other trouble is a `StoreError`: text of a damaged file can make the driver raise anything.
 
     Args:
-        path: need not exist; it and its folder are made for this user alone, by the first call.
+        path: need not exist; it and its folder are made for this user alone, by the first call. None for memory.
         create: whether to make and repair the file; if not, its faults are errors.
         limit_s: seconds after which a call is no longer waited for.
     """
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         *,
         create: bool = True,
         connect: Callable[..., sqlite3.Connection] = sqlite3.connect,
@@ -87,11 +89,9 @@ class SqliteFile:
     ) -> None:
         # The journal holds text that is gone.
         self.owes_erasing = False
-        self._path = path
-        self._create = create
-        self._connect = connect
-        self._limit_s = limit_s
+        self._path, self._create, self._connect, self._limit_s = path, create, connect, limit_s
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="litellm-compaction-store")
+        self._lock = threading.Lock()
         self._hanging: Future[Any] | None = None
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
@@ -100,9 +100,14 @@ class SqliteFile:
 
     async def run(self, job: _Job[_Result], *, writes: bool = False) -> _Result:
         """Returns the result of `job`, in one transaction if it writes; a caller who leaves does not stop it."""
+        if self._path is None:
+            return self._do(job, writes)
         if self._hanging is not None and not self._hanging.done():
             raise StoreError(f"store {self._path} still hangs")
-        begun = self.begin(job, writes=writes)
+        try:
+            begun = self._thread.submit(self._do, job, writes)
+        except RuntimeError as exc:
+            raise StoreError(f"store {self._path} is closed") from exc
         answered = asyncio.wrap_future(begun)
         # The event loop would complain of an error that is not waited for.
         answered.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -112,16 +117,17 @@ class SqliteFile:
             raise StoreError(f"store {self._path} did not answer in {self._limit_s:g} s")
         return answered.result()
 
-    def begin(self, job: _Job[_Result], *, writes: bool = False) -> Future[_Result]:
-        """Has `job` done behind what was begun before; its error is nobody's."""
-        try:
-            return self._thread.submit(self._do, job, writes)
-        except RuntimeError as exc:
-            raise StoreError(f"store {self._path} is closed") from exc
+    def later(self, job: _Job[Any]) -> None:
+        """Has something written for which nobody waits; its error is nobody's."""
+        with contextlib.suppress(StoreError, RuntimeError):
+            if self._path is None:
+                self._do(job, True)
+            else:
+                self._thread.submit(self._do, job, True)
 
     def forget_copies(self, before_s: float | None) -> None:
         """Deletes copies that were set aside before a time (since 1970), or all: whose text they hold is not known."""
-        for copy in self._path.parent.glob(f"{glob.escape(self._path.name)}{_COPIES}*"):
+        for copy in self._path.parent.glob(f"{glob.escape(self._path.name)}{_COPIES}*") if self._path else ():
             # Another process may be faster; of a link only the link goes.
             with contextlib.suppress(FileNotFoundError):
                 if before_s is None or copy.lstat().st_mtime < before_s:
@@ -136,13 +142,15 @@ class SqliteFile:
 
     def _do(self, job: _Job[_Result], writes: bool) -> _Result:
         try:
-            try:
+            # Event loops of several threads may share what is in memory.
+            with self._lock:
+                try:
+                    return self._done(job, writes)
+                except (sqlite3.Error, UnicodeDecodeError) as error:
+                    if not (self._create and self._path and _is_damage(error)):
+                        raise
+                    self._set_aside(self._path)
                 return self._done(job, writes)
-            except (sqlite3.Error, UnicodeDecodeError) as error:
-                if not (self._create and _is_damage(error)):
-                    raise
-            self._set_aside()
-            return self._done(job, writes)
         except StoreError:
             raise
         except Exception as exc:
@@ -168,18 +176,20 @@ class SqliteFile:
         return result
 
     def _opened(self) -> sqlite3.Connection:
-        if self._connection is not None and _identity(self._path) != self._identity:
+        if self._connection is not None and self._path is not None and _identity(self._path) != self._identity:
             logger.warning("store_file_replaced path=%s; it was deleted or moved while in use", self._path)
             self._let_go()
         if self._connection is None:
-            if self._create:
-                _make_private(self._path)
-            elif not self._path.is_file():
-                raise StoreError(f"there is no store at {self._path} yet; a proxy makes it with its first compaction")
-            self._identity = _identity(self._path)
-            self._connection = self._connect(
-                str(self._path), timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-            )
+            if self._path is not None:
+                if self._create:
+                    _make_private(self._path)
+                elif not self._path.is_file():
+                    raise StoreError(
+                        f"there is no store at {self._path} yet; a proxy makes it with its first compaction"
+                    )
+                self._identity = _identity(self._path)
+            place = ":memory:" if self._path is None else str(self._path)
+            self._connection = self._connect(place, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
             try:
                 self._prepare(self._connection)
             except BaseException:
@@ -211,18 +221,18 @@ class SqliteFile:
         for pragma in ("synchronous=NORMAL", "secure_delete=ON", "journal_size_limit=4194304", pauses):
             connection.execute(f"PRAGMA {pragma}").close()
 
-    def _set_aside(self) -> None:
+    def _set_aside(self, path: Path) -> None:
         """Renames the damaged file, unless another process has done so already."""
-        is_same = _identity(self._path) == self._identity
+        is_same = _identity(path) == self._identity
         self._let_go()
         if not is_same:
             return
-        aside = f"{self._path}{_COPIES}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        aside = f"{path}{_COPIES}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         # The journal first: it must never meet the fresh file.
         for suffix in ("-wal", "-shm", ""):
             with contextlib.suppress(FileNotFoundError):
-                Path(f"{self._path}{suffix}").replace(f"{aside}{suffix}")
-        logger.warning("store_corrupt path=%s; set aside as %s, a fresh one is made", self._path, aside)
+                Path(f"{path}{suffix}").replace(f"{aside}{suffix}")
+        logger.warning("store_corrupt path=%s; set aside as %s, a fresh one is made", path, aside)
 
     def _let_go(self) -> None:
         connection, self._connection = self._connection, None
@@ -261,11 +271,10 @@ def _make_private(path: Path) -> None:
     """Makes the file if it is missing, for this user alone; SQLite gives -wal and -shm the same mode."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    if os.name == "posix":
-        for suffix in ("", "-wal", "-shm"):
-            # Also if a link has been put in its place: its target is not ours to close.
-            with contextlib.suppress(OSError):
-                make_private(Path(f"{path}{suffix}"))
+    for suffix in ("", "-wal", "-shm"):
+        # Also if a link has been put in its place: its target is not ours to close.
+        with contextlib.suppress(OSError):
+            make_private(Path(f"{path}{suffix}"))
 
 
 _COLUMNS = "scope, key, body, created_s, used_s, size_bytes"
@@ -277,9 +286,11 @@ _WHOLE = (
 _NAMED = "part = ? AND scope = ? AND key = ?"
 # One more than any before: clocks of several processes are not finer than requests.
 _NEXT = "(SELECT coalesce(max(used_order), 0) + 1 FROM entry)"
-# SQLITE_MAX_VARIABLE_NUMBER was 999 until SQLite 3.32 (sqlite.org/limits.html).
-_VARIABLES = 900
-_EXPIRED_LINES_AT_ONCE = 16
+_AGING = "part = ? AND used_order IS NOT NULL AND used_s"
+# One tenant's records take nothing from tenants with fewer; the last used row of all stays, however large.
+_OLDER = f"part = :part AND used_order < {_NEXT} - 1"
+_LARGEST = f"SELECT scope FROM entry WHERE {_OLDER} GROUP BY scope ORDER BY sum(size_bytes) DESC LIMIT 1"  # noqa: S608
+_OLDEST = f"SELECT id FROM entry WHERE {_OLDER} AND scope = ({_LARGEST}) ORDER BY used_order LIMIT 1"  # noqa: S608
 
 
 class SqliteRows:
@@ -299,11 +310,8 @@ class SqliteRows:
         part: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._file = file
-        self._part = part
-        self._ttl_s = ttl_s
-        self._max_bytes = max_bytes
-        self._clock = clock
+        self._file, self._part, self._clock = file, part, clock
+        self._ttl_s, self._max_bytes = ttl_s, max_bytes
 
     def beside(self, part: str, *, ttl_s: float, max_bytes: int) -> SqliteRows:
         return SqliteRows(self._file, part=part, ttl_s=ttl_s, max_bytes=max_bytes, clock=self._clock)
@@ -314,8 +322,7 @@ class SqliteRows:
         if rows and scope != SETTINGS:
             noted = f"UPDATE entry SET used_s = max(used_s, ?), used_order = {_NEXT} WHERE {_NAMED}"  # noqa: S608
             values = [(now_s, self._part, scope, key) for key in keys if key in rows]
-            # When no caller waits for it.
-            self._file.begin(lambda connection: connection.executemany(noted, values), writes=True)
+            self._file.later(lambda connection: connection.executemany(noted, values))
         return [rows[key] for key in keys if key in rows]
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
@@ -366,15 +373,15 @@ class SqliteRows:
         return await self._file.run(write, writes=True)
 
     async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
-        """Expired lines go a few at a time."""
-        newest = "SELECT number FROM line WHERE log = :log ORDER BY number DESC LIMIT 1 OFFSET :most"
-        oldest = f"SELECT number FROM line ORDER BY number LIMIT {_EXPIRED_LINES_AT_ONCE}"  # noqa: S608
+        surplus = "SELECT number FROM line WHERE log = :log ORDER BY number DESC LIMIT 1 OFFSET :most"
+        # Expired lines go a few at a time.
+        oldest = "SELECT number FROM line ORDER BY number LIMIT 16"
+        gone = f"log = :log AND number <= ({surplus}) OR when_s < :expired_s AND number IN ({oldest})"
         values = {"log": log, "when_s": when_s, "body": body, "most": most, "expired_s": self._clock() - LINES_TTL_S}
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("INSERT INTO line (log, when_s, body) VALUES (:log, :when_s, :body)", values)
-            connection.execute(f"DELETE FROM line WHERE log = :log AND number <= ({newest})", values)  # noqa: S608
-            connection.execute(f"DELETE FROM line WHERE when_s < :expired_s AND number IN ({oldest})", values)  # noqa: S608
+            connection.execute(f"DELETE FROM line WHERE {gone}", values)  # noqa: S608
 
         await self._file.run(write, writes=True)
 
@@ -394,44 +401,36 @@ class SqliteRows:
 
     def _found(self, connection: sqlite3.Connection, scope: str, keys: Sequence[str], now_s: float) -> dict[str, Row]:
         """The rows under `keys` that are alive."""
-        rows: dict[str, Row] = {}
-        for start in range(0, len(keys), _VARIABLES):
-            some = keys[start : start + _VARIABLES]
-            matches = f"part = ? AND scope = ? AND key IN ({','.join('?' * len(some))}) AND {_WHOLE}"
-            asked = f"SELECT {_COLUMNS} FROM entry WHERE {matches} AND (used_s >= ? OR used_order IS NULL)"  # noqa: S608
-            values = (self._part, scope, *some, now_s - self._ttl_s)
-            rows |= {row[1]: Row(*row) for row in connection.execute(asked, values)}
-        return rows
+        matches = "part = ? AND scope = ? AND key IN (SELECT value FROM json_each(?))"
+        alive = f"{_WHOLE} AND (used_s >= ? OR used_order IS NULL)"
+        asked = f"SELECT {_COLUMNS} FROM entry WHERE {matches} AND {alive}"  # noqa: S608
+        values = (self._part, scope, json.dumps(keys), now_s - self._ttl_s)
+        return {row[1]: Row(*row) for row in connection.execute(asked, values)}
 
     def _put(self, connection: sqlite3.Connection, scope: str, key: str, body: bytes) -> bool:
         """Writes a row; then expired ones go, and others until the bound holds. Returns True if any text went."""
         now_s, changes = self._clock(), connection.total_changes
         connection.execute(f"DELETE FROM entry WHERE {_NAMED}", (self._part, scope, key))  # noqa: S608
-        aging = "part = ? AND used_order IS NOT NULL AND used_s"
-        connection.execute(f"DELETE FROM entry WHERE {aging} < ?", (self._part, now_s - self._ttl_s))  # noqa: S608
+        connection.execute(f"DELETE FROM entry WHERE {_AGING} < ?", (self._part, now_s - self._ttl_s))  # noqa: S608
         is_less = connection.total_changes > changes
         # The clock has been set back: they would outlive their time by as much.
         latest_s = now_s + self._ttl_s
-        connection.execute(f"UPDATE entry SET used_s = ? WHERE {aging} > ?", (now_s, self._part, latest_s))  # noqa: S608
+        connection.execute(f"UPDATE entry SET used_s = ? WHERE {_AGING} > ?", (now_s, self._part, latest_s))  # noqa: S608
         size_bytes, order = (0, "NULL") if scope == SETTINGS else (len(body) + OVERHEAD_BYTES, _NEXT)
         connection.execute(
             f"INSERT INTO entry (part, {_COLUMNS}, used_order) VALUES (?, ?, ?, ?, ?, ?, ?, {order})",  # noqa: S608
             (self._part, scope, key, body, now_s, now_s, size_bytes),
         )
-        return self._evict(connection) or is_less
-
-    def _evict(self, connection: sqlite3.Connection) -> bool:
-        """Deletes the least recently used of the scope that has most until the bound holds; True if there were any.
-
-        So one tenant's records take nothing from tenants with fewer; the last used row of all stays, however large.
-        """
-        older = f"part = :part AND used_order < {_NEXT} - 1"
-        largest = f"SELECT scope FROM entry WHERE {older} GROUP BY scope ORDER BY sum(size_bytes) DESC LIMIT 1"  # noqa: S608
-        oldest = f"SELECT id FROM entry WHERE {older} AND scope = ({largest}) ORDER BY used_order LIMIT 1"  # noqa: S608
-        is_over = "SELECT bytes > :most FROM usage WHERE part = :part"
-        values, is_evicted = {"part": self._part, "most": self._max_bytes}, False
-        while connection.execute(is_over, values).fetchone()[0]:
-            if not connection.execute(f"DELETE FROM entry WHERE id = ({oldest})", values).rowcount:  # noqa: S608
+        values = {"part": self._part, "most": self._max_bytes}
+        while connection.execute("SELECT bytes > :most FROM usage WHERE part = :part", values).fetchone()[0]:
+            if not connection.execute(f"DELETE FROM entry WHERE id = ({_OLDEST})", values).rowcount:  # noqa: S608
                 break
-            is_evicted = True
-        return is_evicted
+            is_less = True
+        return is_less
+
+
+class MemoryRows(SqliteRows):
+    """Rows in the memory of this process, which end with it."""
+
+    def __init__(self, *, ttl_s: float, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(SqliteFile(None), ttl_s=ttl_s, max_bytes=max_bytes, clock=clock)

@@ -1,4 +1,4 @@
-"""What is kept, written once over rows and logs: compactions, facts, settings, events, and notes.
+"""What is kept, written once over rows and logs: compactions, facts, settings and events.
 
 A compaction becomes bytes that survive upgrades, field by field as in the dataclasses: missing fields take defaults,
 unknown ones go.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,7 +22,6 @@ from litellm_compaction.master_key import NO_BOX, Box, is_locked
 from litellm_compaction.stores.rows import SETTINGS, Row, Rows
 
 logger = logging.getLogger("litellm_compaction")
-_Result = TypeVar("_Result")
 
 MAX_EVENTS = 10_000
 _EVENTS = "events"
@@ -32,29 +31,16 @@ _COMPACTION, _FACT, _NAME, _WORDS = "c:", "f:", "n:", "w:"
 _MOST_OF_WORDS = 4
 # In place of more: which of them is meant cannot be told.
 _TOO_MANY = "*"
-# Longer than any lease: a note that ends later was written by a clock that has been set back, or before a restart.
-MAX_LEASE_S = 60.0
-# A note that says nothing new is written again when so much of its life is over.
-_RENEWED_RATIO = 0.2
-_NOTES = "notes"
-
-# Gets the others' notes, and gives the own new one, None for none, with its meaning.
-Decide: TypeAlias = "Callable[[Sequence[bytes]], tuple[bytes | None, _Result]]"
 
 
 class StoredCompaction(NamedTuple):
-    """A compaction and the store's facts about it.
-
-    Attributes:
-        created_s, used_s: wall clock, seconds since 1970.
-        size_bytes: its share of the store's bound.
-    """
+    """A compaction and the store's facts about it; times are seconds since 1970."""
 
     scope: str
     compaction: Compaction
     created_s: float
     used_s: float
-    size_bytes: int
+    size_bytes: int  # Its share of the store's bound.
 
     @property
     def id(self) -> str:
@@ -63,17 +49,11 @@ class StoredCompaction(NamedTuple):
 
 
 class StoredEvent(NamedTuple):
-    """One line of the history.
+    """One line of the history."""
 
-    Attributes:
-        number: grows with every event, also across the processes that share a store.
-        when_s: wall clock, seconds since 1970.
-        text: JSON, as `events.py` wrote it.
-    """
-
-    number: int
-    when_s: float
-    text: str
+    number: int  # It grows with every event, also across the processes that share a store.
+    when_s: float  # Seconds since 1970.
+    text: str  # JSON, as `events.py` wrote it.
 
 
 class Store:
@@ -226,71 +206,6 @@ class Store:
         if made is None or made.undone_messages:
             return None
         return StoredCompaction(row.scope, made, row.created_s, row.used_s, row.size_bytes)
-
-
-class Board:
-    """Short notes by which processes tell each other their present work: a row for each topic.
-
-    The processes that share a store share a board. `engine/` keeps there which process holds how much of a shared
-    context, and which one is making which summary. A note lives for seconds unless it is renewed, so that nothing of a
-    killed process stays; no conversation's text is ever in one.
-
-    Args:
-        rows: of notes alone; all processes see the same clock there.
-    """
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-
-    async def update(self, topic: str, name: str, decide: Decide[_Result], *, lease_s: float) -> _Result:
-        """Reads the others' notes under a topic and replaces one's own, as one step of all processes.
-
-        Args:
-            topic: of the notes.
-            name: of the writer, whose note alone is changed.
-            decide: may be called more than once, from any thread, and only the last counts. A note has a byte at least.
-            lease_s: how long the note lives if it is not renewed, up to `MAX_LEASE_S`.
-
-        Returns:
-            The result of `decide`.
-
-        Raises:
-            StoreError: the board cannot be reached; whether the note was written is not known.
-        """
-        decided: list[_Result] = []
-
-        def change(kept: bytes | None, now_s: float) -> bytes | None:
-            notes = _notes(kept, now_s)
-            until_s, own = notes.pop(name, (now_s, None))
-            note, result = decide([body.encode("latin-1", "replace") for _, body in notes.values()])
-            decided.append(result)
-            body = None if note is None else note.decode("latin-1")
-            if body == own and (own is None or (1 - _RENEWED_RATIO) * lease_s < until_s - now_s <= lease_s):
-                return kept
-            if body is not None:
-                notes[name] = (now_s + lease_s, body)
-            return json.dumps(notes, separators=(",", ":")).encode() if notes else None
-
-        await self._rows.change(topic, _NOTES, change)
-        return decided[-1]
-
-    async def aclose(self) -> None:
-        """Ends it; any number of times."""
-        await self._rows.aclose()
-
-
-def _notes(kept: bytes | None, now_s: float) -> dict[str, tuple[float, str]]:
-    """Until when the notes last that do, and what they say, by writer; any process may have written `kept`."""
-    try:
-        found = json.loads(kept or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    notes: dict[str, tuple[float, str]] = {}
-    for name, note in found.items() if isinstance(found, dict) else ():
-        match note:
-            case [float() as until_s, str() as body] if now_s < until_s <= now_s + MAX_LEASE_S:
-                notes[name] = (until_s, body)
-    return notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

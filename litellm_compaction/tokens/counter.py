@@ -122,9 +122,25 @@ class TokenCounter:
         self._note(target_key, "", count, prompt_tokens, is_sure=True)
         return True
 
-    def take_protocols(self, target_key: str, count: Estimate, prompt_tokens: int, *, is_whole: bool) -> None:
-        """Learns a number of LM Studio's protocol, in part of ours unless it `is_whole`: it counts no images."""
-        if is_whole:
+    def awaits_protocol(self, target_key: str, count: Estimate, request: Request) -> bool:
+        """Returns True if LM Studio's protocol can tell more of a request: nothing of images, nor of reasoning."""
+        own, told = count.own, count.told if count.is_counted else None
+        # An answer to another prompt may have confirmed the protocol since.
+        if told is not None and told.doubt_tokens <= self.protocol.doubt_tokens(target_key, told.tokens):
+            return False
+        is_said = own.rendered or not any(message.reasoning for message in request.messages)
+        has_price = count.rates[1].is_confirmed or not own.images
+        return bool(count.fingerprint) and is_said and has_price and self.protocol.is_believed(target_key)
+
+    def take_protocols(self, target_key: str, count: Estimate, request: Request, prompt_tokens: int) -> None:
+        """Learns a number of LM Studio's protocol, and adds what that leaves out.
+
+        Images cost what answers have taught, reasoning and extras what the template shows.
+        """
+        own, extends = count.own, bool(request.extras) or any(message.reasoning for message in request.messages)
+        beside = own.amounts.media * count.rates[1].usual + (own.optional_tokens if extends else 0.0)
+        prompt_tokens += round(beside)
+        if not beside:
             self.protocol.take(target_key, count.fingerprint, prompt_tokens)
         told = Told(prompt_tokens, count.own.amounts, self.protocol.doubt_tokens(target_key, prompt_tokens))
         self.known.note_prompt(target_key, count, told, is_sure=False)

@@ -152,6 +152,12 @@ class Estimate:
     def likely_ratio(self) -> float:
         return self.likely / max(1, self.tokens)
 
+    @property
+    def unpriced_tokens(self) -> int:
+        """So much more than ours may images take, as long as nothing has told their price."""
+        new = self.own.amounts.since(self.told.amounts if self.told else Amounts())
+        return ceil(_unpriced(new, self.rates[1]))
+
     def with_part(self, part: Estimate) -> Estimate:
         """The estimate of a prompt that holds a part, not at its beginning: only the rest is in doubt besides."""
         rest = self.own.amounts.since(part.own.amounts)
@@ -174,8 +180,12 @@ def _with_more(begun: _Ends, new: Amounts, text: Span, price: Span) -> _Ends:
     added = more * text.high + new.media * price.high
     # What nothing has confirmed may be twice as much.
     doubt = 0.0 if text.is_confirmed else more * max(0.0, _UNCONFIRMED_RATIO - text.high)
-    doubt += 0.0 if price.is_confirmed else max(0.0, new.images * _UNPRICED_TOKENS - new.media * price.high)
+    doubt += _unpriced(new, price)
     return low, usual, likely + added, high + added + doubt
+
+
+def _unpriced(new: Amounts, price: Span) -> float:
+    return 0.0 if price.is_confirmed else max(0.0, new.images * _UNPRICED_TOKENS - new.media * price.high)
 
 
 def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:

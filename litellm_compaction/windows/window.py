@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 # LM Studio's API (`api/v1`, `api/v0`), a name in `SERVERS`, the operator's number (`operator`, `max_input_tokens`),
 # LiteLLM's `model_map`, a `default`, or `learned` of an overflow error.
 Source: TypeAlias = str
+# No model is loaded with a window that cuts this.
+_UNCUT_TOKENS = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,10 @@ class Window:
     parallel: int = 1
     slots: int = 1
     adds_bos: bool = True
+
+    def may_cut(self, prompt_tokens: int) -> bool:
+        """Returns True if the model may have been loaded anew with a window that such a prompt does not fit."""
+        return prompt_tokens > min(_UNCUT_TOKENS, self.tokens // 4)
 
 
 class Found(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
@@ -234,6 +234,29 @@ class Windows:
         self._loaded[instance._replace(identifier=window.instance_id)] = loaded
         return window
 
+    async def ready(
+        self, target: Target, *, prompt_tokens: int = 0, load: Callable[[], Awaitable[None]] | None = None
+    ) -> Window:
+        """As `resolve`, after `load` if the model is not loaded.
+
+        Of `prompt_tokens` that a smaller window would cut LM Studio says at once if it still holds them. A model that
+        is not served, it seems, is looked for in a list that begins to be read now.
+        """
+        try:
+            window = await self.resolve(target)
+            return await self.confirmed(target, window) if window.may_cut(prompt_tokens) else window
+        except WindowUnread:
+            raise
+        except (ModelNotLoaded, WindowUnknown):
+            pass
+        try:
+            return await self.resolve(target, fresh=True)
+        except ModelNotLoaded:
+            if load is None:
+                raise
+        await load()
+        return await self.resolve(target, fresh=True)
+
     async def model_settings(self, target: Target) -> ModelSettings | None:
         """LM Studio's own settings for a target's answers; None for none."""
         instance = self.instance(target)
@@ -262,6 +285,11 @@ class Windows:
         """The prompt that LM Studio's template makes of a request; None if it refuses it, or is not asked."""
         instance = self.instance(target)
         return await instance.render(request, without_bos=without_bos) if instance is not None else None
+
+    async def accepts(self, target: Target, request: Request, instead_of: Request) -> bool:
+        """Returns False if LM Studio's template refuses a request, though not the one in whose place it is sent."""
+        is_made = await self.rendered(target, request) is not None
+        return is_made or await self.rendered(target, instead_of) is None
 
     async def listed(self, target: Target) -> Mapping[str, bool]:
         """The chat models that a target's server lists, and if each is loaded; empty if it does not answer."""

@@ -16,7 +16,8 @@ from litellm_compaction.engine.context import SummaryAnswer, nothing
 from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, Event
-from litellm_compaction.stores import Board, Originals
+from litellm_compaction.stores import Originals
+from litellm_compaction.stores.rows import Rows
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate, Span
@@ -167,7 +168,7 @@ class Bench:
     ask: FakeAsk = field(default_factory=FakeAsk)
     events: list[Event] = field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
-    board: Board | None = None
+    board: Rows | None = None
     originals: Originals | None = None
 
     def __post_init__(self) -> None:
@@ -261,8 +262,13 @@ class Usage(NamedTuple):
     waiting: int
 
 
+def answers(admission: Admission) -> int:
+    """How many are there, with those that wait or are about to leave."""
+    return sum(len(pool.seats) for pool in admission.pools.values())
+
+
 def usage(admission: Admission, pool: str) -> Usage:
-    place = admission._pools.get(pool)
+    place = admission.pools.get(pool)
     if place is None:
         return Usage(0, 0, 0)
     return Usage(place.used_tokens, place.window_tokens, sum(seat.waits for seat in place.seats))

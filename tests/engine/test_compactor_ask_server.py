@@ -120,6 +120,8 @@ async def test_an_answer_is_bounded_by_the_most_that_its_prompt_may_be(
             prepared, told = await server.served([system("Be brief."), asked])
             assert told > factor * share * WINDOW
             assert told + prepared.max_output_tokens(None) <= WINDOW
+            # An answer that has ended at that bound tells what text takes, and not what a picture does.
+            assert not pictures or told + prepared.max_output_tokens(None, is_certain=True) <= WINDOW
         assert server.prefills == 2
         # One number that is twice ours leaves 30 % of doubt.
         assert told + prepared.max_output_tokens(None) > 0.85 * WINDOW or pictures or share < 0.1

@@ -10,7 +10,7 @@ import pytest
 from litellm_compaction.core.messages import ToolCall
 from litellm_compaction.engine import MOST_LOOKUPS, RECALL, PreparedRequest, additions
 from litellm_compaction.stores import Originals
-from litellm_compaction.stores.rows import MemoryRows
+from litellm_compaction.stores.sqlite import MemoryRows
 from tests.builders import JsonDict, assistant, chat
 from tests.engine.bench import Bench
 
@@ -55,11 +55,8 @@ class Scene:
         *queries: str,
         left: int = MOST_LOOKUPS,
     ) -> None:
-        recaller = self.bench.compactor.recaller
-        assert recaller is not None
         calls = [ToolCall(id="c", name=RECALL, arguments=query) for query in queries]
-        context = self.bench.context(keep_originals="compacted", carries_calls=True)
-        await recaller.look_up(context, prepared, "", calls, left)
+        await self.bench.compactor.recaller.look_up(prepared, "", calls, left)
 
 
 def shown(prepared: PreparedRequest) -> list[str]:

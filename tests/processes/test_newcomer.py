@@ -84,6 +84,8 @@ class Up:
 @contextlib.contextmanager
 def run_up(environ: dict[str, str], *arguments: str) -> Iterator[Up]:
     """`up` with a free port, ended with the block."""
+    # A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     command = [sys.executable, "-m", "litellm_compaction.cli", "up", "--port", "0", *arguments]
     with subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True

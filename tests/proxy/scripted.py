@@ -29,9 +29,9 @@ from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import Observer
 from litellm_compaction.proxy.answer.calls import Calls
 from litellm_compaction.proxy.answer.client import Asked, Notices
+from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, Received, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.answer.upstream import Leg
 from litellm_compaction.stores import open_store
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
@@ -341,7 +341,7 @@ class Scene:
             asked,
             prepared,
             self.listener,
-            room=room or self.compactor.room(self.context),
+            room or self.compactor.room(self.context),
         )
 
     async def read(self, room: Reservation | None = None) -> Read:

@@ -76,16 +76,15 @@ def test_a_key_is_left_alone_by_its_own_or_its_teams_metadata(key: object, team:
         ("now", "type str"),
         (["now"], "type list"),
         ("{now: true}", "not valid JSON"),
-        ({"now": "true"}, "metadata.compaction.now is of type str"),
-        ({"now": True, "focus": ["a"]}, "metadata.compaction.focus is of type list"),
+        ({"now": "true"}, "metadata.compaction.now: Input should be a valid boolean"),
+        ({"now": True, "focus": ["a"]}, "metadata.compaction.focus: Input should be a valid string"),
         ({"now": True, "focus": "x" * 501}, "501 characters; allowed: a topic of at most 500"),
-        ({"now": True, "target": 0.2}, "unknown keys: 'target'"),
-        ({"focus": "ports"}, 'add "now": true'),
-        ({"pin": "xxx"}, "metadata.compaction.pin is of type str; allowed: a list of texts"),
-        ({"pin": ["xxx", 1]}, "at most 32 texts of 1 to 1000 characters"),
-        ({"pin": ["xxx" * 400]}, "metadata.compaction.pin has a list that is not allowed"),
-        ({"pin": ["x"] * 33}, "at most 32 texts"),
-        ({"pin": [" "]}, "at most 32 texts"),
+        ({"now": True, "target\n": 0.2}, "metadata.compaction.'target\\n': Extra inputs are not permitted"),
+        ({"focus": "ports"}, "only used where the conversation is compacted now"),
+        *(
+            ({"pin": pins}, "metadata.compaction.pin: ")
+            for pins in ("xxx", ["xxx", 1], ["xxx" * 400], ["x"] * 33, [" "])
+        ),
     ],
 )
 def test_other_shapes_are_refused(compaction: object, says: str) -> None:
@@ -93,7 +92,7 @@ def test_other_shapes_are_refused(compaction: object, says: str) -> None:
     with pytest.raises(BadWish) as refused:
         read(compaction)
     assert says in str(refused.value)
-    assert "allowed" in str(refused.value) or "add" in str(refused.value)
+    assert "allowed: " in str(refused.value)
     assert "xxx" not in str(refused.value)
 
 

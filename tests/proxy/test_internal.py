@@ -17,7 +17,7 @@ from litellm_compaction.proxy.internal import Caller
 from tests.engine.bench import settled
 
 
-class _Router:
+class ScriptedRouter:
     """A router whose answer comes in pieces, and then never ends, or fails; and its logging object of that stream."""
 
     def __init__(self, *pieces: Any, ends: bool = True, error: Exception | None = None) -> None:
@@ -52,7 +52,7 @@ class _Router:
         return Caller(self, "m", {}, timeout_s=60, group="pruner").ask([user_message(words)], max_tokens=max_tokens)
 
 
-def _chunk(finish_reason: str | None = None, **delta: Any) -> Any:
+def chunk(finish_reason: str | None = None, **delta: Any) -> Any:
     fields = {"content": None, "reasoning_content": None, "tool_calls": None, **delta}
     return SimpleNamespace(choices=[SimpleNamespace(delta=SimpleNamespace(**fields), finish_reason=finish_reason)])
 
@@ -74,7 +74,7 @@ async def test_a_failed_call_is_told_in_one_word(
 ) -> None:
     """LiteLLM's own time limit is a timeout like ours; the operator gets model, class and status, none of the words."""
     with caplog.at_level("INFO", "litellm_compaction"), pytest.raises(SummaryFailed) as failed:
-        await _Router(error=error).ask("secret words. Prompt it.", 5)
+        await ScriptedRouter(error=error).ask("secret words. Prompt it.", 5)
     assert failed.value.reason == reason
     assert "secret" not in str(failed.value)
     assert caplog.messages == ([f"pruning_failed model=pruner error={told}"] if told else [])
@@ -82,8 +82,8 @@ async def test_a_failed_call_is_told_in_one_word(
 
 async def test_a_summary_is_asked_for_as_a_stream_and_joined() -> None:
     """Only a stream can be ended; its last chunk, with the usage, has no choice."""
-    texts = [_chunk(content="### Cur"), _chunk(content="rent state")]
-    router = _Router(_chunk(reasoning_content="Hm."), *texts, _chunk("length"), SimpleNamespace(choices=[]))
+    texts = [chunk(content="### Cur"), chunk(content="rent state")]
+    router = ScriptedRouter(chunk(reasoning_content="Hm."), *texts, chunk("length"), SimpleNamespace(choices=[]))
     answer = await router.ask("text", 5)
     assert answer == SummaryAnswer(text="### Current state", reasoning="Hm.", finish_reason="length", calls_tool=False)
     assert (router.asked["stream"], router.asked["stream_options"]) == (True, {"include_usage": True})
@@ -96,7 +96,7 @@ async def test_a_summary_is_asked_for_as_a_stream_and_joined() -> None:
 @pytest.mark.parametrize("is_endless", [True, False], ids=["endless", "given up"])
 async def test_what_is_ended_early_is_paid_for(is_endless: bool) -> None:
     """By a server that ignores its bound, or a client that leaves: what was read and written is estimated."""
-    router = _Router(_chunk(content="### Current"), _chunk(content=" state\nUSER:\n"), ends=False)
+    router = ScriptedRouter(chunk(content="### Current"), chunk(content=" state\nUSER:\n"), ends=False)
     asking = asyncio.ensure_future(router.ask("word " * 400, 1 if is_endless else 50))
     if is_endless:
         assert await asking == SummaryAnswer(text="### Current state\nUSER:\n", finish_reason="length")

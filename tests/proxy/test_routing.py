@@ -12,7 +12,6 @@ from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.routing import (
     Deployment,
     DeploymentSelector,
-    asked_deployment_of,
     carrier_of,
     deployment_of,
     limits_of,
@@ -23,35 +22,31 @@ from tests.constants import settings_of
 
 ON = {"compaction": {"enabled": True}}
 LOCAL, HOSTED = "http://127.0.0.1:8080/v1", "https://api.example.com/v1"
-_SILENT = "openrouter/never-heard-of"
 
 
 def deployment(model: str, info: dict[str, Any] | None = None, **params: Any) -> Deployment:
     return deployment_of({"model": model, **params}, info or {}, group="g", environ={})
 
 
-def opted(model: str, *, compaction: dict[str, Any] | None = None, info: Any = None, **params: Any) -> Target:
+def opted(model: str, info: dict[str, Any] | None = None, **params: Any) -> Target:
     """The target of an opted-in deployment whose server is not LM Studio."""
-    read = deployment(model, {"compaction": {"enabled": True, **(compaction or {})}, **(info or {})}, **params)
+    own = info or {}
+    read = deployment(model, {**own, "compaction": {"enabled": True, **own.get("compaction", {})}}, **params)
     return read.other_target or read.target
 
 
 @pytest.mark.parametrize(
-    ("model", "compaction", "info", "params", "window"),
+    ("info", "window"),
     [
-        (_SILENT, {"context_length": 9000}, {"max_input_tokens": 7000}, {}, (9000, "operator")),
-        (_SILENT, {}, {"max_input_tokens": 7000}, {}, (7000, "max_input_tokens")),
-        (_SILENT, {}, {"max_input_tokens": True}, {}, (None, "operator")),
-        (_SILENT, {}, {"max_input_tokens": 10**9 + 1}, {}, (None, "operator")),
-        (_SILENT, {}, {}, {"max_input_tokens": 7000}, (None, "operator")),
-        ("ollama/never-heard-of", {}, {}, {"num_ctx": 16384}, (None, "operator")),
+        ({"compaction": {"context_length": 9000}, "max_input_tokens": 7000}, (9000, "operator")),
+        ({"max_input_tokens": 7000}, (7000, "max_input_tokens")),
+        ({"max_input_tokens": 7000.0}, (7000, "max_input_tokens")),
+        *(({"max_input_tokens": odd}, (None, "operator")) for odd in (True, 0, 10**9 + 1, "7000", None)),
     ],
 )
-def test_the_sources_of_a_window_have_an_order(
-    model: str, compaction: Any, info: Any, params: dict[str, int], window: tuple[int | None, str]
-) -> None:
+def test_the_sources_of_a_window_have_an_order(info: dict[str, Any], window: tuple[int | None, str]) -> None:
     """context_length, the operator's max_input_tokens; otherwise there is none, whatever a request says."""
-    target = opted(model, compaction=compaction, info=info, **params)
+    target = opted("openrouter/never-heard-of", info=info, max_input_tokens=5000, num_ctx=5000)
     assert (target.context_length, target.context_source) == window
 
 
@@ -69,7 +64,7 @@ def test_the_sources_of_a_window_have_an_order(
 )
 def test_a_hosted_pruning_model_has_a_supposed_window(model: str, api_base: str | None, tokens: int | None) -> None:
     """A server of one's own has any context length, and may cut silently; nothing is supposed of a guarded model."""
-    asked = asked_deployment_of({"model": model, "api_base": api_base}, {}, group="g", environ={})
+    asked = deployment_of({"model": model, "api_base": api_base}, {}, group="g", environ={}, is_asked=True)
     assert (asked.other_target or asked.target).context_length == tokens
     assert opted(model, api_base=api_base).context_length is None
 

@@ -16,6 +16,7 @@ from litellm.types.llms.openai import ResponseAPIUsage
 from litellm_compaction.core.messages import Request
 from litellm_compaction.proxy.answer.sse import json_object
 from litellm_compaction.proxy.wire import (
+    asked_answers,
     asked_output_tokens,
     asked_thoughts_tokens,
     decode,
@@ -50,24 +51,14 @@ def test_the_details_of_an_answer_stand_in_its_usage() -> None:
     assert with_details(_END, None) is _END
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        b"",
-        b'event: message_delta\ndata: {"delta": {"stop_reason": "max_tok',
-        b"event: message_delta\ndata: [1]\n\n",
-        b'event: message_delta\ndata: {"delta": null}\n\n',
-        _END.replace(b"max_tokens", b"end_turn").replace(b', "usage": {}', b""),
-        _END.replace(b"delta\n", b"start\n", 1),
-        {"object": "chat.completion", "stop_reason": "max_tokens", "usage": {}},
-        {"type": "message"},
-        "event: message_delta",
-        None,
-    ],
-)
-def test_what_is_no_such_end_stays_as_it_is(other: object) -> None:
+def test_anything_else_than_such_an_end_stays_as_it_is() -> None:
     """Other events, other routes' answers, half an event."""
-    assert with_details(other, _CUT) is other
+    half = b'event: message_delta\ndata: {"delta": {"stop_reason": "max_tok'
+    odd = [b"event: message_delta\ndata: %s\n\n" % data for data in (b"[1]", b'{"delta": null}')]
+    turn = _END.replace(b"max_tokens", b"end_turn").replace(b', "usage": {}', b"")
+    chat = {"object": "chat.completion", "stop_reason": "max_tokens", "usage": {}}
+    for other in (b"", half, *odd, turn, _END.replace(b"delta\n", b"start\n", 1), chat, {"type": "message"}, "a", None):
+        assert with_details(other, _CUT) == other
 
 
 @pytest.mark.parametrize(
@@ -96,6 +87,17 @@ def test_a_limit_without_a_fraction_is_a_limit() -> None:
     assert asked_output_tokens(asked) == 600
     assert with_output_limit(asked, 512) == {"max_tokens": 512, "max_completion_tokens": 512, "n_predict": 512}
     assert (asked_output_tokens({"max_tokens": 10.5}), with_output_limit({"max_tokens": 10.5}, 512)) == (None, {})
+    for odd in (math.inf, math.nan, True, "9"):
+        assert with_output_limit({"max_completion_tokens": odd}, 512) == {}
+    assert with_output_limit({"max_completion_tokens": 9}, 512) == {"max_tokens": 512, "max_completion_tokens": 9}
+
+
+def test_answers_are_counted_as_lenient_servers_read_them() -> None:
+    """Each takes room of its own; a number that is none, or too long to be read, is one."""
+    for asked, answers in (({}, 1), ({"n": 2, "n_cmpl": "3"}, 3), ({"n": 2.0}, 2), ({"extra_body": {"best_of": 4}}, 4)):
+        assert asked_answers(asked) == answers
+    for odd in (True, -5, 0, "many", "9" * 19, math.inf, [2]):
+        assert asked_answers({"n": odd}) == 1
 
 
 @pytest.mark.parametrize(

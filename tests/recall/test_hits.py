@@ -7,13 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import chain
-from litellm_compaction.recall import Index, hits, search
+from litellm_compaction.recall import Index, search
 from litellm_compaction.recall.terms import sought
 from tests.builders import parsed, texts
 from tests.recall.test_index import assistant, called, indexed, made, result, talk, user
 
-# Before it is lifted for other tests.
-_LITERAL_LIMIT_S = hits._LITERAL_LIMIT_S
 _CHAT = [f"We talked about the weather in town {number} and about lunch." for number in range(60)]
 
 
@@ -135,24 +133,6 @@ def test_a_literal_is_shown_where_it_stands() -> None:
     index = indexed(user("ßİŉ " * 500 + "the zebra is striped " + "ßİŉ " * 500))
     (first, *_) = shown(index, "ebra is strip")
     assert "zebra" in first
-
-
-def test_a_literal_is_given_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the limit that is in use: what was found before, in the newest messages, stays."""
-    index = indexed(*talk([f"The zebra {number} sleeps. {'x' * 700}" for number in range(60)]))
-    looked: list[float] = []
-
-    def now_s() -> float:
-        looked.append(0.0)
-        return len(looked) / 1000
-
-    monkeypatch.setattr(hits.time, "monotonic", now_s)
-    assert len(search(index, "ebra", limit=60).hits) == 60
-    looked.clear()
-    monkeypatch.setattr(hits, "_LITERAL_LIMIT_S", _LITERAL_LIMIT_S)
-    found = search(index, "ebra", limit=60).hits
-    assert 1 <= len(found) <= _LITERAL_LIMIT_S * 1000
-    assert found[0].original.handle == index.originals[-1].handle
 
 
 def test_an_older_result_with_the_id_comes_first() -> None:

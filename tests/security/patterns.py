@@ -33,8 +33,6 @@ _COMMON_FLAGS = re.IGNORECASE | re.MULTILINE | re.DOTALL | re.VERBOSE | re.ASCII
 _METHODS = frozenset({"search", "match", "fullmatch", "finditer", "findall", "sub", "split"})
 _CHARS = (" ", "\n", "\t", "a", "A", "0", "_", "/", ".", "-", "`", "é", "中", "\\", '"', "=", ":", "<", ">")
 _MAX_SAMPLES = 24
-# They see the first line of a continuation (_LINE_CHARS in joiner).
-_FIRST_LINE = tuple(f"core.joiner._{name}" for name in ("FIRST_WORD", "WORD", "COLON_INSIDE", "ELLIPSIS"))
 # Patterns that only ever see short texts, with the longest of them; the source says where it is cut.
 SEEN_CHARS = {
     **dict.fromkeys(
@@ -53,7 +51,7 @@ SEEN_CHARS = {
         160,
     ),
     **dict.fromkeys((f"core.judging._{name}" for name in ("RULE", "RULE_WORDS", "NEGATION")), 600),  # _SENTENCE_CHARS
-    **dict.fromkeys(_FIRST_LINE, 160),
+    "core.joiner._ANNOUNCEMENT": 160,  # of the first line of a continuation (_LINE_CHARS)
     "core.cuts._CHARACTER": 192,  # the end of a text (_CONTEXT_CHARS)
     "core.cuts._NO_SPACE": 1,
     **dict.fromkeys(
@@ -68,7 +66,7 @@ SEEN_CHARS = {
 SEEN_ONCE = frozenset(
     {
         "tokenizers.families._TABLES",
-        *_FIRST_LINE,
+        "core.joiner._ANNOUNCEMENT",
     }
 )
 

@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from litellm import Router as LiteLLMRouter
 from litellm.proxy._types import UserAPIKeyAuth
-from litellm.types.utils import ModelResponseStream
 
 from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import internal
 from litellm_compaction.proxy.internal import Caller
 from litellm_compaction.proxy.litellm_inside.application import is_allowed
+from tests.proxy.test_internal import ScriptedRouter, chunk
 
 # LiteLLM's own, some of them while its proxy is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
 
-class Router:
-    """LiteLLM's router, as far as a summary is asked for; it keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
-
-    def get_model_list(self, model_name: str | None = None, team_id: str | None = None) -> list[dict[str, Any]]:
-        return [{"model_name": "carried", "litellm_params": {"model": "openai/test"}, "model_info": {"id": "id"}}]
-
-    async def acompletion(self, **arguments: Any) -> Any:
-        self.asked.append(arguments)
-        return self._stream()
-
-    async def _stream(self) -> AsyncIterator[ModelResponseStream]:
-        delta = {"role": "assistant", "content": "### Current state\nPorted."}
-        yield ModelResponseStream(choices=[{"index": 0, "delta": delta}])
-
-
 _ONLY = ["chat-8k"]
+_NAMES = ("chat-8k", "pruner-large")
+_ENTRIES = [{"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_key": "k"}} for name in _NAMES]
 # Whether somebody may have summaries written by the model `pruner-large`.
 _CALLERS: dict[str, tuple[dict[str, Any], bool]] = {
     "no lists": ({}, True),
@@ -72,12 +55,10 @@ _CALLERS: dict[str, tuple[dict[str, Any], bool]] = {
 async def test_pruning_model_obeys_litellms_own_checks(monkeypatch: pytest.MonkeyPatch, caller: str) -> None:
     """Where LiteLLM would refuse the same call, the pruning model is not asked, and a summary is made without it."""
     importlib.import_module("litellm.proxy.proxy_server")
-    names = ("chat-8k", "pruner-large")
-    entries = [{"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_key": "k"}} for name in names]
     fields, allowed = _CALLERS[caller]
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **fields)}
-    router, asked = LiteLLMRouter(model_list=entries), Router()
-    router.acompletion = asked.acompletion
+    router, scripted = LiteLLMRouter(model_list=_ENTRIES), ScriptedRouter(chunk(content="### Current state"))
+    router.acompletion = scripted.acompletion
     assert await is_allowed(router, "pruner-large", metadata) is allowed
     ask = Caller(router, "pruner-large", metadata, timeout_s=5, group="pruner-large").ask
     if allowed:
@@ -85,7 +66,7 @@ async def test_pruning_model_obeys_litellms_own_checks(monkeypatch: pytest.Monke
     else:
         with pytest.raises(SummaryFailed, match="not_allowed"):
             await ask([user_message("text")], max_tokens=5)
-    assert len(asked.asked) == allowed
+    assert bool(scripted.asked) is allowed
 
 
 @pytest.mark.parametrize(("listed", "allowed"), [(_ONLY, False), ([*_ONLY, "pruner-large"], True)], ids=["no", "yes"])
@@ -104,10 +85,8 @@ async def test_lists_in_litellms_database_hold(
 
     monkeypatch.setattr(proxy_server, "prisma_client", object())
     monkeypatch.setattr(auth_checks, lookup, stored)
-    names = ("chat-8k", "pruner-large")
-    entries = [{"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_key": "k"}} for name in names]
     metadata = {"user_api_key_auth": UserAPIKeyAuth(**{"api_key": "sk-1", field: "u"})}
-    assert await is_allowed(LiteLLMRouter(model_list=entries), "pruner-large", metadata) is allowed
+    assert await is_allowed(LiteLLMRouter(model_list=_ENTRIES), "pruner-large", metadata) is allowed
     assert looked_up == ["u"]
 
 
@@ -118,11 +97,11 @@ async def test_a_check_that_fails_lets_nothing_through(monkeypatch: pytest.Monke
         raise RuntimeError("no database")
 
     monkeypatch.setattr(internal, "is_allowed", broken)
-    router = Router()
+    router = ScriptedRouter()
     ask = Caller(router, "carried", {}, timeout_s=5, group="carried").ask
     with pytest.raises(SummaryFailed, match="not_checked"):
         await ask([user_message("text")], max_tokens=5)
-    assert router.asked == []
+    assert router.asked == {}
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import Any
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.places import parse_redis
-from litellm_compaction.stores import Board, Store
-from litellm_compaction.stores.redis import LIMIT_S, OwnClients, RedisRows, RedisServer, client_of
-from litellm_compaction.stores.rows import MemoryRows, Rows, SteadyRows
-from litellm_compaction.stores.sqlite import SqliteFile, SqliteRows
+from litellm_compaction.stores import Store
+from litellm_compaction.stores.redis import LIMIT_S, RedisRows, RedisServer, client_of
+from litellm_compaction.stores.rows import Rows, SteadyRows
+from litellm_compaction.stores.sqlite import MemoryRows, SqliteFile, SqliteRows
 
 
 class MemoryStore(Store):
@@ -78,8 +78,8 @@ class RedisStore(Store):
     ) -> None:
         self.url = url
         address = parse_redis(url)
-        made = OwnClients(clients or (lambda: client_of(address.url, limit_s=limit_s)))
-        self.server = RedisServer(made, address.place, rests=rests, limit_s=limit_s)
+        made = clients or (lambda: client_of(address.url, limit_s=limit_s))
+        self.server = RedisServer(made, address.place, owns=True, rests=rests, limit_s=limit_s)
         super().__init__(RedisRows(self.server, prefix=address.prefix, ttl_s=ttl_s, clock=clock))
 
     async def says(self, *words: str | bytes) -> Any:
@@ -87,11 +87,12 @@ class RedisStore(Store):
         return await self.server.call(lambda client: client.execute_command(*words))
 
 
-class MemoryBoard(Board):
+class MemoryBoard(MemoryRows):
+    """Rows of notes that several processes of a test share."""
+
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.rows = MemoryRows(ttl_s=120.0, max_bytes=1_000_000, clock=clock)
-        super().__init__(self.rows)
+        super().__init__(ttl_s=120.0, max_bytes=1_000_000, clock=clock)
 
     async def aclose(self) -> None:
         """Nothing: other processes of the test have it as well."""
@@ -99,4 +100,5 @@ class MemoryBoard(Board):
     @property
     def topics(self) -> list[str]:
         """Those that have notes."""
-        return [topic for topic, _ in self.rows._rows]
+        asked = "SELECT DISTINCT scope FROM entry"
+        return [topic for (topic,) in self._file._opened().execute(asked)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.messages import chain, visible_text
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import Covered, Originals, open_store, originals_of
-from litellm_compaction.stores.rows import MemoryRows
+from litellm_compaction.stores.sqlite import MemoryRows
 from tests.builders import JsonDict, assistant, contents, parsed, user
 from tests.stores.compactions import compaction
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from litellm_compaction.engine.sharing.leases import Leases
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores import Board, Store, board_of, open_store
+from litellm_compaction.stores import Store, board_of, open_store
 from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows, is_done
 from tests.stores.compactions import compaction
 from tests.stores.made import RedisStore
@@ -123,8 +124,8 @@ async def test_the_rights_that_the_documentation_names_are_enough(
     assert await store.find("team", ["h"]) == [compaction("h")]
     assert (len(await store.compactions()), len(await store.events())) == (1, 1)
     assert await store.get_setting("mode") == "off"
-    board = Board(RedisRows(store.server, prefix="compaction:board", ttl_s=10))
-    assert await board.update("pool", "me", lambda others: (b"1", len(others)), lease_s=5) == 0
+    board = Leases(RedisRows(store.server, prefix="compaction:board", ttl_s=10))
+    assert await board.update("pool", lambda others: ("1", len(others))) == 0
     assert await store.delete(unused_since_s=time.time() + 10) == 1
     assert await store.delete() == 0
     with pytest.raises(StoreError, match="NoPermission"):
@@ -156,7 +157,7 @@ async def test_a_board_that_ends_leaves_its_store_at_work(server: Server) -> Non
     store = open_store(server.url, ttl_s=TTL_S, max_bytes=1_000_000)
     board = board_of(store)
     assert board is not None
-    await board.update("pool", "me", lambda others: (b"1", len(others)), lease_s=5)
+    await board.put("pool", "notes", b"1")
     await board.aclose()
     await store.put_setting("mode", "off")
     await store.aclose()
@@ -167,11 +168,11 @@ async def test_a_board_that_ends_leaves_its_store_at_work(server: Server) -> Non
 async def test_a_note_that_says_nothing_new_is_read_and_not_written(server: Server) -> None:
     """Processes look four times a second; it is written again when a fifth of its life is over."""
     store = RedisStore(server.url, limit_s=60.0)
-    board = Board(store.rows)
+    leases = Leases(store.rows)
     writes = []
-    for body in (b"1", b"1", b"2", b"2", None, None):
+    for note in ("1", "1", "2", "2", None, None):
         before = calls(server, "set") + calls(server, "del")
-        await board.update("pool", "me", lambda _, body=body: (body, None), lease_s=60)
+        await leases.update("pool", lambda _, note=note: (note, None))
         writes.append(calls(server, "set") + calls(server, "del") - before)
     assert writes == [1, 0, 1, 0, 1, 0]
     await store.aclose()

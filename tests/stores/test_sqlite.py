@@ -13,7 +13,7 @@ import pytest
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import open_store, sqlite_path
-from litellm_compaction.stores.rows import MemoryRows
+from litellm_compaction.stores.sqlite import MemoryRows
 from tests.stores.compactions import compaction
 from tests.stores.conftest import Open, asides
 

@@ -39,26 +39,13 @@ MakeWay: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 
 
 class Note(NamedTuple):
-    """What one process tells the others of a context.
+    """What one process tells the others of a context."""
 
-    Attributes:
-        held_tokens: by its running requests.
-        seats: requests that run or wait.
-        wanted_tokens: by the first of those that wait, 0 for none.
-        is_later: that one has not begun; restarts stand before it.
-        ticket: its place among those of all processes.
-    """
-
-    held_tokens: int
-    seats: int
-    wanted_tokens: int = 0
-    is_later: bool = False
-    ticket: int = 0
-
-
-class Held(NamedTuple):
-    answers: int
-    tokens: int
+    held_tokens: int  # By its running requests.
+    seats: int  # Requests that run or wait.
+    wanted_tokens: int = 0  # By the first of those that wait, 0 for none.
+    is_later: bool = False  # That one has not begun; restarts stand before it.
+    ticket: int = 0  # Its place among those of all processes.
 
 
 class Seat:
@@ -74,8 +61,7 @@ class Seat:
     """
 
     def __init__(self, pool: Pool, owner: object) -> None:
-        self._pool = pool
-        self.owner = owner
+        self._pool, self.owner = pool, owner
         self.tokens = self.wanted_tokens = self.most_tokens = self.ticket = 0
         self.needed_tokens: int | None = None
         self.gives_way = self.is_later = False
@@ -88,12 +74,11 @@ class Seat:
 
     @property
     def has_company(self) -> bool:
-        """Returns True if others run in the context or may wait for room; asked for each chunk of each answer."""
+        """Others run in the context, or may wait for room; asked for each chunk of each answer."""
         return len(self._pool.seats) > 1 or bool(self._pool.others) or self.is_waited_for
 
     @property
     def is_waited_for(self) -> bool:
-        """Returns True if a request waits for room in its context."""
         return self._pool.missing_tokens > 0
 
     @property
@@ -102,10 +87,7 @@ class Seat:
         return 0 if self.needed_tokens is None else max(self.tokens - self.needed_tokens, 0)
 
     def must_give_way(self, needed_tokens: int | None) -> bool:
-        """Returns True if it has to stop now, for one that waits; once it was told so, it is taken at its word.
-
-        `needed_tokens` is what it would hold if it were stopped now and went on; None if it cannot go on later.
-        """
+        """Returns True if it has to stop now, for one that waits; once it was told so, it is taken at its word."""
         self.needed_tokens = needed_tokens
         self.gives_way = self.gives_way and needed_tokens is not None
         self._pool.call_back()
@@ -122,17 +104,11 @@ class Seat:
         Args:
             tokens: of the prompt and the answer's reserve; more than the window is let into an empty context only.
             window_tokens: the context's length; the newest that was given counts.
-            timeout_s: with 0, room must be free now.
+            timeout_s: an `Overloaded` says that it is over; with 0, room must be free now.
             most_tokens: up to so much it gets of what is free, if nothing waits: alone all of it, else an even part.
             is_restart: its answer has begun: before all that have not, after earlier restarts.
-
-        Raises:
-            Overloaded: `timeout_s` is over.
-            RuntimeError: it has left, or waits already: an error of the caller.
         """
         pool, loop = self._pool, asyncio.get_running_loop()
-        if self not in pool.seats or self.waits:
-            raise RuntimeError("A seat was taken after it left or while it waited.")
         since_s, pool.window_tokens = loop.time(), window_tokens
         self.tokens, self.gives_way, self.needed_tokens = 0, False, None
         self.wanted_tokens, self.most_tokens, self.is_later = tokens, most_tokens, not is_restart
@@ -156,11 +132,9 @@ class Seat:
             raise Overloaded(
                 pool.name, tokens=tokens, in_use_tokens=used_tokens, window_tokens=window_tokens, waited_s=waited_s
             )
-        if self not in pool.seats:
-            raise RuntimeError("A seat left while it waited.")
 
     def release(self) -> None:
-        """Gives everything back, for good; again is no change. A wait ends."""
+        """Gives everything back, for good; again is no change."""
         if not self.left.done():
             self.left.set_result(None)
             self._pool.seats.remove(self)
@@ -239,6 +213,11 @@ class Pool:
     def used_tokens(self) -> int:
         return sum(seat.tokens for seat in self.seats) + sum(note.held_tokens for note in self.others)
 
+    @property
+    def answers(self) -> int:
+        """How many run or wait, of all processes that are known."""
+        return len(self.seats) + sum(note.seats for note in self.others)
+
     def begins_wait(self) -> None:
         """A seat waits: the other processes are asked from now on, until the last seat has left."""
         if self._leases is not None and self._telling is None:
@@ -266,19 +245,13 @@ class Pool:
     def end_if_empty(self) -> None:
         # If there are others it is forgotten when they know.
         if not self.seats and (self._telling is None or self._telling.done()):
-            self._admission.forget(self.name)
+            self._admission.pools.pop(self.name, None)
 
     def tell_operator(self, tokens: int) -> None:
         """Logs a request that has waited long for so many tokens."""
-        logger.warning(
-            "waits_for_room model=%s tokens=%d in_use=%d window=%d answers=%d waited_s=%.0f",
-            self.name.rpartition(" ")[2],
-            tokens,
-            self.used_tokens,
-            self.window_tokens,
-            sum(seat.tokens > 0 for seat in self.seats) + sum(note.seats for note in self.others),
-            TOLD_AFTER_S,
-        )
+        text = "waits_for_room model=%s tokens=%d in_use=%d window=%d answers=%d waited_s=%.0f"
+        model, in_use_tokens = self.name.rpartition(" ")[2], self.used_tokens
+        logger.warning(text, model, tokens, in_use_tokens, self.window_tokens, self.answers, TOLD_AFTER_S)
 
     def _apply(self, decision: _Decision, others: Sequence[Note]) -> None:
         """Gives waiting requests what all processes have agreed on, and tells those that have to give way."""
@@ -303,15 +276,15 @@ class Pool:
             self.is_shared, self.others = False, ()
             self.changed()
             if not self.seats:
-                self._admission.forget(self.name)
+                self._admission.pools.pop(self.name, None)
 
     async def _agreed(self, leases: Leases) -> float | None:
         """Asks the others and does what is allowed; the seconds for which that holds, None if no seat is left."""
 
-        def decide(bodies: Sequence[bytes]) -> tuple[bytes | None, tuple[_Decision, Sequence[Note]]]:
+        def decide(bodies: Sequence[str]) -> tuple[str | None, tuple[_Decision, Sequence[Note]]]:
             others = list(_notes(bodies))
             decision = _decided(self.window_tokens, self.seats, others)
-            return json.dumps(decision.note).encode() if decision.note is not None else None, (decision, others)
+            return json.dumps(decision.note) if decision.note is not None else None, (decision, others)
 
         self._has_changed.clear()
         try:
@@ -335,7 +308,7 @@ class Pool:
         return _WAITING_S if any(seat.waits for seat in self.seats) else _RUNNING_S
 
 
-def _notes(bodies: Iterable[bytes]) -> Iterator[Note]:
+def _notes(bodies: Iterable[str]) -> Iterator[Note]:
     """The others' notes; what cannot be understood is as if it were not there."""
     for body in bodies:
         with contextlib.suppress(ValueError, TypeError):
@@ -349,52 +322,35 @@ class Admission:
     Args:
         stopping_s: how long a server generates on at most after its stream was closed.
         leases: of the processes that send to the same contexts; None for no others.
-
-    Attributes:
-        make_way: gives the engine back to an answer that comes; not called for what is written ahead.
     """
 
     def __init__(self, *, stopping_s: float = _STOPPING_S, leases: Leases | None = None) -> None:
-        self.stopping_s = stopping_s
+        self.stopping_s, self._leases = stopping_s, leases
+        # Gives the engine back to an answer that comes; not called for what is written ahead.
         self.make_way: MakeWay | None = None
-        self._leases = leases
-        self._pools: dict[str, Pool] = {}
+        self.pools: dict[str, Pool] = {}
 
     def seat(self, pool: str, owner: object = None) -> Seat:
         """Returns a seat in a context, `pool`, that errors name: an answer is there, and holds nothing yet."""
-        if pool not in self._pools:
-            self._pools[pool] = Pool(pool, self, self._leases)
-        seat = Seat(self._pools[pool], owner)
-        self._pools[pool].seats.append(seat)
+        if pool not in self.pools:
+            self.pools[pool] = Pool(pool, self, self._leases)
+        seat = Seat(self.pools[pool], owner)
+        self.pools[pool].seats.append(seat)
         return seat
-
-    def running(self, pool: str) -> int:
-        """Returns how many answers run or wait in `pool`, those of other processes included if they are known."""
-        place = self._pools.get(pool)
-        return 0 if place is None else len(place.seats) + sum(note.seats for note in place.others)
-
-    def held(self) -> Held:
-        """Returns what all answers of this process hold, with those that wait or are about to leave."""
-        seats = [seat for pool in self._pools.values() for seat in pool.seats]
-        return Held(len(seats), sum(seat.tokens for seat in seats))
 
     def holds(self, owner: object) -> bool:
         """Returns True if a seat of `owner` holds room."""
-        return any(seat.tokens and seat.owner is owner for pool in self._pools.values() for seat in pool.seats)
+        return any(seat.tokens and seat.owner is owner for pool in self.pools.values() for seat in pool.seats)
 
     def is_idle(self, server: str) -> bool:
         """Returns True if no answer runs, waits or is about to at any instance of a server: they share a processor."""
-        return not any(pool.startswith(f"{server} ") for pool in self._pools)
+        return not any(pool.startswith(f"{server} ") for pool in self.pools)
 
     async def after_those_present(self, pool: str, timeout_s: float) -> None:
         """Waits until all answers have left that are there now: a server of one slot takes them in turn."""
-        if pool in self._pools:
-            await asyncio.wait({seat.left for seat in self._pools[pool].seats}, timeout=timeout_s)
+        if pool in self.pools:
+            await asyncio.wait({seat.left for seat in self.pools[pool].seats}, timeout=timeout_s)
 
     def release_later(self, seat: Seat, *, after_s: float | None = None) -> None:
         """Has a seat left when the server has stopped: after so long, or as soon as it notices a closed stream."""
         asyncio.get_running_loop().call_later(self.stopping_s if after_s is None else after_s, seat.release)
-
-    def forget(self, pool: str) -> None:
-        """Called when the last seat of a pool has left."""
-        self._pools.pop(pool, None)

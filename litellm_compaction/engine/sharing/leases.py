@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import logging
 import math
 import os
@@ -19,13 +20,16 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from litellm_compaction.concurrency import Tasks, ended
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores import Board, Decide
+from litellm_compaction.stores.rows import Rows
 
 _Result = TypeVar("_Result")
+# Gets the others' notes, and gives the own new one, None for none, with its meaning. May be called more than once, from
+# any thread, and only the last counts.
+Decide: TypeAlias = "Callable[[Sequence[str]], tuple[str | None, _Result]]"
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -33,61 +37,79 @@ logger = logging.getLogger("litellm_compaction")
 # dead as well; what it holds counts again as soon as it goes on.
 LEASE_S = 10.0
 RENEWED_EVERY_S = 2.5
+# A note that says nothing new is written again when so much of its life is over.
+_RENEWED_RATIO = 0.2
 _LOOKS_EVERY_S = 0.25
-# A board that worked and fails is asked again soon, and for so long no process acts as if alone: others still hold what
+# A store that worked and fails is asked again soon, and for so long no process acts as if alone: others still hold what
 # they held, and a context that two fill at once loses the answers of both.
 _HICCUP_S, _ASKED_AGAIN_S = 2.0, 0.25
 # One that is lost is left alone for so long: no request waits for it in vain.
 _RETRY_S = 5.0
 # So long a process that ends gives back what others would wait for; what they do not hear ends by itself.
 _FAREWELL_S = 2.0
+_NOTES = "notes"
 # The addresses of a server on the same machine; before a port or a path.
 _OWN_HOST = re.compile(r"//(localhost|[\w.-]+\.localhost|127\.[\d.]+|0\.0\.0\.0|\[::1?\])(?=[:/]|$)", re.IGNORECASE)
 
 
 class Leases:
-    """This process's place on the board of all that share a store.
+    """This process's notes among those of all that share a store: a row for each topic, a note for each writer.
+
+    A note lives for seconds unless it is renewed, so that nothing of a killed process stays; no conversation's text is
+    ever in one.
+
+    Args:
+        rows: of notes alone; all processes see the same clock there.
 
     Attributes:
-        is_lost: it has failed for so long, or from the beginning, that this process goes on as if it were alone.
+        is_lost: they have failed for so long, or from the beginning, that this process goes on as if it were alone.
         tasks: for which nothing waits; ended with it.
     """
 
-    def __init__(self, board: Board, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.board = board
+    def __init__(self, rows: Rows, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rows = rows
         self.is_lost = False
         self.tasks = Tasks()
         self._clock = clock
         self._name = uuid.uuid4().hex
         # This process's notes that others may wait for, by topic and name.
         self._held: set[tuple[str, str]] = set()
-        # A board that has never worked has failed for long enough.
+        # A store that has never worked has failed for long enough.
         self._failing_since_s: float | None = -math.inf
         self._silent_until_s = -math.inf
 
     async def update(self, topic: str, decide: Decide[_Result], *, name: str = "") -> _Result:
-        """Reads the other processes' notes, and writes this one's, as one step of all; arguments as `Board.update`.
+        """Reads the others' notes under a topic, and replaces one's own, as one step of all; the result of `decide`.
 
-        The topic may hold addresses; `name` is for a process of several notes. Raises StoreError if the board failed.
+        The topic may hold addresses; `name` is for a process of several notes. After a StoreError it is not known
+        whether the note was written.
         """
         if self._clock() < self._silent_until_s:
             raise StoreError("the other processes could not be reached a moment ago")
-        hashed = hashlib.sha256(topic.encode("utf-8", "surrogatepass")).hexdigest()
+        # A process that was forked has a name of its own.
+        writer = f"{self._name}-{os.getpid()}{name}"
+        decided: list[tuple[bool, _Result]] = []
 
-        def decided(others: Sequence[bytes]) -> tuple[bytes | None, tuple[bool, _Result]]:
-            note, result = decide(others)
-            return note, (note is not None, result)
+        def change(kept: bytes | None, now_s: float) -> bytes | None:
+            notes = _notes(kept, now_s)
+            until_s, own = notes.pop(writer, (now_s, None))
+            note, result = decide([said for _, said in notes.values()])
+            decided.append((note is not None, result))
+            if note == own and (note is None or until_s - now_s > (1 - _RENEWED_RATIO) * LEASE_S):
+                return kept
+            if note is not None:
+                notes[writer] = (now_s + LEASE_S, note)
+            return json.dumps(notes, separators=(",", ":")).encode() if notes else None
 
         # Before it is known: a note that is cancelled may have been written.
         self._held.add((topic, name))
         try:
-            # A process that was forked has a name of its own.
-            writer = f"{self._name}-{os.getpid()}{name}"
-            is_held, result = await self.board.update(hashed, writer, decided, lease_s=LEASE_S)
+            await self.rows.change(hashlib.sha256(topic.encode("utf-8", "surrogatepass")).hexdigest(), _NOTES, change)
         except Exception as error:
             said = str(error) if isinstance(error, StoreError) else type(error).__name__
             self._note_failure(said)
             raise StoreError(said) from error
+        is_held, result = decided[-1]
         if not is_held:
             self._held.discard((topic, name))
         self._failing_since_s = None
@@ -124,18 +146,18 @@ class Leases:
                 self.tasks.begin(self._give_back(topic, name))
 
     async def aclose(self) -> None:
-        """Gives back what this process holds, so that the others need not wait for its leases; ends the board."""
+        """Gives back what this process holds, so that the others need not wait for its leases."""
         await ended(list(self.tasks))
         leaving = [asyncio.ensure_future(self._give_back(topic, name)) for topic, name in list(self._held)]
         if leaving:
             _, late = await asyncio.wait(leaving, timeout=_FAREWELL_S)
             await ended(late)
-        await self.board.aclose()
+        await self.rows.aclose()
 
     async def _takes(self, topic: str, name: str) -> bool:
-        """Takes the right to a topic if it is free; True if it may be acted upon, as it may when the board is lost."""
+        """Takes the right to a topic if it is free; True if it may be acted upon, as it may when the store is lost."""
         try:
-            return await self.update(topic, lambda others: (None, False) if others else (b"1", True), name=name)
+            return await self.update(topic, lambda others: (None, False) if others else ("1", True), name=name)
         except StoreError:
             return self.is_lost
 
@@ -143,7 +165,7 @@ class Leases:
         while True:
             await asyncio.sleep(RENEWED_EVERY_S)
             with contextlib.suppress(StoreError):
-                await self.update(topic, lambda _: (b"1", None), name=name)
+                await self.update(topic, lambda _: ("1", None), name=name)
 
     async def _give_back(self, topic: str, name: str) -> None:
         with contextlib.suppress(StoreError):
@@ -161,6 +183,23 @@ class Leases:
                 "coordination_failed %s; summaries and room in shared contexts are kept apart within this process only",
                 said,
             )
+
+
+def _notes(kept: bytes | None, now_s: float) -> dict[str, tuple[float, str]]:
+    """Until when the notes last that do, and what they say, by writer; any process may have written `kept`.
+
+    One that ends too late was written by a clock that has been set back, or before a restart.
+    """
+    try:
+        found = json.loads(kept or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    notes: dict[str, tuple[float, str]] = {}
+    for writer, note in found.items() if isinstance(found, dict) else ():
+        match note:
+            case [float() as until_s, str() as said] if now_s < until_s <= now_s + LEASE_S:
+                notes[writer] = (until_s, said)
+    return notes
 
 
 def shared_name(pool: str) -> str:

@@ -1,9 +1,8 @@
 """Holds one answer's part of its instance's context, from its first request to its last.
 
-If nothing is shared, or the operator does not want it, a `Reservation` only says that the answer is there. Else it
-takes a seat (`admission.py`) for each request that is sent, a summary's too, and gives the bound for the server.
-
-Room belongs to the answer that a server is writing: it is given back soon after the end of that has been read.
+If nothing is shared, a `Reservation` only says that the answer is there. Else it takes a seat (`admission.py`) for each
+request that is sent, a summary's too, and gives the bound for the server. Room belongs to the answer that a server is
+writing: it is given back soon after the end of that has been read.
 """
 
 from __future__ import annotations
@@ -68,14 +67,12 @@ class Reservation:
         """Waits for room for a prompt and its answer; returns the bound on the answer that the server has to be told.
 
         Args:
-            prepared: what is sent.
             limit_tokens: what the window leaves, and the client wants.
             is_watched: the answer comes in pieces, can be stopped, and can go on: such a one begins with less.
-            answers: how many are asked for to each prompt (`n`), each up to the bound; they share it.
+            answers: how many are asked for to each prompt (`n`), each up to the bound; a `DoesNotFit` says too many.
             prompts: how many of them the request has, none longer than the one that was counted.
 
         Raises:
-            DoesNotFit: so many answers never fit the context.
             Overloaded: there was no room in time.
         """
         self._keep()
@@ -85,7 +82,7 @@ class Reservation:
         if not self.is_shared(window):
             if context.is_beside and self._seat is None and window.parallel == 1:
                 # Between an answer and its restart it would take the conversation's place in the server's cache.
-                await admission.after_those_present(self._pool(window), context.settings.constants.admission_timeout_s)
+                await admission.after_those_present(self._pool(window), self._timeout_s)
             self._be_present(window)
             return limit_tokens
         if self._taken_for is prepared.count:
@@ -113,10 +110,8 @@ class Reservation:
     ) -> AsyncGenerator[None, None]:
         """Waits for room for a summary of so much history, in place of what is held now.
 
-        It is held until the summary is made, which may have other readers than the client that leaves meanwhile.
-
-        Raises:
-            Overloaded: there was none in time.
+        It is held until the summary is made, which may have other readers than the client that leaves meanwhile; an
+        `Overloaded` says that there was none in time.
         """
         if not self.is_shared(window):
             self._be_present(window)
@@ -186,8 +181,9 @@ class Reservation:
         self._taken_for = None
 
     def beside(self, window: Window) -> int:
-        """Returns how many other answers of this process run or wait at the same instance."""
-        return max(self._admission.running(self._pool(window)) - (self._seat is not None), 0)
+        """Returns how many other answers run or wait at the same instance."""
+        pool = self._admission.pools.get(self._pool(window))
+        return max(pool.answers - (self._seat is not None), 0) if pool is not None else 0
 
     def abandon(self) -> None:
         """Gives everything back of an answer without a reader that is no stream: its server writes it to the end."""
@@ -221,6 +217,10 @@ class Reservation:
             self._seat = self._admission.seat(self._pool(window), self._context.attempts)
         return self._seat
 
+    @property
+    def _timeout_s(self) -> float:
+        return self._context.settings.constants.admission_timeout_s
+
     def _pool(self, window: Window) -> str:
         return f"{server_of(self._context)} {window.instance_id}"
 
@@ -232,15 +232,9 @@ class Reservation:
 
     async def _hold(self, window: Window, tokens: int, most_tokens: int = 0) -> Seat:
         self._keep()
-        timeout_s = self._context.settings.constants.admission_timeout_s
-        seat = self._be_present(window)
-        await seat.take(
-            max(min(tokens, window.tokens), 1),
-            window_tokens=window.tokens,
-            timeout_s=timeout_s,
-            most_tokens=most_tokens,
-            is_restart=self._has_begun,
-        )
+        seat, tokens = self._be_present(window), max(min(tokens, window.tokens), 1)
+        limits = {"window_tokens": window.tokens, "most_tokens": most_tokens}
+        await seat.take(tokens, **limits, timeout_s=self._timeout_s, is_restart=self._has_begun)
         self._has_begun = True
         return seat
 
@@ -251,16 +245,12 @@ def _prompt_tokens(prepared: PreparedRequest) -> int:
 
 
 def _too_many(prompts: int, prompt_tokens: int, written: int, shortest_tokens: int, window_tokens: int) -> DoesNotFit:
-    counted = "its prompt" if prompts == 1 else f"{prompts} prompts"
-    needed_tokens = prompt_tokens + written * shortest_tokens
-    return DoesNotFit(
+    counted, written_tokens = "its prompt" if prompts == 1 else f"{prompts} prompts", written * shortest_tokens
+    needed_tokens = prompt_tokens + written_tokens
+    said = (
         f"This model's maximum context length is {window_tokens} tokens, which all answers of a request share. "
         f"However, you asked for {written} answers: {counted} and {shortest_tokens} tokens for each of them need "
-        f"{needed_tokens} tokens (context_length_exceeded). Ask for fewer at a time.",
-        shares=(
-            Share(counted, prompt_tokens),
-            Share(f"{written} answers of {shortest_tokens}", written * shortest_tokens),
-        ),
-        window_tokens=window_tokens,
-        needed_tokens=needed_tokens,
+        f"{needed_tokens} tokens (context_length_exceeded). Ask for fewer at a time."
     )
+    shares = Share(counted, prompt_tokens), Share(f"{written} answers of {shortest_tokens}", written_tokens)
+    return DoesNotFit(said, shares=shares, window_tokens=window_tokens, needed_tokens=needed_tokens)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from http import HTTPStatus
+from typing import Any, NamedTuple, TypeAlias
 
 import anyio
 import httpx
@@ -38,6 +38,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Too slow, too early, too many requests.
 _PASSING_STATUSES = frozenset({408, 425, 429})
 _NOT_IMPLEMENTED = 501
+_HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 _TEXT = (str, type(None))
 _END = object()
 # Legal in every stream of events, and read by no client.
@@ -56,52 +57,40 @@ class Received(dict[str, Any]):
 
 
 class UpstreamError(Exception):
-    """The server refused a request before its first chunk, or reported an error inside the stream.
-
-    Attributes:
-        text: the body, for recognizing an overflow; never logged.
-        response: the carrier's own error object, to be passed on unchanged.
-        status: of HTTP, or in the error itself; None for none.
-        is_inside: it came inside an answer, whose request the server had accepted.
-    """
+    """The server refused a request before its first chunk, or reported an error inside the stream."""
 
     def __init__(self, text: str, response: Any = None, *, status: int | None = None, is_inside: bool = False) -> None:
         super().__init__("the upstream server reported an error")
-        self.text = text
-        self.response = response
-        self.status = status
-        self.is_inside = is_inside
+        self.text = text  # The body, for recognizing an overflow; never logged.
+        self.response = response  # The carrier's own error object, to be passed on unchanged.
+        self.status = status  # Of HTTP, or in the error itself.
+        self.is_inside = is_inside  # An answer, whose request the server had accepted.
 
     @property
     def may_pass(self) -> bool:
-        """Returns True if the server has failed just now, or is too busy, and does not refuse requests like this one.
+        """The server has failed just now, or is too busy, and does not refuse requests like this one.
 
         RFC 9110, sections 15.5 and 15.6: 4xx is the request's fault, 5xx the server's, except for 501.
         """
-        if is_crash(self.text) or self.status in _PASSING_STATUSES:
-            return True
-        return self.status is not None and self.status >= 500 and self.status != _NOT_IMPLEMENTED
+        is_servers = self.status is not None and self.status >= 500 and self.status != _NOT_IMPLEMENTED
+        return (
+            isinstance(self, UpstreamDropped) or is_crash(self.text) or self.status in _PASSING_STATUSES or is_servers
+        )
 
 
 class UpstreamDropped(UpstreamError):
     """The connection broke; the carrier's own exception is the cause."""
 
-    @property
-    def may_pass(self) -> bool:
-        return True
-
 
 def unreadable(why: str) -> UpstreamError:
     """The error for an answer that is not read to its end."""
-    return _bad_gateway(UpstreamError, f"The model's server cannot be understood: {why}.")
+    return broken(f"The model's server cannot be understood: {why}.", UpstreamError)
 
 
-def broken() -> UpstreamError:
+def broken(
+    message: str = "The model's server has broken off its answer.", kind: type[UpstreamError] = UpstreamDropped
+) -> UpstreamError:
     """The error for a stream that stops before its end."""
-    return _bad_gateway(UpstreamDropped, "The model's server has broken off its answer.")
-
-
-def _bad_gateway(kind: type[UpstreamError], message: str) -> UpstreamError:
     body = {"error": {"message": message, "type": "server_error", "code": "bad_gateway"}}
     return kind(message, httpx.Response(502, json=body), status=502)
 
@@ -111,87 +100,88 @@ def short_error(text: str) -> dict[str, Any]:
     return {"error": {"message": text.encode(errors="replace")[: ERROR_BYTES // 6].decode(errors="ignore")}}
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Bytes of a server's answer: in one line of a stream or as a whole, and in all.
+# ------------------------------------------------------------------ what a server writes
 
-    The longest tokens have 128 bytes (o200k), and an event 200 to 400 around one; the rest is room for sound and such.
-    """
+
+class Bounds(NamedTuple):
+    """Bytes of a server's answer: in one line of a stream or as a whole, and in all."""
 
     event_bytes: int
     stream_bytes: int
 
     @classmethod
     def of(cls, max_tokens: int) -> Bounds:
+        # The longest tokens have 128 bytes (o200k), and an event 200 to 400 around one; the rest is for sound and such.
         return cls(8 * 2**20 + 128 * max_tokens, 16 * 2**20 + 4096 * max_tokens)
 
 
-async def read_events(
-    response: httpx.Response, bounds: Bounds, *, is_passed: bool = False
-) -> AsyncGenerator[Batch, None]:
-    """The chunks of an event stream, those of each read together.
-
-    Args:
-        is_passed: its chunks go on as they came, whatever their shape.
-
-    Raises:
-        UpstreamDropped: the connection broke, or ended without the stream's own end.
-        UpstreamError: it cannot be read, or is out of bounds.
-    """
+@contextmanager
+def _understood() -> Iterator[None]:
     try:
-        async with aclosing(_lines(response, bounds)) as reads:
-            async for lines in reads:
-                chunks, failure, is_over = _chunks(lines, is_passed=is_passed)
-                if chunks:
-                    yield chunks
-                if failure is not None:
-                    raise failure
-                if is_over:
-                    return
-        if not is_passed:
-            raise broken()
+        yield
     except httpx.TransportError as error:
         raise UpstreamDropped("", None) from error
     except httpx.DecodingError as error:
         raise unreadable("its answer is not compressed as it says") from error
 
 
-async def _lines(response: httpx.Response, bounds: Bounds) -> AsyncGenerator[list[bytes], None]:
-    """The lines that each read ends, as bytes: `aiter_lines` also splits at characters that JSON strings may hold."""
+async def read_events(
+    response: httpx.Response, bounds: Bounds, *, is_passed: bool = False
+) -> AsyncGenerator[Batch, None]:
+    """The chunks of an event stream, those of each read together; if it `is_passed`, whatever their shape.
+
+    An `UpstreamDropped` tells that the connection broke, or ended without the stream's own end.
+    """
     begun, read_bytes = bytearray(), 0
+    with _understood():
+        async with aclosing(_pieces(response)) as pieces:
+            async for data in pieces:
+                read_bytes += len(data)
+                if read_bytes > bounds.stream_bytes:
+                    raise unreadable(f"its answer has more than {bounds.stream_bytes} bytes")
+                lines, newline, rest = data.replace(b"\r", b"\n").rpartition(b"\n")
+                if newline:
+                    chunks, end = _chunks((bytes(begun) + lines).split(b"\n"), is_passed=is_passed)
+                    if chunks:
+                        yield chunks
+                    if isinstance(end, UpstreamError):
+                        raise end
+                    if end:
+                        return
+                    begun.clear()
+                begun += rest
+                if len(begun) > bounds.event_bytes:
+                    raise unreadable(f"a piece of its answer has more than {bounds.event_bytes} bytes")
+    if not is_passed:
+        raise broken()
+
+
+async def _pieces(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """The bytes of a stream, and the end of its last line; `aiter_lines` also splits where JSON strings may be."""
     async for data in response.aiter_bytes():
-        read_bytes += len(data)
-        if read_bytes > bounds.stream_bytes:
-            raise unreadable(f"its answer has more than {bounds.stream_bytes} bytes")
-        ended, newline, rest = data.replace(b"\r", b"\n").rpartition(b"\n")
-        if newline:
-            yield (bytes(begun) + ended).split(b"\n")
-            begun.clear()
-        begun += rest
-        if len(begun) > bounds.event_bytes:
-            raise unreadable(f"a piece of its answer has more than {bounds.event_bytes} bytes")
+        yield data
         if len(data) >= _MUCH_BYTES:
             await asyncio.sleep(0)
-    yield [bytes(begun)]
+    yield b"\n"
 
 
-def _chunks(lines: Iterable[bytes], *, is_passed: bool) -> tuple[list[Chunk], UpstreamError | None, bool]:
-    """The chunks of some lines, what cannot be read behind them, and True at the stream's own end.
+def _chunks(lines: Iterable[bytes], *, is_passed: bool) -> tuple[list[Chunk], UpstreamError | bool]:
+    """The chunks of some lines, and what cannot be read behind them, or True at the stream's own end.
 
     Each line of data is an event, since some servers write single newlines between events.
     """
     chunks: list[Chunk] = []
-    try:
-        for raw in lines:
-            line = raw.strip().removeprefix(_BYTE_ORDER_MARK)
-            data = line[len(_FIELD) :].strip() if line.startswith(_FIELD) else b""
-            if data.startswith(b"[DONE]"):
-                return chunks, None, True
+    for raw in lines:
+        line = raw.strip().removeprefix(_BYTE_ORDER_MARK)
+        data = line[len(_FIELD) :].strip() if line.startswith(_FIELD) else b""
+        if data.startswith(b"[DONE]"):
+            return chunks, True
+        try:
             if data:
                 chunks.append(_chunk(data, line, is_passed=is_passed))
-    except UpstreamError as error:
-        return chunks, error, False
-    return chunks, None, False
+        except UpstreamError as error:
+            return chunks, error
+    return chunks, False
 
 
 def _chunk(data: bytes, line: bytes, *, is_passed: bool) -> Chunk:
@@ -213,24 +203,29 @@ def _chunk(data: bytes, line: bytes, *, is_passed: bool) -> Chunk:
     return Received(chunk, line) if chunk is event and _REPLACED not in text else chunk
 
 
-async def read_body(response: httpx.Response, most_bytes: int) -> tuple[bytes, bool]:
-    """The body of a response, and True if that is all of it; errors as those of `read_events`."""
-    body = bytearray()
+async def read_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
+    """A response that is no stream, with its body; of an error the beginning. One out of bounds is an error itself."""
+    is_answer, body = response.status_code == HTTPStatus.OK, bytearray()
+    most_bytes = most_bytes if is_answer else ERROR_BYTES
     try:
-        async for data in response.aiter_bytes():
-            body += data
-            if len(body) > most_bytes:
-                return bytes(body[:most_bytes]), False
-    except httpx.TransportError as error:
-        raise UpstreamDropped("", None) from error
-    except httpx.DecodingError as error:
-        raise unreadable("its answer is not compressed as it says") from error
-    return bytes(body), True
+        with _understood():
+            async for data in response.aiter_bytes():
+                body += data
+                if len(body) > most_bytes:
+                    break
+    finally:
+        await response.aclose()
+    if is_answer and len(body) > most_bytes:
+        raise unreadable(f"its answer has more than {most_bytes} bytes")
+    content = bytes(body[:most_bytes])
+    if is_answer and not is_quickly_read(content):
+        raise unreadable("its answer has too many values")
+    return httpx.Response(response.status_code, headers=end_to_end(response.headers), content=content)
 
 
-def events_of(batch: Batch) -> bytes:
-    """Chunks as events: those that go on unchanged as the bytes that came."""
-    return b"".join(map(event_of, batch))
+def end_to_end(headers: httpx.Headers) -> list[tuple[str, str]]:
+    """The headers that do not describe a transfer which is over."""
+    return [(key, value) for key, value in headers.multi_items() if key.lower() not in _HOP_HEADERS]
 
 
 def event_of(chunk: Chunk) -> bytes:
@@ -258,8 +253,7 @@ def as_chunk(event: Chunk) -> Chunk | None:
     choices = event.get("choices")
     if choices is None or (type(choices) is list and all(map(_is_plain, choices))):
         return event
-    listed = choices if isinstance(choices, list) else [choices]
-    read = [_as_choice(choice) for choice in listed if isinstance(choice, dict)]
+    read = [_as_choice(choice) for choice in _listed(choices) if isinstance(choice, dict)]
     if read == choices:
         return event
     return {**event, "choices": read} if read else None
@@ -278,10 +272,8 @@ def _as_choice(choice: Mapping[str, Any]) -> Chunk:
     said: Any = next((choice[key] for key in ("delta", "message", "text") if choice.get(key) is not None), {})
     delta = dict(said) if isinstance(said, dict) else {"content": said}
     delta.update({key: _as_text(delta[key]) for key in ("content", *REASONING_FIELDS) if key in delta})
-    calls = delta.pop("tool_calls", None)
-    listed = calls if isinstance(calls, list) else [calls]
-    if read := [_as_call(call) for call in listed if isinstance(call, dict)]:
-        delta["tool_calls"] = read
+    if calls := [_as_call(call) for call in _listed(delta.pop("tool_calls", None)) if isinstance(call, dict)]:
+        delta["tool_calls"] = calls
     reason = choice.get("finish_reason")
     shown = {key: value for key, value in choice.items() if key not in ("message", "text")}
     return {**shown, "delta": delta, "finish_reason": str(reason) if reason else None}
@@ -291,8 +283,7 @@ def _as_text(value: Any) -> Any:
     """The text of a field in parts; one that holds none stays as it came."""
     if type(value) in _TEXT:
         return value
-    listed = value if isinstance(value, list) else [value]
-    parts = [part.get("text") if isinstance(part, dict) else part for part in listed]
+    parts = [part.get("text") if isinstance(part, dict) else part for part in _listed(value)]
     texts = [part for part in parts if isinstance(part, str)]
     return "".join(texts) if texts or not parts else value
 
@@ -310,6 +301,13 @@ def _as_call(call: Mapping[str, Any]) -> Chunk:
     return read
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+# ------------------------------------------------------------------ a beat in the silence of LiteLLM's stream
+
+
 async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_s: float) -> AsyncGenerator[Any, None]:
     """The chunks of `response`, and an empty one after each `every_s` for which a compaction has kept it silent.
 
@@ -317,19 +315,18 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_
     races the clock only while a pause may come. A stream that waits silently opens with a comment: LiteLLM's router
     keeps what opens Responses (`_responses_stream_holds_event`) and Messages until some of the answer has come.
     """
-    source = response.__aiter__()
-    last: Any = None
-    begun: Any = None
-    if call.may_pause and call.attempt.begins_silently:
-        yield _COMMENT
+    source, last, begun = aiter(response), None, None
+    opening = _COMMENT if call.attempt.begins_silently else None
+    if call.may_pause and opening is not None:
+        yield opening
     while True:
         if not call.may_pause:
             last = await anext(source, _END)
         else:
-            waiting = asyncio.ensure_future(_next(source))
+            waiting = asyncio.ensure_future(anext(source, _END))
             try:
                 while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                    beat = _COMMENT if last is None and call.attempt.begins_silently else _beat(last, begun)
+                    beat = _beat(last, begun) if last is not None else opening
                     if beat is not None:
                         yield beat
                 last = await waiting
@@ -346,11 +343,6 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_
             return
         begun = _copied(last) if _is_in_progress(last) else begun
         yield last
-
-
-async def _next(source: AsyncIterator[Any]) -> Any:
-    # As a coroutine, which a task takes.
-    return await anext(source, _END)
 
 
 def _copied(event: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,42 +18,28 @@ import litellm
 from openai import APIStatusError, AsyncOpenAI
 
 from litellm_compaction.concurrency import Tasks, is_long, off_loop_if
-from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
 from litellm_compaction.errors import TOO_DEEP, CompactionError, LeftUnread, NotServed, overflow_from_text
-from litellm_compaction.proxy import wire
+from litellm_compaction.proxy import refusals, wire
+from litellm_compaction.proxy.answer import sse
 from litellm_compaction.proxy.answer.client import Asked, joined
+from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.loop import Answer
-from litellm_compaction.proxy.answer.sse import (
-    DONE,
-    ERROR_BYTES,
-    Batch,
-    UpstreamError,
-    events_of,
-    json_object,
-    short_error,
-    unreadable,
-)
-from litellm_compaction.proxy.answer.upstream import HttpUpstream, Leg, end_to_end, read_whole
+from litellm_compaction.proxy.answer.sse import Batch, UpstreamError
+from litellm_compaction.proxy.answer.upstream import HttpUpstream
 from litellm_compaction.proxy.exchange import Exchange
-from litellm_compaction.proxy.refusals import (
-    RECOGNIZED,
-    bad_request,
-    litellm_error_of,
-    log_failure,
-    response_of,
-    server_gone,
-)
 
 _LISTS = ("messages", "tools")
 # Reading this much JSON takes 2 ms.
 _OFF_LOOP_BYTES = 200_000
-# Nothing is pulled from a stream for so long: its reader has left. A slow one pulls now and then.
-UNREAD_S = 30.0
-# It has less time while another request waits for its room.
-UNREAD_WAITED_FOR_S = 10.0
+# Nothing is pulled from a stream for so long: its reader has left. A slow one pulls now and then. It has less time
+# while another request waits for its room.
+UNREAD_S, UNREAD_WAITED_FOR_S = 30.0, 10.0
 _closing = Tasks()
 
 
+@dataclass(eq=False)
 class GuardedTransport(httpx.AsyncBaseTransport):
     """Carries one client request to its deployment, over as many upstream requests as it takes.
 
@@ -61,42 +47,31 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     the body alone shows the messages. `lists` are keys of the body that do not come in its bytes.
     """
 
-    def __init__(
-        self,
-        inner: httpx.AsyncBaseTransport,
-        compactor: Compactor,
-        context: RequestContext,
-        asked: Asked,
-        prepared: PreparedRequest | CompactionNeeded | None,
-        exchange: Exchange,
-    ) -> None:
-        self._inner = inner
-        self._compactor = compactor
-        self._context = context
-        self._asked = asked
-        self._prepared = prepared
-        self._exchange = exchange
-        self._upstream: HttpUpstream | None = None
-        self.lists: Mapping[str, Any] = {}
+    inner: httpx.AsyncBaseTransport
+    compactor: Compactor
+    context: RequestContext
+    asked: Asked
+    prepared: PreparedRequest | CompactionNeeded | None
+    exchange: Exchange
+    lists: Mapping[str, Any] = field(init=False, default_factory=dict)
+    _upstream: HttpUpstream | None = field(init=False, default=None)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         try:
             return await self._handled(request)
-        except httpx.TransportError as error:
-            # Of the server's.
-            gone = None if self._has_answered else server_gone(error, self._context)
-            if gone is None:
-                raise
-            return self._refused(gone)
         except CompactionError as error:
             return self._refused(error)
         except RecursionError:
             return self._refused(NotServed(TOO_DEEP))
-        except Exception as error:
-            too_long = self._context.attempts.too_long
-            if too_long is None or self._has_answered:
+        except httpx.TransportError as error:
+            # Of the server's.
+            if self._has_answered or (gone := refusals.server_gone(error, self.context)) is None:
                 raise
-            log_failure("transport", error, too_long=too_long)
+            return self._refused(gone)
+        except Exception as error:
+            if self._has_answered or (too_long := self.context.attempts.too_long) is None:
+                raise
+            refusals.log_failure("transport", error, too_long=too_long)
             return self._refused(too_long)
 
     @property
@@ -105,55 +80,57 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
     async def _handled(self, request: httpx.Request) -> httpx.Response:
         content = await request.aread()
-        body = await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: json_object(content))
+        body = await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: sse.json_object(content))
         if not body:
             # A request that cannot be read cannot be guarded.
             return self._refused(NotServed(TOO_DEEP))
         body |= self.lists
-        upstream = self._upstream = HttpUpstream(self._inner, request, body)
-        asked = replace(self._asked, stops=wire.stops(body), is_whole=not upstream.wants_stream)
-        prepared, long = self._prepared, is_long(body.get("messages"), body.get("tools"))
-        if prepared is None or not await off_loop_if(long, lambda: wire.is_same_request(body, asked.request)):
-            # The body that leaves is guarded, however its parts came into it.
-            found = await off_loop_if(long, lambda: wire.decode(body))
-            if found is None:
-                return await self._completed(request, body, upstream)
-            asked = replace(asked, request=found)
-            prepared = await self._compactor.prepare(found, self._context)
-        if not wire.can_be_continued(body):
-            return await self._answered(self._passed(upstream, prepared, body), upstream)
-        room = self._compactor.room(self._context)
-        answer = Answer(self._compactor, self._context, upstream, asked, prepared, self._exchange, room=room)
-        return await self._answered(answer.batches(), upstream, answer)
+        upstream = self._upstream = HttpUpstream(self.inner, request, body)
+        prepared, asked, room = self.prepared, self.asked, self.compactor.room(self.context)
 
-    async def _completed(self, request: httpx.Request, body: dict[str, Any], upstream: HttpUpstream) -> httpx.Response:
+        def conversation() -> Request | None:
+            # The body that leaves is guarded, however its parts came into it.
+            is_same = prepared is not None and wire.is_same_request(body, asked.request)
+            return asked.request if is_same else wire.decode(body)
+
+        found = await off_loop_if(is_long(body.get("messages"), body.get("tools")), conversation)
+        if found is None:
+            return await self._completed(request, upstream, room)
+        asked = replace(asked, request=found, stops=wire.stops(body), is_whole=not upstream.wants_stream)
+        if prepared is None or found is not self.asked.request:
+            prepared = await self.compactor.prepare(found, self.context)
+        if not wire.can_be_continued(body):
+            return await self._answered(self._passed(upstream, prepared, room), upstream, room)
+        answer = Answer(self.compactor, self.context, upstream, asked, prepared, self.exchange, room)
+        return await self._answered(answer.batches(), upstream, room, answer)
+
+    async def _completed(self, request: httpx.Request, upstream: HttpUpstream, room: Reservation) -> httpx.Response:
         """A text completion that the server itself knows, its answer as it comes; no part of it is a conversation."""
-        prompt = body.get("prompt")
+        body, prompt = upstream.body, upstream.body.get("prompt")
         long = is_long(prompt, [prompt])
         found, ids = await off_loop_if(long, lambda: wire.decode_text(body, is_bridged=False))
         if found is None:
-            response = await self._inner.handle_async_request(request)
-            return response if response.status_code < 400 else await read_whole(response, ERROR_BYTES)
+            response = await self.inner.handle_async_request(request)
+            return response if response.status_code < 400 else await sse.read_whole(response, sse.ERROR_BYTES)
         if ids is None:
-            prepared = await self._compactor.guard(found, self._context)
+            prepared = await self.compactor.guard(found, self.context)
         else:
-            prepared = await self._compactor.bound(ids, self._context)
-        return await self._answered(self._passed(upstream, prepared, body), upstream)
+            prepared = await self.compactor.bound(ids, self.context)
+        return await self._answered(self._passed(upstream, prepared, room), upstream, room)
 
     def _refused(self, error: CompactionError) -> httpx.Response:
-        self._exchange.refused(error)
-        return response_of(error)
+        self.exchange.refused(error)
+        return refusals.response_of(error)
 
     async def _passed(
-        self, upstream: HttpUpstream, decided: PreparedRequest | CompactionNeeded, body: Mapping[str, Any]
+        self, upstream: HttpUpstream, decided: PreparedRequest | CompactionNeeded, room: Reservation
     ) -> AsyncGenerator[Batch, None]:
         """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
-        room = self._compactor.room(self._context)
-        answers, prompts = wire.asked_answers(body), wire.asked_prompts(body)
+        answers, prompts = wire.asked_answers(upstream.body), wire.asked_prompts(upstream.body)
         try:
-            prepared = await self._compactor.finish(decided, room)
-            self._exchange.sent(self._context, prepared)
-            limit = prepared.max_output_tokens(wire.asked_output_tokens(body))
+            prepared = await self.compactor.finish(decided, room)
+            self.exchange.sent(self.context, prepared)
+            limit = prepared.max_output_tokens(wire.asked_output_tokens(upstream.body))
             limit = await room.acquire(prepared, limit, is_watched=False, answers=answers, prompts=prompts)
             room.started()
             leg = Leg(prepared=prepared, max_tokens=limit, passed=answers * prompts)
@@ -165,7 +142,11 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             room.release()
 
     async def _answered(
-        self, batches: AsyncGenerator[Batch, None], upstream: HttpUpstream, answer: Answer | None = None
+        self,
+        batches: AsyncGenerator[Batch, None],
+        upstream: HttpUpstream,
+        room: Reservation,
+        answer: Answer | None = None,
     ) -> httpx.Response:
         """A response whose first chunk is already there, so that a refusal keeps its real status.
 
@@ -175,8 +156,8 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             if upstream.wants_stream:
                 first = await anext(batches, None)
                 if not first:
-                    raise unreadable("its answer is empty")
-                stream = EventStream(first, batches, self._exchange, answer)
+                    raise sse.unreadable("its answer is empty")
+                stream = EventStream(first, batches, self.exchange, room)
                 return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
             chunks = [chunk async for batch in batches for chunk in batch]
         except UpstreamError as error:
@@ -195,12 +176,12 @@ class EventStream(httpx.AsyncByteStream):
     """
 
     def __init__(
-        self, first: Batch, batches: AsyncGenerator[Batch, None], exchange: Exchange, answer: Answer | None = None
+        self, first: Batch, batches: AsyncGenerator[Batch, None], exchange: Exchange, room: Reservation
     ) -> None:
         self._first = first
         self._batches = batches
-        self._answer = answer
         self._exchange = exchange
+        self._room = room
         self._left: asyncio.Task[None] | None = None
         self._wait()
 
@@ -208,18 +189,18 @@ class EventStream(httpx.AsyncByteStream):
         batch: Batch | None = self._first
         try:
             while batch is not None:
-                yield events_of(batch)
+                yield b"".join(map(sse.event_of, batch))
                 self._timer.cancel()
                 if self._left is not None:
                     raise LeftUnread
                 batch = await anext(self._batches, None)
                 self._wait()
-            yield DONE
+            yield sse.DONE
         except UpstreamError as error:
             raise error.__cause__ or _as_litellm_error(error) from error
         except CompactionError as error:
             self._exchange.refused(error)
-            raise litellm_error_of(error, {}) from error
+            raise refusals.litellm_error_of(error, {}) from error
         finally:
             await self.aclose()
 
@@ -227,7 +208,7 @@ class EventStream(httpx.AsyncByteStream):
         self._timer = asyncio.get_running_loop().call_later(UNREAD_WAITED_FOR_S, self._look, unread_s)
 
     def _look(self, unread_s: float) -> None:
-        if unread_s >= UNREAD_S or (self._answer is not None and self._answer.is_waited_for):
+        if unread_s >= UNREAD_S or self._room.is_waited_for:
             self._left = _closing.begin(self._batches.aclose())
         else:
             self._wait(unread_s + UNREAD_WAITED_FOR_S)
@@ -266,8 +247,7 @@ def _as_it_is(create: Callable[..., Awaitable[Any]], transport: GuardedTransport
             # Keys that the transport does not read go on as they came.
             plain = {}
         transport.lists = plain
-        kept = {key: value for key, value in asked.items() if key not in plain}
-        return await create(**{"messages": [], **kept})
+        return await create(**{"messages": [], **{key: value for key, value in asked.items() if key not in plain}})
 
     return created
 
@@ -278,22 +258,24 @@ def _refusal(error: UpstreamError) -> httpx.Response:
         raise error.__cause__
     upstream: httpx.Response | None = error.response if isinstance(error.response, httpx.Response) else None
     if overflow_from_text(error.text) is not None:
-        text = error.text if len(error.text) <= ERROR_BYTES // 6 else short_error(error.text)["error"]["message"]
+        text = (
+            error.text if len(error.text) <= sse.ERROR_BYTES // 6 else sse.short_error(error.text)["error"]["message"]
+        )
         # LiteLLM recognizes this wording as ContextWindowExceededError, so that the fallbacks for it fire. LM Studio
         # reports an overflow inside HTTP 200, too (goose 11318): for the client it is a 400 all the same.
         status = upstream.status_code if upstream is not None and upstream.status_code >= 400 else 400
-        return bad_request(f"{text} {RECOGNIZED}", status)
+        return refusals.bad_request(f"{text} {refusals.RECOGNIZED}", status)
     if upstream is None:
         told = error.response if isinstance(error.response, dict) else {"error": "upstream"}
-        is_short = len(json.dumps(told)) <= ERROR_BYTES
-        return httpx.Response(500, json=told if is_short else short_error(error.text))
-    headers = end_to_end(upstream.headers)
-    return httpx.Response(upstream.status_code, headers=headers, content=upstream.content[:ERROR_BYTES])
+        is_short = len(json.dumps(told)) <= sse.ERROR_BYTES
+        return httpx.Response(500, json=told if is_short else sse.short_error(error.text))
+    headers = sse.end_to_end(upstream.headers)
+    return httpx.Response(upstream.status_code, headers=headers, content=upstream.content[: sse.ERROR_BYTES])
 
 
 def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]:
     """The headers of the server's first answer, as far as it has come, for the client's body."""
-    own = end_to_end(upstream.headers) if upstream.headers is not None else []
+    own = sse.end_to_end(upstream.headers) if upstream.headers is not None else []
     return [*((key, value) for key, value in own if key.lower() != "content-type"), ("content-type", content_type)]
 
 

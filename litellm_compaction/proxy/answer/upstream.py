@@ -1,92 +1,45 @@
-"""A deployment's server as an answer's legs ask it, and the one that the transport reaches over HTTP."""
+"""A deployment's server as an answer's legs ask it: over HTTP below LiteLLM's client, or by LiteLLM's own calls."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import anyio
 import httpx
 
 from litellm_compaction.concurrency import Tasks
 from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import PreparedRequest
+from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.answer.sse import (
-    ERROR_BYTES,
-    Batch,
-    Bounds,
-    Chunk,
-    UpstreamDropped,
-    UpstreamError,
-    as_chunk,
-    json_object,
-    read_body,
-    read_events,
-    short_error,
-    unreadable,
-)
+from litellm_compaction.proxy.answer import sse
+from litellm_compaction.proxy.answer.legs import Leg
+from litellm_compaction.proxy.answer.sse import Batch, Chunk, Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.internal import call_router, log_stopped
 from litellm_compaction.proxy.routing import WAYS_OF
-from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
-from litellm_compaction.windows.windows import server_of
+from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, unfolds_slowly
+
+if TYPE_CHECKING:
+    from litellm_compaction.proxy.answer.loop import Answer
 
 # Shapes a whole document, and not the rest of one.
-WHOLE_DOCUMENT_KEY = "response_format"
+_WHOLE_DOCUMENT_KEY = "response_format"
 _USAGE_NAMES = re.compile(r"stream_options|include_usage")
-_HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 # A client's framing is not that of our body: a server would wait for the rest.
 _FRAMING = (b"content-length", b"accept-encoding", b"transfer-encoding", b"expect")
 _CHAT = "/chat/completions"
+# A client's keys that a continuation needs too (OpenAI's API reference for chat completions, LiteLLM's extras).
+_CLIENT_KEYS = (
+    "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "stop", "seed",
+    "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort", "thinking", "top_k", "user",
+)  # fmt: skip
 _closing = Tasks()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leg:
-    """One request to a server, and the most that its answer may have.
-
-    Attributes:
-        max_tokens: bound on the answer, of which the server is told.
-        asked_tokens: the rest of the client's own limit; None without one.
-        thoughts_tokens: the most of nothing but thoughts.
-        goes_on: the answer has begun, and goes on in `prepared.way`.
-        is_share: the bound is only a part of the window, because of others.
-        is_doubted: the bound is less than the window leaves by our count, since nothing has confirmed that.
-        passed: the answer goes on as it comes, with so many choices; 0 for one that is read here.
-    """
-
-    prepared: PreparedRequest
-    max_tokens: int
-    asked_tokens: int | None = None
-    thoughts_tokens: float = math.inf
-    goes_on: bool = False
-    is_share: bool = False
-    is_doubted: bool = False
-    passed: int = 0
-
-    @property
-    def is_document(self) -> bool:
-        """A format may shape the answer, but none that has begun: llama.cpp and vLLM would begin a new document."""
-        return not self.goes_on or self.prepared.closing is not None
-
-    @property
-    def has_another_way(self) -> bool:
-        return self.goes_on and has_another_way(self.prepared)
-
-    @property
-    def needs_word(self) -> bool:
-        """The server has to be told that the last message goes on (vLLM)."""
-        server = server_of(self.prepared.window.source)
-        return self.goes_on and self.prepared.way == "prefill" and server is not None and server.continues_when_told
-
-
-def has_another_way(prepared: PreparedRequest) -> bool:
-    """Returns True if the server may not know the way in which it is to go on, so that there is another one."""
-    return prepared.way is not None and (prepared.way != "turn" or bool(prepared.closing))
 
 
 class Upstream(Protocol):
@@ -100,45 +53,43 @@ class Upstream(Protocol):
         """The chunks of an answer as they come, or an `UpstreamError`; leaving the context aborts it."""
 
 
+# ------------------------------------------------------------------ over HTTP
+
+
+@dataclass(slots=True, eq=False)
 class HttpUpstream:
-    """A deployment's server, reached by the inner transport, for the `request` of LiteLLM's client, with its JSON.
+    """A deployment's server, reached by the `inner` transport, for the `request` of LiteLLM's client, with its JSON."""
 
-    Attributes:
-        headers: of the first answer; None before it.
-        whole: the last answer, if the server has given it as one JSON; else None.
-    """
-
-    def __init__(self, inner: httpx.AsyncBaseTransport, request: httpx.Request, body: dict[str, Any]) -> None:
-        self._inner = inner
-        self._request = request
-        self._body = body
-        self._asks_for_usage = True
-        self.headers: httpx.Headers | None = None
-        self.whole: httpx.Response | None = None
+    inner: httpx.AsyncBaseTransport
+    request: httpx.Request
+    body: dict[str, Any]
+    headers: httpx.Headers | None = field(init=False, default=None)  # Of the first answer.
+    whole: httpx.Response | None = field(init=False, default=None)  # The last answer, if it was given as one JSON.
+    _asks_for_usage: bool = field(init=False, default=True)
 
     @property
     def wants_stream(self) -> bool:
-        return bool(self._body.get("stream"))
+        return bool(self.body.get("stream"))
 
     @property
     def ways(self) -> frozenset[Way]:
         ways = WAYS_OF["transport"]
-        has_completions = self._request.url.path.endswith(_CHAT)
-        return ways if has_completions and wire.can_be_begun(self._body) else ways - {"raw"}
+        has_completions = self.request.url.path.endswith(_CHAT)
+        return ways if has_completions and wire.can_be_begun(self.body) else ways - {"raw"}
 
     @asynccontextmanager
     async def open(self, leg: Leg) -> AsyncIterator[AsyncIterator[Batch]]:
-        response, bounds = await self._answered(leg), Bounds.of(leg.max_tokens * max(leg.passed, 1))
+        response, bounds = await self._answered(leg), sse.Bounds.of(leg.max_tokens * max(leg.passed, 1))
+        is_stream = response.status_code == HTTPStatus.OK and "event-stream" in response.headers.get("content-type", "")
         try:
-            is_stream = _is_stream(response)
             if is_stream and not self.wants_stream:
-                raise unreadable("it streams an answer that was asked for as a whole")
+                raise sse.unreadable("it streams an answer that was asked for as a whole")
             self.headers = self.headers or response.headers
             if is_stream:
-                async with aclosing(read_events(response, bounds, is_passed=bool(leg.passed))) as batches:
+                async with aclosing(sse.read_events(response, bounds, is_passed=bool(leg.passed))) as batches:
                     yield batches
             else:
-                self.whole = await read_whole(response, bounds.event_bytes)
+                self.whole = await sse.read_whole(response, bounds.event_bytes)
                 yield _one(_as_chunk(self.whole))
         finally:
             # Stops the server, also if anyio cancels all waiting of a client that has gone.
@@ -150,7 +101,7 @@ class HttpUpstream:
             response = await self.send(leg)
             if response.status_code < 400 or not (self.wants_stream and self._asks_for_usage):
                 return response
-            response = await read_whole(response, ERROR_BYTES)
+            response = await sse.read_whole(response, sse.ERROR_BYTES)
             if not _USAGE_NAMES.search(response.text):
                 return response
             self._asks_for_usage = False
@@ -164,59 +115,37 @@ class HttpUpstream:
 
     async def send(self, leg: Leg) -> httpx.Response:
         """The response to one request, which the caller closes; one that nobody asked to compress so is an error."""
-        prepared, url = leg.prepared, self._request.url
-        body = {**self._body, **wire.with_output_limit(self._body, leg.max_tokens)}
-        if self.wants_stream and self._asks_for_usage and not leg.passed:
-            body.update(wire.with_usage(body))
-        if prepared.messages is not None:
-            body["messages"] = wire.encode(prepared.messages, like=self._body.get("messages") or [])
-        if prepared.tools is not None:
-            body["tools"] = list(prepared.tools)
-        if not leg.is_document:
-            body.pop(WHOLE_DOCUMENT_KEY, None)
-        if leg.goes_on and prepared.prompt is not None:
+        # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
+        content = json.dumps(self._body_of(leg), separators=(",", ":")).encode()
+        url = self.request.url
+        if leg.goes_on and leg.prepared.prompt is not None:
             # Its address for text completions, beside its address for chats.
             url = url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
-            body = wire.begun(body, prepared.prompt.text, prepared.prompt.end_of_turn)
-        elif leg.needs_word:
-            body |= wire.GOES_ON
-        if leg.goes_on:
-            body = wire.with_fields(body, prepared.closing or {})
-        # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
-        content = json.dumps(body, separators=(",", ":")).encode()
-        headers = [(key, value) for key, value in self._request.headers.raw if key.lower() not in _FRAMING]
+        headers = [(key, value) for key, value in self.request.headers.raw if key.lower() not in _FRAMING]
         headers.append((b"Accept-Encoding", ACCEPTED_ENCODINGS.encode()))
-        method, extensions = self._request.method, self._request.extensions
-        response = await self._inner.handle_async_request(
+        method, extensions = self.request.method, self.request.extensions
+        response = await self.inner.handle_async_request(
             httpx.Request(method, url, headers=headers, content=content, extensions=extensions)
         )
         if not unfolds_slowly(response):
             await response.aclose()
-            raise unreadable("its answer is compressed in a way that nobody has asked for")
+            raise sse.unreadable("its answer is compressed in a way that nobody has asked for")
         return response
 
-
-async def read_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
-    """A response that is no stream, with its body; of an error the beginning. One out of bounds is an error itself."""
-    is_answer = response.status_code == HTTPStatus.OK
-    try:
-        body, is_whole = await read_body(response, most_bytes if is_answer else ERROR_BYTES)
-    finally:
-        await response.aclose()
-    if is_answer and not is_whole:
-        raise unreadable(f"its answer has more than {most_bytes} bytes")
-    if is_answer and not is_quickly_read(body):
-        raise unreadable("its answer has too many values")
-    return httpx.Response(response.status_code, headers=end_to_end(response.headers), content=body)
-
-
-def _is_stream(response: httpx.Response) -> bool:
-    return response.status_code == HTTPStatus.OK and "event-stream" in response.headers.get("content-type", "")
-
-
-def end_to_end(headers: httpx.Headers) -> list[tuple[str, str]]:
-    """The headers that do not describe a transfer which is over."""
-    return [(key, value) for key, value in headers.multi_items() if key.lower() not in _HOP_HEADERS]
+    def _body_of(self, leg: Leg) -> dict[str, Any]:
+        prepared = leg.prepared
+        body = {**self.body, **wire.with_output_limit(self.body, leg.max_tokens)}
+        if self.wants_stream and self._asks_for_usage and not leg.passed:
+            body.update(wire.with_usage(body))
+        if prepared.messages is not None:
+            body["messages"] = wire.encode(prepared.messages, like=self.body.get("messages") or [])
+        if prepared.tools is not None:
+            body["tools"] = list(prepared.tools)
+        if not leg.is_document:
+            body.pop(_WHOLE_DOCUMENT_KEY, None)
+        if leg.goes_on and prepared.prompt is not None:
+            body = wire.begun(body, prepared.prompt.text, prepared.prompt.end_of_turn)
+        return wire.with_fields(body, leg.fields)
 
 
 async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
@@ -225,16 +154,143 @@ async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
 
 def _as_chunk(response: httpx.Response) -> Chunk:
     """A whole answer as a chunk; what is none is raised."""
-    text, status = response.content[:ERROR_BYTES].decode(errors="replace"), response.status_code
+    text, status = response.content[: sse.ERROR_BYTES].decode(errors="replace"), response.status_code
     if status != HTTPStatus.OK:
         raise UpstreamError(text, response, status=status)
-    chunk = as_chunk(json_object(response.content))
+    chunk = sse.as_chunk(sse.json_object(response.content))
     choices = chunk.get("choices") if chunk is not None else None
     if chunk is None or not choices:
         # An error inside of 200 would be an empty stream to LiteLLM.
-        refused = httpx.Response(502, json=short_error(text))
+        refused = httpx.Response(502, json=sse.short_error(text))
         raise UpstreamError(text, refused, status=refused.status_code, is_inside=True)
     delta = choices[0].get("delta") or {}
     calls = [{**call, "index": at} for at, call in enumerate(delta.get("tool_calls") or ())]
     first = {**choices[0], "index": 0, "delta": {**delta, "tool_calls": calls} if calls else delta}
     return {**chunk, "choices": [first]}
+
+
+# ------------------------------------------------------------------ by LiteLLM's calls, for streams of chats alone
+
+
+@dataclass(slots=True)
+class _Part:
+    """One stream of the answer, as LiteLLM's books have to know it: its logging object, text, and a logged failure."""
+
+    log: Any
+    text: list[str] = field(default_factory=list)
+    has_failed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class HookedUpstream:
+    """The deployment that LiteLLM's router finds by `pin`, for the client's request in `data`; `first` is open.
+
+    For every provider: LiteLLM has opened the first answer, and one that goes on is a call through its router.
+    """
+
+    first: Any
+    router: Any
+    pin: str
+    data: Mapping[str, Any]
+    ways: frozenset[Way] = field(init=False, default=WAYS_OF["hooks"])
+    _parts: list[_Part] = field(init=False, default_factory=list)
+
+    @asynccontextmanager
+    async def open(self, leg: Leg) -> AsyncIterator[AsyncIterator[Batch]]:
+        stream, part = self.first, _Part(self.data.get("litellm_logging_obj"))
+        if stream is None:
+            # LiteLLM reads the first chunk before it returns: its errors come from here.
+            with _understood(part, leg):
+                stream = await self._again(leg)
+            part.log = getattr(stream, "logging_obj", None)
+        self.first = None
+        try:
+            yield _chunks(stream, part, leg)
+        finally:
+            with anyio.CancelScope(shield=True):
+                if (aclose := getattr(stream, "aclose", None)) is not None:
+                    await aclose()
+            self._parts.append(part)
+
+    async def _again(self, leg: Leg) -> Any:
+        prepared = leg.prepared
+        keys = (*_CLIENT_KEYS, _WHOLE_DOCUMENT_KEY) if leg.is_document else _CLIENT_KEYS
+        asked: dict[str, Any] = {key: self.data[key] for key in keys if self.data.get(key) is not None}
+        if prepared.tools is not None:
+            asked["tools"] = list(prepared.tools)
+        if leg.fields:
+            asked = {key: value for key, value in asked.items() if key not in leg.fields}
+            asked["extra_body"] = dict(leg.fields)
+        parent = self.data.get("metadata")
+        return await call_router(
+            self.router,
+            self.pin,
+            parent if isinstance(parent, Mapping) else {},
+            messages=wire.encode(prepared.messages) if prepared.messages is not None else self.data["messages"],
+            max_tokens=leg.max_tokens,
+            stream=True,
+            stream_options={"include_usage": True},
+            **asked,
+        )
+
+    async def carried(self, answer: Answer, prepared: PreparedRequest) -> AsyncGenerator[Any, None]:
+        """The answer's chunks as LiteLLM's own; streams that were stopped are logged at the end."""
+        from litellm.types.utils import ModelResponseStream
+
+        batches = answer.batches()
+        try:
+            async for batch in batches:
+                for chunk in batch:
+                    yield chunk.origin if isinstance(chunk, Received) else ModelResponseStream(**chunk)
+        except UpstreamError as error:
+            raise error.__cause__ or error from None
+        finally:
+            with anyio.CancelScope(shield=True):
+                await batches.aclose()
+                if answer.is_joined:
+                    await self.log_partials(prepared.count_text, prepared.count.tokens)
+
+    async def log_partials(self, count: Callable[[str], int], prompt_tokens: int) -> None:
+        """Logs the streams that were stopped: LiteLLM itself logs only streams that end.
+
+        Late, when the whole answer has ended: the first stream's slot in the key's parallel limit then spans all of it.
+        """
+        for part in self._parts:
+            if not part.has_failed:
+                text = "".join(part.text)
+                await log_stopped(part.log, text, {"prompt_tokens": prompt_tokens, "completion_tokens": count(text)})
+
+
+async def _chunks(stream: Any, part: _Part, leg: Leg) -> AsyncIterator[Batch]:
+    if stream is None:
+        return
+    with _understood(part, leg):
+        async for chunk in stream:
+            plain: Chunk = chunk.model_dump(exclude_none=True)
+            for choice in plain.get("choices") or ():
+                part.text.append(str((choice.get("delta") or {}).get("content") or ""))
+            if "usage" in plain and not _has_reported_usage(stream):
+                del plain["usage"]
+            yield [Received(plain, chunk)]
+
+
+def _has_reported_usage(stream: Any) -> bool:
+    """A stream's usage is the server's, if it is in `chunks`: LiteLLM makes one up if the server reports none."""
+    sent = getattr(stream, "chunks", None)
+    return isinstance(sent, list) and any(getattr(chunk, "usage", None) is not None for chunk in reversed(sent))
+
+
+@contextmanager
+def _understood(part: _Part, leg: Leg) -> Iterator[None]:
+    """Turns LiteLLM's errors of a stream into those that the loop judges; others stay as they are."""
+    try:
+        yield
+    except Exception as error:
+        part.has_failed = True
+        text = str(error)
+        if ended_early(text):
+            raise UpstreamDropped(text, error) from error
+        if overflow_from_text(text) is None and not is_crash(text) and not leg.has_another_way:
+            raise
+        status = getattr(error, "status_code", None)
+        raise UpstreamError(text, error, status=status if isinstance(status, int) else None) from error

@@ -2,7 +2,8 @@
 
 LiteLLM may move or drop any of it. Nobody gets an empty answer in its place unsaid: without a piece by which requests
 are guarded nothing is sent to guarded models, and each other one that is missing is a WARNING, and a line of `doctor`.
-Members of the router, which is an object, are in `router.py`.
+Of the router, which is an object, nothing is read with a default: a member that is gone would then be an answer, such
+as no fallback and no deployment. `seams.py` looks at all of it before a request is guarded by it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
 from typing import Any
@@ -28,6 +29,9 @@ _PROXY = "proxy.proxy_server"
 _CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
 _OLD_CHECKS = "llms.anthropic.pass_through.context_management.editors.compact"
 _SPEND = "proxy.spend_tracking.spend_tracking_utils"
+# Settings of the router by which we decide.
+FALLBACKS = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")
+CHECKS = "enable_pre_call_checks"
 
 
 class Seam(Enum):
@@ -101,14 +105,11 @@ class Seam(Enum):
 
     def get(self) -> Any:
         """The piece; None outside of a proxy, and if it is missing, which `missing` tells."""
-        return getattr(*place) if (place := self._place()) is not None else None
+        place = self._place()
+        return None if place is None else getattr(*place)
 
     def needed(self) -> Any:
-        """The piece, also outside of a proxy.
-
-        Raises:
-            LiteLLMChanged: it is missing.
-        """
+        """The piece, also outside of a proxy; raises LiteLLMChanged if it is missing."""
         if (place := self._place(is_needed=True)) is None:
             raise LiteLLMChanged(str(self))
         return getattr(*place)
@@ -116,8 +117,7 @@ class Seam(Enum):
     def wrap(self, make: Callable[[Any], Any]) -> None:
         """Puts what `make` makes of the piece in its place, if it is there; what was put there before goes."""
         if (place := self._place()) is not None:
-            current = getattr(*place)
-            inner = getattr(current, _ORIGINAL, current)
+            inner = getattr(getattr(*place), _ORIGINAL, getattr(*place))
             made = functools.wraps(inner)(make(inner))
             setattr(made, _ORIGINAL, inner)
             setattr(*place, made)
@@ -153,3 +153,78 @@ def missing() -> list[str]:
 
 def _is_expected(place: str) -> bool:
     return ("litellm.proxy.proxy_server" if place.startswith("proxy.") else "litellm") in sys.modules
+
+
+# ------------------------------------------------------------------ the router
+
+
+def current_router() -> Any:
+    """The router of the moment; the module's global is bound anew whenever the configuration is loaded."""
+    return Seam.ROUTER.needed()
+
+
+def deployment(router: Any, deployment_id: str) -> Any:
+    """The router's own object of a deployment; None if it has none of this id."""
+    return _asked(router, "deployment", "get_deployment", deployment_id)
+
+
+def deployments(router: Any, name: str | None = None, team_id: str | None = None) -> Sequence[Any]:
+    """The entries that serve a group, an alias or a name behind a wildcard; those of all groups without a name."""
+    return _asked(router, "deployments", "get_model_list", name, team_id=team_id) or ()
+
+
+def setting(router: Any, name: str) -> object:
+    """A setting of the router; None if its operator has not set it."""
+    view = getattr(router, "settings", None)
+    try:
+        return getattr(view() if callable(view) else router, name)
+    except (AttributeError, TypeError) as error:
+        raise LiteLLMChanged(f"Router.{name}") from error
+
+
+def _asked(router: Any, entry_point: str, member: str, *asked: Any, **options: Any) -> Any:
+    """The answer of the router's registry or, in a LiteLLM without one, of a member of the router's own."""
+    registry = getattr(router, "registry", None)
+    try:
+        return (getattr(router, member) if registry is None else getattr(registry(), entry_point))(*asked, **options)
+    except (AttributeError, TypeError) as error:
+        raise LiteLLMChanged(f"Router.{member if registry is None else f'registry().{entry_point}'}") from error
+
+
+def refuses_by_window(router: Any) -> bool:
+    """LiteLLM itself refuses requests by the windows that its lists show."""
+    return bool(setting(router, CHECKS))
+
+
+def rewrite_info(router: Any, rewritten: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+    """Puts what `rewritten` makes of each deployment's `model_info` in its place, all at once.
+
+    An entry of the Rust core's list hands the whole list over with each write to it. So its writes go past that, and
+    the list is assigned to itself once; every entry stays the object that it is.
+    """
+    entries = router.registry().all() if hasattr(router, "registry") else router.model_list
+    is_changed = False
+    for entry in entries:
+        info = entry.get("model_info") if isinstance(entry, dict) else None
+        if isinstance(info, dict) and (wanted := rewritten(info)) != info:
+            dict.clear(info)
+            dict.update(info, wanted)
+            is_changed = True
+    if is_changed:
+        entries[:] = list(entries)
+
+
+def add(router: Any, like: str, deployment_id: str, name: str, model: str) -> None:
+    """Adds a deployment of this `model_name` and model, else like that of the id `like`, if that is still there."""
+    wildcard = deployment(router, like)
+    if wildcard is not None and deployment(router, deployment_id) is None:
+        params = {**wildcard.litellm_params.model_dump(exclude_none=True), "model": model}
+        # A look at its health would make LM Studio load it.
+        own = {"id": deployment_id, "disable_background_health_check": True}
+        info = {**wildcard.model_info.model_dump(exclude_none=True), **own}
+        router.add_deployment(deployment=type(wildcard)(model_name=name, litellm_params=params, model_info=info))
+
+
+def remove(router: Any, deployment_id: str) -> None:
+    """Takes a deployment out of the router's list."""
+    router.delete_deployment(id=deployment_id)

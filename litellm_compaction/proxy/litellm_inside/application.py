@@ -97,9 +97,9 @@ async def key_owner(scope: Mapping[str, Any], headers: Mapping[str, str], path: 
         "path": path,
         "raw_path": path.encode(),
         "root_path": "",
-        "query_string": b"",
         "state": {},
-        "headers": [(name, value) for name, value in raw if not name.startswith(b"content-")],
+        "query_string": b"",
+        "headers": [each for each in raw if not each[0].startswith(b"content-")],
     }
 
     async def nothing() -> Any:
@@ -121,13 +121,12 @@ def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
     # A call through the router skips the proxy's own check.
     auth = _auth(metadata)
     own = {name: getattr(auth, name, None) for name in ("team_model_aliases", "team_id")}
-    for attribute, kind in (("models", "key"), ("team_models", "team")):
-        allowed = getattr(auth, attribute, None)
-        try:
-            if isinstance(allowed, list) and allowed:
+    try:
+        for attribute, kind in (("models", "key"), ("team_models", "team")):
+            if isinstance(allowed := getattr(auth, attribute, None), list) and allowed:
                 Seam.LISTED.needed()(model=model, llm_router=router, models=allowed, object_type=kind, **own)
-        except Exception:  # noqa: BLE001 - refused: ProxyException, whose place moved between versions
-            return False
+    except Exception:  # noqa: BLE001 - refused: ProxyException, whose place moved between versions
+        return False
     return True
 
 
@@ -136,10 +135,11 @@ async def is_allowed(router: Any, model: str, metadata: Mapping[str, Any]) -> bo
     auth = _auth(metadata)
     if auth is None:
         return True
-    can_call, is_within_budget = Seam.ACCESS.get(), Seam.BUDGET.get()
     # By position: the first three mean the same in all versions.
-    may_call = may_use(router, model, metadata) and (can_call is None or await can_call(auth, model, router) in _ALLOWS)
-    return may_call and (is_within_budget is None or await is_within_budget(auth, model) in _ALLOWS)
+    checks = (Seam.ACCESS.get(), (auth, model, router)), (Seam.BUDGET.get(), (auth, model))
+    if not may_use(router, model, metadata):
+        return False
+    return all([check is None or await check(*given) in _ALLOWS for check, given in checks])
 
 
 def has_limits(metadata: Mapping[str, Any]) -> bool:
@@ -175,12 +175,10 @@ def proxy_redis() -> Any:
 
 def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
     """Returns a maker of clients of the Redis that a proxy with this configuration has, for commands outside of it."""
-    general, litellm, router = (
-        _mapping(config.get(name)) for name in ("general_settings", "litellm_settings", "router_settings")
-    )
-    cache = _mapping(litellm.get("cache_params"))
+    general, own, router = (_mapping(config.get(f"{name}_settings")) for name in ("general", "litellm", "router"))
+    cache = _mapping(own.get("cache_params"))
     blocks = [_mapping(general.get("coordination_redis"))]
-    if litellm.get("cache") is True and cache.get("type", "redis") in _REDIS_CACHES:
+    if own.get("cache") is True and cache.get("type", "redis") in _REDIS_CACHES:
         blocks.append({**cache, "startup_nodes": cache.get("redis_startup_nodes", cache.get("startup_nodes"))})
     blocks.append({name.removeprefix("redis_"): value for name, value in router.items() if name.startswith("redis_")})
     block = next(filter(None, blocks), {})

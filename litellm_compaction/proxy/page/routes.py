@@ -1,47 +1,59 @@
 """`/compaction` in the proxy: one static page, and the JSON routes that it and other programs use (`docs/page.md`).
 
-Each route asks LiteLLM whose key the request shows. Errors are JSON, too; nothing of a conversation reaches a log.
+LiteLLM says with each request whose key it shows. Servers are asked by the same cached reads as for requests, and none
+is waited for long. Errors are JSON, too; nothing of a conversation reaches a log.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from fastapi import HTTPException, Request, Response
 
-from litellm_compaction.config import LIVE, SAME_MODEL
+from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.engine.records import events_of as events_of_record
 from litellm_compaction.engine.records import undo, view_of
-from litellm_compaction.errors import StoreError
-from litellm_compaction.proxy.litellm_inside import Seam
-from litellm_compaction.proxy.litellm_inside.router import current_router
-from litellm_compaction.proxy.live_settings import WrongValues
-from litellm_compaction.proxy.page import data
-from litellm_compaction.proxy.page.data import Visitor, fields_of
+from litellm_compaction.errors import CompactionError, StoreError
+from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json
+from litellm_compaction.proxy.client import note_credential, tenant_of
+from litellm_compaction.proxy.litellm_inside import Seam, current_router
+from litellm_compaction.proxy.litellm_inside.application import key_owner, may_use
+from litellm_compaction.proxy.live_settings import LiveSettings, WrongValues, for_deployment
 from litellm_compaction.proxy.refusals import log_failure
-from litellm_compaction.proxy.routing import reachable_entries
+from litellm_compaction.proxy.report import DeploymentReport, Reporter
+from litellm_compaction.proxy.routing import GuardedDeployment, as_entry, reachable_entries, router_entries
 from litellm_compaction.proxy.service import Service
 from litellm_compaction.recall import NOT_KEPT, found_fields, message_fields
 from litellm_compaction.stores import digest
+from litellm_compaction.stores.sqlite import MemoryRows
 
-_Answer: TypeAlias = Callable[[Request, Visitor], Awaitable[JsonObject]]
+_Result = TypeVar("_Result")
 _Endpoint: TypeAlias = Callable[[Request], Coroutine[Any, Any, Response]]
 
 PATH = "/compaction"
 logger = logging.getLogger("litellm_compaction")
 _ROUTE_NAME = "litellm_compaction_page"
+# LiteLLM refuses a path that it does not know to all but administrators (auth/route_checks.py). A key that may list
+# models may look here.
+_KNOWN_PATH = "/v1/models"
+_LIMIT_S = 2.0
 _ID = re.compile(r"[0-9a-f]{16}")
 _MAX_BODY_BYTES = 64 * 1024
-_TOLD = ("round", "level", "window_tokens", "covered_messages", "record")
+# LiteLLM's `model_info.mode` of models that write text.
+_WRITES_TEXT = (None, "chat", "completion", "responses")
+_MOST_PLOTTED = 2000
+_PLOTTED = ("when_s", "model", "outcome", "phase", "tokens_before", "tokens_after", "window_tokens", "compaction_id")
+_OF_RECORD = ("round", "level", "window_tokens", "covered_messages", "record")
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 
 
@@ -60,6 +72,50 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+_UNKNOWN_KEY = HTTPException(401, "a key of this proxy is needed: Authorization: Bearer KEY")
+
+
+class Visitor(NamedTuple):
+    """A client with a valid key: its role ("" if LiteLLM does not say), its tenant as in events, LiteLLM's record."""
+
+    role: str
+    tenant: str
+    auth: Any
+
+    @property
+    def may_write(self) -> bool:
+        return self.role == "proxy_admin"
+
+    @property
+    def sees_all(self) -> bool:
+        return self.role in ("proxy_admin", "proxy_admin_viewer")
+
+
+async def visitor_of(request: Request) -> Visitor | None:
+    """Returns the owner of the key in a request's headers, as LiteLLM sees it; None if it refuses.
+
+    Only a header that a client sets itself counts: neither a cookie nor a browser's password, which another site can
+    make a browser send.
+    """
+    headers = {name: value for name, value in request.headers.items() if name != "cookie"}
+    shown = headers.get("authorization", "")
+    if shown[:6].lower() == "basic ":
+        return None
+    # Where a proxy looks for keys in a header of its own, a browser cannot know that.
+    own = (Seam.KEY_HEADER.get() or {}).get("litellm_key_header_name")
+    beside = {own.lower(): shown} if isinstance(own, str) and shown else {}
+    try:
+        auth = await key_owner(request.scope, {**beside, **headers}, _KNOWN_PATH)
+    except Exception:  # noqa: BLE001 - whatever it raises is a no, such as a ModuleNotFoundError without `prisma`
+        return None
+    note_credential(headers)
+    role, key = getattr(auth, "user_role", None), getattr(auth, "api_key", None)
+    if getattr(auth, "is_session_token", False):
+        key = getattr(auth, "key_alias", None) or key
+    # The metadata that LiteLLM gives this key's requests (litellm_pre_call_utils.py).
+    metadata = {f"user_api_key_{name}": getattr(auth, name, None) for name in ("team_id", "user_id")}
+    tenant = tenant_of({**metadata, "user_api_key_hash": key})
+    return Visitor(role=str(getattr(role, "value", role) or ""), tenant=tenant, auth=auth)
 
 
 def add_page(service: Service) -> None:
@@ -67,124 +123,36 @@ def add_page(service: Service) -> None:
     app = Seam.PAGE.get()
     if app is None:
         return
-    routes = _Routes(service)
+    page = _Page(service)
     # A configuration that is loaded anew brings a new handler; the page must belong to that one.
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "name", "") != _ROUTE_NAME]
-    answers: dict[str, _Answer] = {
-        "GET /settings": routes.settings,
-        "POST /settings": routes.write,
-        "GET /deployments": lambda _, visitor: data.deployments_of(service, visitor),
-        "GET /conversations": lambda _, visitor: data.conversations_of(service.store, visitor),
-        "GET /events": routes.events,
-        "GET /records/{record}": routes.record,
-        "POST /records/{record}/undo": routes.undo,
-        "POST /recall": routes.recall,
+    served: dict[str, _Endpoint] = {
+        "GET ": _static,
+        "GET /": _static,
+        "GET /settings": _endpoint(page.settings),
+        "POST /settings": _endpoint(page.write),
+        "GET /deployments": _endpoint(page.deployments),
+        "GET /conversations": _endpoint(page.conversations),
+        "GET /events": _endpoint(page.events),
+        "GET /records/{record}": _endpoint(page.record),
+        "POST /records/{record}/undo": _endpoint(page.undo),
+        "POST /recall": _endpoint(page.recall),
     }
-    served = {"GET ": _page, "GET /": _page, **{name: _endpoint(answer) for name, answer in answers.items()}}
     for name, endpoint in served.items():
         method, _, path = name.partition(" ")
         app.add_api_route(f"{PATH}{path}", endpoint, methods=[method], name=_ROUTE_NAME, include_in_schema=False)
 
 
-class _Routes:
-    """The answers; every key sees what is its own, administrators the numbers of all."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def settings(self, request: Request, visitor: Visitor) -> JsonObject:
-        await self._service.live.read()
-        return data.settings_of(self._service, visitor)
-
-    async def write(self, request: Request, visitor: Visitor) -> JsonObject:
-        """Changes the settings that the body names; null gives config.yaml's value back."""
-        if not visitor.may_write:
-            raise HTTPException(403, "only proxy administrators may change settings")
-        live, values = self._service.live, (await _body_of(request)).get("values")
-        if not isinstance(values, dict):
-            raise HTTPException(400, 'the body is JSON like {"values": {"mode": "observe"}}')
-        try:
-            if values.get("pruning_model") not in (None, SAME_MODEL, live.in_force.settings.pruning_model):
-                _check_served(values["pruning_model"])
-            await live.write(values, role=visitor.role)
-        except WrongValues as error:
-            raise HTTPException(422, {"message": f"Not saved. {error}", "problems": error.problems}) from None
-        return data.settings_of(self._service, visitor)
-
-    async def events(self, request: Request, visitor: Visitor) -> JsonObject:
-        return await data.events_of(self._service.store, visitor, _limit(request.query_params.get("limit", 200), 1000))
-
-    async def record(self, request: Request, visitor: Visitor) -> JsonObject:
-        """A record beside its messages for its owner; for administrators its numbers, or all if the operator allows."""
-        service, record, owner = self._service, _record_of(request), visitor.tenant
-        stored = await service.store.named(owner, record)
-        if stored is None:
-            events = await events_of_record(service.store, record) if visitor.sees_all else []
-            if not events:
-                raise HTTPException(404, "not found")
-            owner = events[-1].tenant
-            stored = await service.store.named(owner, record) if service.live.configured.admins_see_text else None
-            if stored is None:
-                return {"id": record, "events": [fields_of(event) for event in events]}
-        view, compaction = await view_of(stored, service.store, service.originals, owner), stored.compaction
-        return {
-            "id": record,
-            "is_own": owner == visitor.tenant,
-            "digest": digest(compaction),
-            **{name: getattr(compaction, name) for name in _TOLD},
-            "made_s": stored.created_s,
-            "used_s": stored.used_s,
-            "messages": [pair._asdict() for pair in view.pairs],
-            "why_incomplete": view.why_incomplete,
-            "events": [fields_of(event) for event in view.events],
-        }
-
-    async def undo(self, request: Request, visitor: Visitor) -> JsonObject:
-        store, record = self._service.store, _record_of(request)
-        if (stored := await store.named(visitor.tenant, record)) is None:
-            raise HTTPException(404, "not found")
-        return {"id": record, "forgotten": await undo(store, stored, visitor.tenant)}
-
-    async def recall(self, request: Request, visitor: Visitor) -> JsonObject:
-        """A search, or a message by its handle; the words stand in the body, since servers log addresses."""
-        if (recaller := self._service.compactor.recaller) is None:
-            raise HTTPException(404, "this proxy keeps no originals")
-        lookup = recaller.lookup
-        asked = await _body_of(request)
-        if isinstance(handle := asked.get("handle"), str):
-            if parts := await lookup.find(visitor.tenant, handle):
-                return message_fields(parts)
-            raise HTTPException(404, NOT_KEPT)
-        query, limit = asked.get("query"), _limit(asked.get("limit", 5), 50)
-        if not isinstance(query, str) or not query.strip():
-            raise HTTPException(400, "query is empty: give words, an id, or a handle")
-        return found_fields(await lookup.search(visitor.tenant, query, limit=limit))
-
-
-def _check_served(model: object) -> None:
-    router = current_router()
-    if not isinstance(model, str) or router is None or not reachable_entries(router, model, {}):
-        said = f"{LIVE['pruning_model'].label}: “{str(model)[:100]}”: not a model of this proxy."
-        raise WrongValues({"pruning_model": said})
-
-
-def _record_of(request: Request) -> str:
-    record = str(request.path_params["record"])
-    if not _ID.fullmatch(record):
-        raise HTTPException(404, "not found")
-    return record
-
-
-async def _page(request: Request) -> Response:
+async def _static(request: Request) -> Response:
     return Response(_PAGE, media_type="text/html; charset=utf-8", headers=SECURITY_HEADERS)
 
 
-def _endpoint(answer: _Answer) -> _Endpoint:
+def _endpoint(answer: Callable[[Request, Visitor], Awaitable[JsonObject]]) -> _Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
-            if (visitor := await data.visitor_of(request)) is not None:
+            if (visitor := await visitor_of(request)) is not None:
                 return _json(200, await answer(request, visitor))
-            refused = HTTPException(401, "a key of this proxy is needed: Authorization: Bearer KEY")
+            refused = _UNKNOWN_KEY
         except HTTPException as error:
             refused = error
         except StoreError as error:
@@ -193,8 +161,8 @@ def _endpoint(answer: _Answer) -> _Endpoint:
         except Exception as error:  # noqa: BLE001 - the proxy goes on
             log_failure("page", error)
             refused = HTTPException(500, "this has failed; the proxy's log says where")
-        said = refused.detail if isinstance(refused.detail, dict) else {"message": refused.detail}
-        return _json(refused.status_code, {"error": {**said, "code": refused.status_code}})
+        fields = refused.detail if isinstance(refused.detail, dict) else {"message": refused.detail}
+        return _json(refused.status_code, {"error": {**fields, "code": refused.status_code}})
 
     return endpoint
 
@@ -221,7 +189,240 @@ async def _body_of(request: Request) -> dict[str, Any]:
 
 
 def _limit(asked: object, most: int) -> int:
-    limit = str(asked)
-    if not (limit.isascii() and limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= most):
+    if str(asked) not in map(str, range(1, most + 1)):
         raise HTTPException(400, f"limit is a number from 1 to {most}")
-    return int(limit)
+    return int(str(asked))
+
+
+def _record_of(request: Request) -> str:
+    record = str(request.path_params["record"])
+    if not _ID.fullmatch(record):
+        raise HTTPException(404, "not found")
+    return record
+
+
+async def _soon(answer: Awaitable[_Result], otherwise: _Result) -> _Result:
+    try:
+        return await asyncio.wait_for(answer, _LIMIT_S)
+    except (CompactionError, asyncio.TimeoutError):
+        return otherwise
+
+
+class _Page:
+    """The answers; every key sees what is its own, administrators the numbers of all."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    # ------------------------------------------------------------------ settings
+
+    async def settings(self, request: Request, visitor: Visitor) -> JsonObject:
+        await self._service.live.read()
+        return self._settings(visitor)
+
+    async def write(self, request: Request, visitor: Visitor) -> JsonObject:
+        """Changes the settings that the body names; null gives config.yaml's value back."""
+        if not visitor.may_write:
+            raise HTTPException(403, "only proxy administrators may change settings")
+        live, values = self._service.live, (await _body_of(request)).get("values")
+        if not isinstance(values, dict):
+            raise HTTPException(400, 'the body is JSON like {"values": {"mode": "observe"}}')
+        try:
+            if values.get("pruning_model") not in (None, SAME_MODEL, live.in_force.settings.pruning_model):
+                _check_served(values["pruning_model"])
+            await live.write(values, role=visitor.role)
+        except WrongValues as error:
+            raise HTTPException(422, {"message": f"Not saved. {error}", "problems": error.problems}) from None
+        return self._settings(visitor)
+
+    def _settings(self, visitor: Visitor) -> JsonObject:
+        in_force, is_memory = self._service.live.in_force, isinstance(self._service.store.rows, MemoryRows)
+        notices = {
+            f"The store cannot be read: {in_force.failure}. Nothing can be saved.": in_force.failure,
+            f"The saved changes are ignored, config.yaml holds: {in_force.ignored}. Save or reset them.": (
+                in_force.ignored
+            ),
+            "The store is this process's memory: changes end with it.": is_memory,
+            f"mode is {in_force.settings.mode}: no request is changed.": in_force.settings.mode != "guard",
+        }
+        return {
+            "role": visitor.role,
+            "may_write": visitor.may_write,
+            "sees_all": visitor.sees_all,
+            "notices": [words for words, holds in notices.items() if holds],
+            "settings": [_setting(self._service.live, key) for key in LIVE],
+        }
+
+    # ------------------------------------------------------------------ deployments
+
+    async def deployments(self, request: Request, visitor: Visitor) -> JsonObject:
+        """The guarded deployments that a visitor may see, and the models that may write summaries, with their names."""
+        router, owner = current_router(), {"user_api_key_auth": visitor.auth}
+        entries = [
+            entry
+            for entry in router_entries(router)
+            if visitor.sees_all or may_use(router, str(entry.get("model_name") or ""), owner)
+        ]
+        found = await asyncio.gather(*(self._rows(router, entry, visitor) for entry in entries))
+        rows = [row for rows in found for row in rows]
+        models = {str(row["model_name"]).replace("*", str(row["model"])): str(row["model"]) for row in rows}
+        for entry in reversed(entries):
+            if as_entry(entry.get("model_info")).get("mode") in _WRITES_TEXT:
+                model = as_entry(entry.get("litellm_params")).get("model")
+                models[str(entry.get("model_name") or "")] = str(model or "")
+        named = {name: models[name] for name in sorted(models) if name and "*" not in name}
+        return {"deployments": rows, "models": named}
+
+    async def _rows(self, router: Any, entry: Mapping[str, Any], visitor: Visitor) -> list[JsonObject]:
+        """One row, or one for each loaded model of a wildcard; none for a deployment that is not guarded."""
+        compactor, guards, live = self._service.compactor, self._service.guards, self._service.live
+        guard = await _soon(guards.guard(guards.deployment(entry)), None)
+        if guard is None:
+            return []
+        own, name = guard.deployment.settings, guard.settings.pruning_model
+        # A path is not everybody's business.
+        hidden = {"enabled"} if visitor.sees_all else {"enabled", "tokenizer"}
+        notes = [f"{key}: {value}" for key, value in own.model_dump(exclude_unset=True, exclude=hidden).items()]
+        if name != SAME_MODEL:
+            why = await _soon(guards.why_unusable(router, name), "its server does not answer")
+            notes += [f"pruning_model {name} is not used: {why}"] if why else []
+        _, conflict = for_deployment(live.in_force.settings, live.configured, own)
+        notes += [f"Changes made here do not reach it: {conflict}"] if conflict else []
+        reporter = Reporter(compactor.windows, compactor.sources, compactor.known_ways, limit_s=_LIMIT_S)
+        reports = await reporter.reports(guard.deployment, guard.settings)
+        return [_row(guard, report, visitor, notes) for report in reports]
+
+    # ------------------------------------------------------------------ events and conversations
+
+    async def events(self, request: Request, visitor: Visitor) -> JsonObject:
+        """The newest events, the newest first."""
+        events = await self._events(visitor, _limit(request.query_params.get("limit", 200), 1000))
+        return {"events": [_fields(event) for event in reversed(events)]}
+
+    async def conversations(self, request: Request, visitor: Visitor) -> JsonObject:
+        """The conversations, from the first compaction of each on, the most recent first."""
+        events = await self._events(visitor, _MOST_PLOTTED)
+        return {"conversations": await asyncio.to_thread(_conversations, events)}
+
+    async def _events(self, visitor: Visitor, limit: int) -> list[Event]:
+        """Those that a visitor may see, the oldest first."""
+        tenant = "" if visitor.sees_all else visitor.tenant
+        # The store looks for the characters alone.
+        stored = await self._service.store.events(limit=limit, containing=tenant)
+        events = await asyncio.to_thread(lambda: [event_from_json(row.text) for row in stored])
+        return [event for event in events if event is not None and tenant in ("", event.tenant)]
+
+    # ------------------------------------------------------------------ records and recall
+
+    async def record(self, request: Request, visitor: Visitor) -> JsonObject:
+        """A record beside its messages for its owner; for administrators its numbers, or all if the operator allows."""
+        service, record, owner = self._service, _record_of(request), visitor.tenant
+        stored = await service.store.named(owner, record)
+        if stored is None:
+            events = await events_of_record(service.store, record) if visitor.sees_all else []
+            if not events:
+                raise HTTPException(404, "not found")
+            owner = events[-1].tenant
+            stored = await service.store.named(owner, record) if service.live.configured.admins_see_text else None
+            if stored is None:
+                return {"id": record, "events": [_fields(event) for event in events]}
+        view, compaction = await view_of(stored, service.store, service.originals, owner), stored.compaction
+        return {
+            "id": record,
+            "is_own": owner == visitor.tenant,
+            "digest": digest(compaction),
+            **{name: getattr(compaction, name) for name in _OF_RECORD},
+            "made_s": stored.created_s,
+            "used_s": stored.used_s,
+            "messages": [pair._asdict() for pair in view.pairs],
+            "why_incomplete": view.why_incomplete,
+            "events": [_fields(event) for event in view.events],
+        }
+
+    async def undo(self, request: Request, visitor: Visitor) -> JsonObject:
+        store, record = self._service.store, _record_of(request)
+        if (stored := await store.named(visitor.tenant, record)) is None:
+            raise HTTPException(404, "not found")
+        return {"id": record, "forgotten": await undo(store, stored, visitor.tenant)}
+
+    async def recall(self, request: Request, visitor: Visitor) -> JsonObject:
+        """A search, or a message by its handle; the words stand in the body, since servers log addresses."""
+        if (lookup := self._service.compactor.recaller.lookup) is None:
+            raise HTTPException(404, "this proxy keeps no originals")
+        asked = await _body_of(request)
+        if isinstance(handle := asked.get("handle"), str):
+            if parts := await lookup.find(visitor.tenant, handle):
+                return message_fields(parts)
+            raise HTTPException(404, NOT_KEPT)
+        query, limit = asked.get("query"), _limit(asked.get("limit", 5), 50)
+        if not isinstance(query, str) or not query.strip():
+            raise HTTPException(400, "query is empty: give words, an id, or a handle")
+        return found_fields(await lookup.search(visitor.tenant, query, limit=limit))
+
+
+def _check_served(model: object) -> None:
+    router = current_router()
+    if not isinstance(model, str) or router is None or not reachable_entries(router, model, {}):
+        said = f"{LIVE['pruning_model'].label}: “{str(model)[:100]}”: not a model of this proxy."
+        raise WrongValues({"pruning_model": said})
+
+
+def _setting(live: LiveSettings, key: str) -> JsonObject:
+    setting = Settings.model_fields[key]
+    value, configured = getattr(live.in_force.settings, key), getattr(live.configured, key)
+    return {
+        "key": key,
+        "label": LIVE[key].label,
+        "text": LIVE[key].text or " ".join((setting.description or "").split()),
+        "value": value,
+        "configured": configured,
+        "is_changed": value != configured,
+        "options": [SAME_MODEL] if key == "pruning_model" else [*choices(setting)],
+    }
+
+
+def _row(guard: GuardedDeployment, report: DeploymentReport, visitor: Visitor, notes: list[str]) -> JsonObject:
+    window, source = report.window, report.source
+    if report.model_settings:
+        notes = [*notes, f"in LM Studio: {report.model_settings}", *report.warnings]
+    kind = "own vocabulary" if source is not None and source.family.owns_vocabulary else "stand-in"
+    return {
+        "model_name": guard.deployment.group,
+        "model": report.target.model,
+        "window_tokens": 0 if window is None else window.tokens,
+        "window_source": "" if window is None else window.source,
+        "parallel": 0 if window is None else window.parallel,
+        "state": "" if window is not None else _state(report, visitor),
+        "counts_by": "" if source is None else f"{source.family.name} ({kind})",
+        "goes_on": ", ".join(filter(None, (report.carrier, report.goes_on))),
+        "compact_ratio": guard.settings.pre_request_ratio,
+        "carry_ratio": guard.settings.streaming_ratio,
+        "notes": notes,
+    }
+
+
+def _state(report: DeploymentReport, visitor: Visitor) -> str:
+    """Says why a report has no window; which server that is, is not every visitor's business."""
+    if "*" in report.target.model:
+        return "of the model that is asked for"
+    if report.absence is None:
+        return "its server does not answer"
+    return str(report.absence) if visitor.sees_all else report.absence.for_clients
+
+
+def _fields(event: Event) -> JsonObject:
+    """An event without the fingerprint of its owner."""
+    return {name: value for name, value in json.loads(event_to_json(event)).items() if name != "tenant"}
+
+
+def _conversations(events: Iterable[Event]) -> list[JsonObject]:
+    """A conversation is known by its records, of which each goes on from the one before it."""
+    firsts: dict[str, str] = {}
+    turns: dict[str, list[dict[str, Any]]] = {}
+    for event in events:
+        if isinstance(event, CompactionEvent) and (record := event.compaction_id):
+            first = firsts.setdefault(record, firsts.get(event.continues_id, record))
+            if event.outcome not in AHEAD:
+                turns.setdefault(first, []).append({name: getattr(event, name) for name in _PLOTTED})
+    newest = sorted(turns, key=lambda first: turns[first][-1]["when_s"], reverse=True)
+    return [{"id": first, "turns": turns[first]} for first in newest]

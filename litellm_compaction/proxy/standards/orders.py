@@ -6,17 +6,15 @@ conversation, compressed and not encrypted.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import json
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple
 
-from pydantic import BaseModel, ValidationError
-
-from litellm_compaction.concurrency import off_loop_if
 from litellm_compaction.core.forms import ClearOrder
 from litellm_compaction.core.messages import Message, Request, parse_message
 from litellm_compaction.core.portable import Portable, Unfolded, portable, unfolded
@@ -25,45 +23,28 @@ from litellm_compaction.errors import BadItem
 from litellm_compaction.master_key import Box
 from litellm_compaction.stores.store import decode, encode, encode_text
 
-# Reads the text of a compaction that a client has kept, which stands at the named place: `Items.opened` of a tenant.
-Opened: TypeAlias = Callable[[object, str], Awaitable[Portable]]
-_Shape = TypeVar("_Shape", bound=BaseModel)
 # The text of a conversation's record that keeps all of it; a person does not write this.
 _WHOLE = "[The conversation so far, as the client has kept it]"
 _MARK, _MAC_BYTES = "lmc1.", 16
 # A window of a million tokens has about 4 MB of text; images are larger.
-_MOST_CHARS, _MOST_BYTES, _LONG_CHARS = 64_000_000, 256_000_000, 100_000
+_MOST_CHARS, _MOST_BYTES = 64_000_000, 256_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """A client's orders.
+    """A client's orders; as many fields as the two protocols have words."""
 
-    Attributes:
-        portable: stands for the conversation before it; None for none.
-        compacts_only: the client wants the compaction in place of an answer.
-        counts_only: it wants the tokens of the prompt in place of an answer.
-        wants_item: it takes the compaction back, if one is made.
-        spares_requests: it sends its user's messages beside that.
-        pauses: a compaction that is made is the answer, and the client asks again.
-        clear: what to clear of old tool results; None for no order.
-        tells_edits: the answer says what was cleared.
-        threshold_tokens: the prompt above which it wants one, in tokens; 0 for the proxy's own trigger.
-        may_change: False to be refused rather than compacted.
-        focus: the topic that a summary is to keep in detail, "" for none. Untrusted data.
-    """
-
-    portable: Portable | None = None
-    compacts_only: bool = False
-    counts_only: bool = False
-    wants_item: bool = False
-    spares_requests: bool = False
-    pauses: bool = False
-    clear: ClearOrder | None = None
-    tells_edits: bool = False
-    threshold_tokens: int = 0
-    may_change: bool = True
-    focus: str = ""
+    portable: Portable | None = None  # Stands for the conversation before it.
+    compacts_only: bool = False  # It wants the compaction in place of an answer.
+    counts_only: bool = False  # It wants the tokens of the prompt in place of an answer.
+    wants_item: bool = False  # It takes the compaction back, if one is made.
+    spares_requests: bool = False  # It sends its user's messages beside that.
+    pauses: bool = False  # A compaction that is made is the answer, and the client asks again.
+    clear: ClearOrder | None = None  # Of old tool results.
+    tells_edits: bool = False  # The answer says what was cleared.
+    threshold_tokens: int = 0  # The prompt above which it wants one; 0 for the proxy's own trigger.
+    may_change: bool = True  # False to be refused rather than compacted.
+    focus: str = ""  # The topic that a summary is to keep in detail. Untrusted data.
 
     @property
     def shows(self) -> bool:
@@ -97,43 +78,15 @@ def record_of(kept: Portable) -> str:
 
 
 class Told(NamedTuple):
-    """An answer's word about the context of its conversation.
+    """An answer's word about the context of its conversation."""
 
-    Attributes:
-        text: of the portable compaction, "" for none.
-        record: the same as `record_of` has it.
-        cleared_calls, cleared_tokens: of old tool results, as ordered.
-        read_tokens, written_tokens: of the compaction that was made for it; of a count the prompt's.
-        is_alone: no model says anything.
-    """
-
-    text: str = ""
-    record: str = ""
-    cleared_calls: int = 0
+    text: str = ""  # Of the portable compaction, "" for none.
+    record: str = ""  # The same as `record_of` has it.
+    cleared_calls: int = 0  # Of old tool results, as ordered.
     cleared_tokens: int = 0
-    read_tokens: int = 0
+    read_tokens: int = 0  # Of the compaction that was made for it; of a count the prompt's.
     written_tokens: int = 0
-    is_alone: bool = False
-
-
-def checked(shape: type[_Shape], value: object, field: str, place: str) -> _Shape:
-    """Returns a field of a request as its protocol has it, or raises a BadItem, which writes an index like `place`."""
-    try:
-        return shape.model_validate(_without_nulls(value))
-    except RecursionError:
-        raise BadItem(field, "is not as the protocol has it") from None
-    except ValidationError as error:
-        problem: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        names = (place.format(each) if isinstance(each, int) else f".{each}" for each in problem["loc"])
-        if problem["type"] == "union_tag_invalid":
-            raise BadItem(f"{field}{''.join(names)}.type", "is none of the known edits") from None
-        raise BadItem(f"{field}{''.join(names)}", f"is not as the protocol has it ({problem['msg']})") from None
-
-
-def _without_nulls(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+    is_alone: bool = False  # No model says anything.
 
 
 class Items:
@@ -144,14 +97,13 @@ class Items:
 
     async def sealed(self, tenant: str, kept: Portable) -> str:
         """Returns the text of a portable compaction; the same one for the same."""
-        is_long = sum(len(each.text) + 1000 * len(each.other_parts) for each in kept.kept) > _LONG_CHARS
-        return await off_loop_if(is_long, lambda: self._sealed(tenant, kept))
+        return await asyncio.to_thread(self._sealed, tenant, kept)
 
     async def opened(self, tenant: str, text: object, field: str) -> Portable:
         """Returns what `sealed` wrote; a BadItem at `field` is none, was changed, another's, or is too large."""
         if not isinstance(text, str) or not text.startswith(_MARK) or len(text) > _MOST_CHARS:
             raise BadItem(field, "was not made by this proxy")
-        return await off_loop_if(len(text) > _LONG_CHARS, lambda: self._opened(tenant, text, field))
+        return await asyncio.to_thread(self._opened, tenant, text, field)
 
     def _sealed(self, tenant: str, kept: Portable) -> str:
         fields = {

@@ -9,36 +9,31 @@ it are LiteLLM's, and its answer is passed back as the route's. It is answered w
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from litellm_compaction.concurrency import off_loop_if
 from litellm_compaction.core.forms import ClearOrder, cleared
 from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.proxy.client import metadata_of, tenant_of
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
 from litellm_compaction.proxy.refusals import log_failure
-from litellm_compaction.proxy.standards import messages, responses
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Items, Told, record_of
+from litellm_compaction.proxy.standards.protocols import TRIGGER, Messages, Responses, compacted_response, messages_of
 
 _Application: TypeAlias = Callable[..., Awaitable[None]]
 _Json: TypeAlias = dict[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[_Json]]
 # A field of a body that wants the tokens of its prompt in place of an answer. Whoever sends it himself gets them, too.
 COUNTS = "litellm_compaction_counts"
-# Above that no request is read here, and LiteLLM answers as it does without us.
-_MOST_BYTES, _LONG_BYTES = 256_000_000, 200_000
 # The rest of a body says how an answer is made: LiteLLM would refuse some values, and ask for others in vain.
 _COUNTED = (
     *("model", "messages", "system", "input", "instructions", "previous_response_id", "conversation"),
     *("tools", "tool_choice", "parallel_tool_calls", "context_management", "metadata", "user"),
 )
-# So do these headers; what fails here would fail again.
-_HOW = (*(b"x-litellm-" + name for name in (b"num-retries", b"timeout", b"stream-timeout", b"keepalive-seconds")),)
-_ONCE = (b"x-litellm-num-retries", b"0")
 _OK = 200
 
 
@@ -52,7 +47,7 @@ class Standards:
 
     async def read_orders(self, data: dict[str, Any], call_type: str) -> None:
         """Takes what the client of a guarded model says of its context out of `data`; a BadItem cannot be followed."""
-        read = responses.read_orders if call_type == "aresponses" else messages.read_orders
+        read = (Responses if call_type == "aresponses" else Messages).read_orders
         orders, changed = await read(data, partial(self._items.opened, tenant_of(metadata_of(data))))
         if data.get(COUNTS):
             orders, changed[COUNTS] = replace(orders, counts_only=True), None
@@ -123,10 +118,10 @@ class Standards:
         self, stream: AsyncGenerator[Any, None], call: Exchange, *, is_messages: bool
     ) -> AsyncGenerator[Any, None]:
         """A stream of LiteLLM's with a part of ours before what the model says, which waits for it, or in its place."""
-        form = messages.Stream() if is_messages else responses.Stream()
-        waiting: list[dict[str, Any]] = []
+        form = Messages() if is_messages else Responses()
+        waiting: list[_Json] = []
         told: Told | None = None
-        is_decided, shift = False, 0
+        shift = 0
         async for frame in stream:
             for event in form.events(frame):
                 if not isinstance(event, dict):
@@ -136,34 +131,28 @@ class Standards:
                     yield form.frame(event)
                     continue
                 waiting.append(event)
-                if not is_decided:
-                    is_decided = event["type"] in form.at_end or _is_settled(call)
-                    if not is_decided:
+                if told is None:
+                    is_settled = call.alone is not None or call.attempt.prepared is not None
+                    if not (is_settled or event["type"] in form.at_end):
                         continue
-                    told = await self.told(call) if _is_settled(call) else None
-                    part = form.part(told) if told is not None else []
-                    shift = 1 if part else 0
-                    for own in part:
+                    told = await self.told(call)
+                    for own in form.part(told):
+                        shift = 1
                         yield form.frame(own)
                 for each in waiting:
                     if each["type"] in form.at_end:
                         yield form.frame(form.ended(each, told))
-                    elif told is None or not told.is_alone:
+                    elif not told.is_alone:
                         yield form.frame({**each, form.index: each[form.index] + shift} if form.index in each else each)
                 waiting.clear()
 
     async def shown(self, answer: Any, call: Exchange, *, is_messages: bool) -> Any:
         """The same for an answer that is not streamed; None to leave it as it is."""
-        told = await self.told(call) if _is_settled(call) else None
-        return (messages if is_messages else responses).answered(answer, told)
+        return (Messages() if is_messages else Responses()).answered(answer, await self.told(call))
 
 
 def _of_edits(call: Exchange) -> Told:
     return Told(cleared_calls=call.client.cleared_calls, cleared_tokens=call.client.cleared_tokens)
-
-
-def _is_settled(call: Exchange) -> bool:
-    return call.alone is not None or call.attempt.prepared is not None
 
 
 class _Route(NamedTuple):
@@ -172,7 +161,7 @@ class _Route(NamedTuple):
     # Makes that request's body of the client's; None if LiteLLM could make no chat of it.
     asked: Callable[[_Json], _Json | None]
     # Makes the route's answer of the client's body and the answer.
-    told: Callable[[_Json, _Json], _Json]
+    answer: Callable[[_Json, _Json], _Json]
 
 
 def serving(application: _Application, is_guarded: Callable[[object], Awaitable[bool]]) -> _Application:
@@ -186,32 +175,30 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
             await application(scope, receive, send)
             return
         content = await _read(receive)
-        is_long = len(content) > _LONG_BYTES
-        body = await off_loop_if(is_long, lambda: _json(content))
+        body = await asyncio.to_thread(_json, content)
         if body is None or not await is_guarded(body.get("model")):
             await application(scope, _again(content, receive), send)
             return
         asked = route.asked(body)
         # LiteLLM's own route names what is missing at once.
         path = path if asked is None else path.rpartition("/")[0]
-        inner = await off_loop_if(is_long, lambda: json.dumps(asked or {"model": body["model"]}).encode())
-        kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _HOW]
-        headers = _with_length([*kept, _ONCE], len(inner))
+        content = await asyncio.to_thread(lambda: json.dumps(asked or {"model": body["model"]}).encode())
+        headers = _with_length(scope["headers"], content)
+        scope = {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
         start: _Json = {}
         parts: list[bytes] = []
 
-        async def answered(message: _Json) -> None:
+        async def kept(message: _Json) -> None:
             if message["type"] == "http.response.start":
                 start.update(message)
             else:
                 parts.append(message.get("body", b""))
 
-        scope = {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
-        await application(scope, _again(inner, receive), answered)
+        await application(scope, _again(content, receive), kept)
         content = b"".join(parts)
         if start["status"] == _OK and (answer := _json(content)) is not None:
-            content = json.dumps(route.told(body, answer), ensure_ascii=False).encode()
-        await send({**start, "headers": _with_length(start.get("headers", ()), len(content))})
+            content = json.dumps(route.answer(body, answer), ensure_ascii=False).encode()
+        await send({**start, "headers": _with_length(start.get("headers", ()), content)})
         await send({"type": "http.response.body", "body": content})
 
     return serve
@@ -236,22 +223,22 @@ def _again(content: bytes, receive: _Receive) -> _Receive:
     return received
 
 
-def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:
+def _with_length(headers: Any, content: bytes) -> list[tuple[bytes, bytes]]:
     kept = [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
-    return [*kept, (b"content-length", str(length).encode())]
+    return [*kept, (b"content-length", str(len(content)).encode())]
 
 
 def _json(content: bytes) -> _Json | None:
     """None for anything but an object; what LiteLLM cannot read either it refuses itself."""
     try:
-        body = json.loads(content) if len(content) <= _MOST_BYTES else None
+        body = json.loads(content)
     except (ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) else None
 
 
 def _compact(body: _Json) -> _Json:
-    return {**body, "input": [*responses.messages_of(body.get("input")), responses.TRIGGER], "stream": False}
+    return {**body, "input": [*messages_of(body.get("input")), TRIGGER], "stream": False}
 
 
 def _count(body: _Json, **most_tokens: int) -> _Json:
@@ -289,7 +276,7 @@ def _counted_messages(body: _Json, answer: _Json) -> _Json:
 
 _RESPONSES = ("/v1/responses", "/responses", "/openai/v1/responses")
 _ROUTES: Mapping[str, _Route] = {
-    **{f"{path}/compact": _Route(_compact, responses.compacted_response) for path in _RESPONSES},
+    **{f"{path}/compact": _Route(_compact, compacted_response) for path in _RESPONSES},
     **{f"{path}/input_tokens": _Route(partial(_count, max_output_tokens=16), _counted) for path in _RESPONSES},
     "/v1/messages/count_tokens": _Route(_count_messages, _counted_messages),
 }

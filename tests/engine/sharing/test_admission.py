@@ -58,21 +58,6 @@ async def test_a_stopped_answer_holds_its_room_until_its_server_knows() -> None:
     assert (await asyncio.wait_for(taken(admission, 60), HANG_S)).tokens == 60
 
 
-async def test_a_seat_is_used_by_one_task_and_left_once() -> None:
-    """A second wait at the same time is refused; whoever releases a seat that waits ends its wait with an error."""
-    admission = Admission()
-    first, second = await taken(admission, 50), await taken(admission, 50)
-    restart = asyncio.ensure_future(second.take(60, window_tokens=WINDOW_TOKENS, timeout_s=LONG_S))
-    await settled()
-    with pytest.raises(RuntimeError, match="waited"):
-        await second.take(10, window_tokens=WINDOW_TOKENS, timeout_s=LONG_S)
-    second.release()
-    second.release()
-    with pytest.raises(RuntimeError, match="left"):
-        await restart
-    assert usage(admission, POOL) == (first.tokens, 100, 0)
-
-
 @pytest.mark.parametrize("cancel_s", [0.5, 1.5], ids=["cancel first", "limit first"])
 def test_cancelled_when_out_of_time(cancel_s: float) -> None:
     """A waiter whose time ends in the turn in which it is cancelled ends as cancelled and leaves no trace."""
@@ -150,7 +135,7 @@ class AdmissionMachine(RuleBasedStateMachine):
                 assert person.seat is not None
                 person.seat.release()
             assert usage(self.admission, POOL) == (0, 0, 0)
-            assert not self.admission._pools
+            assert not self.admission.pools
             assert self.loop.errors == []
         finally:
             self.loop.close()

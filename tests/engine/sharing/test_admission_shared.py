@@ -30,10 +30,9 @@ class SlowBoard(MemoryBoard):
 
     delay_s = 0.0
 
-    async def update(self, *args: Any, **options: Any) -> Any:
-        result = await super().update(*args, **options)
+    async def change(self, *args: Any) -> None:
+        await super().change(*args)
         await asyncio.sleep(self.delay_s)
-        return result
 
 
 @dataclass
@@ -83,7 +82,7 @@ def test_a_process_that_is_killed_delays_others_by_its_lease() -> None:
         waiting = fleet.started(fleet.enter(1, 80))
         await asyncio.sleep(1)
         # As `kill -9` does it: it says nothing any more.
-        fleet.leases[0].board = SlowBoard(clock=fleet.board.clock)
+        fleet.leases[0].rows = SlowBoard(clock=fleet.board.clock)
         killed_s = asyncio.get_running_loop().time()
         await waiting
         assert 0 < asyncio.get_running_loop().time() - killed_s <= LEASE_S + 1
@@ -152,7 +151,7 @@ def test_everybody_is_served_and_never_over_the_window(seed: int, processes: int
         given_up = chance.sample(clients, len(clients) // 5)
         while not all(each.done() for each in clients):
             await asyncio.sleep(0.03)
-            held = [seat.tokens for each in fleet.admissions for place in each._pools.values()
+            held = [seat.tokens for each in fleet.admissions for place in each.pools.values()
                     for seat in place.seats if seat.tokens]  # fmt: skip
             assert sum(held) <= WINDOW_TOKENS or len(held) == 1
             if given_up and chance.random() < 0.01:
@@ -162,6 +161,6 @@ def test_everybody_is_served_and_never_over_the_window(seed: int, processes: int
             assert each.cancelled() or each.exception() is None
         await asyncio.sleep(5)
         assert not fleet.board.topics
-        assert not any(each._pools for each in fleet.admissions)
+        assert not any(each.pools for each in fleet.admissions)
 
     run(_with_fleet(processes, watched))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -19,16 +20,16 @@ class BrokenBoard(MemoryBoard):
 
     is_broken = False
 
-    async def update(self, *args: Any, **options: Any) -> Any:
+    async def change(self, *args: Any) -> None:
         if self.is_broken:
             raise StoreError("the board is down")
-        return await super().update(*args, **options)
+        await super().change(*args)
 
 
 class HangingBoard(MemoryBoard):
     """Answers nobody."""
 
-    async def update(self, *args: Any, **options: Any) -> Any:
+    async def change(self, *args: Any) -> None:
         await asyncio.sleep(600)
 
 
@@ -56,6 +57,36 @@ def test_a_client_that_leaves_lets_the_other_process_make_its_summary() -> None:
     run(both())
 
 
+def says(note: str | None) -> Callable[[Sequence[str]], tuple[str | None, list[str]]]:
+    """Leaves a note, and tells what the others' notes are."""
+    return lambda others: (note, sorted(others))
+
+
+def test_each_sees_the_notes_of_the_others() -> None:
+    """Under the same topic, never its own, and for their time; each takes back its own alone."""
+
+    async def notes() -> None:
+        clock = asyncio.get_running_loop().time
+        board = MemoryBoard(clock=clock)
+        writers = {name: Leases(board, clock=clock) for name in "abc"}
+        for pause_s, topic, name, note, others in (
+            (0, "pool", "a", "1", []),
+            (0, "pool", "b", "2", ["1"]),
+            (0, "pool", "a", "3", ["2"]),
+            (0, "pool", "c", None, ["2", "3"]),
+            (0, "other", "b", "4", []),
+            (0, "pool", "b", None, ["3"]),
+            (8, "pool", "a", "3", []),
+            (9, "pool", "b", None, ["3"]),
+            (2, "pool", "b", None, []),
+            (0, "pool", "a", None, []),
+        ):
+            await asyncio.sleep(pause_s)
+            assert await writers[name].update(topic, says(note)) == others
+
+    run(notes())
+
+
 async def takes(leases: Leases, topic: str, held: AsyncExitStack) -> bool:
     """Returns True if it has the right to a topic, which it keeps as long as `held` is open."""
 
@@ -79,7 +110,7 @@ def test_a_right_ends_with_its_owner() -> None:
             await asyncio.sleep(3600)
             assert not await takes(second, "right", held)
             # As `kill -9` ends it.
-            first.board = MemoryBoard(clock=clock)
+            first.rows = MemoryBoard(clock=clock)
             await asyncio.sleep(LEASE_S - 3)
             assert not await takes(second, "right", held)
             await asyncio.sleep(4)
@@ -99,7 +130,7 @@ def test_a_process_ends_whatever_its_board_does() -> None:
         leases = Leases(MemoryBoard(clock=clock), clock=clock)
         async with AsyncExitStack() as held:
             assert await takes(leases, "right", held)
-            leases.board = broken
+            leases.rows = broken
             begun_s = clock()
             await leases.aclose()
             return clock() - begun_s

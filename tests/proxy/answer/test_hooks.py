@@ -13,9 +13,9 @@ from litellm.exceptions import APIError
 from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
 
 from litellm_compaction.core.go_on import Way
-from litellm_compaction.proxy.answer.hooks import HookedUpstream, hooked
+from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.sse import Received, UpstreamError
-from litellm_compaction.proxy.answer.upstream import Leg
+from litellm_compaction.proxy.answer.upstream import HookedUpstream
 
 # LiteLLM's own types, which it builds when they are first used.
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
@@ -134,21 +134,19 @@ async def test_stopped_stream_is_logged_with_what_it_gave() -> None:
 
 async def test_a_stream_that_its_client_leaves_is_logged() -> None:
     """Starlette cancels each await of a response whose client has gone; what was generated is paid for all the same."""
-    logged: list[int] = []
+    stream = _Stream(["word", "never"])
+    upstream = _upstream(stream)
 
     async def batches() -> AsyncIterator[list[Received]]:
-        yield [Received({}, "word")]
-        await asyncio.Event().wait()
-
-    async def log_partials(_: Any, tokens: int) -> None:
-        await asyncio.sleep(0)
-        logged.append(tokens)
+        async with upstream.open(_leg(None)) as chunks:
+            async for batch in chunks:
+                yield batch
+                await asyncio.Event().wait()
 
     answer: Any = SimpleNamespace(batches=batches, is_joined=True)
-    upstream: Any = SimpleNamespace(log_partials=log_partials)
     prepared: Any = SimpleNamespace(count_text=len, count=SimpleNamespace(tokens=10))
     with anyio.CancelScope() as scope:
-        async for word in hooked(answer, upstream, prepared):
-            assert word == "word"
+        async for chunk in upstream.carried(answer, prepared):
+            assert chunk.choices[0].delta.content == "word"
             scope.cancel()
-    assert logged == [10]
+    assert _logged(stream.logging_obj) == ["word"]

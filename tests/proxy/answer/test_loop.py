@@ -438,7 +438,7 @@ async def test_a_whole_answer_that_nobody_reads_is_ended_and_holds_its_room_for_
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert not any(opened.is_open for opened in scene.server.opened)
-    (pool,) = scene.compactor.admission._pools
+    (pool,) = scene.compactor.admission.pools
     assert usage(scene.compactor.admission, pool).used_tokens > 0
 
 
@@ -599,7 +599,7 @@ async def test_a_client_that_leaves_beside_others_lets_them_go_on(leaves: str) -
     assert (read.text, read.shape_problems()) == (words, [])
     assert context.most_tokens <= 4096
     await settled()
-    assert not first.compactor.admission._pools
+    assert not first.compactor.admission.pools
 
 
 @pytest.mark.parametrize("is_whole", [True, False])

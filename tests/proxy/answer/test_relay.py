@@ -11,9 +11,9 @@ from litellm_compaction.core.cuts import settled_length
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import RECALL
 from litellm_compaction.proxy.answer import relay
-from litellm_compaction.proxy.answer.client import SILENT, Asked, Progress
+from litellm_compaction.proxy.answer.client import SILENT, Asked, OneAnswer
+from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.relay import Relay
-from litellm_compaction.proxy.answer.upstream import Leg
 from tests.engine.test_recalling import LONG, Scene
 from tests.proxy.answer.wired import Body, Wire, chunk, sse, text_of
 
@@ -51,11 +51,13 @@ def fragment(arguments: str = "", **fields: Any) -> dict[str, Any]:
     return {**fields, "function": {**name, "arguments": arguments}}
 
 
-async def opened(progress: Progress | None = None) -> Relay:
+async def opened(*sent: str) -> Relay:
     """Of a stream that may have calls of our tool."""
     prepared = await Scene().sent(LONG)
     asked = Asked(request=Request(messages=()), output_tokens=None, is_json=False, notices=SILENT, wants_usage=False)
-    return Relay(Leg(prepared=prepared, max_tokens=500), progress or Progress(), asked, streaming_ratio=0.9)
+    one = OneAnswer(asked)
+    one.text += sent
+    return Relay(Leg(prepared=prepared, max_tokens=500), one)
 
 
 async def test_what_is_lost_is_no_more_than_the_server_has_counted() -> None:
@@ -70,7 +72,7 @@ async def test_what_is_lost_is_no_more_than_the_server_has_counted() -> None:
 
 async def test_a_server_that_counts_more_has_begun_nothing_anew() -> None:
     """A larger number than ours is one of a repeated text only where a text came again."""
-    taken = await opened(Progress(text=["The first part of an answer "]))
+    taken = await opened("The first part of an answer ")
     taken.take(said("goes on with words that nobody has read yet, and some more."))
     taken.take({"choices": [], "usage": {"prompt_tokens": 60, "completion_tokens": 100, "total_tokens": 160}})
     taken.take(chunk({}, "stop"))
@@ -94,7 +96,7 @@ async def test_thought_keeps_each_name_of_its_field() -> None:
     assert taken.take(chunk(thought)) == [thought]
     once = await opened()
     once.take(chunk({"reasoning": "Hm, so."}))
-    assert taken.completion_tokens() == once.completion_tokens()
+    assert taken.tokens == once.tokens
 
 
 @pytest.mark.parametrize(("completion_tokens", "end"), [(100, "done"), (498, "done"), (499, "limit"), (None, "done")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
@@ -19,14 +20,15 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.proxy.answer.sse import (
+    ERROR_BYTES,
     Bounds,
     Received,
     UpstreamDropped,
     UpstreamError,
     event_of,
     json_object,
-    read_body,
     read_events,
+    read_whole,
     with_heartbeat,
 )
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange
@@ -142,12 +144,18 @@ async def test_what_came_before_a_piece_that_cannot_be_read_reaches_the_client()
     assert "too many values" in caught.value.text
 
 
-async def test_body_is_read_as_far_as_it_may_be_long() -> None:
-    """And it is said whether that was all."""
-    assert await read_body(_response([b"ab", b"cd"]), 4) == (b"abcd", True)
-    assert await read_body(_response([b"ab", b"cd", b"ef"]), 3) == (b"abc", False)
+@pytest.mark.parametrize("status", [200, 400])
+async def test_body_is_read_as_far_as_it_may_be_long(status: int) -> None:
+    """Of an error the beginning is enough."""
+
+    def answer(*pieces: bytes, error: Exception | None = None) -> httpx.Response:
+        return httpx.Response(status, stream=_response([*pieces], error).stream)
+
+    assert (await read_whole(answer(b"ab", b"cd"), 4)).content == b"abcd"
+    with pytest.raises(UpstreamError) if status == 200 else contextlib.nullcontext():
+        assert (await read_whole(answer(b"ab" * 20_000), 3)).content == (b"ab" * 20_000)[:ERROR_BYTES]
     with pytest.raises(UpstreamDropped):
-        await read_body(_response([b"ab"], httpx.ReadError("gone")), 4)
+        await read_whole(answer(b"ab", error=httpx.ReadError("gone")), 4)
 
 
 def test_deeply_nested_json_is_not_an_object() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy.answer.client import SILENT, Asked, Progress
+from litellm_compaction.proxy.answer.client import SILENT, Asked, OneAnswer
+from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.relay import Relay
-from litellm_compaction.proxy.answer.upstream import Leg
 from tests.lmstudio_double import Reply, numbered_words
 from tests.lmstudio_double.rendering import count
 from tests.proxy.scripted import Scene, Turn
@@ -53,7 +53,7 @@ async def test_a_first_word_that_is_held_back_is_no_thought() -> None:
     scene = thinking(runs_away())
     asked = Asked(request=scene.request, output_tokens=None, is_json=False, notices=SILENT, wants_usage=False)
     leg = Leg(prepared=await scene.prepared(), max_tokens=1000, thoughts_tokens=4)
-    relay = Relay(leg, Progress(), asked, streaming_ratio=0.9)
+    relay = Relay(leg, OneAnswer(asked))
     relay.has_company = True
     for delta in ({"reasoning_content": "So it is"}, {"content": "incomprehensibilities"}):
         relay.take({"choices": [{"delta": delta}]})

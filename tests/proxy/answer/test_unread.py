@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from litellm_compaction.engine import TOLD_AFTER_S
 from litellm_compaction.proxy.answer.sse import Batch
 from litellm_compaction.proxy.answer.transport import UNREAD_S, UNREAD_WAITED_FOR_S, EventStream
 from tests.builders import prose
+from tests.engine.bench import answers
 from tests.lmstudio_double import Reply
 from tests.proxy.answer.wired import SHORT, Wire
 from tests.proxy.scripted import Listening, Scene, Turn, chunks_of
@@ -49,7 +51,8 @@ def _stream(closed: list[str]) -> EventStream:
             closed.append("closed")
 
     exchange: Any = Listening()
-    return EventStream([{"n": -1}], batches(), exchange)
+    room: Any = SimpleNamespace(is_waited_for=False)
+    return EventStream([{"n": -1}], batches(), exchange, room)
 
 
 @pytest.mark.parametrize("pulled", [0, 1, 5])
@@ -114,11 +117,11 @@ def test_an_answer_that_goes_on_without_a_reader_is_ended(options: dict[str, int
             waiting = asyncio.ensure_future(other.acquire(prepared, 4000, is_watched=False))
         await asyncio.sleep((UNREAD_WAITED_FOR_S if is_waited_for else UNREAD_S) - 1)
         others = int(is_waited_for)
-        assert (body.is_closed, scene.compactor.admission.held().answers) == (False, 1 + others)
+        assert (body.is_closed, answers(scene.compactor.admission)) == (False, 1 + others)
         await asyncio.sleep(1.1)
-        assert (body.is_closed, scene.compactor.admission.held().answers) == (True, 1 + others)
+        assert (body.is_closed, answers(scene.compactor.admission)) == (True, 1 + others)
         await asyncio.sleep(1)
-        assert scene.compactor.admission.held().answers == others
+        assert answers(scene.compactor.admission) == others
         if is_waited_for:
             assert await waiting > 0
             other.release()

@@ -11,8 +11,9 @@ import pytest
 
 from litellm_compaction.core.go_on import Partial, Way
 from litellm_compaction.engine import PreparedRequest
+from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.sse import UpstreamDropped
-from litellm_compaction.proxy.answer.upstream import HttpUpstream, Leg
+from litellm_compaction.proxy.answer.upstream import HttpUpstream
 from litellm_compaction.windows.windows import Source
 from tests.builders import parsed
 from tests.proxy.answer.test_loop_going_on import SHORT, scene

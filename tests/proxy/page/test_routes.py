@@ -18,13 +18,13 @@ from fastapi import FastAPI, Request
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.errors import StoreError, WindowUnknown
 from litellm_compaction.events import CompactionEvent, event_to_json
-from litellm_compaction.proxy.page import data
-from litellm_compaction.proxy.page.data import Visitor, _state, visitor_of
-from litellm_compaction.proxy.page.routes import add_page
+from litellm_compaction.proxy.page import routes as page_routes
+from litellm_compaction.proxy.page.routes import Visitor, _state, add_page, visitor_of
 from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.recall import NOT_KEPT, Lookup
 from litellm_compaction.stores import Originals
-from litellm_compaction.stores.rows import MemoryRows, Row
+from litellm_compaction.stores.rows import Row
+from litellm_compaction.stores.sqlite import MemoryRows
 from litellm_compaction.windows.windows import Target
 from tests.stores.compactions import compaction
 from tests.stores.made import MemoryStore
@@ -66,7 +66,7 @@ class Routes:
         live = SimpleNamespace(configured=self.configured)
         app = FastAPI()
         monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", SimpleNamespace(app=app))
-        monkeypatch.setattr(data, "visitor_of", self.visitor)
+        monkeypatch.setattr(page_routes, "visitor_of", self.visitor)
         around: Any = SimpleNamespace(
             store=self.store,
             originals=self.originals,

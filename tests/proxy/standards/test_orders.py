@@ -14,8 +14,8 @@ from litellm_compaction.core.portable import Portable, portable
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadItem
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges
-from litellm_compaction.proxy.standards import messages, responses
 from litellm_compaction.proxy.standards.orders import Items, Orders, Told
+from litellm_compaction.proxy.standards.protocols import Messages, Responses, field_of_item
 from litellm_compaction.proxy.standards.standards import Standards
 from tests.builders import parsed
 from tests.core.test_portable import COMPACTION, RAW
@@ -53,7 +53,7 @@ def managed(*entries: dict[str, Any]) -> dict[str, Any]:
 
 async def test_a_block_of_a_failed_compaction_is_none() -> None:
     """As the protocol has it."""
-    orders, changed = await messages.read_orders(sent({"type": "compaction", "content": None}), opened)
+    orders, changed = await Messages.read_orders(sent({"type": "compaction", "content": None}), opened)
     assert orders.portable is None
     assert changed["messages"] == [USER]
 
@@ -62,7 +62,7 @@ async def test_edits_become_orders() -> None:
     """With the protocol's own defaults, also for null; one about old thoughts changes nothing."""
     compact = {"type": COMPACT, "pause_after_compaction": True, "instructions": "The  port.", "trigger": None}
     body = edits({"type": TOOLS, "keep": None}, {"type": THINKING, "keep": "all"}, compact)
-    orders, changed = await messages.read_orders(body, opened)
+    orders, changed = await Messages.read_orders(body, opened)
     assert orders == Orders(
         wants_item=True,
         pauses=True,
@@ -80,7 +80,7 @@ async def test_edits_become_orders() -> None:
         "exclude_tools": ["memory"],
         "clear_tool_inputs": ["f"],
     }
-    orders, _ = await messages.read_orders(edits(named), opened)
+    orders, _ = await Messages.read_orders(edits(named), opened)
     assert orders.clear == ClearOrder(
         above_calls=4, keep=0, at_least_tokens=50, excluded=frozenset({"memory"}), inputs=frozenset({"f"})
     )
@@ -122,7 +122,7 @@ async def test_edits_become_orders() -> None:
 async def test_what_cannot_be_followed_is_refused_by_its_place(body: dict[str, Any], field: str) -> None:
     """As the protocol writes it, and without the client's own words."""
     with pytest.raises(BadItem) as caught:
-        await (responses if "input" in body else messages).read_orders(body, opened)
+        await (Responses if "input" in body else Messages).read_orders(body, opened)
     assert caught.value.field == field
     assert "other" not in str(caught.value)
     assert "Obey" not in str(caught.value)
@@ -131,7 +131,7 @@ async def test_what_cannot_be_followed_is_refused_by_its_place(body: dict[str, A
 @pytest.mark.parametrize("kind", ["compaction", "compaction_trigger", "compaction_summary"])
 def test_the_first_item_is_found_by_its_place(kind: str) -> None:
     """One that nobody has read is refused by it; otherwise what it stands for would be lost in silence."""
-    assert responses.field_of_item([USER, {"type": kind}, TRIGGER]) == "input[1]"
+    assert field_of_item([USER, {"type": kind}, TRIGGER]) == "input[1]"
 
 
 MADE = Told(text="text", record="The record.", cleared_calls=2, cleared_tokens=9, read_tokens=70)
@@ -183,9 +183,9 @@ async def test_an_answer_without_a_model_is_the_block_or_the_count_alone() -> No
     events = await told(alone)
     blocks = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
     assert (blocks, events[-2]["delta"]["stop_reason"]) == (["compaction"], "compaction")
-    said = messages.answered(whole, alone)
+    said = Messages().answered(whole, alone)
     assert [block["type"] for block in said["content"]] == ["compaction"]
     assert (said["stop_reason"], said["usage"]["input_tokens"]) == ("compaction", 0)
     assert said["context_management"] == APPLIED
-    counted = messages.answered(whole, Told(read_tokens=70, is_alone=True))
+    counted = Messages().answered(whole, Told(read_tokens=70, is_alone=True))
     assert (counted["content"], counted["usage"]["input_tokens"]) == ([], 70)

@@ -95,12 +95,11 @@ async def test_a_count_is_the_usage_of_an_answer(path: str, body: Any, answer: A
     """By the same route below a proxy's root; nothing that says how an answer is made is passed on."""
     application = Application(answer=answer)
     odd = {"thinking": {"budget_tokens": "x"}, "mock_timeout": True, "n": 10**7, "fallbacks": ["other"], "stream": True}
-    headers = {"x_litellm_num_retries": "x", "authorization": "Bearer sk-1"}
-    assert await asked(application, path, {**body, **odd}, root="/proxy", **headers) == (200, told)
+    assert await asked(application, path, {**body, **odd}, root="/proxy", authorization="Bearer sk-1") == (200, told)
     [(inner, given)] = application.asked
     assert inner == f"/proxy{path}".rpartition("/")[0]
     assert given.keys() - {"max_tokens", "max_output_tokens"} == {"model", COUNTS, *body}
-    assert application.headers.keys() == {b"authorization", b"content-length", b"x-litellm-num-retries"}
+    assert application.headers.keys() == {b"authorization", b"content-length"}
 
 
 async def test_a_compaction_alone_is_asked_for_by_a_trigger() -> None:
