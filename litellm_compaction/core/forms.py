@@ -266,13 +266,13 @@ def _without_input(message: Message, place: int) -> Message:
 def state_calls(messages: Sequence[Message]) -> dict[tuple[int, int], bool]:
     """The calls that carry a whole state, such as a list of tasks, by message and place there: True for the newest.
 
-    A tool has such calls if a list of objects comes again with at least half of its texts the same.
+    A tool has such calls if its lists of objects come again with at least half of their texts the same.
     """
-    groups: defaultdict[tuple[str, str], list[tuple[tuple[int, int], set[str]]]] = defaultdict(list)
+    groups: defaultdict[str, list[tuple[tuple[int, int], set[str]]]] = defaultdict(list)
     for at, message in enumerate(messages):
         for place, call in enumerate(message.calls):
-            for key, texts in _listed(call.arguments):
-                groups[call.name, key].append(((at, place), texts))
+            if texts := state_texts(call):
+                groups[call.name].append(((at, place), texts))
     return {
         where: where == group[-1][0]
         for group in groups.values()
@@ -282,18 +282,12 @@ def state_calls(messages: Sequence[Message]) -> dict[tuple[int, int], bool]:
 
 
 def state_texts(call: ToolCall) -> set[str]:
-    """The texts of a state's items."""
-    return {text for _, texts in _listed(call.arguments) for text in texts}
-
-
-def _listed(arguments: str) -> list[tuple[str, set[str]]]:
-    """The lists of objects among arguments, by their names, with the longest text of each object."""
+    """The longest text of each object in a call's lists of several objects."""
     try:
-        values = json.loads(arguments) if "[{" in arguments.replace(" ", "") else None
+        values = json.loads(call.arguments) if "[{" in call.arguments.replace(" ", "") else None
     except (ValueError, RecursionError):
-        return []
-    return [
-        (key, {max((text for text in item.values() if isinstance(text, str)), key=len, default="") for item in value})
-        for key, value in (values.items() if isinstance(values, dict) else ())
-        if isinstance(value, list) and len(value) > 1 and all(isinstance(item, dict) for item in value)
-    ]
+        return set()
+    lists = [value for value in (values.values() if isinstance(values, dict) else ()) if isinstance(value, list)]
+    states = (value for value in lists if len(value) > 1 and all(isinstance(item, dict) for item in value))
+    texts = ([text for text in item.values() if isinstance(text, str)] for value in states for item in value)
+    return {max(each, key=len, default="") for each in texts}
