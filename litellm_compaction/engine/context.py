@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.config import Settings
-from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, Rules
+from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, CompactionOptions, Rules
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.go_on import Partial, Way, keyed
 from litellm_compaction.core.messages import JsonValue, Message, Request, with_text
+from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import STRATEGIES
 from litellm_compaction.core.rounds import open_round_start
-from litellm_compaction.core.steps import CompactionOptions, Step
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.events import Outcome, Phase
@@ -222,6 +222,21 @@ class CompactionNeeded:
         return self.measured.window
 
 
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """How a server is made to go on with an answer; without a way for a request that starts one."""
+
+    plan: ContinuationPlan | None = field(default=None, compare=False)  # As it was carried out.
+    way: Way | None = None
+    prompt: BegunPrompt | None = None  # All of it as it is to be sent, for the way `raw`.
+    is_trusted: bool = False  # The server has gone on by this way before, so that it says nothing but the rest.
+    # The body's fields that have the server think no more, if it knows them; None if an answer may think.
+    closing: Mapping[str, JsonValue] | None = None
+
+
+STARTS = Continuation()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
     """A request as it is sent; what led to it stands in `measured`."""
@@ -236,12 +251,7 @@ class PreparedRequest:
     # None if the client's stay; the last of them is ours, which looks up what `applied` covers.
     tools: tuple[JsonValue, ...] | None = None
     applied: Compaction | None = field(default=None, compare=False, repr=False)  # By which `messages` were made.
-    plan: ContinuationPlan | None = field(default=None, compare=False, repr=False)  # By which an answer goes on.
-    way: Way | None = None  # How the server is made to go on with an answer; None for a request that starts one.
-    prompt: BegunPrompt | None = None  # All of it as it is to be sent, for the way `raw`.
-    is_trusted: bool = False  # The server has gone on by this way before, so that it says nothing but the rest.
-    # The body's fields that have the server think no more, if it knows them; None if an answer may think.
-    closing: Mapping[str, JsonValue] | None = None
+    continuation: Continuation = field(default=STARTS, repr=False)  # How an answer goes on.
     outcome: Outcome | None = field(default=None, compare=False)  # Observers are told of it once this is sent,
     reason: str = field(default="", compare=False)  # with one word why.
 
@@ -272,7 +282,7 @@ class PreparedRequest:
     @property
     def shown(self) -> str:
         """The end of the answer that the server goes on with itself; "" if the model is asked to."""
-        return self.messages[-1].text if self.messages and self.way in ("raw", "prefill") else ""
+        return self.messages[-1].text if self.messages and self.continuation.way in ("raw", "prefill") else ""
 
     def sent(self, request: Request) -> Request:
         """Returns `request`, the client's own, with its messages and tools as they are sent."""

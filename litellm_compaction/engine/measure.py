@@ -15,10 +15,10 @@ from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.identity import words_chain
 from litellm_compaction.core.messages import Message, Request, chain, user_message
-from litellm_compaction.core.prompts import chooses
+from litellm_compaction.core.plan import Step
+from litellm_compaction.core.prompts import strategy
 from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.core.rounds import with_every_result
-from litellm_compaction.core.steps import Step
 from litellm_compaction.core.stretches import marked
 from litellm_compaction.core.view import RECORD_TOKENS, View, words_sizes
 from litellm_compaction.engine.additions import Recaller
@@ -239,7 +239,7 @@ def is_enough(measured: MeasuredRequest, step: Step, compaction: Compaction, pre
         return False
     if step.is_edit and tokens > step.predicted_tokens and budget.triggers(tokens):
         return False
-    return not chooses(compaction.level) or not budget.triggers(tokens)
+    return not strategy(compaction.level).chooses or not budget.triggers(tokens)
 
 
 def note_length(measured: MeasuredRequest) -> None:
