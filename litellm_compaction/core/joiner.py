@@ -44,7 +44,7 @@ _AGREES = (
     r"|por supuesto|好的)\b\W*"
 )
 _SAYS = (
-    r"(?:(?:i'll|i will|let me) (?:continue|resume)|here(?:'s| is) the (?:rest|continuation)|the rest of"
+    r"(?:(?:i['’]ll|i will|let me|let['’]s) (?:continue|resume)|here(?:['’]s| is) the (?:rest|continuation)|the rest of"
     r"|(?:continu|resum|pick)ing)\b(?=[^:：]* (?:where|answer|response|message|text)\b|\W*(?:[:：]|$))"
     r"|ich fahre\b.*\bfort\b|hier (?:ist die fortsetzung|geht es weiter)\b|je (?:continue|reprends)\b"
     r"|voici la suite\b|continúo\b|aquí está la continuación\b|以下是续写|接着上文|我?继续\W*$"

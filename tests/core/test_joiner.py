@@ -49,6 +49,7 @@ def joined(partial: str, continuation: str) -> str:
         "Sure, I'll continue.\n\nHere is the continuation:\n\nhome.",
         "*(continuing from where I stopped)*\n\nhome.",
         "Let me continue:\nhome.",
+        "Here’s the rest of the answer:\nhome.",
         "Picking up where I left off:\nhome.",
         "Understood. Continuing:\nhome.",
         "Continuation:\nThen the fox went home.",
