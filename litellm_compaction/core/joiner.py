@@ -38,17 +38,25 @@ _SEARCHED_CHARS = 8_000
 # Of a repeat; of one from inside a word (a URL, base64); of one in the unfinished line that stands nowhere else.
 _TELLING_CHARS, _TELLING_WORDS, _INSIDE_WORD_CHARS, _RARE_CHARS = 12, 3, 24, 6
 _ROW = re.compile(r"[ \t>]*(?:\||[-*+] |\d+[.)] )")
-_AGREES = r"(?:sure|certainly|of course|ok(?:ay)?|gerne|bien sûr|claro|好的)\b\W*"
-_SAYS = (
-    r"i(?:'ll| will) continue\b|(?:continu|resum)(?:e|ing)(?: \w+)? where\b|here(?:'s| is) the (?:rest|continuation)\b"
-    r"|ich fahre\b.*\bfort\b|hier ist die fortsetzung\b|je continue\b|voici la suite\b"
-    r"|continúo desde\b|aquí está la continuación\b|以下是续写|我继续"
+_GOES_ON = r"(?:continu|resum|picking up|fortsetz|weiter|reprends|[继接]续|接着)"
+_AGREES = (
+    r"(?:sure|certainly|absolutely|of course|ok(?:ay)?|alright|understood|got it|sorry|gerne|natürlich|bien sûr|claro"
+    r"|por supuesto|好的)\b\W*"
 )
-# Agreement alone, like an ellipsis, is only taken out if a repeat follows.
+_SAYS = (
+    r"(?:(?:i['’]ll|i will|let me|let['’]s) (?:continue|resume)|here(?:['’]s| is) the (?:rest|continuation)|the rest of"
+    r"|(?:continu|resum|pick)ing)\b(?=[^:：]* (?:where|answer|response|message|text)\b|\W*(?:[:：]|$))"
+    r"|ich fahre\b.*\bfort\b|hier (?:ist die fortsetzung|geht es weiter)\b|je (?:continue|reprends)\b"
+    r"|voici la suite\b|continúo\b|aquí está la continuación\b|以下是续写|接着上文|我?继续\W*$"
+)
+# What only agrees or speaks of going on, like an ellipsis, is taken out if a repeat follows.
 _ANNOUNCEMENT = re.compile(
-    rf"[*_(\[（]*(?:(?P<says>(?:{_AGREES})?(?:{_SAYS})|{_AGREES}(?:continu|resum)ing\b)|{_AGREES})[^:：]*[:：]?|\.{{3,}}|…",
+    rf"[*_(\[（]*(?:(?P<says>(?:{_AGREES})?(?:{_SAYS})|{_AGREES}[^:：]*?{_GOES_ON})|{_AGREES}|[^:：]*?{_GOES_ON})"
+    r"[^:：]*[:：]?|\.{3,}|…",
     re.IGNORECASE,
 )
+# A longer sentence may be the answer's.
+_SAYS_NO_MORE = re.compile(r"[:：…][*_)\]）]*\Z|\bwhere I\b|\A(?:\S+ ){1,2}\S+\Z")
 _OPENING_SIGNS = frozenset(":：\"'“„«‹「『(（[`>")
 
 
@@ -224,8 +232,12 @@ def _opening(line: str, ending: Ending) -> tuple[int, bool]:
     if not is_alone and not announcement[0].endswith((":", "：", "…", "...")):
         return 0, False
     # On one line with its announcement, new text is only believed to be new if no sentence could start there.
+    said = announcement[0].strip()
+    # One word may be a program's output.
+    is_phrase = " " in said or not said.isascii()
+    is_certain = announcement["says"] is not None and is_phrase and _SAYS_NO_MORE.search(said) is not None
     may_say = not ending.invites_speech and (is_alone or ending.is_inside_sentence)
-    return announcement.end(), may_say and announcement["says"] is not None
+    return announcement.end(), may_say and is_certain
 
 
 class Ending:

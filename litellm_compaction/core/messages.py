@@ -191,12 +191,10 @@ def cleaned(message: Message) -> Message:
     """`message` without our notices in its text and its reasoning; the same object when there are none."""
     if message.role != "assistant":
         return message
-    raw: dict[str, JsonValue] = {**message.raw}
-    for key in (*_REASONING_KEYS, "thinking_blocks"):
-        if (kept := _without_notices_in(raw.get(key), "thinking")) != raw.get(key):
-            raw[key] = kept
-            if not kept:
-                del raw[key]
+    thoughts = {key: message.raw[key] for key in (*_REASONING_KEYS, "thinking_blocks") if key in message.raw}
+    left = {key: _without_notices_in(value, "thinking") for key, value in thoughts.items()}
+    gone = {key for key, value in left.items() if not value and thoughts[key]}
+    raw = {key: left.get(key, value) for key, value in message.raw.items() if key not in gone}
     if without_notices(message.text) != message.text:
         empty: JsonValue = "" if message.calls else NO_ANSWER
         if isinstance(raw.get("content"), list) and empty:

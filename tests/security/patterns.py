@@ -51,7 +51,8 @@ SEEN_CHARS = {
         160,
     ),
     **dict.fromkeys((f"core.judging._{name}" for name in ("RULE", "RULE_WORDS", "NEGATION")), 600),  # _SENTENCE_CHARS
-    "core.joiner._ANNOUNCEMENT": 160,  # of the first line of a continuation (_LINE_CHARS)
+    # Of the first line of a continuation (_LINE_CHARS).
+    **dict.fromkeys(("core.joiner._ANNOUNCEMENT", "core.joiner._SAYS_NO_MORE"), 160),
     "core.cuts._CHARACTER": 192,  # the end of a text (_CONTEXT_CHARS)
     "core.cuts._NO_SPACE": 1,
     **dict.fromkeys(
@@ -67,6 +68,7 @@ SEEN_ONCE = frozenset(
     {
         "tokenizers.families._TABLES",
         "core.joiner._ANNOUNCEMENT",
+        "core.joiner._SAYS_NO_MORE",
     }
 )
 
