@@ -86,3 +86,12 @@ async def test_a_pin_names_words_of_the_persons(pins: tuple[str, ...], says: str
     with pytest.raises(BadWish, match=says) as raised:
         await Bench().guard(ruled(6700), WINDOW, pins=pins)
     assert pins[-1] not in str(raised.value)
+
+
+async def test_pins_take_a_tenth_of_the_window() -> None:
+    """More is refused; in a window that has shrunk they stay as far as they fit."""
+    bench, raw = Bench(), ruled(6700)
+    with pytest.raises(BadWish, match=r"at most 102 can stay pinned"):
+        await bench.guard(raw, 1024, pins=(RULE,))
+    assert verbatim(raw, sent(raw, await bench.guard(raw, WINDOW, pins=(RULE,))))
+    assert not verbatim(raw, sent(raw, await bench.guard(raw, 1024)))
