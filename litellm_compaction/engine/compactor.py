@@ -17,7 +17,6 @@ from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Make
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.ask import SummaryClient
-from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.background import QUIET_S, Background
 from litellm_compaction.engine.context import (
     CompactionNeeded,
@@ -33,7 +32,7 @@ from litellm_compaction.engine.deciding import Decider
 from litellm_compaction.engine.make import Maker
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, note_length
 from litellm_compaction.engine.records import Reporter
-from litellm_compaction.engine.replies import ALL_WAYS, KnownWays, ReplyReader, without_thoughts
+from litellm_compaction.engine.servers import ALL_WAYS, Asker, KnownWays, ReplyReader
 from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.engine.sharing.leases import Leases
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
@@ -45,7 +44,7 @@ from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon
 from litellm_compaction.tokens.begun import BegunPrompt, begun_prompt, needed_renderings
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Target, Window, Windows
+from litellm_compaction.windows.windows import Target, Window, Windows, no_thoughts
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -95,7 +94,7 @@ class Compactor:
         )
         client = SummaryClient(windows, counter, self.sources, recaller, clock)
         self.maker = Maker(client, store, originals)
-        self.asker = Asker(windows=windows, counter=counter, measurer=measurer, admission=admission, clock=clock)
+        self.asker = Asker(measurer, admission, clock)
         self.decider = Decider(self, leases)
         self.background = Background(self, clock=clock, quiet_s=quiet_s)
         admission.make_way = self.background.make_way
@@ -238,8 +237,9 @@ class Compactor:
             # Whole thoughts are in the server's cache, but not worth a compaction, or an answer without room.
             if is_last or _starts_early(prepared, room_tokens, compacts=tail_tokens not in whole):
                 break
-        if isinstance(prepared, CompactionNeeded) and not prepared.will_fit:
-            raise await self.decider.refusal(prepared.measured)
+        measured = prepared.measured
+        if isinstance(prepared, CompactionNeeded) and not measured.budget.fits(prepared.steps[0].predicted_tokens):
+            raise await self.decider.refusal(measured)
         return ContinuationPlan(request, partial, context, messages, prepared, own_ways)
 
     def _own_ways(
@@ -267,7 +267,7 @@ class Compactor:
         plan = plan._replace(messages=sent, prepared=prepared)
         if not own_ways:
             name = self.sources.family(context.target, window).name
-            closing = without_thoughts(context.target, window.source, name) if partial.closes else None
+            closing = no_thoughts(context.target, window.source, name) if partial.closes else None
             return replace(prepared, continuation=Continuation(plan, "turn", closing=closing))
         if "raw" in own_ways and "raw" in ways:
             prompt = await self._begun_prompt(context.target, window, sent, closes=partial.closes)

@@ -55,7 +55,7 @@ class Decider:
         """Decides about a request of which only the size is known yet; errors as `Compactor.guard`, and BadWish."""
         context, unchanged = measured.context, self._engine.measurer.unchanged
         if not context.may_change and not context.portable:
-            measured = await self._engine.asker.settled(measured)
+            measured = await self._engine.asker.settled(measured, is_sent=True)
             if measured.budget.own.fits(measured.count.tokens):
                 return unchanged(measured)
             self._tell_refused(measured, measured.count.tokens)

@@ -9,7 +9,7 @@ import pytest
 from litellm_compaction.core.go_on import Partial, Way
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.engine.replies import ALL_WAYS, KnownWays
+from litellm_compaction.engine.servers import ALL_WAYS, KnownWays
 from litellm_compaction.windows.windows import Target
 from tests.builders import JsonDict, assistant, parsed, system, user
 from tests.engine.bench import Bench, Clock

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from litellm_compaction.core.go_on import Way
@@ -42,7 +43,7 @@ Step: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Leg:
     """One request to a server, and the most that its answer may have."""
 
@@ -55,7 +56,7 @@ class Leg:
     is_doubted: bool = False  # It is less than the window leaves by our count, since nothing has confirmed that.
     passed: int = 0  # The answer goes on as it comes, with so many choices; 0 for one that is read here.
 
-    @property
+    @cached_property
     def danger_tokens(self) -> float:
         """Generated tokens from which on the window may end soon; our count of them may be off by a quarter."""
         left_tokens = _DANGER_RATIO * self.prepared.window.tokens - self.prepared.count.tokens

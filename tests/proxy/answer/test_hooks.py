@@ -121,18 +121,6 @@ async def test_what_a_server_does_not_go_on_with_itself_is_asked_otherwise(statu
             assert raised.value is error
 
 
-async def test_stopped_stream_is_logged_with_what_it_gave() -> None:
-    """LiteLLM itself logs only streams that end."""
-    stream = _Stream(["so", " far", " it"])
-    upstream = _upstream(stream)
-    async with upstream.open(_leg(None)) as chunks:
-        await anext(chunks)
-        await anext(chunks)
-    assert stream.is_closed
-    await upstream.log_partials(len, 10)
-    assert _logged(stream.logging_obj) == ["so far"]
-
-
 async def test_a_stream_that_its_client_leaves_is_logged() -> None:
     """Starlette cancels each await of a response whose client has gone; what was generated is paid for all the same."""
     stream = _Stream(["word", "never"])
@@ -144,7 +132,7 @@ async def test_a_stream_that_its_client_leaves_is_logged() -> None:
                 yield batch
                 await asyncio.Event().wait()
 
-    answer: Any = SimpleNamespace(batches=batches, is_joined=True)
+    answer: Any = SimpleNamespace(batches=batches, is_one_leg=False)
     prepared: Any = SimpleNamespace(count_text=len, count=SimpleNamespace(tokens=10))
     with anyio.CancelScope() as scope:
         async for chunk in upstream.carried(answer, prepared):

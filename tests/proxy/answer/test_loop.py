@@ -25,7 +25,7 @@ from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.events import CompactionEvent, ContinuationEvent
 from litellm_compaction.proxy.answer.client import Notices
-from litellm_compaction.proxy.answer.sse import Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.sse import Received, UpstreamError
 from litellm_compaction.windows.windows import Target, Window
 from tests.builders import prose, talk
 from tests.engine.bench import settled, usage
@@ -354,28 +354,6 @@ async def test_end_of_the_window_in_the_middle_is_carried_over(end: Any, after_t
     compacted = next(event for event in told if isinstance(event, CompactionEvent))
     assert end == "drop" or compacted.refusal == "error_event"
     assert len(scene.server.opened) == 2 or end == "drop"
-
-
-@pytest.mark.parametrize(
-    ("end", "after_tokens", "text"),
-    [
-        ("drop", 0, ""),
-        ("drop", 300, ""),
-        *(("error", after_tokens, "out of memory") for after_tokens in (0, 300, 1750)),
-        ("error", 0, _CRASHED),
-    ],
-)
-async def test_other_failures_pass_unchanged(end: Any, after_tokens: int, text: str) -> None:
-    """What is no overflow is neither retried nor reworded, wherever it comes."""
-    scene = Scene(SHORT, [Turn(reply=Reply(WORDS), end=end, after_tokens=after_tokens, text=text)])
-    with pytest.raises(UpstreamError) as raised:
-        await scene.read()
-    if end == "drop":
-        assert isinstance(raised.value, UpstreamDropped)
-        assert isinstance(raised.value.__cause__, ConnectionResetError)
-    else:
-        assert raised.value.response == {"error": {"message": text}, "message": text}
-    assert len(scene.server.opened) == 1
 
 
 @pytest.mark.parametrize("taken", [1, 5, "start", "done", "second"])

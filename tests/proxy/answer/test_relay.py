@@ -135,7 +135,7 @@ async def test_our_call_is_held_however_it_comes(fragments: list[dict[str, Any]]
     assert [call["function"]["name"] for call in calls] == clients
     assert all(call.get("index") in (0, None) for call in calls)
     assert [(call.name, call.arguments) for call in taken.recalls] == [OURS]
-    assert bool(taken.calls.clients) == bool(clients)
+    assert bool(taken.calls.of("clients")) == bool(clients)
 
 
 @pytest.mark.parametrize(("reason", "kept", "ids"), [("length", "whole", [0, 1]), ("tool_calls", "all", [0, 1, 2])])
