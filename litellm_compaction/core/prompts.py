@@ -16,8 +16,7 @@ from typing import Literal
 
 import regex
 
-from litellm_compaction.core.cuts import outside_thoughts
-from litellm_compaction.core.excerpts import common_level, excerpt
+from litellm_compaction.core.cuts import common_level, excerpt, outside_thoughts
 from litellm_compaction.core.messages import (
     FRAME_BEGIN,
     FRAME_END,

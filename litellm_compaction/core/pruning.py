@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pydantic_core import from_json
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.excerpts import common_level, ends
+from litellm_compaction.core.cuts import common_level, ends
 from litellm_compaction.core.forms import Form, lines_for, size_of
 from litellm_compaction.core.messages import (
     JsonObject,

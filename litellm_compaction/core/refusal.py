@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, margin_tokens
-from litellm_compaction.core.excerpts import common_level, excerpt
+from litellm_compaction.core.cuts import common_level, excerpt
 from litellm_compaction.core.forms import REMOVED_TOKENS, with_shorter_data
 from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.rounds import calls_by_position

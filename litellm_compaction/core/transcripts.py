@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.cuts import excerpt
 from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.stretches import LITELLMS_NOTE, RULES, last_words
 

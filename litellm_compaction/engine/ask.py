@@ -20,10 +20,11 @@ from typing import Literal, NamedTuple, TypeVar
 from litellm_compaction.concurrency import Bounded, off_loop
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply, covered_as_sent, shown_behind
-from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.cuts import excerpt
 from litellm_compaction.core.forms import Form, in_forms
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import Message, Request, user_message, visible_text
+from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import (
     STRATEGIES,
     Strategy,
@@ -35,7 +36,6 @@ from litellm_compaction.core.prompts import (
     transcript_parts,
 )
 from litellm_compaction.core.pruning import offered, plan_tokens, pruned, pruning_prompt, read_answer
-from litellm_compaction.core.steps import Step
 from litellm_compaction.core.view import request_text
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.context import Ask, Effort, MeasuredRequest, PruningModel, SummaryAnswer

@@ -19,10 +19,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from litellm_compaction.concurrency import Bounded, Tasks, ended, off_loop_if
+from litellm_compaction.core.budget import gains
 from litellm_compaction.core.compaction import Compaction, applied_tokens
 from litellm_compaction.core.messages import Request, user_message
-from litellm_compaction.core.plan import plan_ahead, plan_reading, turn_ended
-from litellm_compaction.core.steps import Step, gains
+from litellm_compaction.core.plan import Step, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.engine.context import (
     Attempts,
     Effort,

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.config import Settings
-from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, Rules
+from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, CompactionOptions, Rules
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.go_on import Partial, Way, keyed
 from litellm_compaction.core.messages import JsonValue, Message, Request, with_text
+from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import STRATEGIES
 from litellm_compaction.core.rounds import open_round_start
-from litellm_compaction.core.steps import CompactionOptions, Step
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.events import Outcome, Phase

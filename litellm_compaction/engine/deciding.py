@@ -16,9 +16,8 @@ from litellm_compaction.concurrency import Bounded, Flights, off_loop_if
 from litellm_compaction.core.compaction import Compaction, is_undone, usable
 from litellm_compaction.core.identity import edited
 from litellm_compaction.core.messages import Message
-from litellm_compaction.core.plan import Make, Plan, Send, plan
+from litellm_compaction.core.plan import Make, Plan, Send, Step, plan
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
-from litellm_compaction.core.steps import Step
 from litellm_compaction.core.stretches import is_text_result
 from litellm_compaction.core.view import View
 from litellm_compaction.engine.context import CompactionNeeded, Decided, Effort, MeasuredRequest, PreparedRequest

@@ -14,14 +14,23 @@ from functools import partial
 from typing import TypeVar
 
 from litellm_compaction.concurrency import off_loop
-from litellm_compaction.core.compaction import Compaction, Segment, applied_tokens, apply, as_it_was, hidden_messages
-from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.budget import gains
+from litellm_compaction.core.compaction import (
+    Compaction,
+    Segment,
+    applied_tokens,
+    apply,
+    as_it_was,
+    bare,
+    hidden_messages,
+)
+from litellm_compaction.core.cuts import excerpt
 from litellm_compaction.core.identity import seen
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import visible_text
+from litellm_compaction.core.plan import TASK_WINDOW_RATIO, Step
 from litellm_compaction.core.portable import bases_of, ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
-from litellm_compaction.core.steps import TASK_WINDOW_RATIO, Step, bare, gains
 from litellm_compaction.core.view import View
 from litellm_compaction.engine.additions import with_pins
 from litellm_compaction.engine.ask import SummaryClient

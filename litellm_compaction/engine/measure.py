@@ -15,10 +15,10 @@ from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.identity import words_chain
 from litellm_compaction.core.messages import Message, Request, chain, user_message
+from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import strategy
 from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.core.rounds import with_every_result
-from litellm_compaction.core.steps import Step
 from litellm_compaction.core.stretches import marked
 from litellm_compaction.core.view import RECORD_TOKENS, View, words_sizes
 from litellm_compaction.engine.additions import Recaller

@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias, get_args
 
 from litellm_compaction.concurrency import Bounded, Flights, Rests, Tasks, ended, off_loop
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS
-from litellm_compaction.core.excerpts import common_level
+from litellm_compaction.core.cuts import common_level
 from litellm_compaction.core.forms import without_data
 from litellm_compaction.core.go_on import Way
 from litellm_compaction.core.messages import Request, system_prefix_length, user_message, with_only_text
