@@ -1,4 +1,7 @@
-"""What is added to a compacted request: a tool and what it has found, or excerpts before a person's newest words."""
+"""What is added to a compacted request: a tool and what it has found, excerpts before a person's newest words, or pins.
+
+Pinned messages stay verbatim, whichever compaction comes; within a tenth of the window.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ import pytest
 
 from litellm_compaction.core.messages import Message, ToolCall
 from litellm_compaction.engine import MOST_LOOKUPS, RECALL, PreparedRequest, additions
-from litellm_compaction.errors import SummaryFailed
+from litellm_compaction.errors import BadWish, SummaryFailed
 from litellm_compaction.recall import BEGIN
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.sqlite import MemoryRows
 from tests.builders import JsonDict, assistant, chat, user
-from tests.engine.bench import Bench, FakeAsk
+from tests.engine.bench import Bench, FakeAsk, sent
+from tests.engine.test_records import said
 
 TOOL: JsonDict = {"type": "function", "function": {"name": "read_file", "parameters": {}}}
 FACT = "that bird answers to norahegral"
@@ -203,3 +207,91 @@ async def test_nobody_elses_words_are_quoted() -> None:
         prepared = await asked([*others, user(QUESTION)], bench, scope=scope)
         assert prepared.action == "compacted"
         assert not any(FACT in message.text for message in prepared.messages or ())
+
+
+# ------------------------------------------------------------------ pins
+
+RULE = "Whatever happens, the port of the walrus stays 9143."
+WINDOW = 8192
+
+
+def ruled(tokens: int) -> list[JsonDict]:
+    """A conversation near whose beginning the person sets a rule among other words."""
+    first, *rest = said(tokens)
+    return [
+        first,
+        user("Begin."),
+        assistant("Yes."),
+        user(f"{'Before it. ' * 20}{RULE} {'After it. ' * 20}"),
+        *rest[1:],
+    ]
+
+
+def verbatim(raw: list[JsonDict], messages: Any) -> bool:
+    return any(str(raw[3]["content"]) in message.text for message in messages)
+
+
+async def grown(bench: Bench, raw: list[JsonDict], **context: Any) -> list[JsonDict]:
+    """The conversation when it has been compacted twice more; every request is checked."""
+    rounds = 0
+    while rounds < 2:
+        raw = [*raw, assistant("word " * 200), user("Go on.")]
+        prepared = await bench.guard(raw, WINDOW, **context)
+        assert verbatim(raw, sent(raw, prepared))
+        rounds += prepared.action == "compacted"
+    return raw
+
+
+@pytest.mark.parametrize("strategy", ["summary", "prune", "handoff"])
+async def test_a_pinned_message_stays_in_every_later_compaction(strategy: str) -> None:
+    """Once it is pinned, also in requests without the list; without a pin it would not."""
+    raw = ruled(6700)
+    bench = Bench()
+    assert not verbatim(raw, sent(raw, await bench.guard(raw, WINDOW, strategy=strategy, keep_recent_messages=1)))
+    bench = Bench()
+    pins = (" ".join(RULE.split()[:8]),)
+    messages = sent(raw, await bench.guard(raw, WINDOW, strategy=strategy, pins=pins))
+    assert verbatim(raw, messages)
+    await grown(bench, raw, strategy=strategy)
+
+
+async def test_the_last_list_holds() -> None:
+    """An empty one takes all pins away; other conversations and tenants never had them."""
+    raw = ruled(6700)
+    bench = Bench()
+    assert verbatim(raw, sent(raw, await bench.guard(raw, WINDOW, pins=(RULE,))))
+    assert not verbatim(raw, sent(raw, await bench.guard(raw, WINDOW, scope="others")))
+    other = [raw[0], user("Another."), *raw[2:]]
+    assert not verbatim(other, sent(other, await bench.guard(other, WINDOW)))
+    await bench.guard(raw, WINDOW, pins=())
+    assert not [row for row in await bench.store.rows.scan() if row.key.startswith("f:pins:") and row.body]
+    action = "reused"
+    while action != "compacted":
+        raw = [*raw, assistant("word " * 200), user("Go on.")]
+        prepared = await bench.guard(raw, WINDOW)
+        action = prepared.action
+    assert not verbatim(raw, sent(raw, prepared))
+
+
+@pytest.mark.parametrize(
+    ("pins", "says"),
+    [
+        (("No such words.",), "Pin 1 is in no message"),
+        ((RULE, "No more such."), "Pin 2 is in no message"),
+        (("answer 5 answer 5",), "Pin 1 is in no message"),
+    ],
+)
+async def test_a_pin_names_words_of_the_persons(pins: tuple[str, ...], says: str) -> None:
+    """Not the model's, and nobody's; the refusal does not quote it."""
+    with pytest.raises(BadWish, match=says) as raised:
+        await Bench().guard(ruled(6700), WINDOW, pins=pins)
+    assert pins[-1] not in str(raised.value)
+
+
+async def test_pins_take_a_tenth_of_the_window() -> None:
+    """More is refused; in a window that has shrunk they stay as far as they fit."""
+    bench, raw = Bench(), ruled(6700)
+    with pytest.raises(BadWish, match=r"at most 102 can stay pinned"):
+        await bench.guard(raw, 1024, pins=(RULE,))
+    assert verbatim(raw, sent(raw, await bench.guard(raw, WINDOW, pins=(RULE,))))
+    assert not verbatim(raw, sent(raw, await bench.guard(raw, 1024)))
