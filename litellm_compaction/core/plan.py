@@ -18,7 +18,6 @@ from litellm_compaction.core.budget import Budget, CompactionOptions, gains
 from litellm_compaction.core.compaction import Compaction, applied_tokens, is_undone, usable
 from litellm_compaction.core.forms import Form, ImagePlace, lines_for, size_of
 from litellm_compaction.core.messages import Message, parse_message, user_message
-from litellm_compaction.core.prompts import writer_of
 from litellm_compaction.core.view import RECORD_TOKENS, View, answered_round
 
 # A summary costs the most of what stays, and says the least of what the next step needs. It may have the second share
@@ -241,7 +240,9 @@ class Planner:
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
         has_spare = shares.asks and not options.writes_whole_records
         spare = min(max(target - predicted_tokens, 0), shares.ledger) if has_spare else 0
-        draft = self._draft(cut, writer_of(options.strategy.name), images, view.as_words(view.pinned(cut)))
+        draft = self._draft(
+            cut, options.strategy.writer or options.strategy.name, images, view.as_words(view.pinned(cut))
+        )
         return Step(
             draft=replace(draft, state="applied" if shares.asks else "provisional"),
             question="summary" if shares.asks else "none",
