@@ -24,7 +24,7 @@ from litellm_compaction.core.messages import (
     system_prefix_length,
     with_text,
 )
-from litellm_compaction.core.prompts import defused, frame, lead_in
+from litellm_compaction.core.prompts import defused, frame, strategy
 from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.view import View, shows_results
 
@@ -185,7 +185,7 @@ class Compaction:
         """The text that travels before the first kept words; "" where lines alone say everything."""
         if not (self.start or self.segments or self.ledger or self.omissions or self.gone):
             return ""
-        return frame(self.model_text, self.ledger, round_number=self.round) + lead_in(self.level)
+        return frame(self.model_text, self.ledger, round_number=self.round) + strategy(self.level).lead_in
 
 
 def mark_of(compaction: Compaction, *, undone_messages: int) -> Compaction:
@@ -257,7 +257,7 @@ def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message,
     if record:
         if tail and tail[0].role == "user":
             beside.append(tail.pop(0))
-        tail.insert(0, _carrier(record, beside, _labelled(rest, compaction), lead_in(compaction.level)))
+        tail.insert(0, _carrier(record, beside, _labelled(rest, compaction), strategy(compaction.level).lead_in))
     return (*messages[:prefix], *tail)
 
 

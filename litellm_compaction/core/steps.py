@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, applied_tokens
 from litellm_compaction.core.forms import Form, ImagePlace, lines_for, size_of
-from litellm_compaction.core.prompts import STRATEGIES, Strategy, writer_of
+from litellm_compaction.core.prompts import STRATEGIES, Strategy
 from litellm_compaction.core.view import RECORD_TOKENS, View
 
 MIN_GAIN_RATIO = 0.10
@@ -167,7 +167,7 @@ class Planner:
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
         has_spare = shares.asks and not options.writes_whole_records
         spare = min(max(target - predicted_tokens, 0), shares.ledger) if has_spare else 0
-        draft = self._draft(cut, writer_of(options.strategy.name), images, view.as_words(pinned))
+        draft = self._draft(cut, options.strategy.writer or options.strategy.name, images, view.as_words(pinned))
         return Step(
             draft=replace(draft, state="applied" if shares.asks else "provisional"),
             question="summary" if shares.asks else "none",

@@ -163,7 +163,7 @@ class Answer:
                 if tokens == leg.max_tokens:
                     return leg
                 return replace(leg, max_tokens=tokens, is_share=True, is_doubted=False)
-            if prepared.way is None:
+            if prepared.continuation.way is None:
                 prepared = await self.compactor.guard(self.asked.request, self.context, self.room)
             else:
                 prepared = await self.compactor.continue_answer(
@@ -178,20 +178,20 @@ class Answer:
         tokens = prepared.max_output_tokens(left_tokens, is_certain=self._state.was_doubted)
         # Those of a whole answer are not seen before its end.
         thoughts_tokens = math.inf
-        if prepared.closing is not None and not asked.is_whole:
+        if prepared.continuation.closing is not None and not asked.is_whole:
             # The model is to think no more.
             thoughts_tokens = max(constants.reasoning_answer_min_tokens, prepared.max_output_tokens(None) // 2)
         elif constants.reasoning_budget_ratio and not asked.is_whole:
             own_tokens = constants.reasoning_budget_ratio * prepared.window.tokens
             budget_tokens = own_tokens if asked.thoughts_tokens is None else asked.thoughts_tokens
             thoughts_tokens = max(budget_tokens - given_tokens, 1)
-        has_begun = bool(self._one.sent_text.strip()) or prepared.closing is not None
+        has_begun = bool(self._one.sent_text.strip()) or prepared.continuation.closing is not None
         return Leg(
             prepared=prepared,
             max_tokens=tokens,
             asked_tokens=left_tokens,
             thoughts_tokens=thoughts_tokens,
-            goes_on=has_begun and prepared.way is not None,
+            goes_on=has_begun and prepared.continuation.way is not None,
             is_doubted=tokens < most_tokens and not asked.is_json,
         )
 
@@ -363,13 +363,14 @@ class Answer:
 
     async def _by_another_way(self, relay: Relay) -> PreparedRequest:
         prepared, state = relay.leg.prepared, self._state
-        if prepared.closing or prepared.way is None:
+        plan, way = prepared.continuation.plan, prepared.continuation.way
+        if prepared.continuation.closing or plan is None or way is None:
             # The words alone.
-            return replace(prepared, closing={})
-        state.ways -= {prepared.way}
+            return replace(prepared, continuation=replace(prepared.continuation, closing={}))
+        state.ways -= {way}
         if relay.ending.error is not None and not relay.ending.error.may_pass:
-            state.refused = (*state.refused, prepared.way)
-        return await self.compactor.by_another_way(prepared, self.room, ways=state.ways)
+            state.refused = (*state.refused, way)
+        return await self.compactor.continued(plan, self.room, ways=state.ways)
 
     async def _look_up(self, relay: Relay) -> None:
         """Answers the calls of our own tool, for this answer or, beside calls of the client's, for the next one."""
@@ -431,8 +432,8 @@ class Answer:
         if relay.has_begun:
             outcomes = dict.fromkeys(self._state.refused, "refused")
             self._state.refused = ()
-        if prepared.way in ("raw", "prefill") and (outcome := relay.outcome()) is not None:
-            outcomes[prepared.way] = outcome
+        if prepared.continuation.way in ("raw", "prefill") and (outcome := relay.outcome()) is not None:
+            outcomes[prepared.continuation.way] = outcome
         for way, outcome in outcomes.items():
             self.compactor.known_ways.learn(context.target, context.label, way, outcome)
 

@@ -49,7 +49,7 @@ class Words:
         self.held, self.are_joined = "", bool(partial)
         # The sent text may end inside a word, since no other answer shared the window then.
         self.is_inside_a_word = False
-        shown, is_trusted = leg.prepared.shown, leg.prepared.is_trusted
+        shown, is_trusted = leg.prepared.shown, leg.prepared.continuation.is_trusted
         self.joiner = Joiner(partial, shown=shown, is_trusted=is_trusted)
         # A trusted way is judged all the same: a server may be updated.
         self.judge = Joiner(partial, shown=shown) if is_trusted else self.joiner
@@ -321,7 +321,7 @@ class Relay:
 
     def outcome(self) -> Outcome | None:
         """The lesson about the stream's way; None for none, as behind thoughts, where the answer itself begins."""
-        if (opening := self.words.judge.opening) == "undecided" or self.leg.prepared.closing is not None:
+        if (opening := self.words.judge.opening) == "undecided" or self.leg.prepared.continuation.closing is not None:
             return None
         return "began_anew" if opening == "anew" or self._repeated_tokens() else "went_on"
 

@@ -117,7 +117,7 @@ class HttpUpstream:
         # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
         content = json.dumps(self._body_of(leg), separators=(",", ":")).encode()
         url = self.request.url
-        if leg.goes_on and leg.prepared.prompt is not None:
+        if leg.goes_on and leg.prepared.continuation.prompt is not None:
             # Its address for text completions, beside its address for chats.
             url = url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
         headers = [(key, value) for key, value in self.request.headers.raw if key.lower() not in _FRAMING]
@@ -142,8 +142,8 @@ class HttpUpstream:
             body["tools"] = list(prepared.tools)
         if not leg.is_document:
             body.pop(_WHOLE_DOCUMENT_KEY, None)
-        if leg.goes_on and prepared.prompt is not None:
-            body = wire.begun(body, prepared.prompt.text, prepared.prompt.end_of_turn)
+        if leg.goes_on and prepared.continuation.prompt is not None:
+            body = wire.begun(body, prepared.continuation.prompt.text, prepared.continuation.prompt.end_of_turn)
         return wire.with_fields(body, leg.fields)
 
 

@@ -13,6 +13,7 @@ from litellm.exceptions import APIError
 from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
 
 from litellm_compaction.core.go_on import Way
+from litellm_compaction.engine.context import Continuation
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.sse import Received, UpstreamError
 from litellm_compaction.proxy.answer.upstream import HookedUpstream
@@ -77,7 +78,7 @@ def _upstream(first: _Stream | None, router: _Router | None = None) -> HookedUps
 
 def _leg(way: Way | None) -> Leg:
     window = SimpleNamespace(source="operator")
-    prepared: Any = SimpleNamespace(way=way, closing=None, messages=None, tools=None, window=window)
+    prepared: Any = SimpleNamespace(continuation=Continuation(way=way), messages=None, tools=None, window=window)
     return Leg(prepared=prepared, max_tokens=100, goes_on=way is not None)
 
 

@@ -124,7 +124,7 @@ async def test_a_server_that_refuses_the_fields_is_asked_by_words() -> None:
     scene = Scene(SHORT, turns, is_lmstudio=True)
     read = await scene.read()
     assert (read.text, read.shape_problems()) == ("Four.", [])
-    asked = [opened.goes_on.closing for opened in scene.server.opened if opened.goes_on is not None]
+    asked = [opened.goes_on.continuation.closing for opened in scene.server.opened if opened.goes_on is not None]
     assert asked == [{"reasoning_effort": "none"}, {}]
 
 
@@ -163,7 +163,7 @@ async def test_json_document_that_has_not_begun_is_asked_for_as_a_document(reaso
     read = await scene.read()
     assert (read.raw_text.strip(), read.finish_reasons, read.shape_problems()) == (document, ["stop"], [])
     opened = scene.server.opened[1]
-    assert opened.goes_on is None or opened.goes_on.closing is not None
+    assert opened.goes_on is None or opened.goes_on.continuation.closing is not None
 
 
 async def test_clients_limit_holds_over_restarts() -> None:

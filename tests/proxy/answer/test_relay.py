@@ -14,7 +14,7 @@ from litellm_compaction.proxy.answer import relay
 from litellm_compaction.proxy.answer.client import SILENT, Asked, OneAnswer
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.relay import Relay
-from tests.engine.test_recalling import LONG, Scene
+from tests.engine.test_additions import LONG, Scene
 from tests.proxy.answer.wired import Body, Wire, chunk, sse, text_of
 
 
