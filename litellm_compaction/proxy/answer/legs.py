@@ -99,7 +99,7 @@ class Ended(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """The marks that an answer's legs so far leave for the next one."""
+    """The marks that an answer's legs so far leave for the next one: each thing that is done once, or so often."""
 
     ways: frozenset[Way]  # In which the server may be made to go on.
     refused: tuple[Way, ...] = ()  # Of the others those that it does not know.

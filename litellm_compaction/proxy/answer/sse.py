@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from http import HTTPStatus
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import anyio
 import httpx
@@ -73,10 +73,9 @@ class UpstreamError(Exception):
 
         RFC 9110, sections 15.5 and 15.6: 4xx is the request's fault, 5xx the server's, except for 501.
         """
-        is_servers = self.status is not None and self.status >= 500 and self.status != _NOT_IMPLEMENTED
-        return (
-            isinstance(self, UpstreamDropped) or is_crash(self.text) or self.status in _PASSING_STATUSES or is_servers
-        )
+        if isinstance(self, UpstreamDropped) or is_crash(self.text):
+            return True
+        return self.status in _PASSING_STATUSES or ((self.status or 0) >= 500 and self.status != _NOT_IMPLEMENTED)
 
 
 class UpstreamDropped(UpstreamError):
@@ -104,16 +103,10 @@ def short_error(text: str) -> dict[str, Any]:
 # ------------------------------------------------------------------ what a server writes
 
 
-class Bounds(NamedTuple):
+def bounds_of(max_tokens: int) -> tuple[int, int]:
     """Bytes of a server's answer: in one line of a stream or as a whole, and in all."""
-
-    event_bytes: int
-    stream_bytes: int
-
-    @classmethod
-    def of(cls, max_tokens: int) -> Bounds:
-        # The longest tokens have 128 bytes (o200k), and an event 200 to 400 around one; the rest is for sound and such.
-        return cls(8 * 2**20 + 128 * max_tokens, 16 * 2**20 + 4096 * max_tokens)
+    # The longest tokens have 128 bytes (o200k), and an event 200 to 400 around one; the rest is for sound and such.
+    return 8 * 2**20 + 128 * max_tokens, 16 * 2**20 + 4096 * max_tokens
 
 
 @contextmanager
@@ -126,18 +119,18 @@ def _understood() -> Iterator[None]:
         raise unreadable("its answer is not compressed as it says") from error
 
 
-async def read_events(response: httpx.Response, bounds: Bounds, *, is_passed: bool = False) -> Batches:
+async def read_events(response: httpx.Response, bounds: tuple[int, int], *, is_passed: bool = False) -> Batches:
     """The chunks of an event stream, those of each read together; if it `is_passed`, whatever their shape.
 
     An `UpstreamDropped` tells that the connection broke, or ended without the stream's own end.
     """
-    begun, read_bytes = bytearray(), 0
+    begun, read_bytes, (event_bytes, stream_bytes) = bytearray(), 0, bounds
     with _understood():
         async with aclosing(_pieces(response)) as pieces:
             async for data in pieces:
                 read_bytes += len(data)
-                if read_bytes > bounds.stream_bytes:
-                    raise unreadable(f"its answer has more than {bounds.stream_bytes} bytes")
+                if read_bytes > stream_bytes:
+                    raise unreadable(f"its answer has more than {stream_bytes} bytes")
                 lines, newline, rest = data.replace(b"\r", b"\n").rpartition(b"\n")
                 if newline:
                     chunks, end = _chunks((bytes(begun) + lines).split(b"\n"), is_passed=is_passed)
@@ -149,8 +142,8 @@ async def read_events(response: httpx.Response, bounds: Bounds, *, is_passed: bo
                         return
                     begun.clear()
                 begun += rest
-                if len(begun) > bounds.event_bytes:
-                    raise unreadable(f"a piece of its answer has more than {bounds.event_bytes} bytes")
+                if len(begun) > event_bytes:
+                    raise unreadable(f"a piece of its answer has more than {event_bytes} bytes")
     if not is_passed:
         raise broken()
 
@@ -289,15 +282,13 @@ def _as_text(value: Any) -> Any:
 
 def _as_call(call: Mapping[str, Any]) -> Chunk:
     function = call.get("function")
-    read = {**call, "function": function if isinstance(function, dict) else None}
     if isinstance(function, dict):
         odd = [key for key in ("name", "arguments") if type(function.get(key)) not in _TEXT]
-        read["function"] = {**function, **{key: json.dumps(function[key]) for key in odd}}
+        function = {**function, **{key: json.dumps(function[key]) for key in odd}}
+    read = {**call, "function": function if isinstance(function, dict) else None}
     if type(call.get("index")) is not int:
         read.pop("index", None)
-    if type(call.get("id")) not in _TEXT:
-        read["id"] = json.dumps(call["id"])
-    return read
+    return read if type(call.get("id")) in _TEXT else {**read, "id": json.dumps(call["id"])}
 
 
 def _listed(value: Any) -> list[Any]:

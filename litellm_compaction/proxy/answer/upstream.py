@@ -78,7 +78,7 @@ class HttpUpstream:
 
     @asynccontextmanager
     async def open(self, leg: Leg) -> AsyncIterator[AsyncIterator[Batch]]:
-        response, bounds = await self._answered(leg), sse.Bounds.of(leg.max_tokens * max(leg.passed, 1))
+        response, bounds = await self._answered(leg), sse.bounds_of(leg.max_tokens * max(leg.passed, 1))
         is_stream = response.status_code == HTTPStatus.OK and "event-stream" in response.headers.get("content-type", "")
         try:
             if is_stream and not self.wants_stream:
@@ -88,7 +88,7 @@ class HttpUpstream:
                 async with aclosing(sse.read_events(response, bounds, is_passed=bool(leg.passed))) as batches:
                     yield batches
             else:
-                self.whole = await sse.read_whole(response, bounds.event_bytes)
+                self.whole = await sse.read_whole(response, bounds[0])
                 yield _one(_as_chunk(self.whole))
         finally:
             # Stops the server, also if anyio cancels all waiting of a client that has gone.
@@ -156,9 +156,8 @@ def _as_chunk(response: httpx.Response) -> Chunk:
     text, status = response.content[: sse.ERROR_BYTES].decode(errors="replace"), response.status_code
     if status != HTTPStatus.OK:
         raise UpstreamError(text, response, status=status)
-    chunk = sse.as_chunk(sse.json_object(response.content))
-    choices = chunk.get("choices") if chunk is not None else None
-    if chunk is None or not choices:
+    chunk = sse.as_chunk(sse.json_object(response.content)) or {}
+    if not (choices := chunk.get("choices")):
         # An error inside of 200 would be an empty stream to LiteLLM.
         refused = httpx.Response(502, json=sse.short_error(text))
         raise UpstreamError(text, refused, status=refused.status_code, is_inside=True)

@@ -19,10 +19,10 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.proxy.answer.sse import (
-    Bounds,
     Received,
     UpstreamDropped,
     UpstreamError,
+    bounds_of,
     event_of,
     json_object,
     read_events,
@@ -30,7 +30,7 @@ from litellm_compaction.proxy.answer.sse import (
 )
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange
 
-_BOUNDS = Bounds.of(1000)
+_BOUNDS = bounds_of(1000)
 # What `str.splitlines` takes for the end of a line, and JSON strings may hold as it is.
 _SEPARATORS = "\u2028\u2029\x85\x1c\x0b\x0c"
 
@@ -45,7 +45,7 @@ def _response(pieces: list[bytes], error: Exception | None = None) -> httpx.Resp
     return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=body())
 
 
-async def _read(pieces: list[bytes], bounds: Bounds = _BOUNDS) -> list[dict[str, object]]:
+async def _read(pieces: list[bytes], bounds: tuple[int, int] = _BOUNDS) -> list[dict[str, object]]:
     return [chunk async for batch in read_events(_response(pieces), bounds) for chunk in batch]
 
 
@@ -105,7 +105,7 @@ def test_chunk_goes_on_in_its_own_bytes() -> None:
 )
 async def test_server_that_sends_without_end_is_not_read_to_its_end(pieces: list[bytes], words: str) -> None:
     """What was asked for bounds what is read, and the client is told whose fault it is."""
-    bounds = Bounds(100, 1000) if len(b"".join(pieces)) < 10_000 else _BOUNDS
+    bounds = (100, 1000) if len(b"".join(pieces)) < 10_000 else _BOUNDS
     with pytest.raises(UpstreamError, match="server") as caught:
         await _read(pieces, bounds)
     assert words in caught.value.text
