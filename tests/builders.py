@@ -16,11 +16,10 @@ from typing import Any, TypeAlias, TypeGuard
 
 from hypothesis import strategies as st
 
-from litellm_compaction.core.budget import Budget, Rules
+from litellm_compaction.core.budget import Budget, CompactionOptions, Rules
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, chain, newest_user_index, parse_message, system_prefix_length
-from litellm_compaction.core.plan import Make, Refuse, Send, plan
-from litellm_compaction.core.steps import CompactionOptions, Step
+from litellm_compaction.core.plan import Make, Refuse, Send, Step, plan
 from litellm_compaction.core.view import View, is_injected
 from tests.lmstudio_double.rendering import count as simulated_tokens
 

@@ -10,17 +10,15 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from litellm_compaction.core.prompts import STRATEGIES, Strategy
+
 MARGIN_MIN_TOKENS, MARGIN_MIN_RATIO = 64, 0.02
-_BUFFER_CAP_RATIO = 0.10
-# A compaction's room above the floor, and its share if the floor leaves less than twice that below the streaming limit.
-# With a third to keep, .03 less of what the next step needs; with two thirds, 20 % more compactions.
-ROOM_ABOVE_FLOOR_RATIO, _ROOM_DIVISOR = 0.15, 2
+# A compaction's room above the floor, and what of it is worth a change.
+ROOM_ABOVE_FLOOR_RATIO, MIN_GAIN_RATIO = 0.15, 0.10
 # An answer that is stopped after fewer tokens was not worth reading its prompt; a high floor leaves it a third.
 _LEAST_START_TOKENS, _ANSWER_DIVISOR = 64, 3
-# Of the compactable part so much stays if the client wants a compaction.
-_WANTED_DIVISOR = 3
-# Of the window, for a summary that a client makes itself.
-_SUMMARY_ROOM_RATIO = 0.10
+# Of the window, for an answer, and for a summary that a client makes itself.
+_BUFFER_CAP_RATIO = _SUMMARY_ROOM_RATIO = 0.10
 # 60 % of the window by default: a record written then has two or three turns to be ready.
 _IN_SIGHT_RATIO = 0.75
 # A reserve counts for no more of a window: the rest has to hold a conversation. config.py refuses more.
@@ -32,13 +30,40 @@ def margin_tokens(prompt_tokens: int, likely_ratio: float) -> int:
     return max(MARGIN_MIN_TOKENS, math.ceil(prompt_tokens * max(MARGIN_MIN_RATIO, round(likely_ratio - 1, 9))))
 
 
+def gains(tokens: int, now_tokens: int) -> bool:
+    """Returns True if a change from `now_tokens` to so many tokens is worth it."""
+    return tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionOptions:
+    """The operator's wishes about a compaction's depth.
+
+    Attributes:
+        keep_recent_messages: at the end, if they fit; likewise `keep_images`, those of the kept messages among them.
+        edits: True if an edit may do alone.
+        rereads: True if the server reads all of a prompt again after any change of it, so that changes are to be rare
+            and an edit may as well take all that it can.
+        writes_whole_records: an earlier record is written anew with what is new; a compaction that is wanted covers
+            everything before the recent messages if what stays then is below the trigger.
+    """
+
+    keep_recent_messages: int
+    summary_max_tokens: int
+    keep_images: int = 0
+    rereads: bool = False
+    edits: bool = True
+    strategy: Strategy = STRATEGIES["summary"]
+    writes_whole_records: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """The settings that shape a budget; ratios are shares of the window (0–1).
 
-    A compaction is triggered by `threshold_tokens` if that is above 0, else by `reserve_tokens` if that is, else by
-    `pre_request_ratio` with the output buffer. With `keeps_what_fits` the prompt has to leave less than a tenth of the
-    window for the answer, and no more of it goes than has to.
+    A compaction is triggered by `threshold_tokens` if that is above 0, else by `reserve_tokens`, else by
+    `pre_request_ratio` with the output buffer. With `keeps_what_fits` a tenth of the window is left for the answer, and
+    no more goes than has to.
     """
 
     pre_request_ratio: float
@@ -57,12 +82,11 @@ class Budget:
     """The room of one request in one window; a number that follows from the rules is worked out once.
 
     Attributes:
-        window_tokens: context length as loaded.
         floor_tokens: of system, tools and protected messages, which no compaction can shrink.
         likely_ratio: the true prompt is at most so many times the estimate of one that is made of this one.
         fixed_tokens: system messages and tools, which no threshold counts; part of the floor.
-        is_wanted: True if the client wants a compaction whatever the fill: it goes deep even if little is used.
         own_likely_ratio: of the request as it came, if the server has counted its beginning; None for no difference.
+        is_wanted: True if the client wants a compaction whatever the fill: it goes deep even if little is used.
     """
 
     rules: Rules
@@ -84,8 +108,6 @@ class Budget:
             return self
         threshold_tokens = max(prompt_tokens - self.fixed_tokens, 1)
         return replace(self, rules=replace(self.rules, threshold_tokens=threshold_tokens))
-
-    # ------------------------------------------------------------------ before a request
 
     @property
     def reserved_tokens(self) -> int:
@@ -151,8 +173,6 @@ class Budget:
         """Returns True if a compaction comes into sight: three quarters of the way to its trigger are filled."""
         return prompt_tokens > self.outside_tokens + _IN_SIGHT_RATIO * (self.line_tokens - self.outside_tokens)
 
-    # ------------------------------------------------------------------ while an answer is streamed
-
     @property
     def _stop_tokens(self) -> int:
         """The line at which a running answer is stopped."""
@@ -168,8 +188,7 @@ class Budget:
     def latest_start_tokens(self) -> int:
         """The largest prompt after which an answer is not stopped at once; more is compacted if that leads below it.
 
-        A high floor leaves the answer the last third of the room above, and 64 tokens at least. If not even those are
-        left, the answer runs to the end of the window.
+        A high floor leaves the answer a third of the room above. If that is nothing, it runs to the window's end.
         """
         span_tokens = self._stop_tokens - self.floor_tokens
         if span_tokens < _LEAST_START_TOKENS:
@@ -192,43 +211,30 @@ class Budget:
         needed = prompt_tokens + margin_tokens(prompt_tokens, self.likely_ratio) + self.rules.answer_min_tokens
         return math.ceil(needed / 256) * 256
 
-    # ------------------------------------------------------------------ how deep
-
-    @cached_property
-    def is_narrow(self) -> bool:
-        """True if the floor leaves less than twice the usual room below the trigger: one turn may take all of it.
+    def may_wait(self, prompt_tokens: int) -> bool:
+        """Returns True if a compacted prompt may outgrow the trigger: above a high floor one turn takes all the room.
 
         Not if everything triggers: then the server has shown that too much was let through.
         """
         is_pressed = self.rules.pre_request_ratio <= self.rules.target_ratio
-        if is_pressed or self.is_wanted or self.rules.keeps_what_fits:
+        if is_pressed or self.is_wanted or prompt_tokens > self.latest_start_tokens:
             return False
         return self.trigger_tokens - self.floor_tokens < 2 * math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
 
-    def may_wait(self, prompt_tokens: int) -> bool:
-        """Returns True if a prompt that was compacted before may outgrow the trigger: compacting again gains little.
-
-        Without it agents with large system prompts and tools were compacted in every turn (OpenCode, Cline at 16k).
-        """
-        return self.is_narrow and prompt_tokens <= self.latest_start_tokens
-
     @cached_property
     def least_target_tokens(self) -> int:
-        """The least that stays of any prompt: the floor, and room for a record.
-
-        That is 15 % of the window, at most half of the rest below the streaming limit.
-        """
+        """The least that stays of any prompt: the floor, and a record's room, at most half of the rest to the limit."""
         span_tokens = self._stop_tokens - self.floor_tokens
         room = math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
-        room = room if span_tokens < _LEAST_START_TOKENS else min(room, span_tokens // _ROOM_DIVISOR)
+        room = room if span_tokens < _LEAST_START_TOKENS else min(room, span_tokens // 2)
         return min(self.floor_tokens + room, self.latest_start_tokens)
 
     def target_tokens(self, prompt_tokens: int) -> int:
-        """The size to which a prompt is compacted.
+        """The size to which a prompt is compacted: min(target_ratio of the window, half of the prompt).
 
-        min(target_ratio of the window, half of the prompt), at least the floor and room for a record, and never so much
-        that the answer would be stopped at once. With a reserve or a threshold: of the conversation's room, and of the
-        conversation. If the client wants it, no more than a third of the compactable part stays.
+        That is at least the floor and room for a record, and never so much that the answer would be stopped at once.
+        With a reserve or a threshold: of the conversation's room, and of the conversation. If the client wants it, no
+        more than a third of the compactable part stays.
         """
         if self.rules.keeps_what_fits:
             return min(max(self.trigger_tokens, self.floor_tokens), self.prompt_limit_tokens)
@@ -236,5 +242,5 @@ class Budget:
         deep = min(math.floor(self.rules.target_ratio * self.usable_tokens), inside_tokens // 2)
         least = self.least_target_tokens
         if self.is_wanted:
-            least = min(least, self.floor_tokens + max(prompt_tokens - self.floor_tokens, 0) // _WANTED_DIVISOR)
+            least = min(least, self.floor_tokens + max(prompt_tokens - self.floor_tokens, 0) // 3)
         return min(max(self.outside_tokens + deep, least), self.latest_start_tokens)

@@ -24,7 +24,7 @@ from litellm_compaction.core.messages import (
     system_prefix_length,
     with_text,
 )
-from litellm_compaction.core.prompts import defused, frame, lead_in
+from litellm_compaction.core.prompts import defused, frame, strategy
 from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.view import View, shows_results
 
@@ -36,10 +36,7 @@ _LABEL_CHARS = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialCoverage:
-    """The beginning of a message that a record stands for: characters of its normal text, and their hash.
-
-    An answer that is carried over the limit is covered up to a place inside it, and is one message in the next turn.
-    """
+    """The beginning of an answer, carried over the limit, that a record stands for: characters, and their hash."""
 
     chars: int
     text_hash: str
@@ -47,11 +44,8 @@ class PartialCoverage:
 
 def part_covered_by(text: str) -> PartialCoverage | None:
     """Returns `text`, without our notices, as the beginning of a longer answer; None if no later turn shows it."""
-    # Inside a reasoning block everything so far belongs to the block, which is no part of a normal text.
-    if open_think(text):
-        return None
-    # With a sign after it: white space before the next word is part of the covered text.
-    seen = normal_text(parse_message({"role": "assistant", "content": f"{text}|"}))[:-1]
+    # Thoughts are no part of a normal text. With a sign after it white space before the next word is part of it.
+    seen = "" if open_think(text) else normal_text(parse_message({"role": "assistant", "content": f"{text}|"}))[:-1]
     return PartialCoverage(chars=len(seen), text_hash=text_hash(seen)) if seen else None
 
 
@@ -61,21 +55,17 @@ def begins(message: Message, part: PartialCoverage) -> bool:
     return message.role == "assistant" and len(text) > part.chars and text_hash(text[: part.chars]) == part.text_hash
 
 
-def behind(message: Message, part: PartialCoverage) -> Message:
-    """`message` after that part; its calls stay."""
-    return with_text(message, normal_text(message)[part.chars :])
-
-
 def shown_behind(messages: Sequence[Message], position: int, part: PartialCoverage | None) -> Sequence[Message]:
-    """The same messages; of the one at `position` only the rest after `part`."""
+    """The same messages; of the one at `position` only its calls, and the rest after `part`."""
     if part is None or position >= len(messages):
         return messages
-    return [*messages[:position], behind(messages[position], part), *messages[position + 1 :]]
+    rest = with_text(messages[position], normal_text(messages[position])[part.chars :])
+    return [*messages[:position], rest, *messages[position + 1 :]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One round's summary; it and the earlier segments cover so many messages after the leading system ones."""
+    """One round's summary; it and the earlier ones cover so many messages."""
 
     text: str
     round: int
@@ -92,23 +82,19 @@ class Compaction:
         covered_messages: how many of them it replaces or shows in another form; `covered_hash` is their chain entry.
         start: the record stands for what is before this position, but for what has a form there, `whole` or `words`:
             the user's in its message, after it a call and its results, whose answer was carried over the limit. From
-            here on messages are sent in their forms (`edit`, or pruned).
-        forms: in which covered messages are sent, ascending by position.
+            here on messages are sent in their `forms`, ascending by position (`edit`, or pruned).
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.
         level: of the newest part: a strategy's name, `edit` without a model, `truncate` if no model's text was usable.
-        window_tokens: of the window that it was made for.
-        state: `provisional` if it was made without room for a summary: the next compaction goes on from an earlier,
-            richer one. `ready` if it was written before anything had to be compacted: it takes effect when that time
-            comes, and not earlier. `read` if the server was made to read what that leaves: it takes effect at once.
-        omissions: a pruning model's words about messages that are gone or shorter; it covers nothing on its own, so a
-            later summary reads the originals.
-        covered_part: the beginning of the message at `start` if the record stands for it as well: an answer was carried
-            over the limit inside that message.
-        images: those of covered messages that are sent all the same: in their place, or beside the record if that
-            stands for their message. Those of messages that stay are not among them.
-        undone_messages: above 0 for the mark in place of a record that its owner has undone: a conversation of at most
-            so many messages after the leading system ones is sent as it is while it fits. It stands for nothing.
+        state: `provisional` if it was made without room for a summary, so that the next compaction goes on from an
+            earlier one. `ready` if it was written ahead, and waits. `read` if the server has read what it leaves: it
+            takes effect at once.
+        omissions: a pruning model's words about messages that are gone or shorter; a later summary reads those.
+        covered_part: the beginning of the message at `start` if the record stands for that as well.
+        images: those of covered messages that are sent in their place, or beside the record; not those of messages that
+            stay.
+        undone_messages: above 0 for the mark in place of a record that its owner has undone, which stands for nothing:
+            a conversation of at most so many messages is sent as it is while it fits.
         words_hash: the entry of the covered messages in the chain of words alone; "" if it must be these very messages.
         seen: what the covered messages were, for a client that clears data in them; empty without `words_hash`.
     """
@@ -139,11 +125,6 @@ class Compaction:
     def is_waiting(self) -> bool:
         """It was written ahead, and no request has been sent with it."""
         return self.state in ("ready", "read")
-
-    @property
-    def is_mark(self) -> bool:
-        """It stands in the place of a record that is gone."""
-        return self.undone_messages > 0
 
     @property
     def form_of(self) -> Mapping[int, How]:
@@ -185,14 +166,14 @@ class Compaction:
         """The text that travels before the first kept words; "" where lines alone say everything."""
         if not (self.start or self.segments or self.ledger or self.omissions or self.gone):
             return ""
-        return frame(self.model_text, self.ledger, round_number=self.round) + lead_in(self.level)
+        return frame(self.model_text, self.ledger, round_number=self.round) + strategy(self.level).lead_in
 
 
 def mark_of(compaction: Compaction, *, undone_messages: int) -> Compaction:
     """Returns the mark that is stored in place of a record that its owner has undone."""
-    bare = replace(compaction, start=compaction.covered_messages, forms=(), segments=(), ledger="", level="truncate")
-    bare = replace(bare, state="applied", omissions="", covered_part=None, images=())
-    return replace(bare, undone_messages=undone_messages)
+    covered, words_hash, seen = compaction.covered_messages, compaction.words_hash, compaction.seen
+    mark = Compaction(covered_messages=covered, covered_hash=compaction.covered_hash, start=covered)
+    return replace(mark, words_hash=words_hash, seen=seen, undone_messages=undone_messages)
 
 
 def is_sound(compaction: Compaction) -> bool:
@@ -217,14 +198,20 @@ def compaction_id(scope: str, covered_hash: str) -> str:
     return hashlib.blake2b(f"{scope}/{covered_hash}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
+def bare(view: View) -> Compaction | None:
+    """The hardest compaction: everything that may go goes, and the record says no more than that."""
+    if not view.cuts:
+        return None
+    covered = view.cuts[-1]
+    forms = view.as_words(view.pinned(covered))
+    return Compaction(covered_messages=covered, covered_hash=view.hashes[covered], start=covered, forms=forms)
+
+
 # ------------------------------------------------------------------ applied
 
 
 def covered_as_sent(rest: Sequence[Message], compaction: Compaction) -> list[Message | None]:
-    """The covered messages as they are sent, None for one that is not; `rest` are those after the leading system ones.
-
-    A message that does not change is the same object.
-    """
+    """The covered messages as they are sent, None for one that is not; one that does not change is the same object."""
     covered = _shown_rest(rest, compaction)[: compaction.covered_messages]
     return in_forms(covered, compaction.forms, start=compaction.start, images=compaction.images)
 
@@ -242,13 +229,8 @@ def hidden_messages(rest: Sequence[Message], compaction: Compaction) -> dict[int
 def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message, ...]:
     """The conversation as the model gets it: prefix, record in the first user message, kept tail.
 
-    Covered messages that are sent in a form of their own stand after the record, with their ids.
     The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (llama.cpp's collection).
     Kept messages stay as they are, but for `null` content, which Qwen 3 and gpt-oss refuse: it becomes "".
-
-    Args:
-        messages: the original conversation.
-        compaction: made for a conversation that begins with the same messages.
     """
     prefix = system_prefix_length(messages)
     rest = messages[prefix:]
@@ -257,15 +239,12 @@ def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message,
     if record:
         if tail and tail[0].role == "user":
             beside.append(tail.pop(0))
-        tail.insert(0, _carrier(record, beside, _labelled(rest, compaction), lead_in(compaction.level)))
+        tail.insert(0, _carrier(record, beside, _labelled(rest, compaction), strategy(compaction.level).lead_in))
     return (*messages[:prefix], *tail)
 
 
 def kept_messages(messages: Sequence[Message], compaction: Compaction) -> tuple[Message, ...]:
-    """The messages that `compaction` leaves of a conversation beside its record, in order, without leading system ones.
-
-    The record's images come first, in a message of their own.
-    """
+    """What a compaction leaves beside its record, without leading system messages; its images come first, in one."""
     rest = messages[system_prefix_length(messages) :]
     images = _labelled(rest, compaction)
     beside, tail = _beside_record(rest, compaction)
@@ -275,20 +254,19 @@ def kept_messages(messages: Sequence[Message], compaction: Compaction) -> tuple[
 
 def _beside_record(rest: Sequence[Message], compaction: Compaction) -> tuple[list[Message], list[Message]]:
     """The user's messages that travel with the record, and the messages that follow it."""
-    sent = covered_as_sent(rest, compaction)
-    early = [message for message in sent[: compaction.start] if message is not None]
-    shown = [message for message in sent[compaction.start :] if message is not None]
-    others = [message for message in early if message.role != "user"]
     following = _shown_rest(rest, compaction)[compaction.covered_messages :]
-    tail = [*others, *shown, *following]
-    return [message for message in early if message.role == "user"], [*map(_without_null, tail)]
+    beside: list[Message] = []
+    tail: list[Message] = []
+    for at, message in enumerate((*covered_as_sent(rest, compaction), *following)):
+        if message is not None:
+            is_null = message.role == "assistant" and message.raw.get("content") is None
+            place = beside if at < compaction.start and message.role == "user" else tail
+            place.append(with_text(message, "") if is_null else message)
+    return beside, tail
 
 
 def _carrier(record: str, beside: Sequence[Message], images: Sequence[JsonValue], opening: str) -> Message:
-    """The first user message after a compaction: the record, images of what it stands for, then the user's own words.
-
-    Before those stands `opening`, "" for nothing, with which the record ends.
-    """
+    """The first user message: the record, images of what it stands for, then, after `opening`, the user's own words."""
     alone = record.removesuffix(opening).rstrip("\n")
     if not beside:
         content = [{"type": "text", "text": alone}, *images] if images else alone
@@ -322,12 +300,6 @@ def _shown_rest(rest: Sequence[Message], compaction: Compaction) -> Sequence[Mes
     return shown_behind(rest, compaction.start, compaction.covered_part)
 
 
-def _without_null(message: Message) -> Message:
-    if message.role == "assistant" and message.raw.get("content") is None:
-        return with_text(message, "")
-    return message
-
-
 # ------------------------------------------------------------------ for a conversation
 
 
@@ -335,18 +307,17 @@ def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
     """Returns the stored compactions that may stand in for the beginning of a conversation, the one to go by first.
 
     Their messages must be this conversation's first ones, the cut legal here too, and what is being worked on must stay
-    verbatim. A record that was made without room comes last: the earlier, richer one may fit again. Else the newest
-    round counts: a summary may cover less than the edit before it.
+    verbatim. A record that was made without room comes last; else the newest round counts.
     """
-    known = [each for each in stored if not each.is_mark and _is_of(view, each)]
 
     def holds(compaction: Compaction) -> bool:
         covered, part = compaction.covered_messages, compaction.covered_part
-        if covered not in view.cuts or (part is not None and not begins(view.rest[compaction.start], part)):
+        is_legal = not compaction.undone_messages and _is_of(view, compaction) and covered in view.cuts
+        if not is_legal or (part is not None and not begins(view.rest[compaction.start], part)):
             return False
         return {*view.pinned(covered)}.issubset(compaction.pinned)
 
-    return sorted(filter(holds, known), key=lambda each: (each.state == "provisional", -each.round))
+    return sorted(filter(holds, stored), key=lambda each: (each.state == "provisional", -each.round))
 
 
 def is_undone(view: View, stored: Iterable[Compaction]) -> bool:
@@ -363,18 +334,15 @@ def _is_of(view: View, compaction: Compaction) -> bool:
 def as_it_was(view: View, stored: Sequence[Compaction]) -> View:
     """Returns a conversation under the hashes that it had before its client cleared or shortened covered data.
 
-    If two compactions differ in nothing but what was cleared, either may be another person's (promise P9), so neither
-    counts.
-
-    Args:
-        stored: compactions under its hashes, or under those of its words.
+    If two of the compactions stored under its hashes, or those of its words, differ in nothing but what was cleared,
+    either may be another person's (promise P9), so neither counts.
     """
     words = dict(enumerate(view.words_hashes))
     alike = [each for each in stored if each.seen and words.get(each.covered_messages) == each.words_hash]
     covered = max((each.covered_messages for each in alike), default=0)
     records = {each.covered_hash: each.seen for each in alike if each.covered_messages == covered}
     found = sorted((edited, key) for key, seen in records.items() if (edited := edits(view.rest, seen)) is not None)
-    if not found or found[0][0] == 0 or [edited for edited, _ in found[:2]] == [found[0][0]] * 2:
+    if not found or found[0][0] == 0 or [edited for edited, _ in found].count(found[0][0]) > 1:
         return view
     record = records[found[0][1]]
     return replace(view, hashes=chain_behind(view.rest, record), seen=record)

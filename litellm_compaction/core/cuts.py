@@ -1,4 +1,5 @@
-"""Finds the places at which a text may be cut, and tells if it ends inside a code fence or a reasoning block.
+"""Finds the places at which a text may be cut, tells if it ends inside a code fence or a block of thoughts, and cuts
+what is too long to the part that fits: its head and tail with a marker between them, or what is about words.
 
 Each function looks at a text once, however many tags it holds.
 """
@@ -7,17 +8,18 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import regex
 
 THINK_START = "<think>"
 THINK_END = "</think>"
+GAP = "\n[…]\n"
 
 # CommonMark 0.31 §4.5, and deeper indentation as models write it in lists and quotations.
 FENCE = re.compile(r"^[ \t>]*(?P<marks>`{3,}|~{3,})(?P<info>[^\n]*)$", re.MULTILINE)
-_THINK_TAG = re.compile(r"^[ \t]*<think>|</think>", re.MULTILINE)
+_SIGN = re.compile(rf"{FENCE.pattern}|^[ \t]*<think>|</think>", re.MULTILINE)
 _BLOCK_OPENS = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
 _BLOCK_ENDS = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
 _LONGEST_WORD_CHARS = 64
@@ -39,28 +41,7 @@ _NO_SPACE = regex.compile(
 
 def open_fence(text: str) -> str | None:
     """The language of the code fence inside which `text` ends, "" for a fence without one, None outside fences."""
-    open_language = None
-    for _, language in _fences(text):
-        open_language = language
-    return open_language
-
-
-def _fences(text: str) -> Iterator[tuple[int, str | None]]:
-    """The end of each line of marks, and the language of the fence that is open after it, None for none."""
-    marks, language = "", ""
-    for line in FENCE.finditer(text):
-        info = line["info"].strip()
-        if not marks:
-            if "`" not in info:
-                marks, language = line["marks"], fence_language(info)
-        elif not info and line["marks"].startswith(marks):
-            marks = ""
-        yield line.end(), language if marks else None
-
-
-def fence_language(info: str) -> str:
-    """The language that a fence's info string names, in lower case; "" when it names none."""
-    return "".join(info.split(None, 1)[:1]).lower()
+    return _open_at_end(text)[0]
 
 
 def open_think(text: str) -> bool:
@@ -68,17 +49,25 @@ def open_think(text: str) -> bool:
 
     Only a tag at the start of a line and outside a code fence opens one: others are mentioned in running text.
     """
-    fences = [(0, None), *_fences(text), (len(text) + 1, None)]
-    at = 0
-    is_open = False
-    for tag in _THINK_TAG.finditer(text):
-        while fences[at + 1][0] <= tag.start():
-            at += 1
-        if tag[0] == THINK_END:
-            is_open = False
-        elif fences[at][1] is None:
-            is_open = True
-    return is_open
+    return _open_at_end(text)[1]
+
+
+def _open_at_end(text: str) -> tuple[str | None, bool]:
+    marks, language, is_open = "", None, False
+    for sign in _SIGN.finditer(text):
+        info = (sign["info"] or "").strip()
+        if sign["marks"] is None:
+            is_open = sign[0] != THINK_END and (is_open or not marks)
+        elif not marks and "`" not in info:
+            marks, language = sign["marks"], fence_language(info)
+        elif marks and not info and sign["marks"].startswith(marks):
+            marks, language = "", None
+    return language, is_open
+
+
+def fence_language(info: str) -> str:
+    """The language that a fence's info string names, in lower case; "" when it names none."""
+    return "".join(info.split(None, 1)[:1]).lower()
 
 
 def outside_thoughts(text: str) -> list[str]:
@@ -145,3 +134,74 @@ def _starts_word(text: str, before: int, place: int) -> bool:
     if text[place].isspace():
         return False
     return text[place - 1].isspace() or is_no_space(text[before]) or is_no_space(text[place])
+
+
+# ------------------------------------------------------------------ of a long text
+
+
+def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
+    """`text` if it has at most `limit_tokens`, else its head (60 %) and tail with a marker between them.
+
+    Below the marker's own size, 16 tokens, only the marker is left.
+    """
+    total = count(text) if len(text) > limit_tokens // 4 else 0
+    if total <= limit_tokens:
+        return text
+    keep_tokens = max(limit_tokens - 16, 0)
+    keep_chars = len(text) * keep_tokens // total
+    while True:
+        head, tail = _ends(text, keep_chars)
+        kept = count(head) + count(tail)
+        if kept <= keep_tokens or keep_chars == 0:
+            return f"{head}\n[… {max(total - kept, 1)} tokens left out …]\n{tail}"
+        # The ends may be denser than the average text: shrink in proportion, at least by a twentieth.
+        keep_chars = min(keep_chars * keep_tokens // max(kept, 1), keep_chars * 19 // 20)
+
+
+def about(text: str, words: Sequence[str], limit_tokens: int, count: Callable[[str], int]) -> str:
+    """`text` if it has at most `limit_tokens`, else its part around the rarest of some words, beside the most others.
+
+    A word counts by its beginning, whatever its ending is. Without any of them the head and tail are left.
+    """
+    if count(text) <= limit_tokens:
+        return text
+    beginnings = dict.fromkeys(word[:5].casefold() for word in words if len(word) > 2)
+    found = ([each.start() for each in re.finditer(re.escape(word), text, re.IGNORECASE)] for word in beginnings)
+    places = sorted(filter(None, found), key=len)
+    if not places:
+        return excerpt(text, limit_tokens, count)
+    # Words that stand so near to each other are of one statement.
+    middle = max(places[0], key=lambda at: (sum(any(abs(place - at) < 150 for place in each) for each in places), at))
+    chars = len(text)
+    while True:
+        start, end = max(middle - chars, 0), middle + chars
+        part = ("…" if start else "") + text[start:end].strip() + ("…" if end < len(text) else "")
+        if not chars or count(part) <= limit_tokens:
+            return part
+        chars = chars * 9 // 10
+
+
+def ends(text: str, keep_chars: int) -> str:
+    """The head (60 %) and tail of `text`, of at most so many characters, with a marker between them."""
+    return GAP.join(_ends(text, keep_chars)) if keep_chars < len(text) else text
+
+
+def common_level(sizes: Sequence[int], weights: Sequence[int], room_tokens: int) -> int:
+    """The largest L with sum(min(size, L * weight)) ≤ room, by bisection; the largest size if all fit."""
+    low, high = 0, max(sizes, default=0)
+    while low < high:
+        middle = (low + high + 1) // 2
+        taken = sum(min(size, middle * weight) for size, weight in zip(sizes, weights, strict=True))
+        low, high = (middle, high) if taken <= room_tokens else (low, middle - 1)
+    return low
+
+
+def _ends(text: str, keep_chars: int) -> tuple[str, str]:
+    head_chars = int(keep_chars * 0.6)
+    head, tail = text[:head_chars], text[len(text) - keep_chars + head_chars :]
+    # To the end of a line and from the start of one, if that costs at most a fifth.
+    end, start = head.rfind("\n"), tail.find("\n")
+    return (
+        head[:end] if end >= len(head) * 4 // 5 else head,
+        tail[start + 1 :] if 0 <= start <= len(tail) // 5 else tail,
+    )

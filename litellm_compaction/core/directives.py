@@ -38,8 +38,8 @@ _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+(?=\S)|(?<=[。！？；])")
 _WIDE = re.compile("[\u2e80-\U0010ffff]")
 _FENCE = "```"
 _SHORT_FENCE_LINES = 4
-# The least factors: for a rule's word that every sentence has, and for prose without a word of its own.
-_LEAST_RARITY, _LEAST_NEWS = 0.2, 0.3
+# The least factor, for prose without a word of its own.
+_LEAST_NEWS = 0.3
 # From where on a word is rare among a person's sentences; three that stand in no other are news, seven are more.
 _RARE_FROM, _NEWS, _MOST_NEWS = 0.5, 1.5, 2.0
 _LEAST_SENTENCES = 40
@@ -60,15 +60,12 @@ class _Signals:
         parts = {part for language in languages for part in language.get("unspaced", {}).get(kind, "").split()}
         self._parts = re.compile("|".join(map(re.escape, sorted(parts))))
 
-    def found_in(self, sentence: str, words: Set[str]) -> list[str]:
-        """Those that a sentence has, with its words in lower case; one may come twice."""
-        return [*self.words.intersection(words), *self.longer_in(sentence, words)]
-
-    def longer_in(self, sentence: str, words: Set[str]) -> list[str]:
-        """Phrases, and parts of words, that a sentence has, with its words in lower case."""
-        parts = [] if sentence.isascii() else self._parts.findall(sentence)
+    def stand_in(self, sentence: str, words: Set[str]) -> bool:
+        """Returns True if a sentence, with its words in lower case, has one of them."""
+        if not self.words.isdisjoint(words) or (not sentence.isascii() and self._parts.search(sentence)):
+            return True
         lower = sentence.lower()
-        return parts + [phrase for first, phrase in self._phrases if first in words and phrase in lower]
+        return any(first in words and phrase in lower for first, phrase in self._phrases)
 
 
 _RULES, _CONDITIONS = map(_Signals, ("rules", "conditions"))
@@ -132,15 +129,14 @@ class Weight(NamedTuple):
 
 
 class Talk:
-    """The words a person uses all the time: if every third sentence has a "not", that forbids nothing."""
+    """The words a person uses all the time, which are no news."""
 
     def __init__(self, sentences: Iterable[str] = ()) -> None:
         times: Counter[str] = Counter()
         self._sentences = 0
         for sentence in sentences:
             self._sentences += 1
-            words = _words(sentence)
-            times.update(words.union(_RULES.longer_in(sentence, words)))
+            times.update(_words(sentence))
         # Of words in more than one sentence, from 0 for one in all of them; that of the others is 1.
         log = math.log(max(self._sentences, _LEAST_SENTENCES))
         self._rarity = {word: max(1 - math.log(count) / log, 0.0) for word, count in times.items() if count > 1}
@@ -148,14 +144,13 @@ class Talk:
     def weight(self, sentence: str) -> Weight:
         """Weighs a sentence of this person's: about 1 for prose, up to 5.7 for a rule."""
         words = _words(sentence)
-        rules = [self._rarity.get(word, 1.0) for word in _RULES.found_in(sentence, words)]
-        worth = self._news(words) + (_RULE * max(*rules, _LEAST_RARITY) if rules else 0.0)
-        worth += _CONDITION if _CONDITIONS.found_in(sentence, words) else 0.0
+        is_rule = _RULES.stand_in(sentence, words)
+        worth = self._news(words) + _RULE * is_rule + _CONDITION * _CONDITIONS.stand_in(sentence, words)
         if sentence.endswith(_QUESTION_ENDS):
             worth *= _QUESTION_RATIO
         if len(sentence) < _SHORT_CHARS and sentence.isascii():
             worth *= _SHORT_RATIO
-        return Weight(worth, bool(rules))
+        return Weight(worth, is_rule)
 
     def _news(self, words: Set[str]) -> float:
         """From 0.3 to 1.7, by words that hardly another sentence has; 1 if no other is known."""

@@ -14,8 +14,7 @@ from itertools import count as numbers
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.cuts import outside_thoughts
-from litellm_compaction.core.excerpts import ends
+from litellm_compaction.core.cuts import ends, outside_thoughts
 from litellm_compaction.core.messages import (
     NO_MARKS,
     JsonValue,
@@ -38,7 +37,6 @@ _CLEARED = "[Old tool result content cleared]"
 # A result, or data, that is hardly longer than the line in its place stays.
 _LEAST_SAVED_CHARS = 80
 _ARGUMENTS_CHARS = 120
-_RECURRING: frozenset[Kind] = frozenset({"recurring"})
 _SHRINKING: frozenset[Kind] = frozenset({"data", "recurring"})
 # Chat, responses and messages; LiteLLM has made chat parts of all of them before a guarded deployment is chosen.
 _IMAGE_KINDS = frozenset({"image_url", "input_image", "image"})
@@ -69,8 +67,7 @@ def in_forms(
 ) -> list[Message | None]:
     """The messages as they are sent, None for one that is gone; one that does not change is the same object.
 
-    Those before `start` are gone unless they have a form. Of several forms of a position the last one counts; `images`
-    stay.
+    Those before `start` are gone unless they have a form, the last one for a position; `images` stay.
     """
     known = {each.position: each for each in forms}
     calls = calls_by_position(messages) if any(each.how == "line" for each in known.values()) else {}
@@ -113,19 +110,17 @@ def called(call: ToolCall | None) -> str:
 
 
 def lines_for(messages: Sequence[Message]) -> dict[int, str]:
-    """The shorter text in place of each result and each message with attached data, by position.
-
-    The client's own words that come again later go first, then the oldest.
-    """
-    calls, recurring = calls_by_position(messages), [at for at, each in enumerate(messages) if _recurs_in(each)][:-1]
+    """The shorter text for each result and each message with data, what comes again later first, then the oldest."""
+    calls = calls_by_position(messages)
+    marked = [at for at, each in enumerate(messages) if each.marks is not NO_MARKS]
+    again = [at for at in marked if any(_shrinks(each, {"recurring"}) for _, each in stretches_of(messages[at]))][:-1]
     found = {
         at: line_for(message, calls.get(at)) if message.role == "tool" else without_data(message).text
         for at, message in enumerate(messages)
         if message.role in ("tool", "user")
     }
     shrinking = [at for at, line in found.items() if len(messages[at].text) - len(line) >= _LEAST_SAVED_CHARS]
-    shrinking.sort(key=lambda at: (at not in recurring, at))
-    return {at: found[at] for at in shrinking}
+    return {at: found[at] for at in sorted(shrinking, key=lambda at: (at not in again, at))}
 
 
 # ------------------------------------------------------------------ data that a client attached
@@ -146,13 +141,10 @@ def without_data(message: Message) -> Message:
 def with_shorter_data(
     message: Message, shorten: Callable[[str], str | None], kinds: Collection[Kind] = _SHRINKING
 ) -> Message:
-    """`message` with something shorter for the data in it: parts, words, notes and the data's own tags stay.
+    """`message` with something shorter for the data in a user's one: parts, words, notes and the data's own tags stay.
 
-    Args:
-        message: any; only a user's holds data.
-        shorten: gives the text in place of a stretch of data, oldest first; "" for a line that says what was there,
-            None for the stretch as it is.
-        kinds: of the stretches that it is asked about.
+    `shorten` gives the text in place of a stretch of those kinds, oldest first: "" for a line that says what was there,
+    None for the stretch as it is.
     """
     if message.role != "user" or message.is_synthetic:
         return message
@@ -162,7 +154,17 @@ def with_shorter_data(
     def shown(part: JsonValue) -> JsonValue:
         if isinstance(part, Mapping) and isinstance(part.get("text"), str):
             return {**part, "text": shown(part["text"])}
-        return _shortened(part, next(found), shorten, kinds) if isinstance(part, str) else part
+        if not isinstance(part, str):
+            return part
+        pieces, kept = [], 0
+        for each in next(found):
+            body = part[each.body : each.body_end]
+            shorter = shorten(body) if _shrinks(each, kinds) else None
+            shorter = _REMOVED_DATA.format(tokens=roughly_tokens(body)) if shorter == "" else shorter
+            if shorter is not None and len(shorter) < len(body):
+                pieces += [part[kept : each.body], "\n", shorter.strip("\n"), "\n" * (each.body_end < each.end)]
+                kept = each.body_end
+        return "".join((*pieces, part[kept:]))
 
     changed = list(map(shown, content)) if isinstance(content, list) else shown(content)
     if changed == content:
@@ -170,30 +172,8 @@ def with_shorter_data(
     return replace(parse_message({**message.raw, "content": changed}), marks=message.marks)
 
 
-def _shortened(
-    text: str, found: Iterable[Stretch], shorten: Callable[[str], str | None], kinds: Collection[Kind]
-) -> str:
-    pieces: list[str] = []
-    kept = 0
-    for each in found:
-        body = text[each.body : each.body_end]
-        shorter = shorten(body) if _shrinks(each, kinds) else None
-        if shorter is None:
-            continue
-        shorter = shorter or _REMOVED_DATA.format(tokens=roughly_tokens(body))
-        if len(shorter) < len(body):
-            closes = each.body_end < each.end
-            pieces += [text[kept : each.body], "\n", shorter.strip("\n"), "\n" if closes else ""]
-            kept = each.body_end
-    return "".join((*pieces, text[kept:]))
-
-
 def _shrinks(stretch: Stretch, kinds: Collection[Kind]) -> bool:
     return stretch.kind in kinds and stretch.body_end - stretch.body - len(_REMOVED_DATA) >= _LEAST_SAVED_CHARS
-
-
-def _recurs_in(message: Message) -> bool:
-    return message.marks is not NO_MARKS and any(_shrinks(each, _RECURRING) for _, each in stretches_of(message))
 
 
 # ------------------------------------------------------------------ reasoning and images
@@ -206,10 +186,9 @@ def image_parts(message: Message) -> list[JsonValue]:
 
 def _bare(message: Message, at: int, images: Collection[ImagePlace]) -> Message:
     """`message` without its reasoning, and without its images but those in `images`."""
-    raw = message.raw
     if message.role == "assistant":
-        if any(key in raw for key in _REASONING_KEYS):
-            message = parse_message({key: value for key, value in raw.items() if key not in _REASONING_KEYS})
+        if not _REASONING_KEYS.isdisjoint(message.raw):
+            message = parse_message({key: value for key, value in message.raw.items() if key not in _REASONING_KEYS})
         if "<think" in message.text and isinstance(content := message.raw.get("content"), str):
             first, *others = outside_thoughts(content)
             said = "".join((first, *(part.lstrip() for part in others)))
@@ -242,8 +221,7 @@ class ClearOrder:
     Source: anthropic, `types/beta/beta_clear_tool_uses_20250919_edit_param.py`.
 
     Attributes:
-        above_tokens: of the prompt; 0 if the number of calls decides.
-        above_calls: likewise.
+        above_tokens: of the prompt; 0 if the number of calls decides, `above_calls`.
         keep: so many calls, the newest ones, keep their results.
         at_least_tokens: less is not worth a changed prefix; 0 for any.
         excluded: tools whose results stay.
@@ -258,15 +236,8 @@ class ClearOrder:
     inputs: bool | frozenset[str] = False
 
 
-class Cleared(NamedTuple):
-    """The conversation after an order, and the number of calls whose results went."""
-
-    messages: tuple[Message, ...]
-    calls: int
-
-
-def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) -> Cleared:
-    """Returns a conversation with its old tool results cleared, if it is as large as the order says."""
+def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) -> tuple[tuple[Message, ...], int]:
+    """A conversation with old results cleared, if it is as large as ordered, and how many calls' results went."""
     found = list(rounds(messages))
     calls = [made for each in found for made in each.made]
     is_due = prompt_tokens > order.above_tokens if order.above_tokens else len(calls) > order.above_calls
@@ -278,7 +249,7 @@ def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) 
         shown[at] = with_text(shown[at], _CLEARED)
         if order.inputs is True or (order.inputs and made.call.name in order.inputs):
             shown[made.at] = _without_input(shown[made.at], made.place)
-    return Cleared(tuple(shown), len({*gone.values()}))
+    return tuple(shown), len({*gone.values()})
 
 
 def _without_input(message: Message, place: int) -> Message:
@@ -295,13 +266,13 @@ def _without_input(message: Message, place: int) -> Message:
 def state_calls(messages: Sequence[Message]) -> dict[tuple[int, int], bool]:
     """The calls that carry a whole state, such as a list of tasks, by message and place there: True for the newest.
 
-    A tool has such calls if a list of objects comes again with at least half of its texts the same.
+    A tool has such calls if its lists of objects come again with at least half of their texts the same.
     """
-    groups: defaultdict[tuple[str, str], list[tuple[tuple[int, int], set[str]]]] = defaultdict(list)
+    groups: defaultdict[str, list[tuple[tuple[int, int], set[str]]]] = defaultdict(list)
     for at, message in enumerate(messages):
         for place, call in enumerate(message.calls):
-            for key, texts in _listed(call.arguments):
-                groups[call.name, key].append(((at, place), texts))
+            if texts := state_texts(call):
+                groups[call.name].append(((at, place), texts))
     return {
         where: where == group[-1][0]
         for group in groups.values()
@@ -311,18 +282,12 @@ def state_calls(messages: Sequence[Message]) -> dict[tuple[int, int], bool]:
 
 
 def state_texts(call: ToolCall) -> set[str]:
-    """The texts of a state's items."""
-    return {text for _, texts in _listed(call.arguments) for text in texts}
-
-
-def _listed(arguments: str) -> list[tuple[str, set[str]]]:
-    """The lists of objects among arguments, by their names, with the longest text of each object."""
+    """The longest text of each object in a call's lists of several objects."""
     try:
-        values = json.loads(arguments) if "[{" in arguments.replace(" ", "") else None
+        values = json.loads(call.arguments) if "[{" in call.arguments.replace(" ", "") else None
     except (ValueError, RecursionError):
-        return []
-    return [
-        (key, {max((text for text in item.values() if isinstance(text, str)), key=len, default="") for item in value})
-        for key, value in (values.items() if isinstance(values, dict) else ())
-        if isinstance(value, list) and len(value) > 1 and all(isinstance(item, dict) for item in value)
-    ]
+        return set()
+    lists = [value for value in (values.values() if isinstance(values, dict) else ()) if isinstance(value, list)]
+    states = (value for value in lists if len(value) > 1 and all(isinstance(item, dict) for item in value))
+    texts = ([text for text in item.values() if isinstance(text, str)] for value in states for item in value)
+    return {max(each, key=len, default="") for each in texts}

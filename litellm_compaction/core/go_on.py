@@ -1,8 +1,7 @@
 """The request that makes a model go on with an answer that was stopped at the limit.
 
-It is an ordinary conversation, valid for strict chat templates: the partial answer as the assistant's message, then a
-request of ours to go on, unless the server goes on with that message itself. It is compacted like any other; the end
-of the partial answer stays verbatim.
+It is a conversation like any other, valid for strict chat templates: the partial answer as the assistant's message,
+whose end stays verbatim, then a request of ours to go on, unless the server goes on with that message itself.
 """
 
 from __future__ import annotations
@@ -46,19 +45,12 @@ _THOUGHTS_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partial:
-    """A stopped answer so far; complete tool calls never belong to it.
+    """A stopped answer so far; complete tool calls never belong to it."""
 
-    Attributes:
-        text: the visible text, as the client has it.
-        reasoning: thinking that came in a field of its own.
-        is_json: the answer is structured output: nothing but the document may come.
-        closes: the model is told to think no more; `is_thoughts` holds.
-    """
-
-    text: str
-    reasoning: str = ""
-    is_json: bool = False
-    closes: bool = False
+    text: str  # As the client has it.
+    reasoning: str = ""  # Thinking that came in a field of its own.
+    is_json: bool = False  # Structured output: nothing but the document may come.
+    closes: bool = False  # The model is told to think no more; `is_thoughts` holds.
 
     @property
     def is_thoughts(self) -> bool:
@@ -92,10 +84,9 @@ def continued_request(
     Args:
         messages: as the client sent them.
         partial: the answer so far.
-        tail_tokens: how much of the answer stays verbatim; an earlier part becomes a message of its own, which a
-            compaction may cover.
+        tail_tokens: so much stays verbatim; an earlier part becomes a message of its own, which may be covered.
         count: tokens of a text.
-        ends_in_answer: without the request (`can_end_in_answer` holds). White space at the end is left out, which most
+        ends_in_answer: without the request (`can_end_in_answer` holds), nor white space at the end, which most
             vocabularies join with the next word.
         switch: a word for the model itself to think no more; "" for none.
     """
@@ -128,8 +119,8 @@ def asked_to_go_on(messages: Sequence[Message], partial: Partial, switch: str = 
 def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compaction) -> Compaction:
     """`compaction`, made for `messages` with the chain `hashes`, as the client's next turn finds it.
 
-    The client sends the whole answer in one message, without our requests: the record is keyed by the client's own
-    messages, and says how much of the answer after them it stands for.
+    It has the whole answer in one message: the record is keyed by the client's own messages, and says how much of the
+    answer after them it stands for.
     """
     prefix = system_prefix_length(messages)
     ours = next((index for index, message in enumerate(messages) if message.asks_to_go_on), None)

@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -47,16 +47,13 @@ _MOST_ENDING_CHARS = 300
 # A cut leaves at most so much of data that is not too short to be cut.
 _CUT_RATIO, _LEAST_CUT_CHARS = 0.75, 512
 # Both ends of data are known in pieces; a cut may lie inside of one.
-_PIECE_CHARS, _PIECE_DIGITS, _MOST_PIECES, _LEAST_EQUAL_PIECES = 32, 4, 128, 4
+_PIECE_CHARS, _PIECE_DIGITS, _MOST_PIECES, _LEAST_EQUAL_CHARS = 32, 4, 128, 128
 
 
 class Datum(NamedTuple):
-    """What is known of a tool result, an attached file or an image.
+    """What is known of a tool result, an attached file or an image: digests of all, and of its first and last pieces.
 
-    Attributes:
-        digest: of all of it.
-        chars: its length; 0 for a note, in whose place nothing else is taken.
-        head, tail: of its first and last pieces, in hexadecimal digits.
+    `chars` is 0 for a note, in whose place nothing else is taken.
     """
 
     digest: str
@@ -73,39 +70,40 @@ class Seen(NamedTuple):
 
 
 def seen(rest: Sequence[Message], hashes: Sequence[str], known: Sequence[Seen] = ()) -> tuple[Seen, ...]:
-    """Returns what messages are, or were: `known` says that of the first ones.
+    """Returns what n messages after the leading system ones are, or were: `known` says that of the first ones.
 
-    Args:
-        rest: n messages after the leading system ones.
-        hashes: their chain, n + 1 entries.
+    `hashes` is their chain, n + 1 entries.
     """
     known = known[: len(rest)]
     new = range(len(known), len(rest))
-    return (*known, *(Seen(hashes[at + 1], tuple(map(_datum, _divided(rest[at]).data))) for at in new))
+    return (*known, *(Seen(hashes[at + 1], tuple(map(_datum, _divided(rest[at])[1]))) for at in new))
 
 
 def words_chain(rest: Sequence[Message]) -> tuple[str, ...]:
     """Returns the chain over roles, calls, and the words of person and model alone: an entry more than messages."""
-    return chain([_without_data(message) for message in rest])
+
+    def without_data(message: Message) -> Message:
+        kept = {key: message.raw[key] for key in ("tool_calls", "tool_call_id") if key in message.raw}
+        return parse_message({"role": message.role, "content": "\n".join(_divided(message)[0]), **kept})
+
+    return chain(list(map(without_data, rest)))
 
 
 def edits(rest: Sequence[Message], record: Sequence[Seen]) -> int | None:
-    """Returns how many covered messages their client has edited since; None if they are others.
+    """Returns how many messages of a record their client has edited since; None if they are others.
 
-    Args:
-        rest: messages after the leading system ones, of which the first ones have the words of the covered ones.
-        record: of the covered messages, all of them.
+    The first of `rest` have the words of those.
     """
     if len(record) > len(rest):
         return None
-    pairs = [(message, _divided(message).data, was.data) for message, was in zip(rest, record, strict=False)]
+    pairs = [(message.role, _divided(message)[1], was.data) for message, was in zip(rest, record, strict=False)]
     other = [each for each in pairs if list(map(text_hash, each[1])) != [datum.digest for datum in each[2]]]
     return len(other) if all(_standing(other)) else None
 
 
 def edited(pairs: Sequence[tuple[Message, Message]]) -> list[bool]:
     """Tells of messages, each with what it was by its words and calls, if the client has cleared or cut their data."""
-    return _standing([(now, _divided(now).data, tuple(map(_datum, _divided(was).data))) for now, was in pairs])
+    return _standing([(now.role, _divided(now)[1], tuple(map(_datum, _divided(was)[1]))) for now, was in pairs])
 
 
 def chain_behind(rest: Sequence[Message], record: Sequence[Seen]) -> tuple[str, ...]:
@@ -114,30 +112,28 @@ def chain_behind(rest: Sequence[Message], record: Sequence[Seen]) -> tuple[str, 
     return (chain(())[0], *entries[:-1], *chain(rest[len(record) :], after=entries[-1]))
 
 
-def _standing(messages: Sequence[tuple[Message, Sequence[str], Sequence[Datum]]]) -> list[bool]:
-    """Tells of messages, each with its data and what that was, if the data stands for what was there."""
+def _standing(messages: Sequence[tuple[str, Sequence[str], Sequence[Datum]]]) -> list[bool]:
+    """Tells of messages, each by its role, its data and what that was, if the data stands for what was there."""
     # What stands in the place of several different data is a note.
     places: defaultdict[str, set[str]] = defaultdict(set)
     for text, was in (pair for _, data, were in messages for pair in zip(data, were, strict=False)):
         if _is_short(text) and len(text) < was.chars:
             places[text].add(was.digest)
 
-    def is_note(text: str, role: str) -> bool:
+    def is_note(text: str, role: str, chars: int) -> bool:
         is_sure = role != "tool" or len(_WORD.findall(text)) >= _LEAST_WORDS
-        return len(places[text]) > 1 or (is_sure and _is_note(text))
+        return len(text) < chars and (len(places[text]) > 1 or (is_sure and _is_note(text)))
 
     def stand(role: str, data: Sequence[str], were: Sequence[Datum]) -> bool:
         if len(data) == 1 < len(were):
             # One note in the place of several parts.
-            return is_note(data[0], role) and len(data[0]) < sum(each.chars for each in were)
+            return is_note(data[0], role, sum(each.chars for each in were))
         return len(data) == len(were) and all(
-            text_hash(text) == was.digest
-            or (len(text) < was.chars and is_note(text, role))
-            or (len(text) <= _CUT_RATIO * was.chars and _is_piece(text, was))
+            text_hash(text) == was.digest or is_note(text, role, was.chars) or _is_piece(text, was)
             for text, was in zip(data, were, strict=True)
         )
 
-    return [stand(message.role, data, were) for message, data, were in messages]
+    return [stand(*each) for each in messages]
 
 
 def _is_short(text: str) -> bool:
@@ -159,76 +155,59 @@ def _is_piece(text: str, was: Datum) -> bool:
 
     A line in brackets at the end may be the client's mark, or have stood there.
     """
+    if len(text) > _CUT_RATIO * was.chars:
+        return False
     ending = _ENDING.search(text, max(len(text) - _MOST_ENDING_CHARS, 0))
     bodies = [(text, ""), *([(text[: ending.start()], ending[0])] if ending else [])]
     return any(_is_cut(body, mark, was) for body, mark in bodies)
 
 
 def _is_cut(body: str, mark: str, was: Datum) -> bool:
-    head = _equal_pieces(_pieces(body), was.head)
-    rest = body[head * _PIECE_CHARS :]
-    tail = _equal_pieces(_pieces(rest, backwards=True), was.tail)
-    rest = rest[: len(rest) - tail * _PIECE_CHARS]
+    head = _equal_chars(_pieces(body), was.head)
+    tail = _equal_chars(_pieces(body[head:], backwards=True), was.tail)
+    rest = body[head : len(body) - tail]
     is_note = len(rest) <= 8 * _NOTE_TOKENS and roughly_tokens(rest) <= _NOTE_TOKENS + _PIECE_CHARS // 2
-    return head + tail >= _LEAST_EQUAL_PIECES and is_note and _MARK.search(rest + mark) is not None
+    return head + tail >= _LEAST_EQUAL_CHARS and is_note and _MARK.search(rest + mark) is not None
 
 
-def _equal_pieces(pieces: Iterator[str], known: str) -> int:
-    were = (known[at : at + _PIECE_DIGITS] for at in range(0, len(known), _PIECE_DIGITS))
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(pieces, were, strict=False)))
+def _equal_chars(pieces: str, known: str) -> int:
+    """The characters of the first pieces that are the same."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(pieces, known, strict=False))
+    return sum(1 for _ in same) // _PIECE_DIGITS * _PIECE_CHARS
 
 
-def _pieces(text: str, *, backwards: bool = False) -> Iterator[str]:
-    for number in range(min(len(text) // _PIECE_CHARS, _MOST_PIECES)):
-        start = len(text) - (number + 1) * _PIECE_CHARS if backwards else number * _PIECE_CHARS
-        yield text_hash(text[start : start + _PIECE_CHARS])[:_PIECE_DIGITS]
+def _pieces(text: str, *, backwards: bool = False) -> str:
+    """A few digits of each piece of a text, from its beginning or its end on."""
+    places = range(0, min(len(text) // _PIECE_CHARS, _MOST_PIECES) * _PIECE_CHARS, _PIECE_CHARS)
+    starts = (len(text) - at - _PIECE_CHARS if backwards else at for at in places)
+    return "".join(text_hash(text[start : start + _PIECE_CHARS])[:_PIECE_DIGITS] for start in starts)
 
 
-class _Divided(NamedTuple):
-    words: list[str]
-    data: list[str]
-
-
-def _divided(message: Message) -> _Divided:
+def _divided(message: Message) -> tuple[list[str], list[str]]:
     """The words of a message, and its data: what tools gave, what a client attached, and what is not text."""
     content = message.raw.get("content")
     parts = content if isinstance(content, list) else [message.text]
-    divided = _Divided([], [])
-    if message.role == "tool":
-        divided.data.append(message.text.strip())
-    elif message.role != "user":
-        divided.words.append(normal_text(message))
+    words = [normal_text(message)] if message.role not in ("tool", "user") else []
+    data = [message.text.strip()] if message.role == "tool" else []
     for part in parts:
         text = part.get("text") if isinstance(part, Mapping) else part
         if not is_text_part(part):
-            divided.data.append(json.dumps(normal_part(part), sort_keys=True, default=str))
+            data.append(json.dumps(normal_part(part), sort_keys=True, default=str))
         elif message.role == "user" and isinstance(text, str):
-            _divide(text, divided, is_alone=len(parts) == 1)
-    return divided
-
-
-def _divide(text: str, divided: _Divided, *, is_alone: bool) -> None:
-    found = stretches(text, is_alone=is_alone)
-    if not is_alone and _is_note(text) and all(each.kind != "data" for each in found):
-        # In the place of an image.
-        divided.data.append(text.strip())
-        return
-    for each in found:
-        end = each.body if each.kind == "data" else each.end
-        divided.words.append(text[each.start : end].strip())
-        if each.kind == "data":
-            divided.data.append(text[each.body : each.body_end].strip())
-
-
-def _without_data(message: Message) -> Message:
-    kept = {key: message.raw[key] for key in ("tool_calls", "tool_call_id") if key in message.raw}
-    return parse_message({"role": message.role, "content": "\n".join(_divided(message).words), **kept})
+            found = stretches(text, is_alone=len(parts) == 1)
+            if len(parts) > 1 and _is_note(text) and all(each.kind != "data" for each in found):
+                # In the place of an image.
+                data.append(text.strip())
+                continue
+            words += [text[each.start : each.body if each.kind == "data" else each.end].strip() for each in found]
+            data += [text[each.body : each.body_end].strip() for each in found if each.kind == "data"]
+    return words, data
 
 
 def _datum(text: str) -> Datum:
     if _is_note(text) or len(text) < _LEAST_CUT_CHARS:
         return Datum(text_hash(text), 0 if _is_note(text) else len(text))
-    return Datum(text_hash(text), len(text), "".join(_pieces(text)), "".join(_pieces(text, backwards=True)))
+    return Datum(text_hash(text), len(text), _pieces(text), _pieces(text, backwards=True))
 
 
 def text_hash(text: str) -> str:

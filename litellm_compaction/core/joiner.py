@@ -261,7 +261,7 @@ class Ending:
             end = _place_behind(text, len(block))
             if not block or not self._is_telling(start, text[end : end + 1]):
                 continue
-            if _is_power(block) or block + block in self.dense:
+            if self.repeats_itself(block) or block + block in self.dense:
                 return 0
             if not self._is_row(block):
                 return end
@@ -273,7 +273,7 @@ class Ending:
 
     def repeats_itself(self, block: str) -> bool:
         """Returns True if the partial goes round by `block`, its end without white space."""
-        return _is_power(block) or self.dense.endswith(block + block)
+        return (block + block).find(block, 1) < len(block) or self.dense.endswith(block + block)
 
     def _is_row(self, block: str) -> bool:
         """Rows have come twice in a row, and a repeat of `block` would make another one of them."""
@@ -312,10 +312,6 @@ class Ending:
 
 def _dense(text: str) -> str:
     return "".join(text.split())
-
-
-def _is_power(text: str) -> bool:
-    return (text + text).find(text, 1) < len(text)
 
 
 def _place_behind(text: str, chars: int) -> int:

@@ -1,11 +1,8 @@
 """Decides if a model's summary may be used, and leaves out those of its lines that may not.
 
 Small models say their instruction back, write one sentence again and again, go on with the dialogue, or state rules of
-their own. If such lines are most of a summary, it is not used, and its room goes to the ledger.
-
-A rule that nobody gave would bind whoever reads the record. Losing a correct line costs as well, so a rule
-(`inventions.toml` tells it) needs two sentences in a row that have half of its words, and a negation if it has one. The
-record holds what a user said verbatim, so a lost paraphrase costs little; for the same reason values are not checked.
+their own. A rule (`inventions.toml` tells it) that nobody gave would bind whoever reads the record, so it needs two
+sentences in a row with half of its words, and a negation if it has one. Values stand verbatim in the ledger.
 """
 
 from __future__ import annotations
@@ -90,8 +87,8 @@ class _Line(NamedTuple):
     text: str
     end: str
     is_heading: bool
-    words: int
-    fault: Fault | Literal[""]
+    words: int = 0  # 0 for a heading.
+    fault: Fault | Literal[""] = ""
 
 
 def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgement:
@@ -107,7 +104,7 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
     lines = [line._replace(fault="invented") if each else line for each, line in zip(invented, lines, strict=True)]
     dropped: Counter[Fault | Literal[""]] = Counter()
     for line in lines:
-        dropped[line.fault] += 0 if line.is_heading else line.words
+        dropped[line.fault] += line.words
     words, kept = dropped.total(), dropped.pop("", 0)
     if not words:
         return Judgement("", "empty")
@@ -137,25 +134,27 @@ def _looked_at(summary: str, instruction: str) -> list[_Line]:
     lines: list[_Line] = []
     seen: set[tuple[str, ...]] = set()
     in_dialogue = False
-    pieces = list(_split(summary))
-    for (text, end), (below, _) in zip(pieces, [*pieces[1:], ("", "")], strict=True):
-        # The row over a table's rule names its columns.
-        is_heading = _HEADING.match(text) is not None or (text.startswith("|") and _TABLE_RULE.match(below) is not None)
+    pieces = [*_split(summary), ("", "")]
+    for (text, end), (below, _) in itertools.pairwise(pieces):
         words = _words(text)
-        in_dialogue = not is_heading and (in_dialogue or _TURN.match(text) is not None)
+        # The row over a table's rule names its columns.
+        if _HEADING.match(text) or (text.startswith("|") and _TABLE_RULE.match(below)):
+            in_dialogue = False
+            lines.append(_Line(text, end, is_heading=True))
+            continue
+        in_dialogue = in_dialogue or _TURN.match(text) is not None
+        runs, data = _runs(words), text.encode("utf-8", "surrogatepass")
+        # One phrase, in whatever script, again and again.
+        turns_round = len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
         fault: Fault | Literal[""] = ""
-        if not is_heading and words:
-            runs, data = _runs(words), text.encode("utf-8", "surrogatepass")
-            # One phrase, in whatever script, again and again.
-            turns_round = len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
-            if in_dialogue:
-                fault = "dialogue"
-            elif sum(run in told for run in runs) > _ECHO_SHARE * len(runs):
-                fault = "echo"
-            elif (len(words) >= _LEAST_SENTENCE_WORDS and words in seen) or turns_round:
-                fault = "loop"
-            seen.add(words)
-        lines.append(_Line(text, end, is_heading, len(words), fault))
+        if in_dialogue:
+            fault = "dialogue"
+        elif sum(run in told for run in runs) > _ECHO_SHARE * len(runs):
+            fault = "echo"
+        elif turns_round or (len(words) >= _LEAST_SENTENCE_WORDS and words in seen):
+            fault = "loop"
+        seen.add(words)
+        lines.append(_Line(text, end, is_heading=False, words=len(words), fault=fault if words else ""))
     return lines
 
 

@@ -1,12 +1,9 @@
 """The ledger: text that survives a compaction word for word, without any model.
 
 Messages are divided into pieces of at most a line. A piece is worth what it names (numbers, ids, paths, identifiers,
-names, what is set off) that neither the prompt nor the ledger shows already, and more if it is the user's. Each piece
-taken of a message makes its others count less. The task is quoted first, whole if it has room. A third of the room is
-for sentences that rule something, those of system messages before the user's. Bare names that were in use follow, many
-of them if tools are called: the next call takes them up again.
-
-Deterministic, in any language (what names something is a matter of its form), in time bounded by the room.
+names, what is set off) that neither the prompt nor the ledger shows already, and more if it is the user's. The task is
+quoted first. A third of the room is for sentences that rule something; bare names that were in use come last, many of
+them if tools are called. Deterministic, in any language (names are known by their form), in time bounded by the room.
 """
 
 from __future__ import annotations
@@ -32,6 +29,7 @@ OPERATOR_HEAD = "Instructions of system messages, oldest first; where the user's
 NAMES_HEAD = "Names and values that were in use, the latest last:"
 ANCHORS_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
 _HEADS = {"user": WORDS_HEAD, "system": OPERATOR_HEAD, "developer": OPERATOR_HEAD}
+_RANKS = {"user": 2, "system": 1, "developer": 1}
 _REDACTOR = redactor(())
 # In place of what is left out of a user's message.
 _GAP = "[…]"
@@ -52,7 +50,7 @@ _RULES_SHARE, _NAMES_SHARE, _CHAT_NAMES_SHARE = 0.35, 0.6, 0.1
 _FAIR_BYTES = 160
 # How much more a thing counts for being taken up, and how likely a name is then needed again; a bare figure and a plain
 # word are less likely, and what was named in the last few messages up to seven times as likely.
-_REUSE, _AGAIN = 2.0, (1.0, 10.0, 15.0)
+_TAKEN_UP, _AGAIN = 2.0, (1.0, 10.0, 15.0)
 _NUMBER_RATIO, _PLAIN_RATIO = 0.5, 0.3
 _FRESH, _FRESH_MESSAGES, _NAME_COST_CHARS = 6.0, 5, 8
 # After so many that found no room hardly any will.
@@ -136,7 +134,16 @@ class _Selection:
         self._taken: dict[int, _Piece] = {}
         self._taken_bytes: Counter[int] = Counter()
         self._names: list[str] = []
-        self._use = _use(pieces)
+        said = [piece for piece in pieces if piece.role == "assistant"]
+        # How often the assistant took a name up, and how much that says: in a short message more.
+        self._times = Counter(name for piece in said for name in piece.names)
+        self._use: defaultdict[str, float] = defaultdict(float)
+        chars: Counter[int] = Counter()
+        for piece in said:
+            chars[piece.message] += len(piece.text)
+        for piece in said:
+            for name in piece.names:
+                self._use[name] += min(1.0, _SHORT_CHARS / chars[piece.message])
 
     def fill(self, budget_tokens: int, task: int | None, task_tokens: int, *, has_tools: bool) -> None:
         room = budget_tokens - self._count(WORDS_HEAD) - self._count(ANCHORS_HEAD)
@@ -215,51 +222,43 @@ class _Selection:
 
     def _news(self, piece: _Piece) -> float:
         """The value of the things that a piece alone says."""
-        use, seen = self._use, self._seen
-        new = sum([each * (1 + _REUSE * use.get(name, 0)) for name, each in piece.names.items() if name not in seen])
+        new = math.fsum(
+            weight * (1 + _TAKEN_UP * math.log1p(self._use.get(name, 0.0)))
+            for name, weight in piece.names.items()
+            if name not in self._seen
+        )
         is_old = not new and piece.names and piece.role != "user"
         return 0.0 if is_old else piece.ratio * (new + piece.base)
 
     def _take_names(self, room: int) -> None:
-        """Takes the names that are most likely needed again for their size and stand nowhere else."""
+        """Takes the names that are most likely needed again and stand nowhere else: taken up, late, and short ones."""
         room -= self._count(NAMES_HEAD) + _ITEM_TOKENS
         latest = {name: piece.message for piece in self._pieces for name in piece.names}
-        times = Counter(name for each in self._pieces if each.role == "assistant" for name in each.names)
-        end = max(latest.values(), default=0)
+        times, end = self._times, max(latest.values(), default=0)
 
-        def again(name: str) -> float:
+        def rank(name: str) -> float:
             # A plain word is a person's name, or in German any noun.
             is_plain = name.isalpha() and name[1:] == name[1:].lower()
             ratio = _PLAIN_RATIO if is_plain else 1.0 if any(map(str.isalpha, name)) else _NUMBER_RATIO
             freshness = 1 + _FRESH / (1 + ((end - latest[name]) / _FRESH_MESSAGES) ** 2)
             return ratio * _AGAIN[min(times[name], 2)] * freshness / (_NAME_COST_CHARS + len(name))
 
-        def is_name(name: str) -> bool:
-            # A bare figure that was not taken up says nothing, what is set off in several words is no name,
-            # and "ALWAYS" and "can/cannot" would order something that nobody said.
-            says = name in times or any(map(str.isalpha, name))
-            return says and " " not in name and RULE_WORDS.isdisjoint(name.casefold().split("/"))
-
-        names = filter(is_name, latest.keys() - self._seen)
-        for name in heapq.nsmallest(_MOST_NAMES, names, key=lambda name: (-again(name), name)):
+        # A bare figure that was not taken up says nothing, what is set off in several words is no name, and "ALWAYS"
+        # and "can/cannot" would order something that nobody said.
+        names = [
+            name
+            for name in latest.keys() - self._seen
+            if (name in times or any(map(str.isalpha, name)))
+            and " " not in name
+            and RULE_WORDS.isdisjoint(name.casefold().split("/"))
+        ]
+        for name in heapq.nsmallest(_MOST_NAMES, names, key=lambda name: (-rank(name), name)):
             tokens = self._count(name) + 2
             if tokens <= room:
                 room -= tokens
                 self._names.append(name)
         self._names.sort(key=lambda name: (latest[name], name))
         self._seen.update(self._names)
-
-
-def _use(pieces: Sequence[_Piece]) -> dict[str, float]:
-    """How much the assistant took a name up: a short message's says more, each further one less."""
-    said_chars: Counter[int] = Counter()
-    for piece in pieces:
-        said_chars[piece.message] += len(piece.text)
-    times: defaultdict[str, float] = defaultdict(float)
-    for piece in pieces:
-        for name in piece.names if piece.role == "assistant" else ():
-            times[name] += min(1.0, _SHORT_CHARS / said_chars[piece.message])
-    return {name: math.log1p(each) for name, each in times.items()}
 
 
 def _quotation(pieces: Sequence[_Piece], last: int) -> str:
@@ -271,31 +270,30 @@ def _quotation(pieces: Sequence[_Piece], last: int) -> str:
 
 
 def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> list[_Piece]:
-    """The pieces of the read text, oldest first; of a repeat the last stays, the task first, then the user's."""
-    read = {at: _cleaned(messages[at], redact) for at in _read(messages)}
-    said = {
-        at: list(sentences(_ends(message.text, _READ_PER_WORDS_CHARS)))
-        for at, message in read.items()
-        if message.role in _HEADS
-    }
-    talk = Talk(each.text for at, own in said.items() if read[at].role == "user" for each in own if not each.pasted)
+    """The pieces of the read text, oldest first; of a repeat the user's stays, then an operator's, the last of them."""
     states = state_calls(messages)
     # They say again what their call says.
     echoes = {messages[at].calls[place].id for at, place in states}
-    pieces: list[_Piece] = []
-    for at, message in read.items():
-        if at in said:
-            pieces += _clauses(at, message, said[at], talk)
-        elif message.role != "tool" or message.call_id not in echoes:
-            pieces += _lines(at, message, states)
+    read = [
+        (at, _cleaned(messages[at], redact))
+        for at in _read(messages, task)
+        if messages[at].role != "tool" or messages[at].call_id not in echoes
+    ]
+    said = {
+        at: list(sentences(_ends(message.text, _READ_PER_WORDS_CHARS)))
+        for at, message in read
+        if message.role in _HEADS
+    }
+    talk = Talk(each.text for at, message in read if message.role == "user" for each in said[at] if not each.pasted)
+    pieces = [
+        piece
+        for at, message in read
+        for piece in (_clauses(at, message, said[at], talk) if at in said else _lines(at, message, states))
+    ]
+    ranked = sorted(pieces, key=lambda piece: (piece.message == task, _RANKS.get(piece.role, 0)))
+    last = {piece.text.casefold(): piece for piece in ranked}
     # The task stays whole, whatever it says twice.
-    whole = [piece for piece in pieces if piece.message == task]
-    kept = {piece.text.casefold(): piece for piece in pieces if piece.role not in _HEADS}
-    for role in ("developer", "system", "user"):
-        kept.update((piece.text.casefold(), piece) for piece in pieces if piece.role == role)
-    for piece in whole:
-        kept.pop(piece.text.casefold(), None)
-    return sorted((*whole, *kept.values()), key=lambda piece: (piece.message, piece.place))
+    return [piece for piece in pieces if piece.message == task or last[piece.text.casefold()] is piece]
 
 
 def _cleaned(message: Message, redact: Redact) -> Message:
@@ -304,18 +302,15 @@ def _cleaned(message: Message, redact: Redact) -> Message:
     return replace(message, text=redact(text), calls=tuple(calls))
 
 
-def _read(messages: Sequence[Message]) -> list[int]:
-    """The newest messages, up to so much text, and the first of the user's, which may be the task."""
-    first = next((at for at, message in enumerate(messages) if message.role == "user"), len(messages) - 1)
-    chars, read = 0, {first}
-    for at in reversed(range(len(messages))):
-        message = messages[at]
+def _read(messages: Sequence[Message], task: int | None) -> list[int]:
+    """The newest messages, up to so much text, and the task."""
+    chars, start = 0, len(messages)
+    while start > 0 and chars <= _READ_CHARS:
+        start -= 1
+        message = messages[start]
         most_chars = _READ_PER_WORDS_CHARS if message.role == "user" else _READ_PER_MESSAGE_CHARS
         chars += min(len(message.text) + sum(len(call.arguments) for call in message.calls), most_chars)
-        read.add(at)
-        if chars > _READ_CHARS:
-            break
-    return sorted(read)
+    return [*([task] if task is not None and task < start else []), *range(start, len(messages))]
 
 
 def _clauses(at: int, message: Message, parts: Sequence[Sentence], talk: Talk) -> Iterator[_Piece]:

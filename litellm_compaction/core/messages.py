@@ -1,8 +1,4 @@
-"""Messages: the vocabulary of every other module, and the hash chain that tells when two conversations are the same.
-
-A later request continues an earlier conversation if the normal forms of its first messages are the same: a compaction
-is stored under the entry of exactly the messages that it covers.
-"""
+"""Messages: the vocabulary of every other module, and the hash chain that tells when two conversations are the same."""
 
 from __future__ import annotations
 
@@ -55,19 +51,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """The forms by which a conversation's client is known in it (`stretches.py`); texts are levelled.
+    """The forms by which a conversation's client is known in it (`stretches.py`); texts are levelled."""
 
-    Attributes:
-        names: of elements.
-        lines: that begin the client's paragraphs, or end the person's.
-        items: those that follow in such paragraphs, and what such lines begin with.
-        is_beside: True for a message next to another one that no answer separates from it.
-    """
-
-    names: frozenset[str] = frozenset()
-    lines: frozenset[str] = frozenset()
-    items: frozenset[str] = frozenset()
-    is_beside: bool = False
+    names: frozenset[str] = frozenset()  # Of elements.
+    lines: frozenset[str] = frozenset()  # That begin the client's paragraphs, or end the person's.
+    items: frozenset[str] = frozenset()  # Those that follow in such paragraphs, and what such lines begin with.
+    is_beside: bool = False  # No answer separates a message from the one next to it.
 
 
 NO_MARKS = Marks()
@@ -75,29 +64,18 @@ NO_MARKS = Marks()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One entry of a request's `messages`.
+    """One entry of a request's `messages`."""
 
-    Attributes:
-        role: as the client sent it; unknown roles are kept.
-        text: the content's text; parts joined by newlines, "" for null.
-        other_parts: types of the content parts that are not text ("image_url", "input_audio", …), in order.
-        reasoning: of an assistant message, "" when absent.
-        call_id: of a tool result, the call that it answers.
-        is_synthetic: put there by us so that an answer goes on: a request to go on, never the user's newest message and
-            never cut at; or the end of the answer, if the model goes on with that itself.
-        raw: the client's JSON object, never changed in place.
-        marks: of the conversation that it stands in, for a user message.
-    """
-
-    role: str
-    text: str
-    other_parts: tuple[str, ...] = ()
+    role: str  # As the client sent it; unknown roles are kept.
+    text: str  # The content's; parts joined by newlines, "" for null.
+    other_parts: tuple[str, ...] = ()  # Types of the parts that are not text ("image_url", …), in order.
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
-    call_id: str = ""
+    call_id: str = ""  # Of a tool result: the call that it answers.
+    # Ours, so that an answer goes on: a request to go on, or the end of the answer if the model itself goes on with it.
     is_synthetic: bool = False
-    raw: JsonObject
-    marks: Marks = field(default=NO_MARKS, compare=False, repr=False)
+    raw: JsonObject  # The client's, never changed in place.
+    marks: Marks = field(default=NO_MARKS, compare=False, repr=False)  # Of the conversation, for a user message.
 
     @property
     def is_system(self) -> bool:
@@ -111,15 +89,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request to a model, as far as it takes room in the window; tools and extras are never edited.
-
-    `extras` are other fields that a server may write into the prompt, by their names (`documents`,
-    `chat_template_kwargs`).
-    """
+    """A request to a model, as far as it takes room in the window; tools and extras are never edited."""
 
     messages: tuple[Message, ...]
     tools: tuple[JsonValue, ...] = ()
     tool_choice: JsonValue = None
+    # Other fields that a server may write into the prompt, by their names (`documents`, `chat_template_kwargs`).
     extras: JsonObject = field(default_factory=dict)
 
     @property
@@ -135,12 +110,12 @@ def parse_message(raw: JsonObject) -> Message:
     if not isinstance(role, str):
         raise ValueError("a message without a role")  # noqa: TRY004 - one error type for every bad shape
     text, other_parts = _content(raw.get("content"))
-    reasoning, calls = raw.get("reasoning_content") or raw.get("reasoning"), raw.get("tool_calls")
+    calls = raw.get("tool_calls")
     return Message(
         role=role,
         text=text,
         other_parts=other_parts,
-        reasoning=reasoning if isinstance(reasoning, str) else "",
+        reasoning=_string(raw.get("reasoning_content") or raw.get("reasoning")),
         calls=tuple(map(_call, calls)) if isinstance(calls, list) else (),
         call_id=_string(raw.get("tool_call_id")),
         raw=raw,

@@ -1,7 +1,7 @@
 """A record that travels: kept by a client in place of its history, or read back from the messages that carry it.
 
-To the engine such a record is a stored compaction of one message, the record itself, so that it is applied, chained and
-outgrown like any other. The library has no store: its messages carry the record, under `## Session Summary`.
+To the engine it is a stored compaction of one message, the record itself. The library's messages carry it under
+`## Session Summary`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,11 @@ _INCORPORATES = re.compile(r"\A" + re.escape(INCORPORATES).replace(r"\{rounds\}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portable:
-    """The part of a client's conversation that stands for its beginning.
+    """The part of a client's conversation that stands for its beginning."""
 
-    Attributes:
-        base: the record, as a compaction of itself; None if every message stays.
-        kept: the messages beside it, oldest first, without leading system ones.
-        spares_requests: user's messages that the client sends before it are read all the same.
-    """
-
-    base: Compaction | None
-    kept: tuple[Message, ...]
-    spares_requests: bool = False
+    base: Compaction | None  # The record, as a compaction of itself; None if every message stays.
+    kept: tuple[Message, ...]  # Those beside it, oldest first, without leading system ones.
+    spares_requests: bool = False  # User's messages that the client sends before it are read all the same.
 
     @property
     def record(self) -> str:
@@ -53,31 +47,30 @@ def portable(messages: Sequence[Message], compaction: Compaction | None, *, spar
     if compaction is None:
         rest = tuple(messages[system_prefix_length(messages) :])
         return Portable(base=None, kept=rest, spares_requests=spares_requests)
-    base = as_base(compaction, covered_messages=1) if compaction.record else None
+    base = _as_base(compaction, covered_messages=1) if compaction.record else None
     return Portable(base=base, kept=kept_messages(messages, compaction), spares_requests=spares_requests)
 
 
-def as_base(compaction: Compaction, *, covered_messages: int) -> Compaction:
-    """Returns the record of a compaction as one that covers the first messages of the conversation that it begins."""
-    return Compaction(
+# What a client goes on from stands for good, whatever the window: of its history nothing else is left.
+_RECORD = Compaction(covered_messages=1, covered_hash="", start=1, level="summary", window_tokens=2**31)
+
+
+def _as_base(compaction: Compaction, *, covered_messages: int) -> Compaction:
+    """The record of a compaction as one that covers the first messages of the conversation that it begins."""
+    return replace(
+        _RECORD,
         covered_messages=covered_messages,
-        covered_hash="",
         start=covered_messages,
         round=compaction.round,
         segments=tuple(replace(each, covered_messages=covered_messages) for each in compaction.segments),
         ledger=compaction.ledger,
         level=compaction.level,
         omissions=compaction.omissions,
-        # What a client goes on from stands for good: of its history nothing else is left.
-        window_tokens=2**31,
     )
 
 
 class Unfolded(NamedTuple):
-    """A conversation in full, and its record as compactions that may stand for its beginning, the smallest one first.
-
-    The larger one stands for the user's messages, too, that the client sends beside it, if they do not fit.
-    """
+    """A conversation in full, and its record as compactions of its beginning; the larger one covers spared requests."""
 
     messages: tuple[Message, ...]
     bases: tuple[Compaction, ...] = ()
@@ -93,7 +86,7 @@ def unfolded(messages: Sequence[Message], found: Portable, placeholder: str) -> 
     spared = [each for each in messages[prefix:at] if each.role == "user" and each.text not in known]
     record = [_as_message(found.base)] if found.base else []
     covered = dict.fromkeys((1, 1 + len(spared))) if found.base else {}
-    bases = tuple(as_base(found.base, covered_messages=each) for each in covered if found.base)
+    bases = tuple(_as_base(found.base, covered_messages=each) for each in covered if found.base)
     return Unfolded((*messages[:prefix], *record, *spared, *found.kept, *messages[at + 1 :]), bases)
 
 
@@ -109,10 +102,7 @@ def bases_of(rest: Sequence[Message], hashes: Sequence[str], bases: Sequence[Com
 
 
 def ledger_messages(ledger: str) -> list[Message]:
-    """A ledger's quotations as messages that a new ledger is made from: users' words, system messages', then the rest.
-
-    Those come back as a tool's, so that they give way to newer ones; names as the assistant's, who had them in use.
-    """
+    """A ledger's quotations as messages that a new ledger is made from: users', system messages', tools', its names."""
     # Of several ledgers each has its own heads.
     items: dict[str, list[str]] = {WORDS_HEAD: [], OPERATOR_HEAD: [], ANCHORS_HEAD: [], NAMES_HEAD: []}
     head = WORDS_HEAD
@@ -147,10 +137,10 @@ class Found(NamedTuple):
 
 
 def read_record(messages: Sequence[Message]) -> Found | None:
-    """The record that opens a conversation, in a system message or in the first one behind those; None for none.
+    """The record that opens a conversation with `## Session Summary`, in a system message or the first other; or None.
 
-    It begins with `## Session Summary`. One of ours ends at its end marker, and the rest is the user's; of any other
-    tool's the whole text is the summary, of round 1 if its heading has no number.
+    One of ours ends at its end marker, and the rest is the user's; of any other tool's all is the summary, of round 1
+    if its heading has no number.
     """
     for at, message in enumerate(messages[: system_prefix_length(messages) + 1]):
         text, _ = _opening(message)
@@ -179,16 +169,7 @@ def headed(message: Message, round_number: int) -> Message:
 def _base(body: str, round_number: int) -> Compaction:
     summary, _, ledger = (part.strip() for part in body.partition(f"\n{LEDGER_TITLE}\n"))
     segments = (Segment(text=summary, round=round_number, covered_messages=1),) if summary else ()
-    record = Compaction(
-        covered_messages=1,
-        covered_hash="",
-        start=1,
-        round=round_number,
-        segments=segments,
-        ledger=ledger,
-        level="summary",
-    )
-    return as_base(record, covered_messages=1)
+    return replace(_RECORD, round=round_number, segments=segments, ledger=ledger)
 
 
 def _opening(message: Message) -> tuple[str, list[JsonValue]]:

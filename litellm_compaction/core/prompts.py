@@ -16,8 +16,7 @@ from typing import Literal
 
 import regex
 
-from litellm_compaction.core.cuts import outside_thoughts
-from litellm_compaction.core.excerpts import common_level, excerpt
+from litellm_compaction.core.cuts import common_level, excerpt, outside_thoughts
 from litellm_compaction.core.messages import (
     FRAME_BEGIN,
     FRAME_END,
@@ -67,27 +66,20 @@ _FENCE = re.compile(r"\A```[\w-]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 # At most one line of introduction, and a fence; models break lines inside strings, and the string may be cut.
 _JSON_OPENS = re.compile(r'\A(?:[^\n{]{0,200}\n\s*)?(?:```[\w-]*\s*)?\{\s*"')
 _JSON_SUMMARY = re.compile(r'"summary"\s*:\s*"((?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt]))*)')
-# Markers that a chat template or our own frame would read as structure, by the models whose model cards, chat templates
-# or tokenizer_config.json have them.
-_MARKERS = {
-    "ChatML, Llama 3 and 4, Phi, harmony, Granite, Kimi, Hunyuan": r'<\|(?=[\w▁｜|/"-])|<\w{1,40}\|>',
-    "DeepSeek": r"<｜",
-    "Llama 2, Mistral": r"\[/?INST\]|<</?SYS>>|\[/?(?:SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS"
-    r"|TOOL_CONTENT|ARGS|CALL_ID|THINK)\]",
-    "Gemma, Llama 2, Qwen": r"</?(?:start_of_turn|end_of_turn|bos|eos|s|tools|tool_call|tool_response|think(?:ing)?)>",
-    "EXAONE, MiniMax": r"\[\|(?=\w)|\]~!?b\[?|\[e~\[",
-    "GLM": r"\[[gs]?MASK\]|<[es]op>",
-    "Seed-OSS, Nemotron and tekken, Baichuan, InternLM": r"</?seed:|<(?:SPECIAL|reserved)_\d|\[UNUSED_TOKEN_\d",
-    "Ling, LongCat": r"</?role>|</?longcat_",
-    "StarCoder, Code Llama: what to fill in": r"<(?:fim_(?:prefix|middle|suffix|pad)|PRE|SUF|MID|EOT)>",
-    "Gemma 3, LLaVA, InternVL, Pixtral: images": r"</?(?:(?:start_of_|end_of_)?image|image_soft_token|img)>"
-    r"|\[IMG(?:_BREAK|_END)?\]",
-    "Falcon": r">>(?:QUESTION|ANSWER|TITLE|ABSTRACT|INTRODUCTION|SUMMARY|COMMENT|DOMAIN)<<",
-    "Skywork": r"\[(?:USER|BOT)\]",
-    "our own frame, and the lines between which a pruning model is shown its data": r"\[(?:BEGIN|END) RECORD OF EARLIER"
-    r"|(?i:END OF THE DATA)|(?m:^CONVERSATION TO CONDENSE:|^RECORD SO FAR )",
-}
-_CONTROL = regex.compile("|".join(_MARKERS.values()))
+# Markers that a chat template or our own frame would read as structure, as model cards, chat templates and
+# tokenizer_config.json have them: of ChatML, Llama, Phi, harmony, Granite, Kimi, Hunyuan, DeepSeek, EXAONE, MiniMax and
+# GLM; in brackets those of Mistral, GLM, Pixtral and Skywork; in tags those of Gemma, Llama 2, Qwen, Ling, LongCat,
+# Seed-OSS, Nemotron, Baichuan, InternLM and LLaVA; what is to be filled in; Falcon's; ours around records and data.
+_CONTROL = regex.compile(
+    r'<\|(?=[\w▁｜|/"-])|<\w{1,40}\|>|<｜|\[\|(?=\w)|\]~!?b\[?|\[e~\[|<[es]op>|<</?SYS>>'
+    r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|THINK)\]"
+    r"|\[(?:[gs]?MASK|IMG(?:_BREAK|_END)?|USER|BOT)\]|\[UNUSED_TOKEN_\d"
+    r"|</?(?:start_of_turn|end_of_turn|bos|eos|s|tools|tool_call|tool_response|think(?:ing)?|role)>"
+    r"|</?(?:(?:start_of_|end_of_)?image|image_soft_token|img)>|</?(?:seed:|longcat_)|<(?:SPECIAL|reserved)_\d"
+    r"|<(?:fim_(?:prefix|middle|suffix|pad)|PRE|SUF|MID|EOT)>"
+    r"|>>(?:QUESTION|ANSWER|TITLE|ABSTRACT|INTRODUCTION|SUMMARY|COMMENT|DOMAIN)<<"
+    r"|\[(?:BEGIN|END) RECORD OF EARLIER|(?i:END OF THE DATA)|(?m:^CONVERSATION TO CONDENSE:|^RECORD SO FAR )"
+)
 _REFUSAL = re.compile(
     r"\A\W*(?:i(?:'|’)?m sorry|sorry,|i (?:can(?:'|’)?t|cannot|am unable|won(?:'|’)t)|as an ai)\b", re.IGNORECASE
 )
@@ -105,29 +97,19 @@ def filled(prompt: str, values: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """One way to condense the old part of a conversation.
+    """One way to condense the old part of a conversation."""
 
-    Attributes:
-        name: in settings, events and stored compactions.
-        prompt: it begins with the same words every time, and says that the conversation is data; `{words}` and the
-            other placeholders become numbers.
-        brief_prompt: the same in a few words, for small windows; "" if the prompt serves there, too.
-        keeps_recent: the recent messages stay after the record. If not, all but the protected tail makes way, and each
-            record is a whole one: no segment is added to an earlier one.
-        writer: the strategy whose prompt writes the record; "" is this one. If it is another one, the model is asked
-            first which messages may go, with this strategy's prompt (`core/pruning.py` reads the answer), and the
-            writer's turn comes if that does not do.
-        cleans: the history that the model is shown never ends in a tool's words.
-        lead_in: stands between the record and the user's words that follow; "" for nothing.
-    """
-
-    name: str
+    name: str  # In settings, events and stored compactions.
+    # It begins with the same words every time, and says that the conversation is data; its placeholders become numbers.
     prompt: str
-    brief_prompt: str = ""
+    brief_prompt: str = ""  # The same in a few words, for small windows; "" if the prompt serves there, too.
+    # The recent messages stay after the record. If not, all but the protected tail makes way for a whole record.
     keeps_recent: bool = True
+    # The strategy whose prompt writes the record; "" is this one. If it is another one, the model is asked first which
+    # messages may go, with this strategy's prompt (`core/pruning.py` reads the answer).
     writer: str = ""
-    cleans: bool = False
-    lead_in: str = ""
+    cleans: bool = False  # The history that the model is shown never ends in a tool's words.
+    lead_in: str = ""  # Between the record and the user's words that follow.
 
     @property
     def chooses(self) -> bool:
@@ -144,6 +126,7 @@ class Strategy:
         return cleaned_history(messages) if self.cleans else with_every_result(messages)
 
 
+_NO_STRATEGY = Strategy(name="", prompt="")
 _table: dict[str, Strategy] = {}
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_table)
 
@@ -165,24 +148,14 @@ def register(strategy: Strategy) -> Strategy:
     return strategy
 
 
-def writer_of(name: str) -> str:
-    """The name of the strategy whose prompt writes the record."""
-    return _table[name].writer or name
-
-
 def is_level(name: str) -> bool:
     """Returns False for the level of a stored compaction whose strategy is not there any more."""
     return name in _TAKEN or name in _table
 
 
-def chooses(level: str) -> bool:
-    """Returns True if a compaction was made by a model's choice of messages."""
-    return level in _table and _table[level].chooses
-
-
-def lead_in(level: str) -> str:
-    """Stands between a record and the user's words that follow."""
-    return _table[level].lead_in if level in _table else ""
+def strategy(level: str) -> Strategy:
+    """The strategy that made a compaction of a level; for any other level one without words."""
+    return _table.get(level, _NO_STRATEGY)
 
 
 def without_lead_in(text: str) -> str:
@@ -269,9 +242,7 @@ def appended(
 ) -> tuple[Message, ...]:
     """The conversation itself with the instruction after it, so that a server's prefix cache holds all the rest.
 
-    An assistant's line goes between if the conversation ends in results or in the user's words: Mistral's templates
-    refuse `user` after `tool`, and strict ones two of `user`. `earlier` says if there is a record at the beginning of
-    the messages, and if it is left alone or merged into the new one.
+    An assistant's line goes between where templates want one. `earlier` tells of a record at the beginning.
     """
     topic = ["\n".join(data_lines(focus)[:2])] if focus else []
     request = user_message("\n\n".join((instruction, *topic, _ABOVE.format(earlier=_EARLIER_NOTES[earlier]))))
@@ -285,8 +256,8 @@ def transcript_parts(
 ) -> list[str]:
     """The messages as at most `max_parts` texts of at most `room_tokens` each, oldest first.
 
-    Long messages are cut to excerpts, all to one common level, tool results to a quarter of it. As few parts as leave
-    every tool result a useful length; if the hardest cut does not do, the middle of the conversation is left out.
+    Long messages are cut to one common level, tool results to a quarter of it. As few parts as leave results a useful
+    length; if the hardest cut does not do, the middle of the conversation is left out.
     """
     # Defused before it is counted: a page of control tokens grows by a third when they are broken.
     blocks = [defused(render_message(message)) for message in messages]

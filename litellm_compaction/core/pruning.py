@@ -1,8 +1,8 @@
 """Asks a pruning model which messages may go, and holds its answer against the conversation.
 
-An edit plan by message number is asked for; a conversation written anew is read, too, whatever stands around its JSON.
-A message may be left out or cut to its head and tail, nothing else: no wish can add a role, a call, an id or a word.
-Rounds stay whole, user and assistant keep alternating, and what is protected is never offered.
+An edit plan by message number is asked for; a conversation written anew is read, too. A message may be left out or cut
+to its head and tail: no wish can add a role, a call, an id or a word. Rounds stay whole, user and assistant alternate,
+and what is protected is never offered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pydantic_core import from_json
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.excerpts import common_level, ends
+from litellm_compaction.core.cuts import common_level, ends
 from litellm_compaction.core.forms import Form, lines_for, size_of
 from litellm_compaction.core.messages import (
     JsonObject,
@@ -66,8 +66,7 @@ def offered(rest: Sequence[Message], compaction: Compaction) -> list[int]:
 def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[int], wishes: Wishes) -> Compaction:
     """The compaction with as much of the wishes as leaves a valid conversation; what it leaves out already stays out.
 
-    A stretch goes if every message in it is to go (`_units`). Of anything smaller a result becomes a line, a
-    text leaves a line in its place, and a call stays.
+    A whole stretch goes (`_units`). Of anything smaller a result or a text becomes a line, and a call stays.
     """
     span = _span(compaction)
     wanted = {*compaction.gone.intersection(span), *wishes.dropped.intersection(choices)}
@@ -94,8 +93,8 @@ def _span(compaction: Compaction) -> range:
 def _units(rest: Sequence[Message], span: range, wanted: Collection[int]) -> Iterator[range]:
     """The stretches that can go without putting two of one role next to each other.
 
-    A tool round that an assistant's message follows; a whole exchange, from a user's message to the next one; and all
-    up to the first message that is not wanted away, since the record stands before it in a user's message.
+    All up to the first message that stays, since the record stands before it in a user's message; a tool round that an
+    assistant's message follows; a whole exchange, from a user's message to the next one.
     """
     within = within_rounds(rest)
     stays = next((at for at in span if at not in wanted), span.stop)
@@ -113,17 +112,11 @@ def _units(rest: Sequence[Message], span: range, wanted: Collection[int]) -> Ite
 
 
 def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *, prompt: str = "") -> Wishes:
-    """The wishes in a model's answer; anything may stand around its JSON.
+    """The wishes in a model's answer without its reasoning; anything may stand around its JSON.
 
-    Args:
-        answer: without its reasoning.
-        rest: the messages after the leading system ones.
-        choices: the offered positions, in the order in which they were numbered, from 1.
-        prompt: the question: an example in it that comes back is no answer.
-
-    Raises:
-        ValueError: there are none, or it names a role, a call or a message that does not exist; without any text of
-            the answer.
+    `choices` are the offered positions as they were numbered, from 1. An example in `prompt`, the question, that comes
+    back is no answer. A ValueError, without any text of the answer, says that there are no wishes, or that it names a
+    role, a call or a message that does not exist.
     """
     wish, is_cut = _object(answer, prompt)
     if "prunedConversation" in wish:
@@ -196,10 +189,9 @@ def _places(item: JsonValue) -> slice:
 
 
 def _from_conversation(entries: JsonValue, rest: Sequence[Message], choices: Sequence[int], *, is_cut: bool) -> Wishes:
-    """The messages that a conversation written anew leaves out, by a walk along the original.
+    """The messages that a conversation written anew leaves out, by a walk along the original, up to a cut.
 
-    A message that stands in it stays. One in other words is a note about what goes: its words join the summary. Nothing
-    is known of messages after a cut.
+    A message in other words is a note about what goes: its words join the summary.
     """
     if not isinstance(entries, list) or not entries:
         raise ValueError("`prunedConversation` is not a list of messages")
@@ -246,16 +238,10 @@ def pruning_prompt(
     limit_tokens: int,
     count: Callable[[str], int],
 ) -> str:
-    """One user message that asks what may go; "" if not even the beginnings of the messages fit.
+    """One user message that asks what may go; "" if not even the beginnings of the messages fit in `limit_tokens`.
 
-    Args:
-        prompt: the instruction, with placeholders for `values`.
-        request: the request being worked on, already short; "" for none.
-        earlier: an earlier pruning's words about the messages that it left out; "" for none.
-        focus: the topic that is kept in more detail; "" for none.
-        messages: n, as they would be sent; they are numbered from 1, and `sizes` are their tokens.
-        limit_tokens: bound on the whole.
-        count: tokens of a text, for the pruning model.
+    `prompt` has placeholders for `values`; `request`, `earlier` (words about what was left out before) and `focus` are
+    short, "" for none. The n `messages` are numbered from 1, `sizes` are their tokens, `count` is the pruning model's.
     """
     data = data_lines(focus, (_REQUEST, request), (_EARLIER, earlier))
     head = "\n".join([filled(prompt, values), "", *data, "MESSAGES:\n"])

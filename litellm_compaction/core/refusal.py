@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, margin_tokens
-from litellm_compaction.core.excerpts import common_level, excerpt
+from litellm_compaction.core.cuts import common_level, excerpt
 from litellm_compaction.core.forms import REMOVED_TOKENS, with_shorter_data
 from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.rounds import calls_by_position
@@ -66,9 +66,10 @@ def refusal(model: str, view: View, budget: Budget, tools_tokens: int) -> DoesNo
     for share in shares:
         sums[next((words for name, words in _REMEDIES.items() if share.name.startswith(name)), "")] += share.tokens
     items = ", ".join(f"{each.name} {each.tokens} tokens" for each in sorted(shares, key=lambda each: -each.tokens))
+    remedy = max(sums, key=lambda words: sums[words], default="")
     said = (
         f" that cannot be compacted (context_length_exceeded). They are: {items}. {kept} Load {model} with a context "
-        f"length of at least {needed} tokens{max(sums, key=lambda words: sums[words], default='')}."
+        f"length of at least {needed} tokens{remedy}."
     )
     return _does_not_fit(budget.window_tokens, floor, said, needed, shares)
 
@@ -106,11 +107,7 @@ def _does_not_fit(window: int, tokens: int, said: str, needed: int, shares: tupl
 def shortened(view: View, budget: Budget, *, tool_results: bool, user_message: bool) -> tuple[Message, ...] | None:
     """The messages with all protected texts above one common level cut to head and tail; None if even that is too much.
 
-    Args:
-        view: a conversation that does not fit.
-        budget: of its window.
-        tool_results: results in the open tool round may be cut.
-        user_message: unanswered user messages, and the requests, may be cut.
+    Results in the open tool round may be cut, or unanswered user messages and the requests, or both.
     """
     messages, sizes, count = view.messages, view.sizes, view.count_text
     tail = range(view.latest_cut, len(messages))
@@ -137,10 +134,8 @@ def shortened(view: View, budget: Budget, *, tool_results: bool, user_message: b
 def with_less_data(view: View, budget: Budget, limit_tokens: int) -> tuple[Message, ...] | None:
     """The messages with less of the data that is attached to unanswered ones; None if all may stay.
 
-    Of a conversation that is rendered into one of them, about which a client asks, the oldest turns are such data.
-    Whole files (Claude Code attaches five after its own compaction) give way oldest first, each to a line but the last,
-    of which head and tail may stay, if the protected messages take more than `limit_tokens`; before all of it the
-    client's own words that come again and again do.
+    Of a conversation that is rendered into one of them the oldest turns give way; else, if the protected messages take
+    more than `limit_tokens`, a client's recurring words, then whole files, oldest first, the last to its head and tail.
     """
     messages, count = view.messages, view.count_text
     if budget.rules.keeps_what_fits and (at := rendered_in(messages)) is not None:

@@ -1,8 +1,7 @@
 """Finds which results answer which calls, and where a tool round ends.
 
-A call's result is the message that answers its id, wherever it stands before the next assistant message: clients put
-images, reminders and the person's words between two results. Calls with one id are told apart by their places. A few
-clients send a result in another form: a block or a text under the role `user`, or OpenAI's older role `function`.
+A call's result is the message that answers its id, wherever it stands before the next assistant message; of calls with
+one id by its place. A few clients send it as a block or a text under the role `user`, or OpenAI's older `function`.
 """
 
 from __future__ import annotations
@@ -30,12 +29,9 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """The calls of neighbouring assistant messages, and what answers them before the next assistant message.
+    """The calls of neighbouring assistant messages, one at least, and what answers them before the next such message.
 
-    Attributes:
-        made: the calls, in order; at least one.
-        results: the call that each result answers, by the result's index.
-        unanswered: the calls that nothing answers.
+    `results` has the call that each result answers, by the result's index.
     """
 
     made: Sequence[Made]
@@ -58,8 +54,7 @@ def rounds(messages: Sequence[Message], start: int = 0) -> Iterator[Round]:
     # Some clients send each of several calls in a message of its own.
     turns = [at for at in speaking if at == start or messages[at - 1].role != "assistant"]
     for first, end in pairwise((*turns, len(messages))):
-        calling = (at for at in range(first, end) if messages[at].calls)
-        if made := [Made(at, *each) for at in calling for each in enumerate(messages[at].calls)]:
+        if made := [Made(at, *each) for at in range(first, end) for each in enumerate(messages[at].calls)]:
             yield _round(messages, made, end)
 
 
@@ -110,18 +105,16 @@ def within_rounds(messages: Sequence[Message]) -> frozenset[int]:
 
 def open_round(messages: Sequence[Message]) -> Round | None:
     """The round whose results no assistant message follows, or None."""
-    start = last_assistant_index(messages)
+    start = max(last_assistant_index(messages), 0)
     while start > 0 and messages[start - 1].role == "assistant":
         start -= 1
-    return next((each for each in rounds(messages, max(start, 0)) if each.results), None)
+    return next((each for each in rounds(messages, start) if each.results), None)
 
 
 def open_round_start(messages: Sequence[Message]) -> int | None:
     """The start of the open round, else the first result that no assistant message follows, or None."""
-    if (last := open_round(messages)) is not None:
-        return last.start
-    behind = range(last_assistant_index(messages) + 1, len(messages))
-    return next((index for index in behind if messages[index].role == "tool"), None)
+    last, behind = open_round(messages), range(last_assistant_index(messages) + 1, len(messages))
+    return last.start if last else next((index for index in behind if messages[index].role == "tool"), None)
 
 
 def cleaned_history(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -133,10 +126,7 @@ def cleaned_history(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages with a filler for each result that is missing, after those that are there.
-
-    A model that sees a call without a result tends to make the call, and strict templates refuse it.
-    """
+    """The messages with a filler for each result that is missing: a model tends to make a call that has none."""
     shown = list(messages)
     for each in reversed(list(rounds(messages))):
         shown[each.end : each.end] = [

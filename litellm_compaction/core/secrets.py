@@ -189,20 +189,13 @@ def _without_keys(text: str) -> str:
 def _without_tails(text: str) -> str:
     """A text without the ends of private keys whose first lines were cut off."""
     kept: list[str] = []
-    done = 0
-    at = -1
-    while (at := text.find(_KEY_ENDS, at + 1)) >= 0:
-        begun = at
-        if text.startswith("\n", at - 1) and _KEY_TAIL.match(text, at) is not None:
-            while begun > done:
-                start = text.rfind("\n", max(done, begun - 90), begun - 1) + 1 or done
-                if _KEY_LINE.match(text[start : begun - 1]) is None:
-                    break
-                begun = start
-        if begun < at:
-            kept += (text[done:begun], MARKER, "\n")
-            done = at
-    return "".join((*kept, text[done:]))
+    for line in text.split("\n") if _KEY_ENDS in text else [text]:
+        if _KEY_TAIL.match(line) and kept and _KEY_LINE.match(kept[-1]):
+            while kept and _KEY_LINE.match(kept[-1]):
+                kept.pop()
+            kept.append(MARKER)
+        kept.append(line)
+    return "\n".join(kept)
 
 
 class _Search(NamedTuple):

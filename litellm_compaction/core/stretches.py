@@ -31,15 +31,15 @@ _ELEMENTS: Mapping[str, Kind] = {
 _OPENINGS: Mapping[str, Mapping[str, Any]] = RULES["openings"]
 # LiteLLM's form of a system message in mid-conversation: a text part of its own, before those of that message.
 LITELLMS_NOTE = "Operator note (not from the user)"
-# Those that say where they end stand after the person's words, too, if they cannot be mistaken.
+# One that cannot be mistaken may stand after the person's words, too.
 _INNER_OPENING = re.compile("\n(?=" + "|".join(re.escape(each) for each in _OPENINGS if each.startswith("--")) + ")")
 # An opening tag at the beginning of a line; and of data by its form: an attribute says where to read it again.
 _OPENS = re.compile(r"^[ \t]*<([A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>", re.MULTILINE)
 _SOURCED = re.compile(
     r"<([A-Za-z][\w.:-]{1,60})[ \t](?:[^<>\n]{0,1000}[ \t])?(?:path|file|filename|file_path|ur[il])=[\"']"
 )
-# Alone in its part, or in a message beside another one, an element with a name of several words is a program's. The
-# person's words are wrapped, too, and such a name tells of them.
+# Alone in its part, or beside another message, an element with a name of several words is a program's; a name may also
+# tell of the person's words in it.
 _WRAPPED = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>")
 _SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 _LAST_CLOSED = re.compile(r"</([A-Za-z][\w.:-]{1,60})>\s*\Z")
@@ -54,12 +54,12 @@ _RESULT = re.compile(
     r"(?:Called|Result of calling) the [\w.:-]{1,80} tool(?: with the following input)?:"
     r"|Note: [^\n]{1,1000} was (?:modified|read before)|The user selected (?:the )?lines? "
 )
-# Cline and Roo Code without native tool calls (src/core/assistant-message): a result under the role `user`; some hold
-# what the person answered. And how they begin what they say themselves in a part of its own.
+# Cline and Roo Code without native tool calls: a result under the role `user`, some with what the person answered; and
+# how they begin what they say themselves.
 _TEXT_RESULT = re.compile(r"\[[a-z_]{2,40}(?: for '[^\n]{0,2000}')?\.?[^\n]{0,200}\] Result:")
 _PERSONS_WORDS = re.compile(r"<(?:feedback|answer|user_message|task)>")
 _TITLE = re.compile(r"\[[A-Z]{2,30}(?: [A-Z]{2,30}){1,3}\] ")
-# Hermes, Qwen and Anthropic's older protocol, where a client writes results as the model was trained to read them.
+# Hermes, Qwen and Anthropic's older protocol.
 _RESULT_TAGS = ("<tool_response>", "<tool_result>", "<function_results>")
 # A client's own compaction, by this package's library or a tool with the same heading.
 _RECORD = "## Session Summary"
@@ -161,20 +161,21 @@ def texts_of(message: Message) -> list[str]:
 
 def parts_of(message: Message) -> list[list[Stretch]]:
     """The stretches of each text part of a message."""
-    texts, is_beside = texts_of(message), message.marks.is_beside
-    if texts and texts[0].startswith(LITELLMS_NOTE):
-        return [_all_clients(stretches(text)) for text in texts]
-    found = [stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
+    texts, marks = texts_of(message), message.marks
+    is_note = bool(texts) and texts[0].startswith(LITELLMS_NOTE)
+    is_alone = is_note or len(texts) == 1
+    found = [stretches(text, NO_MARKS if is_note else marks, is_alone=is_alone) for text in texts]
     asked = [_asks_in_element(text) for text in texts]
-    if any(asked) or any(_TEXT_RESULT.match(text.lstrip()) for text in texts[:-1]):
-        # The client wraps the person's words, so other parts are its own; a question may be theirs.
-        found = [
-            own if is_one or text.rstrip().endswith(_QUESTION_ENDS) or len(texts) == 1 else _all_clients(own)
-            for text, own, is_one in zip(texts, found, asked, strict=True)
-        ]
+    # The client wraps the person's words, so other parts are its own; a question may be theirs.
+    wraps = not is_alone and (any(asked) or any(_TEXT_RESULT.match(text.lstrip()) for text in texts[:-1]))
+    is_persons = (is_one or text.rstrip().endswith(_QUESTION_ENDS) for text, is_one in zip(texts, asked, strict=True))
+    found = [
+        _all_clients(own) if is_note or (wraps and not is_its) else own
+        for own, is_its in zip(found, is_persons, strict=True)
+    ]
     said = [(own, at, text) for text, own in zip(texts, found, strict=True) for at in range(len(own)) if own[at].speaks]
-    wrapped = [(own, at) for own, at, text in said if _is_wrapped(text, own[at], is_beside)]
-    if is_beside or len(wrapped) < len(said):
+    wrapped = [(own, at) for own, at, text in said if _is_wrapped(text, own[at], marks.is_beside)]
+    if marks.is_beside or len(wrapped) < len(said):
         for own, at in wrapped:
             own[at] = own[at]._replace(kind="note")
     return found

@@ -11,10 +11,10 @@ import json
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.cuts import excerpt
 from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.stretches import LITELLMS_NOTE, RULES, last_words
 
@@ -43,17 +43,15 @@ _NAME = re.compile(
     re.MULTILINE,
 )
 _WORDS = re.compile(r"\w+(?: \w+)*")
-# The beginning of a turn in the marks of chat templates, and in lists that programs print.
+# The beginning of a turn in the marks of chat templates, in JSON, and in lists that programs print.
 _MARK = re.compile(
     r"<\|(?:im_start\|>|start_header_id\|>)?(\w+)|<start_of_turn>(\w+)|\[(/?INST)\]"
-    r"|\{['\"](?:role|from|author|speaker|sender|type)['\"]: ?['\"](\w+)|\(['\"](\w+)['\"], |\b(\w{2,12})Message\("
+    r"|\{[^{}]{0,200}?['\"](?:role|from|author|speaker|sender)['\"]\s{0,3}:\s{0,3}['\"](\w+)"
+    r"|['\"]role['\"]\s{0,3}:\s{0,3}['\"](\w+)['\"]\s{0,9}\}|\(['\"](\w+)['\"], |\b(\w{2,12})Message\(",
+    re.IGNORECASE,
 )
 _INSTRUCTIONS = {"inst": _USER, "/inst": _MODEL}
-_MARK_END = re.compile(r"<\|(?:im_end|eot_id|end)\|>|<end_of_turn>|</s>")
-_ROLE_KEYS = ("role", "from", "author", "speaker", "sender", "type")
-_CONTENT_KEYS = frozenset(("content", "text", "value", "parts", "message", "data", "body"))
-_IN_JSON = re.compile(rf"\"(?:{'|'.join(_ROLE_KEYS)})\"\s*:\s*\"")
-_BETWEEN_ITEMS = re.compile(r"[\s,\[\]]*\Z")
+_MARK_END = re.compile(r"<\|(?:im_end|eot_id|end)\|>|<end_of_turn>|</s>|[\])}][ \t\r]{0,3}\](?=\s)")
 # Marks of a client's around rendered turns; a person who pastes some writes no such line before or behind them.
 _FRAME = re.compile(r"[ \t]*(?:</?[A-Za-z|][^<>\n]{0,200}>|#{1,6} [^\n]*|[-=*_]{3,}|[\[{])[ \t]*\Z")
 _END = re.compile(
@@ -63,7 +61,7 @@ _QUESTIONS = ("?", "？", "؟")
 _SHORT_CHARS, _TELLING_CHARS = 300, 60
 _LEAST_TURNS, _LEAST_TIMES_NAMED, _MOST_SPEAKERS = 3, 3, 12
 # More takes seconds to read: some 250,000 tokens.
-_MOST_CHARS, _MOST_OBJECTS = 1_000_000, 5_000
+_MOST_CHARS = 1_000_000
 _LEFT_OUT = "[The oldest {turns} of {all} messages were left out here, about {tokens} tokens.]\n"
 _MARGIN_TOKENS, _LEAST_TURN_TOKENS = 32, 64
 
@@ -76,20 +74,18 @@ class Turn(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """Where a turn begins, and the end of its head, or of all of it if its form says where that is."""
+    """Where a turn begins, and the end of its head."""
 
     start: int
     end: int
     speaker: str
-    is_whole: bool = False
 
 
 def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *, has_tools: bool = False) -> bool:
     """Returns True if a client asks for a summary of its own, with which it goes on in place of its history.
 
-    A quotation of such a request in mid-text is none, nor is one with an answer after it. A request without tools and
-    answers for something about a conversation that stands in one message is one, too. Names of `headers` are in lower
-    case; a body's field in place of one counts.
+    So is a request without tools and answers for something about a conversation that stands in one message. Names of
+    `headers` are in lower case; a body's field in place of one counts.
     """
     if any(_says(rule, headers.get(name, "")) for name, rule in RULES["headers"].items()):
         return True
@@ -116,20 +112,17 @@ def _says(rule: Mapping[str, Any], value: str) -> bool:
 
 
 def turns(text: str) -> list[Turn]:
-    """The rendered turns of a text, oldest first; empty for less than a conversation.
-
-    The last one ends where its form does, or with its first paragraph: what stands below may be an instruction.
-    """
+    """The rendered turns of a text, oldest first; the last ends where its form or paragraph does; [] for no talk."""
     return _read(text)[0]
 
 
 def _read(text: str) -> tuple[list[Turn], bool]:
     """The rendered turns of a text, and True if they may be anything that has names and colons."""
-    for read in (_objects, _marks, _labels, _names) if len(text) <= _MOST_CHARS else ():
+    for read in (_marks, _labels, _names) if len(text) <= _MOST_CHARS else ():
         heads = read(text)
         if _is_talk(text, heads):
             starts = [head.start for head in heads]
-            ends = [*starts[1:], heads[-1].end if heads[-1].is_whole else _last_end(text, heads[-1])]
+            ends = [*starts[1:], _last_end(text, heads[-1])]
             is_doubted = read is _names and not _is_dialogue(heads)
             return [Turn(start, end) for start, end in zip(starts, ends, strict=True)], is_doubted
     return [], False
@@ -138,8 +131,7 @@ def _read(text: str) -> tuple[list[Turn], bool]:
 def rendered_in(messages: Sequence[Message]) -> int | None:
     """The index of the message into which a client has rendered a conversation; None for none.
 
-    The request has no answer in it, and hardly more than that conversation and an instruction. A person who pastes a
-    chat asks about it with a question, or several speakers have nothing but names: that is none.
+    There is no answer, and hardly more than that and an instruction. A chat about which a person asks is none.
     """
     if any(message.role not in ("system", "developer", "user") for message in messages):
         return None
@@ -171,22 +163,14 @@ def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str]
     if oldest < len(found):
         return with_text(message, without(oldest))
     shown = without(len(found) - 1)
-    below = _instruction_below(text, found[-1].end, limit_tokens, count)
+    # What stands below may be an instruction; most of a long text is the turn's, whose end is shown as well.
+    below = text[found[-1].end :]
+    below = below if 2 * count(below) <= limit_tokens else ""
     last = text[found[-1].start : len(text) - len(below)]
     # The parts of a text may count for more than the whole.
     room_tokens = count(last) - (count(shown) - limit_tokens) - _MARGIN_TOKENS
     ends = excerpt(last, max(room_tokens, _LEAST_TURN_TOKENS), count)
     return with_text(message, shown[: len(shown) - len(last) - len(below)] + ends + below)
-
-
-def _instruction_below(text: str, start: int, room_tokens: int, count: Callable[[str], int]) -> str:
-    """The end of a text from `start`; if that takes more than half of the room, its last lines: most is the turn's."""
-    below = text[start:]
-    tokens = max(count(below), 1)
-    if 2 * tokens <= room_tokens:
-        return below
-    line = below.find("\n", len(below) - max(len(below) * room_tokens // (2 * tokens), 0))
-    return below[line:] if line >= 0 else ""
 
 
 def _asks(text: str) -> bool:
@@ -207,8 +191,6 @@ def _is_talk(text: str, heads: Sequence[_Head]) -> bool:
     changes = sum(one.speaker != other.speaker for one, other in itertools.pairwise(heads))
     if not {_USER, _MODEL}.issubset(map(_SPEAKERS.get, times)) and 2 * changes < len(heads):
         return False
-    if heads[0].is_whole:
-        return True
     ends = [*(head.start for head in heads[1:]), len(text)]
     said = {" ".join(text[head.end : end].split()) for head, end in zip(heads, ends, strict=True)}
     return 2 * sum(" " in each or not each.isascii() for each in said) > len(heads)
@@ -249,36 +231,11 @@ def _marks(text: str) -> list[_Head]:
         named = each[each.lastindex or 0].casefold()
         speaker = _INSTRUCTIONS.get(named, named)
         if speaker in _SPEAKERS:
-            heads.append(_Head(each.start(), each.end(), speaker))
+            # What an object says may stand before its role.
+            heads.append(_Head(each.start(), each.start() if each[0][0] == "{" else each.end(), speaker))
     # A program has several lists, a conversation is one.
     lists = sum(text[head.start - 1 : head.start + 1] in ("[{", "[(") for head in heads if head.start)
     return heads if lists <= 1 else []
-
-
-def _objects(text: str) -> list[_Head]:
-    """The most objects of JSON that follow each other, with a role and what it says."""
-    runs: list[list[_Head]] = [[]]
-    for head in _decoded(text) if _IN_JSON.search(text) else ():
-        if runs[-1] and not _BETWEEN_ITEMS.match(text[runs[-1][-1].end : head.start]):
-            runs.append([])
-        runs[-1].append(head)
-    return max(runs, key=len)
-
-
-def _decoded(text: str) -> Iterator[_Head]:
-    decoder, cursor = json.JSONDecoder(), 0
-    for opening in itertools.islice(re.finditer(r"\{", text), _MOST_OBJECTS):
-        if opening.start() < cursor:
-            continue
-        try:
-            value, end = decoder.raw_decode(text, opening.start())
-        except (ValueError, RecursionError):
-            continue
-        named = (value[key].casefold() for key in _ROLE_KEYS if isinstance(value.get(key), str))
-        speaker = next((name for name in named if name in _SPEAKERS), "")
-        if speaker and _CONTENT_KEYS.intersection(value):
-            yield _Head(opening.start(), end, speaker, is_whole=True)
-            cursor = end
 
 
 def _last_end(text: str, last: _Head) -> int:

@@ -1,10 +1,8 @@
 """The facts of a conversation, worked out once: sizes, requests, what is protected, and where it may be cut.
 
 A position counts from the first message after the leading system ones, an index from the first message. A cut k covers
-`messages[prefix:k]` and keeps `messages[k:]` as they are.
-
-Agents put words of their own under the role `user` (reminders, lists of skills, results as text). Such a message is
-recognized by its form alone, and if that is not certain it counts as the person's: then both stay (promise P2).
+`messages[prefix:k]`. Agents put words of their own under the role `user` (reminders, results as text): such a message
+is known by its form, and counts as the person's if that is not certain (promise P2).
 """
 
 from __future__ import annotations
@@ -59,10 +57,9 @@ def _speaks(message: Message) -> bool:
 def request_indices(messages: Sequence[Message]) -> tuple[int, ...]:
     """The indices of the user messages that say what is being worked on, ascending; empty if there is no user's.
 
-    They stay verbatim (promise P2): the newest user message of any writer, and the newest that says something and
-    may be the person's. If that stands where a client's program may add what looks like a person's words, after tool
-    results or another user message, the newest before it that surely is the person's stays, too, unless it is long.
-    Each is found by what stands before it, so more messages never make an older one a request.
+    They stay verbatim (promise P2): the newest of any writer, and the newest that may be the person's. If that stands
+    where a program may have written it, after results or another user's, the newest short one before it that surely is
+    the person's stays, too. More messages never make an older one a request.
     """
     last = _last_requests(messages)
     users = (index for index in range(last[0], -1, -1) if messages[index].role == "user") if last else ()
@@ -98,7 +95,7 @@ def request_text(messages: Sequence[Message]) -> str:
 def answered_round(messages: Sequence[Message]) -> tuple[int, ...]:
     """The indices of the calls and results that an answer answers which we carry over the limit; empty for any other.
 
-    The round is closed by that answer, and may be covered with it; but what the model is saying is about these results.
+    The answer closes the round, which may be covered with it; but it speaks of these results.
     """
     if not messages or not messages[-1].is_synthetic:
         return ()
@@ -111,11 +108,10 @@ def answered_round(messages: Sequence[Message]) -> tuple[int, ...]:
 
 
 def latest_cut(messages: Sequence[Message]) -> int:
-    """The largest index at which the protected tail is still whole.
+    """The largest index at which the protected tail (promise P2) is still whole.
 
-    The tail is protected (promise P2) from the tool round on whose results no assistant message follows, with all that
-    follows them; else from the first unanswered request; else from the last message, which the client wants continued.
-    When we carry an answer over the limit, it is the end of that answer, with our request to go on if there is one.
+    It begins with the tool round whose results no assistant message follows; else with the first unanswered request;
+    else with the last message. Of an answer that we carry over the limit it is the end, with our request to go on.
     """
     if messages and messages[-1].asks_to_go_on:
         return max(len(messages) - 2, 0)
@@ -130,15 +126,11 @@ def latest_cut(messages: Sequence[Message]) -> int:
 def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:
     """The indices at which the list may be cut, ascending; empty when nothing may be covered.
 
-    Rules, as 28 shapes showed in 31 chat templates (llama.cpp's collection):
-    * after the leading system messages, and covering at least one message;
-    * never between a call and its results, whatever stands between them, and a `tool` message never opens the tail
-      (Mistral, gpt-oss, Llama 4 refuse orphans);
-    * the tail opens with `user` or `assistant`: a system message after the summary is refused by Qwen 3.5 and
-      dropped by gpt-oss;
-    * the protected tail is whole;
-    * a request of ours never opens the tail: the record travels with the user's own words;
-    * images of tool results stay with them.
+    The rules are those of llama.cpp's collection of chat templates:
+    * never between a call and its results, and no `tool` message opens the tail (Mistral, gpt-oss, Llama 4 refuse it);
+    * the tail opens with `user` or `assistant`: Qwen 3.5 refuses a system message after the summary, gpt-oss drops it;
+    * the protected tail is whole, and the images of tool results stay with them;
+    * a request of ours never opens the tail: the record travels with the user's own words.
     """
     last, within = latest_cut(messages), within_rounds(messages)
     return tuple(
@@ -285,13 +277,7 @@ class View:
     def newest_images(self, covered_messages: int, *, most: int, most_tokens: int) -> tuple[ImagePlace, ...]:
         """Returns the images that stay although their messages may be covered, ascending: the newest, the user's first.
 
-        A tool can be called again, a photo is sent once. They are chosen when a compaction is made, so that later turns
-        send the same bytes.
-
-        Args:
-            covered_messages: so many may be covered; the requests among them stay in any case.
-            most: as many as the operator wants to stay, those in messages that stay among them.
-            most_tokens: of all that stay.
+        A tool can be called again, a photo is sent once. Those in messages that stay count among the `most`.
         """
         places = [(at, index) for at, each in enumerate(self.rest) for index in range(len(image_parts(each)))]
         going = [each for each in places if each[0] < covered_messages and self.prefix + each[0] not in self.requests]

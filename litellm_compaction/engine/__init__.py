@@ -12,7 +12,7 @@ from litellm_compaction.engine.context import (
     RequestContext,
 )
 from litellm_compaction.engine.context import Decided as Foreseen
-from litellm_compaction.engine.replies import ALL_WAYS, KnownWays, Outcome
+from litellm_compaction.engine.servers import ALL_WAYS, KnownWays, Outcome
 from litellm_compaction.engine.sharing.admission import TOLD_AFTER_S
 from litellm_compaction.engine.sharing.reservation import Reservation
 

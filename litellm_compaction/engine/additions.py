@@ -66,9 +66,7 @@ _ANSWER_SHARE, _HITS, _LIMIT_S = 12, 5, 10.0
 _EXCERPTS_SHARE = 16
 # What a token that is written costs a local engine beside one that is read, about.
 _WRITTEN_WEIGHT = 15
-# Of a message, beside its words.
-_MESSAGE_TOKENS = 16
-_MOST_REMEMBERED, _MOST_AT_ONE_PLACE, _MOST_QUERY_CHARS = 512, 4, 1_000
+_MESSAGE_TOKENS, _MOST_REMEMBERED, _MOST_AT_ONE_PLACE, _MOST_QUERY_CHARS = 16, 512, 4, 1_000
 # A question and its answer tell most conversations apart; those that begin alike add to one index.
 _BEGINNING = 2
 # Of a conversation, the newest: to index so much takes half a second, in a thread; and of an index that grows, until it
@@ -82,11 +80,7 @@ _PINNED_SHARE, _MOST_PINNED = 0.10, 512
 
 
 class Recaller:
-    """Shows compacted requests what was covered, and looks up what their models ask for.
-
-    Args:
-        originals: of covered messages, in which people search; None if none are kept, and so no tool is offered.
-    """
+    """Shows compacted requests what was covered; without kept `originals`, in which people search, by excerpts only."""
 
     def __init__(self, originals: Originals | None = None) -> None:
         self.lookup = Lookup(originals) if originals is not None else None
@@ -172,10 +166,7 @@ class Recaller:
     def added(
         self, measured: MeasuredRequest, compaction: Compaction, messages: tuple[Message, ...]
     ) -> tuple[tuple[Message, ...], tuple[JsonValue, ...] | None]:
-        """Returns `messages`, which `compaction` has left of a request, and its tools, both with what is added.
-
-        As they are, and None for the client's own tools, if nothing can be looked up.
-        """
+        """Returns what `compaction` has left of a request with what was looked up, and its tools; None for its own."""
         tools = self.tools(measured)
         if tools is None:
             return messages, None
@@ -187,20 +178,17 @@ class Recaller:
 
         That depends on nothing that changes from turn to turn, since tools stand in front of everything.
         """
-        tools, are_kept = measured.request.tools, self._originals is not None and self._originals.are_kept
+        tools, originals = measured.request.tools, self._originals
         functions = [tool.get("function") if isinstance(tool, Mapping) else None for tool in tools]
         names = [function.get("name") if isinstance(function, Mapping) else None for function in functions]
-        may_offer = are_kept and measured.context.carries_calls and _may_recall(measured)
-        is_offered = may_offer and bool(tools) and None not in functions and RECALL not in names
-        return (*tools, RECALL_TOOL) if is_offered else None
+        may_offer = _may_recall(measured) and measured.context.carries_calls and None not in functions
+        is_offered = may_offer and RECALL not in names and originals is not None and originals.are_kept
+        return (*tools, RECALL_TOOL) if is_offered and tools else None
 
     def with_found(
         self, messages: Sequence[Message], measured: MeasuredRequest, covered: int, end: int
     ) -> tuple[Message, ...]:
-        """Returns messages, a compacted conversation up to position `end`, with what was looked up between them.
-
-        From the position `covered` on they are the client's.
-        """
+        """Returns a compacted conversation up to `end`, the client's from `covered` on, with what was looked up."""
         shown = list(messages)
         # From the end, so that places before stay what they are.
         for at in range(end, covered, -1):
@@ -219,13 +207,9 @@ class Recaller:
         return bool(keys)
 
     async def look_up(self, prepared: PreparedRequest, said: str, calls: Sequence[ToolCall], left: int) -> None:
-        """Looks up what a model asks for; the next request of its conversation shows it.
+        """Looks up what a model asks for with `calls` behind what it `said`; its conversation's next request shows it.
 
-        Args:
-            prepared: as it was sent; it offers the tool.
-            said: the words of the answer before its calls.
-            calls: of the tool, in their order.
-            left: how many of them may still be looked up for this answer.
+        Only so many as are `left` for this answer; `prepared` is the request, as it was sent, that offers the tool.
         """
         if prepared.applied is None:
             return
@@ -309,13 +293,10 @@ def _exchange(said: str, queries: Sequence[str], texts: Sequence[str]) -> tuple[
 
 
 async def with_pins(store: Store, measured: MeasuredRequest) -> MeasuredRequest:
-    """Returns a request whose conversation knows its pinned messages; `measured` has its hashes.
+    """Returns a request, which has its hashes, with its pinned messages; a BadWish if one is not found, or too large.
 
     The list of a request is the conversation's from then on, kept as entries of the hash chain under its first message,
     without any text; a request without one goes by the last list.
-
-    Raises:
-        BadWish: a pin of the request is in no message of the person's, or all of them are too large.
     """
     conversation, pins, scope = measured.conversation, measured.context.pins, measured.context.scope
     entries, limit_tokens = conversation.hashes[1:], int(_PINNED_SHARE * measured.window.tokens)

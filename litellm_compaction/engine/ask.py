@@ -20,10 +20,11 @@ from typing import Literal, NamedTuple, TypeVar
 from litellm_compaction.concurrency import Bounded, off_loop
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply, covered_as_sent, shown_behind
-from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.cuts import excerpt
 from litellm_compaction.core.forms import Form, in_forms
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import Message, Request, user_message, visible_text
+from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import (
     STRATEGIES,
     Strategy,
@@ -35,7 +36,6 @@ from litellm_compaction.core.prompts import (
     transcript_parts,
 )
 from litellm_compaction.core.pruning import offered, plan_tokens, pruned, pruning_prompt, read_answer
-from litellm_compaction.core.steps import Step
 from litellm_compaction.core.view import request_text
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.context import Ask, Effort, MeasuredRequest, PruningModel, SummaryAnswer
@@ -118,11 +118,9 @@ async def within_s(asking: Awaitable[_Found], timeout_s: float) -> _Found:
 async def summarize(job: SummaryJob, ask: Ask, count: _Count) -> str:
     """Returns a summary of a job's messages, stripped and within its bound (reformat mode).
 
-    `count` gives the tokens of a text for the pruning model, which `ask` calls.
-
-    Raises:
-        SummaryFailed: no call gave a usable summary; `reason` is one of error, empty, refusal, echo, loop, dialogue,
-            script, invented, reasoning_only, longer, small_window.
+    `count` gives the tokens of a text for the pruning model, which `ask` calls. If no call gives a usable summary, a
+    SummaryFailed says why: error, empty, refusal, echo, loop, dialogue, script, invented, reasoning_only, longer,
+    small_window.
     """
     room_tokens = job.prompt_limit_tokens - count(job.prompt("", job.earlier))
     # Beside a record so far as long as it may become.
@@ -147,15 +145,9 @@ async def summarize(job: SummaryJob, ask: Ask, count: _Count) -> str:
 async def written(
     job: SummaryJob, ask: Ask, count: _Count, request: Request, source: Sequence[str], most_tokens: int
 ) -> str:
-    """Returns the summary that answers a request.
+    """Returns the summary that answers a request, within the bounds of a job; errors as `summarize`, and `tool_call`.
 
-    Args:
-        job: its bounds; its messages are not sent.
-        source: all that the writer is shown, by which the summary is checked.
-        most_tokens: of what the summary replaces, and is shorter than.
-
-    Raises:
-        SummaryFailed: as `summarize`, and `tool_call` if the model called a tool instead.
+    It is checked by `source`, which is all that its writer is shown, and shorter than the `most_tokens` it replaces.
     """
     text, answer = await _asked(ask, request, job.summary_tokens + job.thinking_tokens)
     text = said_in_json(text)

@@ -3,10 +3,8 @@
 After an answer that leaves a conversation near its trigger, and once its server has been idle for a moment, the summary
 is asked for after the very conversation that the server's cache holds; it takes effect at the trigger (`plan_ahead`).
 If the next turn is expected to cross it, the server is made to read the compacted conversation, too (`plan_reading`). A
-request that comes meanwhile has the engine at once: the call is ended.
-
-It costs electricity, and its owner's money if calls are paid for. So there is one call at a time for each server, and
-some in an hour for each tenant and model.
+request that comes meanwhile has the engine at once. It costs electricity, and money if calls are paid for: one call at
+a time for each server, and some in an hour for each tenant and model.
 """
 
 from __future__ import annotations
@@ -21,10 +19,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from litellm_compaction.concurrency import Bounded, Tasks, ended, off_loop_if
+from litellm_compaction.core.budget import gains
 from litellm_compaction.core.compaction import Compaction, applied_tokens
 from litellm_compaction.core.messages import Request, user_message
-from litellm_compaction.core.plan import plan_ahead, plan_reading, turn_ended
-from litellm_compaction.core.steps import Step, gains
+from litellm_compaction.core.plan import Step, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.engine.context import (
     Attempts,
     Effort,
@@ -75,14 +73,10 @@ class Background:
     def answered(
         self, request: Request, context: RequestContext, prepared: PreparedRequest, *, answer: str, used_tokens: int
     ) -> None:
-        """Takes note of an answer that has ended; begins nothing before its server has been idle for a moment.
+        """Takes note of the end of an answer to a client's `request`; begins nothing before its server has been idle.
 
-        After one beside a conversation the wait begins anew for that conversation.
-
-        Args:
-            request: the conversation, as the client sent it.
-            answer: its text; "" if the model has called tools.
-            used_tokens: of the window, with the answer.
+        After one beside a conversation the wait begins anew for that conversation. `answer` is its text, "" if the
+        model has called tools, and `used_tokens` are of the window, with it.
         """
         name, settings = server_of(context), context.settings
         before = turn = self._turns.get(name)
@@ -114,7 +108,9 @@ class Background:
         is_idle, is_over = self._engine.admission.is_idle, False
         try:
             await asyncio.sleep(self._quiet_s)
-            if all(self._turns.get(each, turn) is turn and is_idle(each) for each in names):
+            others = [each for each in map(self._turns.get, names) if each is not None and each is not turn]
+            is_free = all(each.writer is None or each.writer.done() for each in others)
+            if is_free and all(map(is_idle, names)):
                 self._turns |= dict.fromkeys(names, turn)
                 await self._write(turn)
                 is_over = True

@@ -17,10 +17,10 @@ from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Make
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.ask import SummaryClient
-from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.background import QUIET_S, Background
 from litellm_compaction.engine.context import (
     CompactionNeeded,
+    Continuation,
     ContinuationPlan,
     Decided,
     Effort,
@@ -32,7 +32,7 @@ from litellm_compaction.engine.deciding import Decider
 from litellm_compaction.engine.make import Maker
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, note_length
 from litellm_compaction.engine.records import Reporter
-from litellm_compaction.engine.replies import KnownWays, ReplyReader, without_thoughts
+from litellm_compaction.engine.servers import ALL_WAYS, Asker, KnownWays, ReplyReader
 from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.engine.sharing.leases import Leases
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
@@ -44,7 +44,7 @@ from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon
 from litellm_compaction.tokens.begun import BegunPrompt, begun_prompt, needed_renderings
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Target, Window, Windows
+from litellm_compaction.windows.windows import Target, Window, Windows, no_thoughts
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -60,7 +60,7 @@ class Compactor:
     """Keeps requests inside their windows; one attribute for each room, for those that decide and write ahead, too.
 
     Args:
-        sources: by which vocabulary and template a target is counted; None takes this package's own only.
+        sources: by which vocabulary and template a target is counted.
         board: of notes of the processes that share the store; None for no others.
         originals: keeps the messages that compactions cover; None for nowhere. Ends with the compactor.
         quiet_s: for how long a server has been idle before a record is written ahead.
@@ -94,7 +94,7 @@ class Compactor:
         )
         client = SummaryClient(windows, counter, self.sources, recaller, clock)
         self.maker = Maker(client, store, originals)
-        self.asker = Asker(windows=windows, counter=counter, measurer=measurer, admission=admission, clock=clock)
+        self.asker = Asker(measurer, admission, clock)
         self.decider = Decider(self, leases)
         self.background = Background(self, clock=clock, quiet_s=quiet_s)
         admission.make_way = self.background.make_way
@@ -109,35 +109,29 @@ class Compactor:
         A summary waits for room in the place of `room`, which the answer holds of a shared context.
 
         Raises:
-            WindowUnknown: no source says how large the window is.
-            ModelNotLoaded: `when_not_loaded` is `error`, or the warm-up did not load the model.
+            WindowUnknown, ModelNotLoaded: as `RequestMeasurer.measure`.
             DoesNotFit: the protected messages alone are too large.
             Overloaded: there was no room for a summary in time.
         """
         return await self.finish(await self.prepare(request, context), room)
 
-    async def prepare(self, request: Request, context: RequestContext) -> Decided:
+    async def prepare(self, request: Request, context: RequestContext, foreseen: Decided | None = None) -> Decided:
         """As `guard`, as far as it goes without a summary: returns what to send, or what has to be made first.
 
         What can be refused is refused here, before the first slow step (promise P8); `finish` tells and keeps.
+        Nothing is done again that was done for the same request when this deployment was `foreseen`.
         """
+        if foreseen and foreseen.measured.context == context and await self.measurer.window(context) == foreseen.window:
+            # Its calls go the way that is known now.
+            return replace(foreseen, measured=replace(foreseen.measured, context=context))
         await self.background.make_way(server_of(context), is_beside=context.is_beside)
         measured = await self.measurer.measure(request, context)
         note_length(measured)
-        prepared = await self.decider.first(measured)
-        if isinstance(prepared, PreparedRequest) and prepared.messages is None and not context.goes_on:
+        decided = await self.decider.first(measured)
+        if isinstance(decided, PreparedRequest) and decided.messages is None and not context.goes_on:
             # The server may have counted fewer tokens than we did.
             context.attempts.too_long = None
-        return prepared
-
-    async def prepared_for(self, request: Request, context: RequestContext, foreseen: Decided | None) -> Decided:
-        """As `prepare`, without doing again what was done for the same request when this deployment was foreseen."""
-        if foreseen is None or foreseen.measured.context != context:
-            return await self.prepare(request, context)
-        if await self.measurer.window(context) != foreseen.window:
-            return await self.prepare(request, context)
-        # Its calls go the way that is known now.
-        return replace(foreseen, measured=replace(foreseen.measured, context=context))
+        return decided
 
     async def finish(self, decided: Decided, room: Reservation | None = None) -> PreparedRequest:
         """Makes the compaction that `prepare` found necessary, or waits for another request's; errors as `guard`."""
@@ -162,7 +156,7 @@ class Compactor:
 
     async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:
         """Returns True if the window is smaller than the one that `prepared` was made for; errors as `guard`."""
-        if prepared.way is not None:
+        if prepared.continuation.way is not None:
             # Where LM Studio's protocol does not work, nothing else tells that the model was loaded again meanwhile.
             self.windows.invalidate(context.target)
         window = await self.measurer.window(context, prompt_tokens=prepared.count.tokens)
@@ -243,8 +237,9 @@ class Compactor:
             # Whole thoughts are in the server's cache, but not worth a compaction, or an answer without room.
             if is_last or _starts_early(prepared, room_tokens, compacts=tail_tokens not in whole):
                 break
-        if isinstance(prepared, CompactionNeeded) and not prepared.will_fit:
-            raise await self.decider.refusal(prepared.measured)
+        measured = prepared.measured
+        if isinstance(prepared, CompactionNeeded) and not measured.budget.fits(prepared.steps[0].predicted_tokens):
+            raise await self.decider.refusal(measured)
         return ContinuationPlan(request, partial, context, messages, prepared, own_ways)
 
     def _own_ways(
@@ -260,22 +255,36 @@ class Compactor:
         is_own = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
         return tuple(good) if is_own else ()
 
-    async def continued(self, plan: ContinuationPlan, room: Reservation | None = None) -> PreparedRequest:
-        """Returns what to send so that the model goes on, in the best way that its server knows; errors as `finish`."""
-        target, closes, prepared = plan.context.target, plan.partial.closes, await self.finish(plan.prepared, room)
-        sent = plan.messages if prepared.messages is None else prepared.messages
-        prepared = replace(prepared, messages=sent, plan=plan)
-        if not plan.ways:
-            name = self.sources.family(target, prepared.window).name
-            closing = without_thoughts(target, prepared.window.source, name) if closes else None
-            return replace(prepared, way="turn", closing=closing)
-        if "raw" in plan.ways:
-            prompt = await self._begun_prompt(target, prepared.window, sent, closes=closes)
+    async def continued(
+        self, plan: ContinuationPlan, room: Reservation | None = None, *, ways: Collection[Way] = ALL_WAYS
+    ) -> PreparedRequest:
+        """Returns what to send so that the model goes on, in the best way of the plan's that is left; as `finish`."""
+        request, partial, context, messages, decided, own_ways = plan
+        prepared = await self.finish(decided, room)
+        sent, window = messages if prepared.messages is None else prepared.messages, prepared.window
+        prepared = replace(prepared, messages=sent)
+        # Those that the server does not take after all get the same messages in another way.
+        plan = plan._replace(messages=sent, prepared=prepared)
+        if not own_ways:
+            name = self.sources.family(context.target, window).name
+            closing = no_thoughts(context.target, window.source, name) if partial.closes else None
+            return replace(prepared, continuation=Continuation(plan, "turn", closing=closing))
+        if "raw" in own_ways and "raw" in ways:
+            prompt = await self._begun_prompt(context.target, window, sent, closes=partial.closes)
             if prompt is not None:
-                is_trusted = self.known_ways.has_gone_on(target, "raw")
-                closing = {} if closes else None
-                return replace(prepared, way="raw", prompt=prompt, is_trusted=is_trusted, closing=closing)
-        return await self.by_another_way(prepared, room, ways=plan.ways)
+                is_trusted = self.known_ways.has_gone_on(context.target, "raw")
+                closing = {} if partial.closes else None
+                return replace(prepared, continuation=Continuation(plan, "raw", prompt, is_trusted, closing))
+        if "prefill" in own_ways and "prefill" in ways:
+            return replace(prepared, continuation=Continuation(plan, "prefill"))
+        if not partial.closes:
+            asked = asked_to_go_on(sent, partial)
+            measured = await self.measurer.measure(replace(request, messages=asked), context)
+            if measured.budget.own.fits(measured.count.tokens):
+                prepared = replace(prepared, messages=asked, count=measured.count, budget=measured.budget.own)
+                return replace(prepared, continuation=Continuation(plan, "turn"))
+        # Our request is too much for it, or quotes less of the thoughts than the server has in its cache.
+        return await self.continue_answer(request, partial, replace(context, trigger_ratio=None), room)
 
     async def _begun_prompt(
         self, target: Target, window: Window, sent: Sequence[Message], *, closes: bool
@@ -286,23 +295,6 @@ class Compactor:
         texts = [text for text in said if text is not None] if None not in said else []
         family, now = self.sources.family(target, window), datetime.fromtimestamp(self._wall_clock())
         return await asyncio.to_thread(begun_prompt, family, sent, now, texts, adds_bos=window.adds_bos, closes=closes)
-
-    async def by_another_way(
-        self, prepared: PreparedRequest, room: Reservation | None = None, *, ways: Collection[Way]
-    ) -> PreparedRequest:
-        """Returns what `continued` gave for a server that does not go on by the way that was tried; `ways` are left."""
-        assert prepared.plan is not None  # noqa: S101 - it goes on
-        request, partial, context, *_ = prepared.plan
-        again = replace(prepared, prompt=None, is_trusted=False)
-        if not partial.closes:
-            if "prefill" in ways and "prefill" in self.known_ways.ways(context.target, prepared.window.source):
-                return replace(again, way="prefill")
-            messages = asked_to_go_on(prepared.messages or (), partial)
-            measured = await self.measurer.measure(replace(request, messages=messages), context)
-            if measured.budget.own.fits(measured.count.tokens):
-                return replace(again, messages=messages, count=measured.count, budget=measured.budget.own, way="turn")
-        # Our request is too much for it, or quotes less of the thoughts than the server has in its cache.
-        return await self.continue_answer(request, partial, replace(context, trigger_ratio=None), room)
 
     # ------------------------------------------------------------------ beside requests
 

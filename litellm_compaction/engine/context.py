@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.config import Settings
-from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, Rules
+from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, CompactionOptions, Rules
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.go_on import Partial, Way, keyed
 from litellm_compaction.core.messages import JsonValue, Message, Request, with_text
+from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import STRATEGIES
 from litellm_compaction.core.rounds import open_round_start
-from litellm_compaction.core.steps import CompactionOptions, Step
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.events import Outcome, Phase
@@ -107,8 +107,7 @@ class RequestContext:
     tenant: str = ""  # Fingerprint of the client, for events.
     now: bool = False  # The client wants a compaction before it is answered, whatever the fill.
     focus: str = ""  # The topic that a summary is to keep in detail, in the client's words: untrusted data.
-    # Words of messages that the client wants verbatim in every compaction; None if it says nothing.
-    pins: tuple[str, ...] | None = None
+    pins: tuple[str, ...] | None = None  # Words of messages that stay verbatim at its wish; None for no word.
     # The client asks for a summary that it goes on with, or beside a conversation: nothing that fits is taken from it,
     # no model is asked, and nothing is kept of it.
     is_client_summary: bool = False
@@ -127,18 +126,6 @@ class RequestContext:
     def is_wanted(self) -> bool:
         """A compaction is still to be made because the client wants it."""
         return self.now and not self.attempts.has_compacted
-
-    @property
-    def options(self) -> CompactionOptions:
-        return CompactionOptions(
-            keep_recent_messages=self.settings.keep_recent_messages,
-            summary_max_tokens=self.settings.constants.summary_max_tokens,
-            # Lines in place of results know no topic.
-            edits=self.settings.constants.clear_tool_results and not self.focus,
-            strategy=STRATEGIES[self.settings.strategy],
-            keep_images=self.settings.constants.keep_images,
-            writes_whole_records=self.writes_whole_records,
-        )
 
     def pressed(self, refusal: str) -> RequestContext:
         """The same with a compaction in any case: the server has shown that our estimate is no guide here."""
@@ -185,7 +172,6 @@ class MeasuredRequest:
 
     @property
     def count_text(self) -> Callable[[str], int]:
-        """Tokens of a text, for this model."""
         return self.conversation.count_text
 
     @property
@@ -195,7 +181,17 @@ class MeasuredRequest:
 
     @property
     def options(self) -> CompactionOptions:
-        return replace(self.context.options, rereads=self.rereads)
+        context, settings, constants = self.context, self.context.settings, self.context.settings.constants
+        return CompactionOptions(
+            keep_recent_messages=settings.keep_recent_messages,
+            summary_max_tokens=constants.summary_max_tokens,
+            # Lines in place of results know no topic.
+            edits=constants.clear_tool_results and not context.focus,
+            strategy=STRATEGIES[settings.strategy],
+            keep_images=constants.keep_images,
+            writes_whole_records=context.writes_whole_records,
+            rereads=self.rereads,
+        )
 
     def keyed(self, compaction: Compaction) -> Compaction:
         """A compaction of this request as it is stored: for the next turn, if an answer was carried over."""
@@ -209,9 +205,8 @@ class MeasuredRequest:
     @property
     def phase(self) -> Phase:
         """The cause of its size: an answer outgrows it, tool results have come in, or it has just grown."""
-        if self.context.goes_on:
-            return "streaming"
-        return "pre_request" if open_round_start(self.request.messages) is None else "tool_response"
+        grown: Phase = "pre_request" if open_round_start(self.request.messages) is None else "tool_response"
+        return "streaming" if self.context.goes_on else grown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,9 +221,20 @@ class CompactionNeeded:
     def window(self) -> Window:
         return self.measured.window
 
-    @property
-    def will_fit(self) -> bool:
-        return self.measured.budget.fits(self.steps[0].predicted_tokens)
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """How a server is made to go on with an answer; without a way for a request that starts one."""
+
+    plan: ContinuationPlan | None = field(default=None, compare=False)  # As it was carried out.
+    way: Way | None = None
+    prompt: BegunPrompt | None = None  # All of it as it is to be sent, for the way `raw`.
+    is_trusted: bool = False  # The server has gone on by this way before, so that it says nothing but the rest.
+    # The body's fields that have the server think no more, if it knows them; None if an answer may think.
+    closing: Mapping[str, JsonValue] | None = None
+
+
+STARTS = Continuation()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,12 +251,7 @@ class PreparedRequest:
     # None if the client's stay; the last of them is ours, which looks up what `applied` covers.
     tools: tuple[JsonValue, ...] | None = None
     applied: Compaction | None = field(default=None, compare=False, repr=False)  # By which `messages` were made.
-    plan: ContinuationPlan | None = field(default=None, compare=False, repr=False)  # By which an answer goes on.
-    way: Way | None = None  # How the server is made to go on with an answer; None for a request that starts one.
-    prompt: BegunPrompt | None = None  # All of it as it is to be sent, for the way `raw`.
-    is_trusted: bool = False  # The server has gone on by this way before, so that it says nothing but the rest.
-    # The body's fields that have the server think no more, if it knows them; None if an answer may think.
-    closing: Mapping[str, JsonValue] | None = None
+    continuation: Continuation = field(default=STARTS, repr=False)  # How an answer goes on.
     outcome: Outcome | None = field(default=None, compare=False)  # Observers are told of it once this is sent,
     reason: str = field(default="", compare=False)  # with one word why.
 
@@ -264,7 +265,6 @@ class PreparedRequest:
 
     @property
     def count_text(self) -> Callable[[str], int]:
-        """Tokens of a text, for this model."""
         return self.measured.count_text
 
     @property
@@ -282,15 +282,12 @@ class PreparedRequest:
     @property
     def shown(self) -> str:
         """The end of the answer that the server goes on with itself; "" if the model is asked to."""
-        return self.messages[-1].text if self.messages and self.way in ("raw", "prefill") else ""
+        return self.messages[-1].text if self.messages and self.continuation.way in ("raw", "prefill") else ""
 
     def sent(self, request: Request) -> Request:
         """Returns `request`, the client's own, with its messages and tools as they are sent."""
-        return replace(
-            request,
-            messages=request.messages if self.messages is None else self.messages,
-            tools=request.tools if self.tools is None else self.tools,
-        )
+        messages = request.messages if self.messages is None else self.messages
+        return replace(request, messages=messages, tools=request.tools if self.tools is None else self.tools)
 
     def max_output_tokens(self, asked_tokens: int | None, *, is_certain: bool = False) -> int:
         """Returns the upstream `max_tokens` for what the client asked (None or negative: unlimited).
@@ -298,17 +295,16 @@ class PreparedRequest:
         Room is left for the most that the prompt may take. `is_certain`: an answer of it ended at such a bound before,
         so that the rest is for what it is likely to take; what an image costs that answer may not have told.
         """
-        count, window_tokens, least_tokens = self.count, self.budget.window_tokens, self.budget.rules.answer_min_tokens
-        limit = self.budget.max_output_tokens(count.tokens, asked_tokens)
-        if is_certain:
-            left_tokens = self.budget.max_output_tokens(count.tokens + count.unpriced_tokens, None)
-            return min(limit, max(left_tokens, least_tokens))
-        can_ask = self.measured.context.measure is not None
-        # If no server tells a number, the likely most where the other leaves less than half: it would go on often.
-        is_bound = can_ask or count.text.is_confirmed or count.high <= window_tokens // 2
-        margin_tokens = 0 if count.is_told or count.own.exact else MARGIN_MIN_TOKENS
-        left_tokens = window_tokens - (count.high if is_bound else count.likely) - margin_tokens
-        return min(limit, max(left_tokens, least_tokens))
+        count, budget, window_tokens = self.count, self.budget, self.budget.window_tokens
+        left_tokens = budget.max_output_tokens(count.tokens + count.unpriced_tokens, None)
+        if not is_certain:
+            can_ask = self.measured.context.measure is not None
+            # If no server tells a number, the likely most where the other leaves less than half: it would go on often.
+            is_bound = can_ask or count.text.is_confirmed or count.high <= window_tokens // 2
+            margin_tokens = 0 if count.is_told or count.own.exact else MARGIN_MIN_TOKENS
+            left_tokens = window_tokens - (count.high if is_bound else count.likely) - margin_tokens
+        limit_tokens = budget.max_output_tokens(count.tokens, asked_tokens)
+        return min(limit_tokens, max(left_tokens, budget.rules.answer_min_tokens))
 
 
 # What is sent, or what has to be made first.

@@ -7,20 +7,17 @@ climbed until the result of one does.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
-
-from typing_extensions import assert_never
 
 from litellm_compaction.concurrency import Bounded, Flights, off_loop_if
 from litellm_compaction.core.compaction import Compaction, is_undone, usable
 from litellm_compaction.core.identity import edited
 from litellm_compaction.core.messages import Message
-from litellm_compaction.core.plan import Make, Plan, Refuse, Send, plan
+from litellm_compaction.core.plan import Make, Plan, Send, Step, plan
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
-from litellm_compaction.core.steps import Step
 from litellm_compaction.core.stretches import is_text_result
 from litellm_compaction.core.view import View
 from litellm_compaction.engine.context import CompactionNeeded, Decided, Effort, MeasuredRequest, PreparedRequest
@@ -33,6 +30,7 @@ from litellm_compaction.events import UNDONE
 if TYPE_CHECKING:
     from litellm_compaction.engine.compactor import Compactor
 
+_ALONE = contextlib.nullcontext()
 _MOST_SCOPES = 4096
 # What a client's clearing has to leave free, of what is sent.
 _ROOM_RATIO = 1.25
@@ -44,8 +42,7 @@ class Decider:
     """Finds the cheapest way in which a request fits its window, by the rooms of `engine`."""
 
     def __init__(self, engine: Compactor, leases: Leases | None) -> None:
-        self._engine = engine
-        self._leases = leases
+        self._engine, self._leases = engine, leases
         self._flights: Flights[Compaction | None] = Flights()
         self._sent = SentBefore()
         # Tenants of whom a small conversation has been compacted at a client's wish: theirs are looked up, too.
@@ -57,7 +54,7 @@ class Decider:
         """Decides about a request of which only the size is known yet; errors as `Compactor.guard`, and BadWish."""
         context, unchanged = measured.context, self._engine.measurer.unchanged
         if not context.may_change and not context.portable:
-            measured = await self._engine.asker.settled(measured)
+            measured = await self._engine.asker.settled(measured, is_sent=True)
             if measured.budget.own.fits(measured.count.tokens):
                 return unchanged(measured)
             self._tell_refused(measured, measured.count.tokens)
@@ -68,34 +65,32 @@ class Decider:
         measured = await hashed(measured)
         if context.is_beside or context.is_client_summary:
             return await self._with_stored(measured)
-        restored = self._sent.restored(context.scope, measured.conversation)
-        if restored is None:
-            sent, prepared = measured, await self._with_stored(measured)
-        else:
-            sent, prepared = await self._restored(measured, restored)
+        sent, decided = await self._as_before(measured)
         self._sent.note(context.scope, sent.conversation)
-        return prepared
+        return decided
 
-    async def _restored(
-        self, measured: MeasuredRequest, restored: tuple[Message, ...]
-    ) -> tuple[MeasuredRequest, Decided]:
+    async def _as_before(self, measured: MeasuredRequest) -> tuple[MeasuredRequest, Decided]:
         """A request as it was before its client cleared some of it, if its compaction does once more; else as it is.
 
         Or if so little room is left that each turn until the next compaction would be read anew, and an edit does.
         """
-        request, edits = replace(measured.request, messages=restored), False
-        before = await hashed(await self._engine.measurer.measure(request, measured.context))
-        # Cleared it may well fit.
-        with contextlib.suppress(CompactionError):
-            earlier = await self._with_stored(before)
-            if isinstance(earlier, PreparedRequest) and earlier.round:
-                return before, earlier
-            edits = isinstance(earlier, CompactionNeeded) and earlier.steps[0].is_edit
-        prepared = await self._with_stored(measured)
-        is_full = isinstance(prepared, CompactionNeeded) or (
-            prepared.round > 0 and prepared.budget.triggers(int(_ROOM_RATIO * prepared.count.tokens))
+        before, edit = measured, None
+        restored = self._sent.restored(measured.context.scope, measured.conversation)
+        if restored is not None:
+            request = replace(measured.request, messages=restored)
+            before = await hashed(await self._engine.measurer.measure(request, measured.context))
+            # Cleared it may well fit.
+            with contextlib.suppress(CompactionError):
+                earlier = await self._with_stored(before)
+                if isinstance(earlier, CompactionNeeded):
+                    edit = earlier if earlier.steps[0].is_edit else None
+                elif earlier.round:
+                    return before, earlier
+        decided = await self._with_stored(measured)
+        is_full = isinstance(decided, CompactionNeeded) or (
+            decided.round > 0 and decided.budget.triggers(int(_ROOM_RATIO * decided.count.tokens))
         )
-        return (before, earlier) if edits and is_full else (measured, prepared)
+        return (before, edit) if edit is not None and is_full else (measured, decided)
 
     async def _with_stored(self, measured: MeasuredRequest) -> Decided:
         measured, found = await self._engine.maker.find(measured)
@@ -113,31 +108,29 @@ class Decider:
         """Decides by what is `stored` under a request's hashes; `cut` says in a word why its texts are not whole."""
         known = stored
         while True:
-            again: MeasuredRequest | None
             decision = await self.plan(measured, known)
-            match decision:
-                case Send(compaction=compaction, is_undone=is_undone):
-                    if compaction is not None:
-                        prepared = await self._applied(measured, compaction, "reused")
-                        if prepared.budget.fits(prepared.count.tokens):
-                            return await self._reusing(prepared)
-                        # Counted as it is sent it does not do: what is decided without it?
-                        known = ()
-                        continue
-                    again = await self._engine.asker.settled(measured, is_sent=True)
-                    if again is measured:
-                        return self._kept(measured, cut, is_undone=is_undone)
-                    measured, known = again, stored
-                case Make(steps=steps):
-                    reused = await self._reused(measured, known)
-                    return reused or CompactionNeeded(measured=measured, steps=steps, stored=tuple(stored))
-                case Refuse():
-                    again = await self._engine.asker.with_floor(measured)
-                    if again is None:
-                        again, cut = await self._cut(measured, cut)
-                    measured, known = again, stored
-                case _:
-                    assert_never(decision)
+            if isinstance(decision, Make):
+                needed = CompactionNeeded(measured=measured, steps=decision.steps, stored=tuple(stored))
+                return await self._reused(measured, known) or needed
+            if isinstance(decision, Send) and decision.compaction is not None:
+                prepared = await self._applied(measured, decision.compaction, "reused")
+                if prepared.budget.fits(prepared.count.tokens):
+                    return await self._quoted(prepared)
+                # Counted as it is sent it does not do: what is decided without it?
+                known = ()
+                continue
+            again = await self._recounted(measured, fits=isinstance(decision, Send))
+            if again is None and isinstance(decision, Send):
+                return self._kept(measured, cut, is_undone=decision.is_undone)
+            if again is None:
+                again, cut = await self._cut(measured, cut)
+            measured, known = again, stored
+
+    async def _recounted(self, measured: MeasuredRequest, *, fits: bool) -> MeasuredRequest | None:
+        """A request by the server's count, before it is sent as it came or refused; None if that says nothing new."""
+        asker = self._engine.asker
+        again = await (asker.settled(measured, is_sent=True) if fits else asker.with_floor(measured))
+        return None if again is measured else again
 
     async def plan(self, measured: MeasuredRequest, stored: Sequence[Compaction]) -> Plan:
         budget = replace(measured.budget, is_wanted=True) if measured.context.is_wanted else measured.budget
@@ -162,14 +155,12 @@ class Decider:
         if found and found[0].state != "provisional":
             prepared = await self._applied(measured, found[0], "reused")
             if not prepared.budget.triggers(prepared.count.tokens):
-                return await self._reusing(prepared)
+                return await self._quoted(prepared)
         return None
 
-    async def _reusing(self, prepared: PreparedRequest) -> PreparedRequest:
-        return replace(await self._quoted(prepared), outcome="reused")
-
     async def _quoted(self, prepared: PreparedRequest) -> PreparedRequest:
-        return await self._engine.recaller.quoted(prepared, self._engine.measurer)
+        quoted = await self._engine.recaller.quoted(prepared, self._engine.measurer)
+        return replace(quoted, outcome="reused")
 
     def _kept(self, measured: MeasuredRequest, cut: str, *, is_undone: bool) -> PreparedRequest:
         """The request as it came, or with its texts cut; `is_undone` if the owner of its compaction has undone that."""
@@ -181,14 +172,16 @@ class Decider:
 
     async def sent(self, prepared: PreparedRequest) -> PreparedRequest:
         """Tells of a request that is sent as it was decided; a record written ahead is in effect from then on."""
-        measured, compaction = prepared.measured, prepared.applied
-        if prepared.outcome is not None:
-            effort = Effort(reason=prepared.reason)
-            self._engine.reporter.decided(measured, prepared.outcome, prepared=prepared, effort=effort)
-        if prepared.outcome is not None and compaction is not None and compaction.is_waiting:
+        if prepared.outcome is None:
+            return prepared
+        measured, compaction, effort = prepared.measured, prepared.applied, Effort(reason=prepared.reason)
+        self._engine.reporter.decided(measured, prepared.outcome, prepared=prepared, effort=effort)
+        if compaction is not None and compaction.is_waiting:
             # Also if a later turn is smaller.
             await self._engine.maker.put(measured, replace(compaction, state="applied"))
         return replace(prepared, outcome=None)
+
+    # ------------------------------------------------------------------ a request that does not fit
 
     async def _cut(self, measured: MeasuredRequest, cut: str) -> tuple[MeasuredRequest, str]:
         """The request with less attached data, or its largest texts cut if the operator allows it; or the refusal."""
@@ -238,7 +231,6 @@ class Decider:
 
     async def _climbed(self, needed: CompactionNeeded, room: Reservation | None) -> Decided:
         measured, context, effort = needed.measured, needed.measured.context, Effort()
-        reporter = self._engine.reporter
         for at, step in enumerate(needed.steps):
             made, is_ours = await self._made(needed, needed.steps[at:], room, effort)
             if made is not None and not is_ours:
@@ -250,17 +242,14 @@ class Decider:
             if step.is_record:
                 break
         does_fit = measured.budget.own.fits(measured.count.tokens)
-        asker = self._engine.asker
-        again = await (asker.settled(measured, is_sent=True) if does_fit else asker.with_floor(measured))
-        if again is not None and again is not measured:
+        if (again := await self._recounted(measured, fits=does_fit)) is not None:
             return await self.decide(again, needed.stored)
         if does_fit:
             return self._engine.measurer.unchanged(measured)
         for hardest in await self._engine.maker.hardest(measured):
             prepared = await self._applied(measured, hardest, "compacted")
             if prepared.budget.fits(prepared.count.tokens):
-                reporter.decided(measured, "fallback", prepared=prepared, effort=Effort(reason="bare"))
-                return prepared
+                return replace(prepared, outcome="fallback", reason="bare")
         raise await self.refusal(measured)
 
     async def _tried(
@@ -288,7 +277,7 @@ class Decider:
         elif is_undone(measured.conversation, needed.stored):
             # It would not have fitted otherwise.
             effort.reason = effort.reason or UNDONE
-        prepared = await self._quoted(prepared)
+        prepared = replace(await self._quoted(prepared), outcome=None)
         is_fallback = made.level == "truncate" and not context.is_client_summary
         reporter.decided(
             measured,
@@ -305,58 +294,42 @@ class Decider:
     ) -> tuple[Compaction | None, bool]:
         """The compaction by the first step, None for nothing usable; and True if it was made for this very request.
 
-        What a model is asked for is made once for all of equal tenants, models, topics, and covered messages.
+        What a model is asked for is made once, in one of all processes, for all of equal tenants, models, topics, and
+        covered messages; who waits for it gives back its room.
         """
         measured, context, step, is_ours = needed.measured, needed.measured.context, steps[0], False
+        make = partial(self._engine.maker.make, measured, steps, effort)
         if step.question == "none":
-            return await self._engine.maker.make(measured, steps, effort), True
-
-        async def make() -> Compaction | None:
-            nonlocal is_ours
-            is_ours = True
-            if room is None:
-                return await self._engine.maker.make(measured, steps, effort)
-            async with room.for_summary(measured.window, measured.count.tokens):
-                return await self._engine.maker.make(measured, steps, effort)
-
+            return await make(), True
         covered_hash = measured.conversation.hashes[step.draft.covered_messages]
         key = (context.scope, context.target.key, context.focus, step.question, covered_hash)
-        limit_s, wait = context.settings.summary_timeout_s, room.pause if room is not None else lambda: None
-        made = await self._once(key, partial(self._made_meanwhile, needed), make, wait, limit_s)
-        return made, is_ours
+        topic, limit_s = f"compaction {key!r}", context.settings.summary_timeout_s
 
-    async def _once(
-        self,
-        key: Hashable,
-        look: Callable[[], Awaitable[Compaction | None]],
-        make: Callable[[], Coroutine[Any, Any, Compaction | None]],
-        wait: Callable[[], None],
-        limit_s: float,
-    ) -> Compaction | None:
-        """What `make` gives, in one of all processes that need it; all others `wait` for it, and `look` for it."""
+        async def look() -> Compaction | None:
+            # It may have waited, or come late.
+            again, stored = await self._engine.maker.find(measured)
+            new = usable(again.conversation, (each for each in stored if each not in needed.stored))
+            return new[0] if new else None
 
-        async def looked() -> Compaction | None:
-            wait()
+        async def waited() -> Compaction | None:
+            if room is not None:
+                room.pause()
             return await look()
 
         async def first() -> Compaction | None:
-            if self._leases is None:
-                return await look() or await make()
-            async with self._leases.one_of_all(f"compaction {key!r}", looked, limit_s=limit_s) as found:
-                return found or await look() or await make()
+            nonlocal is_ours
+            shared = self._leases.one_of_all(topic, waited, limit_s=limit_s) if self._leases is not None else _ALONE
+            async with shared as found:
+                if found := found or await look():
+                    return found
+                is_ours = True
+                async with room.for_summary(measured.window, measured.count.tokens) if room is not None else _ALONE:
+                    return await make()
 
-        if self._flights.is_under_way(key):
-            wait()
-        return await self._flights.join(key, first)
-
-    async def _made_meanwhile(self, needed: CompactionNeeded) -> Compaction | None:
-        """A compaction that another request has stored since this one was planned; it may have waited, or come late."""
-        _, stored = await self._engine.maker.find(needed.measured)
-        if all(each in needed.stored for each in stored):
-            return None
-        decision = await self.plan(needed.measured, stored)
-        made = decision.compaction if isinstance(decision, Send) else None
-        return made if made not in needed.stored else None
+        if self._flights.is_under_way(key) and room is not None:
+            room.pause()
+        made = await self._flights.join(key, first)
+        return made, is_ours
 
 
 class SentBefore:
@@ -372,26 +345,24 @@ class SentBefore:
 
     def restored(self, scope: str, conversation: View) -> tuple[Message, ...] | None:
         """Returns the messages with results as they were that the client has cleared or cut; None if there are none."""
-        other, rest = self._other(scope, conversation), conversation.rest
-        does = edited([(rest[at], was) for at, was in other.items()])
-        shown = {at: was for (at, was), is_edit in zip(other.items(), does, strict=True) if is_edit}
-        head = conversation.messages[: conversation.prefix]
+        shown = {at: was for at, was in self._changed(scope, conversation).items() if was is not None}
+        head, rest = conversation.messages[: conversation.prefix], conversation.rest
         return (*head, *(shown.get(at, each) for at, each in enumerate(rest))) if shown else None
 
     def note(self, scope: str, conversation: View) -> None:
         """Remembers the results of a conversation that is sent."""
-        other, rest = self._other(scope, conversation), conversation.rest
-        pairs = [(rest[at], was) for at, was in other.items()]
-        either = zip(other, edited(pairs), edited([(was, now) for now, was in pairs]), strict=True)
-        strangers = {at for at, was_cut, is_whole in either if not (was_cut or is_whole)}
+        changed = self._changed(scope, conversation)
         for at, key in self._results(scope, conversation):
-            is_strange = at in strangers or self._sent.get(key, rest[at]) is None
-            self._sent[key] = None if is_strange else rest[at]
+            now = conversation.rest[at]
+            self._sent[key] = None if None in (changed.get(at, now), self._sent.get(key, now)) else now
 
-    def _other(self, scope: str, conversation: View) -> dict[int, Message]:
-        """The results, by position, that were something else when these words were sent before."""
-        sent = ((at, self._sent.get(key)) for at, key in self._results(scope, conversation))
-        return {at: was for at, was in sent if was is not None and was.raw != conversation.rest[at].raw}
+    def _changed(self, scope: str, conversation: View) -> dict[int, Message | None]:
+        """The results, by position, that were something else when these words were sent; None for a stranger's."""
+        rest = conversation.rest
+        sent = [(at, self._sent.get(key)) for at, key in self._results(scope, conversation)]
+        other = {at: was for at, was in sent if was is not None and was.raw != rest[at].raw}
+        does = edited([(rest[at], was) for at, was in other.items()])
+        return {at: was if is_edit else None for (at, was), is_edit in zip(other.items(), does, strict=True)}
 
     @staticmethod
     def _results(scope: str, conversation: View) -> list[tuple[int, tuple[str, str]]]:

@@ -14,14 +14,23 @@ from functools import partial
 from typing import TypeVar
 
 from litellm_compaction.concurrency import off_loop
-from litellm_compaction.core.compaction import Compaction, Segment, applied_tokens, apply, as_it_was, hidden_messages
-from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.budget import gains
+from litellm_compaction.core.compaction import (
+    Compaction,
+    Segment,
+    applied_tokens,
+    apply,
+    as_it_was,
+    bare,
+    hidden_messages,
+)
+from litellm_compaction.core.cuts import excerpt
 from litellm_compaction.core.identity import seen
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import visible_text
+from litellm_compaction.core.plan import TASK_WINDOW_RATIO, Step
 from litellm_compaction.core.portable import bases_of, ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
-from litellm_compaction.core.steps import TASK_WINDOW_RATIO, Step, bare, gains
 from litellm_compaction.core.view import View
 from litellm_compaction.engine.additions import with_pins
 from litellm_compaction.engine.ask import SummaryClient
@@ -60,7 +69,7 @@ class Maker:
             measured = replace(measured, conversation=await off_loop(measured.conversation.rest, make))
             hashes = frozenset(measured.conversation.hashes)
             stored = [each for each in found if each.covered_hash in hashes]
-        return await with_pins(self._store, measured), [*stored, *_portable_bases(measured)]
+        return await with_pins(self._store, measured), [*stored, *_bases(measured)]
 
     async def without_misfits(
         self,
@@ -99,13 +108,11 @@ class Maker:
         if step.is_record:
             return await self._record(measured, steps, effort)
         draft = step.draft if step.is_edit else await self._summary_client.prune(measured, step, effort)
-        if draft is None:
-            return None
-        compaction = await asyncio.to_thread(_copied, measured, draft, step.ledger_tokens)
-        if not (step.is_edit or gains(applied_tokens(measured.conversation, compaction), step.now_tokens)):
-            effort.reason = "no_gain"
-            return None
-        return compaction
+        made = await asyncio.to_thread(_copied, measured, draft, step.ledger_tokens) if draft is not None else None
+        if made is None or step.is_edit or gains(applied_tokens(measured.conversation, made), step.now_tokens):
+            return made
+        effort.reason = "no_gain"
+        return None
 
     async def _record(self, measured: MeasuredRequest, steps: Sequence[Step], effort: Effort) -> Compaction:
         """The first step's record; without a summary the second one's, if there is one."""
@@ -121,11 +128,8 @@ class Maker:
         draft, ledger_tokens = _worded(step if summary else steps[-1], summary, measured.count_text)
         compaction = await asyncio.to_thread(_copied, measured, draft, ledger_tokens)
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
-        is_poorer = (
-            compaction.state == "provisional"
-            and step.base is not None
-            and (step.base.covered_hash == measured.keyed(compaction).covered_hash)
-        )
+        base_hash = step.base.covered_hash if step.base is not None else ""
+        is_poorer = compaction.state == "provisional" and base_hash == measured.keyed(compaction).covered_hash
         # An unneeded record without a summary is not kept; one that is not needed yet is kept by the caller.
         if not is_poorer and draft.state != "ready" and (summary or not measured.is_voluntary):
             await self.put(measured, compaction)
@@ -158,9 +162,8 @@ class Maker:
                 compaction = replace(compaction, words_hash=conversation.words_hashes[covered], seen=known)
         if is_in_effect and self._originals is not None and context.settings.keep_originals != "off":
             hashes, redact = conversation.hashes[: covered + 1], redact_of(measured)
-            self._originals.keep(
-                Covered(scope=context.scope, tenant=context.tenant, messages=rest, hashes=hashes, redact=redact)
-            )
+            whose = {"scope": context.scope, "tenant": context.tenant}
+            self._originals.keep(Covered(**whose, messages=rest, hashes=hashes, redact=redact))
         try:
             if compaction.state == "ready" and await self._store.find(context.scope, [compaction.covered_hash]):
                 # Never in place of one that is applied.
@@ -174,7 +177,7 @@ class Maker:
 
 
 def redact_of(measured: MeasuredRequest) -> Redact:
-    """Returns what takes secrets out of texts of a request, by its settings; a slow pattern is logged."""
+    """What takes secrets out of texts of a request, by its settings; a slow pattern is logged."""
     settings, label = measured.context.settings, measured.context.label
     redact = redactor(settings.redact_patterns)
 
@@ -187,21 +190,20 @@ def redact_of(measured: MeasuredRequest) -> Redact:
     return told if settings.redact_patterns else redact
 
 
-def _portable_bases(measured: MeasuredRequest) -> list[Compaction]:
-    conversation = measured.conversation
-    return bases_of(conversation.rest, conversation.hashes, measured.context.portable)
+def _bases(measured: MeasuredRequest) -> list[Compaction]:
+    """The record that the client's conversation begins with."""
+    conversation, portable = measured.conversation, measured.context.portable
+    return bases_of(conversation.rest, conversation.hashes, portable) if portable else []
 
 
 def _copied(measured: MeasuredRequest, compaction: Compaction, ledger_tokens: int) -> Compaction:
     """`compaction` as it is applied and stored: with its ledger, without secrets, control tokens of the model broken.
 
-    In a thread, since the operator's patterns may be slow. `core.prompts.frame` breaks the tokens that are widespread;
-    which others a model has, only its own vocabulary knows.
+    In a thread, since the operator's patterns may be slow. Which tokens a model has, only its own vocabulary knows.
     """
-    conversation, rest = measured.conversation, measured.conversation.rest
-    redact, bases, name = redact_of(measured), _portable_bases(measured), measured.family.vocabulary
+    conversation, redact, name = measured.conversation, redact_of(measured), measured.family.vocabulary
+    bases, hidden = _bases(measured), hidden_messages(conversation.rest, compaction)
     earlier = ledger_messages(bases[0].ledger) if bases else []
-    hidden = hidden_messages(rest, compaction)
     if bases:
         # Of the record itself its quotes go on, its summary by its own way.
         hidden.pop(0, None)

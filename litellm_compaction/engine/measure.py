@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -15,10 +15,10 @@ from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.identity import words_chain
 from litellm_compaction.core.messages import Message, Request, chain, user_message
-from litellm_compaction.core.prompts import chooses
+from litellm_compaction.core.plan import Step
+from litellm_compaction.core.prompts import strategy
 from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.core.rounds import with_every_result
-from litellm_compaction.core.steps import Step
 from litellm_compaction.core.stretches import marked
 from litellm_compaction.core.view import RECORD_TOKENS, View, words_sizes
 from litellm_compaction.engine.additions import Recaller
@@ -29,7 +29,7 @@ from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
-from litellm_compaction.windows.windows import Target, Window, Windows
+from litellm_compaction.windows.windows import Window, Windows
 
 # Messages added to a floor that the server has counted may be larger than planned by so much.
 _PLANNED_RATIO = 1.10
@@ -48,7 +48,7 @@ class RequestMeasurer:
         recaller: Recaller | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._windows, self._counter, self._sources = windows, counter, sources
+        self.windows, self.counter, self._sources = windows, counter, sources
         self._leases, self._recaller, self._clock = leases, recaller, clock
         self._warm_ups: Flights[None] = Flights()
 
@@ -63,13 +63,15 @@ class RequestMeasurer:
         started_s, target = self._clock(), context.target
         if request.has_own_template and not target.is_lmstudio:
             raise NotServed(OWN_TEMPLATE, "chat_template")
-        before, window = None, await self.window(context)
-        while window != before:
+        window = await self.window(context)
+        # Once more if the model has been loaded anew.
+        for _ in range(2):
             family = self._sources.family(target, window)
-            count = await self._count(target, family, request, window.tokens)
-            before = window
-            if window.may_cut(count.tokens):
-                window = await self.window(context, prompt_tokens=count.tokens)
+            counted = self.counter.count(target.key, family, request, asker=target.asker, window_tokens=window.tokens)
+            before, count = window, await counted
+            window = await self.window(context, prompt_tokens=count.tokens) if window.may_cut(count.tokens) else window
+            if window == before:
+                break
         make = partial(self._measured, request, context, window, family, count, started_s)
         return await off_loop_if(is_long(request.messages), make)
 
@@ -88,10 +90,8 @@ class RequestMeasurer:
         return self._like(replace(measured, is_shortened=True), request, await self.count_request(measured, request))
 
     async def count_request(self, measured: MeasuredRequest, request: Request) -> Estimate:
-        return await self._count(measured.context.target, measured.family, request, measured.window.tokens)
-
-    async def _count(self, target: Target, family: Family, request: Request, window_tokens: int) -> Estimate:
-        return await self._counter.count(target.key, family, request, asker=target.asker, window_tokens=window_tokens)
+        target, tokens = measured.context.target, measured.window.tokens
+        return await self.counter.count(target.key, measured.family, request, asker=target.asker, window_tokens=tokens)
 
     def with_floor(self, measured: MeasuredRequest, count: Estimate) -> MeasuredRequest:
         """`measured` with sizes by which its floor takes `count`, which is of the floor as a request of its own."""
@@ -129,12 +129,13 @@ class RequestMeasurer:
         messages = await off_loop_if(measured.is_long, lambda: apply(covered, compaction))
         if self._recaller is not None:
             messages, tools = self._recaller.added(measured, compaction, messages)
-        sent = await off_loop_if(measured.is_long, partial(_with_every_result, messages))
+        # Calls at the very end are the client's business.
+        end = len(messages) - bool(messages and messages[-1].calls)
+        sent = (*await off_loop_if(measured.is_long, partial(with_every_result, messages[:end])), *messages[end:])
         shown = measured.request.tools if tools is None else tools
         count = await self.count_request(measured, replace(measured.request, messages=sent, tools=shown))
-        if measured.floor_count is not None:
-            # Planned by a floor that the server has counted: only the rest is in doubt.
-            count = count.with_part(measured.floor_count)
+        # Of what was planned by a floor that the server has counted only the rest is in doubt.
+        count = count.with_part(measured.floor_count)
         budget = replace(measured.budget, likely_ratio=count.likely_ratio, own_likely_ratio=None)
         if not budget.fits(count.tokens) and self._recaller is not None and self._recaller.forget(measured):
             # What was looked up for an earlier answer refuses no request.
@@ -145,24 +146,20 @@ class RequestMeasurer:
     async def text_counter(self, context: RequestContext) -> tuple[Window, Callable[[str], int]]:
         """Returns a context's window, and its model's counter of text; errors as `measure`."""
         window, target = await self.window(context), context.target
-        family = self._sources.family(target, window)
-        return window, self._counter.text_counter(target.key, family, asker=target.asker)
+        return window, self.counter.text_counter(target.key, self._sources.family(target, window), asker=target.asker)
 
     async def window(self, context: RequestContext, *, prompt_tokens: int = 0) -> Window:
         """Returns the window of a context's target by `Windows.ready`, after a warm-up if that is needed and wanted."""
         join = partial(self._warm_ups.join, context.target.key, partial(self._warm_up, context))
         load = None if context.settings.when_not_loaded == "error" else join
-        return await self._windows.ready(context.target, prompt_tokens=prompt_tokens, load=load)
+        return await self.windows.ready(context.target, prompt_tokens=prompt_tokens, load=load)
 
     async def _warm_up(self, context: RequestContext) -> None:
-        """Has the model loaded, by one of the processes that need it: LM Studio loads it once for each that asks.
-
-        (lmstudio-bug-tracker 1751.)
-        """
+        """Has the model loaded, by one process: LM Studio loads it once for each that asks (its bug tracker 1751)."""
 
         async def loaded() -> Window | None:
             with contextlib.suppress(ModelNotLoaded):
-                return await self._windows.resolve(context.target, fresh=True)
+                return await self.windows.resolve(context.target, fresh=True)
             return None
 
         if self._leases is None:
@@ -171,8 +168,7 @@ class RequestMeasurer:
         topic = f"warm-up {shared_name(f'{context.target.api_base} {context.target.model}')}"
         limit_s = context.settings.constants.warm_up_timeout_s
         async with self._leases.one_of_all(topic, loaded, limit_s=limit_s) as window:
-            # Another may have done it a moment ago.
-            if window is None and await loaded() is None:
+            if window is None:
                 await context.warm_up()
 
     def _like(self, measured: MeasuredRequest, request: Request, count: Estimate) -> MeasuredRequest:
@@ -188,17 +184,11 @@ class RequestMeasurer:
         return replace(made, conversation=view, budget=budget, is_shortened=is_shortened, tokens_before=tokens_before)
 
     def _measured(
-        self,
-        request: Request,
-        context: RequestContext,
-        window: Window,
-        family: Family,
-        count: Estimate,
-        started_s: float,
+        self, request: Request, context: RequestContext, window: Window, family: Family, count: Estimate, since_s: float
     ) -> MeasuredRequest:
         if count.tokens > _COMPACTED_BEFORE_RATIO * window.tokens:
             request = replace(request, messages=marked(request.messages))
-        count_text = self._counter.text_counter(context.target.key, family, asker=context.target.asker, text=count.text)
+        count_text = self.counter.text_counter(context.target.key, family, asker=context.target.asker, text=count.text)
         # A request made of this one begins otherwise: the server's number for its beginning is no help for that.
         sizes = tuple(math.ceil(size * count.other_ratio) for size in count.sizes)
         view = View(
@@ -228,7 +218,7 @@ class RequestMeasurer:
             window=window,
             family=family,
             is_long=is_long(request.messages),
-            started_s=started_s,
+            started_s=since_s,
         )
 
 
@@ -237,13 +227,6 @@ async def hashed(measured: MeasuredRequest) -> MeasuredRequest:
     messages, rest = measured.request.messages, measured.conversation.rest
     hashes, words = await off_loop(messages, lambda: (chain(messages), words_chain(rest)))
     return replace(measured, conversation=replace(measured.conversation, hashes=hashes, words_hashes=words))
-
-
-def _with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages as strict templates take them; calls at the very end are the client's business."""
-    if messages and messages[-1].calls:
-        return (*with_every_result(messages[:-1]), messages[-1])
-    return with_every_result(messages)
 
 
 def is_enough(measured: MeasuredRequest, step: Step, compaction: Compaction, prepared: PreparedRequest) -> bool:
@@ -256,7 +239,7 @@ def is_enough(measured: MeasuredRequest, step: Step, compaction: Compaction, pre
         return False
     if step.is_edit and tokens > step.predicted_tokens and budget.triggers(tokens):
         return False
-    return not chooses(compaction.level) or not budget.triggers(tokens)
+    return not strategy(compaction.level).chooses or not budget.triggers(tokens)
 
 
 def note_length(measured: MeasuredRequest) -> None:

@@ -31,7 +31,7 @@ from litellm_compaction.stores import Originals, Store, StoredCompaction, digest
 
 
 class Reporter:
-    """Tells observers of decisions, never of mere plans. The wall clock is for the history."""
+    """Tells observers of decisions, never of mere plans; the wall clock is for the history."""
 
     def __init__(
         self, observers: Sequence[Observer], *, clock: Callable[[], float], wall_clock: Callable[[], float]
@@ -114,10 +114,7 @@ class Reporter:
         used_tokens: int,
         lost_tokens: int,
     ) -> None:
-        """Tells how an answer at the limit went on, or ended; sizes and `attempt` as `ContinuationEvent` has them.
-
-        `prepared` is what is sent now, or was sent last if the answer has ended.
-        """
+        """Tells how an answer at the limit goes on as `prepared`, or ended behind it, as `ContinuationEvent` has it."""
         self._tell(
             ContinuationEvent(
                 outcome=outcome,
@@ -180,16 +177,11 @@ Fate: TypeAlias = Literal["verbatim", "shorter", "in the record", "gone"]
 
 
 class Receipt(NamedTuple):
-    """The name of a record, as in events, which opens nothing without the key of its owner; and proof of its contents.
-
-    Attributes:
-        covered: the first and the last message of the client's list that it stands for, from 1: `2-31`.
-        digest: SHA-256 of its contents, as `digest` of the store makes it.
-    """
+    """The name of a record, as in events, which opens nothing without its owner's key; and proof of its contents."""
 
     record: str
-    covered: str
-    digest: str
+    covered: str  # The first and the last message of the client's list that it stands for, from 1: `2-31`.
+    digest: str  # SHA-256, as the store makes it.
 
 
 def receipt_of(scope: str, compaction: Compaction, prefix: int) -> Receipt:

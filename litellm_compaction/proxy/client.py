@@ -125,7 +125,7 @@ class Wish(NamedTuple):
 NONE = Wish()
 
 
-class _Words(BaseModel, extra="forbid"):
+class _Words(BaseModel):
     now: bool = False
     focus: Annotated[str, AfterValidator(one_line_topic)] = ""
     pin: Annotated[
@@ -140,7 +140,7 @@ def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
     Raises:
         BadWish: its shape is unknown.
     """
-    value = _parsed(next((value for value in _places(body, metadata) if value is not None), None))
+    value = _written(body, metadata)
     if not isinstance(value, Mapping) and value not in (None, "on", "off", True, False):
         raise BadWish(f"{_PLACE} is of type {type(value).__name__}; {_ALLOWED}.")
     # Servers read the bytes of headers as Latin-1, clients write UTF-8.
@@ -154,14 +154,11 @@ def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
     return Wish(value in ("off", False), now, focus, None if pins is None else tuple(pins))
 
 
-def _places(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[object]:
-    """The values of `compaction` in the client's metadata, at LiteLLM's places for it on the request's route."""
-    for holder in (metadata, _mapping(body.get("metadata")), _mapping(sent_body(body).get("metadata"))):
-        yield holder.get("compaction")
-        yield _mapping(holder.get("requester_metadata")).get("compaction")
-
-
-def _parsed(value: object) -> object:
+def _written(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> object:
+    """The value of `compaction` in the client's metadata, at LiteLLM's places for it on the request's route."""
+    holders = (metadata, _mapping(body.get("metadata")), _mapping(sent_body(body).get("metadata")))
+    places = [place for holder in holders for place in (holder, _mapping(holder.get("requester_metadata")))]
+    value = next((value for place in places if (value := place.get("compaction")) is not None), None)
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
         return value
     # OpenAI's own metadata holds strings only.
@@ -173,11 +170,11 @@ def _parsed(value: object) -> object:
 
 def _checked(words: Mapping[str, Any], place: str, *, strict: bool) -> dict[str, Any]:
     """The words that were said, as they mean."""
+    if unknown := next((repr(str(key)[:40]) for key in words if key not in _Words.model_fields), ""):
+        raise BadWish(f"{place}{unknown} is not known; {_ALLOWED}.")
     try:
         said = _Words.model_validate({key: word for key, word in words.items() if word is not None}, strict=strict)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        key = problem["loc"][0]
-        shown = key if key in _Words.model_fields else repr(str(key)[:40])
-        raise BadWish(f"{place}{shown}: {problem['msg']}; {_ALLOWED}.") from None
+        raise BadWish(f"{place}{problem['loc'][0]}: {problem['msg']}; {_ALLOWED}.") from None
     return said.model_dump(exclude_unset=True)

@@ -18,7 +18,7 @@ from operator import is_
 from typing import Any, NamedTuple
 
 from litellm_compaction import engine
-from litellm_compaction.concurrency import Bounded
+from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request, cleaned, system_prefix_length
@@ -78,14 +78,7 @@ class ClientRequest:
 
 
 def client_request(
-    body: Mapping[str, Any],
-    group: str,
-    orders: Orders | None,
-    settings: Settings,
-    conversations: Conversations,
-    *,
-    is_bridged: bool,
-    is_chat: bool,
+    body: Mapping[str, Any], group: str, orders: Orders | None, settings: Settings, *, is_bridged: bool, is_chat: bool
 ) -> ClientRequest | None:
     """Reads a body with LiteLLM's metadata, filed under `group`; None without a conversation.
 
@@ -110,7 +103,7 @@ def client_request(
     except BadWish as error:
         # Told only if it is guarded: a deployment that is just observed answers as ever.
         bad_wish = error
-    request = ClientRequest(
+    return ClientRequest(
         received=received,
         original=received if is_same else replace(received, messages=messages),
         group=group,
@@ -124,20 +117,6 @@ def client_request(
         token_ids=token_ids,
         bases=bases,
     )
-    return _with_form(request, body, conversations) if settings.mode == "guard" else request
-
-
-def _with_form(asked: ClientRequest, body: Mapping[str, Any], conversations: Conversations) -> ClientRequest:
-    """Notes that a client summarizes its conversation itself, or asks for something beside it.
-
-    A summary of its own is beside the conversation as well, if its answer is short.
-    """
-    messages, has_tools = asked.original.messages, bool(asked.original.tools)
-    is_bounded = 0 < (wire.asked_output_tokens(body) or 0) <= _MOST_ANSWER_TOKENS
-    if is_client_summary(messages, client.told_headers(body), has_tools=has_tools):
-        return replace(asked, is_client_summary=True, is_beside=is_bounded)
-    is_beside = conversations.is_beside(asked.tenant, messages, has_tools=has_tools, is_bounded=is_bounded)
-    return replace(asked, is_client_summary=True, is_beside=True) if is_beside else asked
 
 
 @dataclass(slots=True)
@@ -200,7 +179,7 @@ class Exchange:
     def late_receipt(self) -> dict[str, str]:
         """The receipt of a record that was applied after the headers had gone; {} for none."""
         needed, prepared = self.attempt.needed, self.attempt.prepared
-        is_late = needed is not None or (prepared is not None and prepared.way is not None)
+        is_late = needed is not None or (prepared is not None and prepared.continuation.way is not None)
         return self._receipt() if is_late else {}
 
     def _receipt(self) -> dict[str, str]:
@@ -252,6 +231,21 @@ class Exchanges:
         self._own: weakref.WeakKeyDictionary[object, Exchange] = weakref.WeakKeyDictionary()
         # Known before the request is: of the body that the client sent.
         self._orders: weakref.WeakKeyDictionary[object, Orders] = weakref.WeakKeyDictionary()
+        self._conversations = Conversations()
+
+    async def read(
+        self, body: Mapping[str, Any], group: str, settings: Settings, *, is_bridged: bool, is_chat: bool
+    ) -> Exchange | None:
+        """A request as `client_request` reads it, before anything is done for it."""
+        orders, prompt = self.orders(body), body.get("prompt")
+
+        def read() -> ClientRequest | None:
+            asked = client_request(body, group, orders, settings, is_bridged=is_bridged, is_chat=is_chat)
+            return self._conversations.placed(asked, body) if asked and settings.mode == "guard" else asked
+
+        asked = await off_loop_if(is_long(body.get("messages"), body.get("tools"), prompt, [prompt]), read)
+        attempts = engine.Attempts(summary_calls_left=settings.constants.max_summary_calls)
+        return Exchange(asked, attempts) if asked is not None else None
 
     def note_orders(self, body: Mapping[str, Any], orders: Orders) -> bool:
         """Notes what a client's protocol says of its context; returns False if LiteLLM has no object to note it by."""
@@ -311,11 +305,7 @@ def _asker(body: Mapping[str, Any]) -> object | None:
 
 
 async def context_of(
-    router: Any,
-    guards: DeploymentSelector,
-    guard: GuardedDeployment,
-    exchange: Exchange,
-    body: Mapping[str, Any],
+    router: Any, guards: DeploymentSelector, guard: GuardedDeployment, exchange: Exchange, body: Mapping[str, Any]
 ) -> engine.RequestContext:
     """A request's surroundings for the engine; notes in `exchange` how the deployment is reached."""
     deployment, settings, asked = guard.deployment, guard.settings, exchange.client
@@ -357,8 +347,7 @@ async def context_of(
 async def _other_pruning_model(
     router: Any, guards: DeploymentSelector, settings: Settings, metadata: Mapping[str, Any]
 ) -> Sequence[engine.PruningModel]:
-    name = settings.pruning_model
-    if name == SAME_MODEL:
+    if (name := settings.pruning_model) == SAME_MODEL:
         return ()
     target, why = await guards.pruning_target(router, name), "is not a model of this proxy"
     if target is not None and not may_use(router, name, metadata):
@@ -383,16 +372,10 @@ def _pin(router: Any, deployment: Deployment) -> str:
 
 def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
     """Stored compactions are shared by one tenant, model group and settings."""
-    shape = (
-        settings.strategy,
-        settings.pruning_model,
-        settings.target_ratio,
-        settings.keep_recent_messages,
-        settings.constants.summary_max_tokens,
-        # Text that was written down with its secrets is not read again once they are to be left out.
-        settings.redact_patterns,
-    )
-    return hashlib.blake2b(repr((client.identity_of(metadata), group, shape)).encode(), digest_size=16).hexdigest()
+    shape = (settings.strategy, settings.pruning_model, settings.target_ratio, settings.keep_recent_messages)
+    # Text that was written down with its secrets is not read again once they are to be left out.
+    whole = (*shape, settings.constants.summary_max_tokens, settings.redact_patterns)
+    return hashlib.blake2b(repr((client.identity_of(metadata), group, whole)).encode(), digest_size=16).hexdigest()
 
 
 # ------------------------------------------------------------------ a request beside a conversation
@@ -418,6 +401,18 @@ class Conversations:
 
     def __init__(self) -> None:
         self._seen: Bounded[str, tuple[_Seen, ...]] = Bounded(_MOST_TENANTS)
+
+    def placed(self, asked: ClientRequest, body: Mapping[str, Any]) -> ClientRequest:
+        """Notes of a request that it asks for a summary of its client's own, or for something beside a conversation.
+
+        A summary is beside the conversation as well, if its answer is short.
+        """
+        messages, has_tools = asked.original.messages, bool(asked.original.tools)
+        is_bounded = 0 < (wire.asked_output_tokens(body) or 0) <= _MOST_ANSWER_TOKENS
+        if is_client_summary(messages, client.told_headers(body), has_tools=has_tools):
+            return replace(asked, is_client_summary=True, is_beside=is_bounded)
+        is_beside = self.is_beside(asked.tenant, messages, has_tools=has_tools, is_bounded=is_bounded)
+        return replace(asked, is_client_summary=is_beside, is_beside=is_beside)
 
     def is_beside(self, tenant: str, messages: Sequence[Message], *, has_tools: bool, is_bounded: bool) -> bool:
         """Returns True for a request beside a conversation of its tenant's; takes note of any other."""

@@ -10,14 +10,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import httpx
 
 from litellm_compaction.concurrency import is_long, off_loop_if
-from litellm_compaction.engine import Attempts, Compactor, Foreseen, PreparedRequest, RequestContext
+from litellm_compaction.engine import Compactor, Foreseen, PreparedRequest, RequestContext
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
 from litellm_compaction.proxy import litellm_inside, refusals, routing, wire
 from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for
@@ -28,10 +27,8 @@ from litellm_compaction.proxy.answer.transport import GuardedTransport, client_o
 from litellm_compaction.proxy.client import metadata_of, sent_body, tenant_of
 from litellm_compaction.proxy.exchange import (
     ClientRequest,
-    Conversations,
     Exchange,
     Exchanges,
-    client_request,
     context_of,
 )
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
@@ -72,7 +69,6 @@ class Guard:
         self._standards = standards
         self._compactor = compactor
         self._exchanges = exchanges
-        self._conversations = Conversations()
         self._store = store
         self._inner: httpx.AsyncBaseTransport | None = None
 
@@ -124,12 +120,12 @@ class Guard:
         self, router: Any, data: dict[str, Any], guards: Sequence[GuardedDeployment | None], *, is_chat: bool
     ) -> None:
         becomes_chat = all(is_bridged(guard.deployment.provider) for guard in guards if guard is not None)
-        exchange = await self._read(data, str(data.get("model")), is_bridged=becomes_chat, is_chat=is_chat)
+        exchange = await self._exchanges.read(
+            data, str(data.get("model")), self.guards.configured, is_bridged=becomes_chat, is_chat=is_chat
+        )
         if exchange is None or exchange.client.is_unread:
             return
-        if is_chat:
-            # What is known of a text completion is known by its length.
-            self._exchanges.open(data, exchange)
+        self._exchanges.open(data, exchange)
         guard = _one_for_all(guards)
         if guard is None or guard.settings.mode != "guard" or exchange.client.opted_out:
             return
@@ -152,16 +148,7 @@ class Guard:
             return await self._compactor.bound(token_ids, context)
         # Of the first attempt only: a later one may come minutes after.
         foreseen, exchange.foreseen = exchange.foreseen, None
-        return await self._compactor.prepared_for(exchange.client.original, context, foreseen)
-
-    async def _read(self, body: Mapping[str, Any], group: str, *, is_bridged: bool, is_chat: bool) -> Exchange | None:
-        """What is to be done for a request, as `client_request` reads it, before anything is."""
-        settings, prompt = self.guards.configured, body.get("prompt")
-        known = self._exchanges.orders(body), settings, self._conversations
-        read = partial(client_request, body, group, *known, is_bridged=is_bridged, is_chat=is_chat)
-        client = await off_loop_if(is_long(body.get("messages"), body.get("tools"), prompt, [prompt]), read)
-        attempts = Attempts(summary_calls_left=settings.constants.max_summary_calls)
-        return Exchange(client, attempts) if client is not None else None
+        return await self._compactor.prepare(exchange.client.original, context, foreseen)
 
     # ------------------------------------------------------------------ for the chosen deployment
 
@@ -282,7 +269,9 @@ class Guard:
             if not kwargs.get("messages") or await off_loop_if(long, lambda: wire.is_same_request(kwargs, received)):
                 return known
         is_chat, becomes_chat = known is not None and known.client.is_chat, is_bridged(deployment.provider)
-        fresh = await self._read(kwargs, deployment.group, is_bridged=becomes_chat, is_chat=is_chat)
+        fresh = await self._exchanges.read(
+            kwargs, deployment.group, self.guards.configured, is_bridged=becomes_chat, is_chat=is_chat
+        )
         if fresh is None:
             self._exchanges.close(kwargs)
             return None

@@ -25,7 +25,7 @@ from litellm_compaction.errors import CompactionError, DoesNotFit, NotServed, ov
 from litellm_compaction.proxy.litellm_inside import Seam
 
 logger = logging.getLogger("litellm_compaction")
-_LOGGED_FRAMES = 4
+_LOGGED_FRAMES, _MOST_CAUSES = 4, 10
 _ProxyException: Any = Seam.REFUSAL.needed()
 # Marks an error of LiteLLM's as a refusal of ours that is logged.
 _TOLD = "is_told_by_litellm_compaction"
@@ -141,21 +141,15 @@ def reworded(
     return Refusal(_FRAME_BEHIND.sub("", _FRAME_BEFORE.sub("", message)) or message, _OVERFLOW)
 
 
-def server_gone(error: object, context: RequestContext | None) -> errors.ServerGone | None:
+def server_gone(error: httpx.TransportError, context: RequestContext) -> errors.ServerGone | None:
     """The refusal for an LM Studio that has taken no connection for a request; None for any other error."""
-    address, causes = context.target.lmstudio_address if context is not None else "", [*_chain(error)]
-    has_failed_to_connect = any(isinstance(each, httpx.ConnectError) for each in causes)
+    address, causes = context.target.lmstudio_address, list[BaseException]([error])
+    while len(causes) < _MOST_CAUSES and (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
     # A certificate that is refused is no reason to start a server.
     is_of_certificate = any(isinstance(each, ssl.SSLError) for each in causes)
-    return errors.ServerGone(address) if address and has_failed_to_connect and not is_of_certificate else None
-
-
-def _chain(error: object) -> Iterator[BaseException]:
-    seen: list[object] = []
-    while isinstance(error, BaseException) and error not in seen:
-        seen.append(error)
-        yield error
-        error = error.__cause__ or error.__context__
+    is_gone = address and isinstance(error, httpx.ConnectError) and not is_of_certificate
+    return errors.ServerGone(address) if is_gone else None
 
 
 # ------------------------------------------------------------------ the log

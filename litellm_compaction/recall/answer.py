@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from litellm_compaction.core.excerpts import about
+from litellm_compaction.core.cuts import about
 from litellm_compaction.core.messages import JsonObject, JsonValue
 from litellm_compaction.core.secrets import Redact, plain
 from litellm_compaction.recall.hits import QUESTION_MARKS, Found, Hit, search
@@ -26,31 +26,18 @@ _MOST_WORDS, _MOST_WORD_CHARS = 20, 60
 _LEAST_TOKENS = 48
 
 
-def told(found: Found, *, limit_tokens: float = math.inf, count: Callable[[str], int] = len) -> str:
-    """Returns what a search has found as text: the hits, as far as there is room, or the words that were searched.
-
-    Of at most `limit_tokens` by `count`; "" if there is no room for an answer.
-    """
-    if found.hits:
-        return written(found, limit_tokens=limit_tokens, count=count)
-    words = ", ".join(_words(found))
-    answer = _EMPTY.format(words=words) if words else _NO_WORDS
-    return answer if count(answer) <= limit_tokens else ""
-
-
-def written(
+def told(
     found: Found,
     *,
-    limit_tokens: float,
-    count: Callable[[str], int],
+    limit_tokens: float = math.inf,
+    count: Callable[[str], int] = len,
     has_handles: bool = True,
     defuse: Redact = plain,
 ) -> str:
-    """Returns hits as text, in their order, as far as there is room; a first one that is too long is cut to its words.
+    """Returns what a search has found as text: the hits, as far as there is room, or the words that were searched.
 
-    Args:
-        has_handles: its reader can look a handle up.
-        defuse: breaks the control tokens of a model in what was said.
+    A first hit that is too long is cut to its words; "" if there is no room for an answer. `defuse` breaks the control
+    tokens of a model in what was said; `has_handles` if its reader can look one up.
     """
     text = _HEAD
     for number, hit in enumerate(found.hits, 1):
@@ -61,7 +48,10 @@ def written(
             block = f"{head}\n{about(said, found.words, room, count)}" if room >= _LEAST_TOKENS else ""
         if block and count(f"{text}\n{block}") <= limit_tokens:
             text += f"\n{block}"
-    return text if text is not _HEAD else ""
+    if not found.hits:
+        words = ", ".join(_words(found))
+        text = _EMPTY.format(words=words) if words else _NO_WORDS
+    return text if text is not _HEAD and count(text) <= limit_tokens else ""
 
 
 def found_fields(found: Found) -> JsonObject:
@@ -158,8 +148,10 @@ def beside(
         defuse: breaks the control tokens of a model in what was said.
     """
     found = search(index, question, visible=visible, within=within, limit=_HITS, least_share=_LEAST_SHARE)
+    if not found.hits:
+        return Beside()
     room_tokens = limit_tokens - count(_FRAME.format(""))
-    quoted = written(found, limit_tokens=room_tokens, count=count, has_handles=False, defuse=defuse)
+    quoted = told(found, limit_tokens=room_tokens, count=count, has_handles=False, defuse=defuse)
     text = _FRAME.format(quoted)
     tokens = count(text)
     # Tokens of parts do not quite add up to those of the whole.

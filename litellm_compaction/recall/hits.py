@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
-from litellm_compaction.recall.index import PASSAGE_CHARS, Index, Original
-from litellm_compaction.recall.terms import Sought, sought
+from litellm_compaction.recall.index import PASSAGE_CHARS, Index, Original, Sought, sought
 
 # Of a query, which may be a person's whole message; of its terms those that stand in the fewest passages count.
 _MOST_QUERY_CHARS, _MOST_TERMS = 4_000, 24

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
 from litellm_compaction.concurrency import Bounded
@@ -27,29 +28,33 @@ _MOST_STRETCHES = 2000
 _MOST_CHARS, _STRETCHES_AT_ONCE = 20_000_000, 64
 
 
-class KeptStretch(Protocol):
-    """Messages in a row, with their hash chain: one entry more than there are messages."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Messages in a row that were kept together."""
+
+    scope: str
+    tenant: str
+    messages: tuple[Message, ...]
+    hashes: tuple[str, ...]  # Their hash chain: one entry more than there are messages.
+    kept_s: float  # Seconds since 1970.
 
     @property
-    def name(self) -> Name: ...
-    @property
-    def messages(self) -> Sequence[Message]: ...
-    @property
-    def hashes(self) -> Sequence[str]: ...
+    def name(self) -> Name:
+        return self.scope, self.hashes[-1]
 
 
 class Source(Protocol):
     """Originals by tenant."""
 
     async def names(self, tenant: str) -> Sequence[Name]: ...
-    async def read(self, tenant: str, names: Sequence[Name]) -> Sequence[KeptStretch]: ...
+    async def read(self, tenant: str, names: Sequence[Name]) -> Sequence[Stretch]: ...
 
 
-def indexed(stretches: Iterable[KeptStretch], index: Index | None = None) -> Index:
+def indexed(stretches: Iterable[Stretch], index: Index | None = None) -> Index:
     """Returns an index of stretches, oldest first, each behind the one that it goes on from; or adds them to one."""
     # Secrets were left out when they were kept, by the settings of then.
     index = Index(plain) if index is None else index
-    chains: dict[str, list[KeptStretch]] = {}
+    chains: dict[str, list[Stretch]] = {}
     for stretch in stretches:
         chain = chains.pop(stretch.hashes[0], [])
         chains[stretch.hashes[-1]] = [*chains.get(stretch.hashes[-1], ()), *chain, stretch]
@@ -132,9 +137,9 @@ class _Tenant:
         names = list({self._stretches[handle] for handle in handles})
         return {stretch.name for stretch in await self._source.read(self._tenant, names)} == set(names)
 
-    async def _newest(self, names: Sequence[Name], most_chars: int) -> list[KeptStretch]:
+    async def _newest(self, names: Sequence[Name], most_chars: int) -> list[Stretch]:
         """The last of some stretches, so many characters of them, in their order."""
-        newest: list[KeptStretch] = []
+        newest: list[Stretch] = []
         for end in range(len(names), 0, -_STRETCHES_AT_ONCE):
             some = await self._source.read(self._tenant, names[max(end - _STRETCHES_AT_ONCE, 0) : end])
             for stretch in reversed(some):
@@ -145,5 +150,5 @@ class _Tenant:
         return newest[::-1]
 
 
-def _chars(stretch: KeptStretch) -> int:
+def _chars(stretch: Stretch) -> int:
     return sum(len(visible_text(message)) for message in stretch.messages)

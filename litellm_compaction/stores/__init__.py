@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.master_key import Box
 from litellm_compaction.places import DEFAULT_PREFIX, PROXYS_OWN, data_folder, is_redis, parse_redis
-from litellm_compaction.stores.originals import Covered, Originals, Stretch
+from litellm_compaction.stores.originals import Covered, Originals
 from litellm_compaction.stores.rows import Rows, SteadyRows
 from litellm_compaction.stores.sqlite import MemoryRows, SqliteFile, SqliteRows
 from litellm_compaction.stores.store import Store, StoredCompaction, digest
@@ -24,7 +24,6 @@ __all__ = [
     "Originals",
     "Store",
     "StoredCompaction",
-    "Stretch",
     "board_of",
     "digest",
     "open_store",
@@ -102,8 +101,7 @@ def _redis_rows(url: str, *, ttl_s: float, redis: Callable[[], Client] | None, i
     elif clients is None:
         raise StoreError(f"store: {PROXYS_OWN} is the proxy's own Redis, and there is no proxy")
     limit_s = LIMIT_S if is_proxy else PATIENT_LIMIT_S
-    server = RedisServer(clients, place, owns=owns, rests=is_proxy, limit_s=limit_s)
-    return RedisRows(server, prefix=prefix, ttl_s=ttl_s)
+    return RedisRows(RedisServer(clients, place, owns=owns, limit_s=limit_s), prefix=prefix, ttl_s=ttl_s)
 
 
 def board_of(store: Store) -> Rows | None:

@@ -21,6 +21,7 @@ from litellm_compaction.core.secrets import Redact, plain
 from litellm_compaction.core.stretches import texts_of
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.master_key import Box
+from litellm_compaction.recall.lookup import Name, Stretch
 from litellm_compaction.stores.rows import Row, Rows
 from litellm_compaction.stores.store import encode_text
 
@@ -44,22 +45,6 @@ class Covered:
     messages: Sequence[Message]  # n, oldest first, without the leading system messages.
     hashes: Sequence[str]  # n + 1, their hash chain.
     redact: Redact = plain  # Takes out what is not written down.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """Messages that were kept together: `hashes` has one entry more than there are messages; `kept_s` is wall clock."""
-
-    scope: str
-    tenant: str
-    messages: tuple[Message, ...]
-    hashes: tuple[str, ...]
-    kept_s: float
-
-    @property
-    def name(self) -> tuple[str, str]:
-        """Its scope and its key in there."""
-        return self.scope, self.hashes[-1]
 
 
 class Originals:
@@ -93,7 +78,7 @@ class Originals:
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    async def names(self, tenant: str) -> list[tuple[str, str]]:
+    async def names(self, tenant: str) -> list[Name]:
         """Returns the names of a tenant's stretches, as far as they are listed, oldest first.
 
         Of more than 4,096, or in more than 256 scopes, the last, whatever somebody has written into a shared store.
@@ -103,7 +88,7 @@ class Originals:
         scopes = set(list(dict.fromkeys(scope for scope, _, _ in reversed(listed)))[:_MOST_SCOPES])
         return [(scope, key) for scope, _, key in listed if scope in scopes]
 
-    async def read(self, tenant: str, names: Sequence[tuple[str, str]]) -> list[Stretch]:
+    async def read(self, tenant: str, names: Sequence[Name]) -> list[Stretch]:
         """Returns those stretches of a tenant that are still there and can be read."""
         found: list[Stretch] = []
         for scope in dict.fromkeys(scope for scope, _ in names):

@@ -260,7 +260,6 @@ _CONNECT_LIMIT_S = 2.0
 # A server that cannot be reached is left alone for so long.
 _REST_S = 1.0
 _MOST_CONNECTIONS = 32
-_CODE_CHARS = 40
 _ERRORS = (RedisError, RedisClusterException, OSError, ValueError, asyncio.TimeoutError)
 
 
@@ -289,24 +288,16 @@ class RedisServer:
         clients: gives a client of the running event loop.
         place: the server, for people, without credentials.
         owns: the clients, one for each event loop, end with the store; the proxy's own do not.
-        rests: whether to fail at once after a failure; if not, each call tries anew, as an operator's command does.
         limit_s: seconds after which a call is no longer waited for, connecting included.
     """
 
-    def __init__(
-        self, clients: Callable[[], Client], place: str, *, owns: bool, rests: bool = True, limit_s: float = LIMIT_S
-    ) -> None:
+    def __init__(self, clients: Callable[[], Client], place: str, *, owns: bool, limit_s: float = LIMIT_S) -> None:
         self.place = place
-        self._clients, self._owns, self._rests, self._limit_s = clients, owns, rests, limit_s
+        self._clients, self._owns, self._limit_s = clients, owns, limit_s
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
         self._failure, self._rests_until_s = "", -math.inf
         self._running = Tasks()
         self._is_closed = False
-
-    @property
-    def is_resting(self) -> bool:
-        """Calls fail at once now."""
-        return time.monotonic() < self._rests_until_s
 
     async def call(self, job: Callable[[Client], Awaitable[_Result]], *, is_patient: bool = False) -> _Result:
         """Returns the result of `job` on the client; a cancelled caller does not stop it.
@@ -315,7 +306,7 @@ class RedisServer:
         """
         if self._is_closed:
             raise StoreError(f"store {self.place} is closed")
-        if self.is_resting:
+        if time.monotonic() < self._rests_until_s:
             raise StoreError(self._failure)
         task = self._running.begin(self._attempt(job))
         # The event loop would complain of an error that is not waited for.
@@ -362,8 +353,7 @@ class RedisServer:
 
     def _rest(self, said: str, pause_s: float) -> StoreError:
         """Makes calls fail at once for a while."""
-        if self._rests and not self._is_closed:
-            self._failure, self._rests_until_s = said, time.monotonic() + pause_s
+        self._failure, self._rests_until_s = said, time.monotonic() + pause_s
         return StoreError(said)
 
 
@@ -378,7 +368,7 @@ async def is_done(task: asyncio.Future[Any], limit_s: float) -> bool:
 
 def _said(error: BaseException) -> str:
     """An error in words, by its code or its kind: its own words may quote keys, users, and an address."""
-    code = str(error)[:_CODE_CHARS].partition(" ")[0]
+    code = str(error).partition(" ")[0]
     if isinstance(error, ResponseError) and code.isascii() and code.isalpha() and code.isupper() and code != "ERR":
         return f"refuses: {code}"
     if type(error) in (NotConnected, RedisClusterException) or isinstance(error, OSError):

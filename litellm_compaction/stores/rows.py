@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.errors import StoreError, TooLargeForStore
 
 logger = logging.getLogger("litellm_compaction")
@@ -103,7 +104,7 @@ _WARN_AGAIN_S = 3600.0
 # One that comes and goes is not logged each time.
 _FLAPS_S = 60.0
 # So many rows one call hands over, every so many seconds.
-_HANDED_OVER, _HANDED_OVER_EVERY_S = 64, 5.0
+_HANDED_OVER, _HANDED_OVER_EVERY_S, _MOST_OWED = 64, 5.0, 100_000
 
 
 class SteadyRows:
@@ -120,7 +121,7 @@ class SteadyRows:
         self._is_told = self._is_spare_used = False
         self._warned_s = self._tried_s = -math.inf
         # The names of rows that the spare took for the durable backend.
-        self._owed: dict[tuple[str, str], None] = {}
+        self._owed: Bounded[tuple[str, str], None] = Bounded(_MOST_OWED)
 
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
         if scope == SETTINGS:

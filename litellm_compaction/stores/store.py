@@ -203,7 +203,7 @@ class Store:
 
     def _stored(self, row: Row) -> StoredCompaction | None:
         made = decode(self._body(row))
-        if made is None or made.is_mark:
+        if made is None or made.undone_messages:
             return None
         return StoredCompaction(row.scope, made, row.created_s, row.used_s, row.size_bytes)
 

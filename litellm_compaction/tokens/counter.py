@@ -133,16 +133,13 @@ class TokenCounter:
         return bool(count.fingerprint) and is_said and has_price and self.protocol.is_believed(target_key)
 
     def take_protocols(self, target_key: str, count: Estimate, request: Request, prompt_tokens: int) -> None:
-        """Learns a number of LM Studio's protocol, and adds what that leaves out.
-
-        Images cost what answers have taught, reasoning and extras what the template shows.
-        """
+        """Learns a number of LM Studio's protocol; images as answers have priced them and reasoning are added to it."""
         own, extends = count.own, bool(request.extras) or any(message.reasoning for message in request.messages)
         beside = own.amounts.media * count.rates[1].usual + (own.optional_tokens if extends else 0.0)
         prompt_tokens += round(beside)
         if not beside:
             self.protocol.take(target_key, count.fingerprint, prompt_tokens)
-        told = Told(prompt_tokens, count.own.amounts, self.protocol.doubt_tokens(target_key, prompt_tokens))
+        told = Told(prompt_tokens, own.amounts, self.protocol.doubt_tokens(target_key, prompt_tokens))
         self.known.note_prompt(target_key, count, told, is_sure=False)
 
     def learn_ratio(self, target_key: str, count: Estimate, prompt_tokens: int) -> None:

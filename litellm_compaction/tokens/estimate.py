@@ -1,10 +1,12 @@
-"""An estimate is an interval: if both ends do not decide alike, the server is asked (`engine/asking.py`)."""
+"""An estimate is an interval: if both ends do not decide alike, the server is asked (`engine/servers.py`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, NamedTuple, TypeAlias
+
+from litellm_compaction.core.budget import MARGIN_MIN_TOKENS
 
 # Entry i stands for the first i messages. Hashes of this process: 64 bit, seeded, and cached by the interpreter in each
 # string, so that the second hook that counts a request gets them for nothing.
@@ -158,8 +160,14 @@ class Estimate:
         new = self.own.amounts.since(self.told.amounts if self.told else Amounts())
         return ceil(_unpriced(new, self.rates[1]))
 
-    def with_part(self, part: Estimate) -> Estimate:
+    def surely_fits(self, window_tokens: int) -> bool:
+        """Returns True if the prompt is shorter than its window even by the upper end."""
+        return self.high + MARGIN_MIN_TOKENS <= window_tokens
+
+    def with_part(self, part: Estimate | None) -> Estimate:
         """The estimate of a prompt that holds a part, not at its beginning: only the rest is in doubt besides."""
+        if part is None:
+            return self
         rest = self.own.amounts.since(part.own.amounts)
         ends = _with_more((part.low, part.tokens, part.likely, part.high), rest, *self.rates)
         low, tokens, likely, high = map(ceil, ends)

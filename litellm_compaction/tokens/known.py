@@ -1,7 +1,7 @@
 """Remembers what servers have counted: exact prompts, the ratios of text and images, and if a protocol was right.
 
 One odd number cannot refuse a client for good: a lesson widens an interval and moves its middle only if a second number
-agrees, sixteen newer ones replace it, and a refusal asks the server about the very prompt first (`engine/asking.py`).
+agrees, sixteen newer ones replace it, and a refusal asks the server about the very prompt first (`engine/servers.py`).
 Used between two awaits only, so that it needs no lock; threads that count texts only read.
 """
 

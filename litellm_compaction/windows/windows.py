@@ -17,8 +17,8 @@ from typing import NamedTuple
 import httpx
 
 from litellm_compaction.concurrency import Bounded, Kept
-from litellm_compaction.core.messages import Request
-from litellm_compaction.errors import ModelNotLoaded, ServerUnavailable, WindowUnknown, WindowUnread
+from litellm_compaction.core.messages import JsonValue, Request
+from litellm_compaction.errors import CompactionError, ModelNotLoaded, ServerUnavailable, WindowUnknown, WindowUnread
 from litellm_compaction.windows.fetch import NotThisApi, Unreached, without_userinfo
 from litellm_compaction.windows.lmstudio import LMStudioListing, answers_as_lmstudio, list_models, server_root
 from litellm_compaction.windows.lmstudio_rpc import InstanceAddress, LMStudioRpc, LoadedModel, ModelSettings
@@ -45,6 +45,7 @@ _SILENT_S = 60.0
 _MOST = 4096
 # Facts about a kind of model, not about the server at this address.
 _GUESSES = ("model_map", "default")
+_LMSTUDIO = ("api/v1", "api/v0")
 
 
 class Place(NamedTuple):
@@ -257,6 +258,13 @@ class Windows:
         await load()
         return await self.resolve(target, fresh=True)
 
+    async def tokens_now(self, target: Target, *, fresh: bool = False) -> int:
+        """As `resolve`; 0 if nobody knows it any more."""
+        try:
+            return (await self.resolve(target, fresh=fresh)).tokens
+        except CompactionError:
+            return 0
+
     async def model_settings(self, target: Target) -> ModelSettings | None:
         """LM Studio's own settings for a target's answers; None for none."""
         instance = self.instance(target)
@@ -400,6 +408,29 @@ class Windows:
 def server_of(source: Source) -> LocalServer | None:
     """The kind of server that a window was read from; None for LM Studio, and if no server said it."""
     return SERVERS.get(source)
+
+
+def goes_on_itself(target: Target, source: Source) -> bool:
+    """Returns True for a server of a kind that goes on with an answer itself.
+
+    LM Studio goes on with a last message of the assistant (lmstudio-bug-tracker 2041) and puts no template around the
+    prompt of a text completion (its documentation, "Completions"); so does llama.cpp, and vLLM if it is told to
+    (`continue_final_message`).
+    """
+    server = server_of(source)
+    return target.is_lmstudio or source in _LMSTUDIO or (server is not None and server.continues)
+
+
+def no_thoughts(target: Target, source: Source, family: str) -> Mapping[str, JsonValue]:
+    """Returns the fields of a request's body that have a server think no more; empty if none is known.
+
+    LM Studio takes `reasoning_effort: none` on chats since 0.4.17 (its bug tracker 2057, by the vendor); gpt-oss knows
+    no other efforts than low, medium and high.
+    """
+    if target.is_lmstudio or source in _LMSTUDIO:
+        return {"reasoning_effort": "low" if family == "gpt-oss" else "none"}
+    server = server_of(source)
+    return server.no_thoughts if server is not None else {}
 
 
 def _written(target: Target) -> int | None:

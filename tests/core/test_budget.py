@@ -35,8 +35,9 @@ def budgets(draw: st.DrawFn) -> Budget:
     )
 
 
-def _budget(window_tokens: int, *, floor_tokens: int = 0) -> Budget:
-    return Budget(rules=RULES, window_tokens=window_tokens, floor_tokens=floor_tokens, likely_ratio=1.0)
+def _budget(window_tokens: int, *, floor_tokens: int = 0, **rules: int) -> Budget:
+    own = replace(RULES, **rules)  # type: ignore[arg-type]
+    return Budget(rules=own, window_tokens=window_tokens, floor_tokens=floor_tokens, likely_ratio=1.0)
 
 
 @settings(max_examples=settings().max_examples * 4)
@@ -75,39 +76,23 @@ def test_an_answer_never_gets_more_than_is_left_or_asked(budget: Budget, prompt:
 def test_a_compaction_is_due_in_time_and_aims_at_what_may_be_sent(budget: Budget, prompt: int, more: int) -> None:
     """A longer prompt triggers, too, and what does not fit always does; the target fits, and its floor does in it.
 
+    The settings' own line is above the trigger, which leaves room for the answer.
     Loaded with the window that an error names, a multiple of 256, the same prompt fits.
     """
     assert budget.triggers(prompt + more) or not budget.triggers(prompt)
     assert budget.triggers(prompt) or budget.fits(prompt)
     assert min(budget.floor_tokens, budget.prompt_limit_tokens) <= budget.target_tokens(prompt)
     assert budget.target_tokens(prompt) <= budget.prompt_limit_tokens
+    assert budget.trigger_tokens <= budget.line_tokens <= budget.window_tokens
     needed = budget.needed_window_tokens(prompt)
     assert needed % 256 == 0
     assert replace(budget, window_tokens=needed).fits(prompt)
 
 
-# ------------------------------------------------------------------ a threshold and a reserve in place of the ratio
-
-
-def _ruled(window_tokens: int = 32_768, **rules: int) -> Budget:
-    return Budget(
-        rules=replace(RULES, **rules),  # type: ignore[arg-type]
-        window_tokens=window_tokens,
-        floor_tokens=0,
-        likely_ratio=1.0,
-    )
-
-
 def test_the_target_of_a_threshold_is_half_of_it() -> None:
-    assert _ruled(threshold_tokens=10_000).target_tokens(10_001) < 5100
-    assert _ruled(8192, reserve_tokens=20_000).reserved_tokens == 6144
-
-
-@given(budgets())
-def test_the_line_of_the_settings_is_drawn_where_they_say(budget: Budget) -> None:
-    """At their share of the window, whatever room the answer takes; a prompt above it is compacted."""
-    assert budget.trigger_tokens <= budget.line_tokens <= budget.window_tokens
-    assert _budget(8192).line_tokens == 6553, "0.8"
+    """And a reserve counts for no more than three quarters of a window."""
+    assert _budget(32_768, threshold_tokens=10_000).target_tokens(10_001) < 5100
+    assert _budget(8192, reserve_tokens=20_000).reserved_tokens == 6144
 
 
 def test_only_a_high_floor_waits_beyond_the_trigger() -> None:
@@ -125,4 +110,5 @@ def test_only_a_high_floor_waits_beyond_the_trigger() -> None:
 def test_the_ratio_decides_with_room_for_the_answer() -> None:
     """Of 8,192 tokens 80 % are 6,553, and 819 of these are the least room for an answer."""
     budget = _budget(8192)
+    assert budget.line_tokens == 6553
     assert (budget.triggers(5734), budget.triggers(5735), budget.trigger_tokens) == (False, True, 5734)

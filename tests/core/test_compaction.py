@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, Segment, apply, begins, behind, part_covered_by, usable
+from litellm_compaction.core.compaction import Compaction, Segment, apply, begins, part_covered_by, shown_behind, usable
 from litellm_compaction.core.cuts import open_think
 from litellm_compaction.core.forms import Form
 from litellm_compaction.core.messages import Message, chain, normal_text, parse_message, system_prefix_length
@@ -57,37 +57,22 @@ def cut_conversations(draw: st.DrawFn) -> tuple[list[JsonDict], Compaction]:
     return raw, covering(messages, cut, summary=summary, ledger=ledger)
 
 
-@given(cut_conversations())
-def test_every_cut_keeps_the_promises(drawn: tuple[list[JsonDict], Compaction]) -> None:
-    """P2 and P3 hold wherever a valid conversation is cut, and whatever the record says."""
-    raw, compaction = drawn
-    before = copy.deepcopy(raw)
-    messages = parsed(raw)
-    sent = apply(messages, compaction)
-    assert broken_promises(messages, sent) == []
-    assert raw == before
-    assert as_bytes(apply(parsed(raw), compaction)) == as_bytes(sent)
-
-
 @given(cut_conversations(), st.data())
-def test_the_next_turn_begins_with_the_same_bytes(
-    drawn: tuple[list[JsonDict], Compaction], data: st.DataObject
-) -> None:
-    """P4: the compaction belongs to the next request too, whose list begins with this one's, byte for byte."""
+def test_every_cut_keeps_the_promises(drawn: tuple[list[JsonDict], Compaction], data: st.DataObject) -> None:
+    """P2 and P3 hold wherever a valid conversation is cut, and whatever the record says.
+
+    P4: the compaction belongs to the next request, too, whose list begins with this one's, byte for byte.
+    """
     raw, compaction = drawn
+    before, messages = copy.deepcopy(raw), parsed(raw)
     assert applicable(raw, compaction)
-    sent = as_bytes(apply(parsed(raw), compaction))
+    sent = as_bytes(apply(messages, compaction))
+    assert broken_promises(messages, apply(messages, compaction)) == []
+    assert raw == before
     later = data.draw(next_turns(raw))
     assert applicable(later, compaction)
     assert as_bytes(apply(parsed(later), compaction))[: len(sent)] == sent
     assert broken_promises(parsed(later), apply(parsed(later), compaction)) == []
-
-
-def test_hidden_is_what_the_model_does_not_see_as_it_was() -> None:
-    """What the record stands for, but for what is pinned, and what is sent in another form."""
-    forms = (Form(1, "whole"), Form(4, "whole"), Form(5, "line"))
-    made = Compaction(covered_messages=6, covered_hash="h", level="edit", start=3, forms=forms)
-    assert made.hidden == {0, 2, 5}
 
 
 # ------------------------------------------------------------------ a record that reaches into an answer
@@ -104,9 +89,10 @@ def test_nothing_is_lost_at_the_cut(head: str, rest: str) -> None:
         assert whole == normal_text(parse_message({"role": "assistant", "content": rest}))
         return
     assert begins(message, covered_part)
-    assert whole.removesuffix(behind(message, covered_part).text).strip() == whole[: covered_part.chars].strip()
-    assert behind(message, covered_part).text == whole[covered_part.chars :]
-    assert behind(message, covered_part).raw["tool_calls"] == []
+    (behind,) = shown_behind([message], 0, covered_part)
+    assert whole.removesuffix(behind.text).strip() == whole[: covered_part.chars].strip()
+    assert behind.text == whole[covered_part.chars :]
+    assert behind.raw["tool_calls"] == []
 
 
 @given(texts().filter(str.strip), texts().filter(str.strip))

@@ -35,23 +35,23 @@ def _entry(was: list[JsonDict], now: list[JsonDict]) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "now",
+    "output",
     [
-        _talk(),
-        _talk(NOTE),
-        _talk(CLINES),
-        _talk([{"type": "text", "text": NOTE}]),
-        _talk("Old environment output: (120 lines omitted)"),
-        _talk("[Output of 4,021 characters was cleared]"),
-        _talk("_[Old result removed]_"),
-        _talk(f"{OUTPUT[:1000]}... [truncated]"),
-        _talk(f"{OUTPUT[:500]}\n...\n{OUTPUT[-500:]}\n[Tool result trimmed: kept first 500 and last 500 characters.]"),
+        OUTPUT,
+        NOTE,
+        CLINES,
+        [{"type": "text", "text": NOTE}],
+        "Old environment output: (120 lines omitted)",
+        "[Output of 4,021 characters was cleared]",
+        "_[Old result removed]_",
+        f"{OUTPUT[:1000]}... [truncated]",
+        f"{OUTPUT[:500]}\n...\n{OUTPUT[-500:]}\n[Tool result trimmed: kept first 500 and last 500 characters.]",
     ],
     ids=range(9),
 )
-def test_what_was_cleared_or_cut_is_the_same_conversation(now: list[JsonDict]) -> None:
+def test_what_was_cleared_or_cut_is_the_same_conversation(output: object) -> None:
     """Under the very entry that it had before, and so with its pins, handles and originals."""
-    assert _entry(_talk(), now) == chain(parsed(_talk()))[-1]
+    assert _entry(_talk(), _talk(output)) == chain(parsed(_talk()))[-1]
 
 
 def test_a_cut_result_may_end_with_a_line_in_brackets_of_its_own() -> None:
@@ -64,24 +64,11 @@ def test_a_cut_result_may_end_with_a_line_in_brackets_of_its_own() -> None:
 @pytest.mark.parametrize(
     "now",
     [
-        _talk("4 files changed."),
-        _talk("No matches found"),
-        _talk("[]"),
-        _talk('["a.py"]'),
-        _talk('{"error": "not found"}'),
-        _talk("[exit code 1]"),
-        _talk("[Permission denied]"),
-        _talk("(no output)"),
-        _talk("Output cleared."),
-        _talk("[Balance: 1200]"),
-        _talk("Error: (no such file)"),
-        _talk(""),
-        _talk(OUTPUT[:1000]),
-        _talk(f"{OUTPUT[:500]}another line {OUTPUT[-500:]}"),
-        _talk(f"{OUTPUT[1:500]}... [truncated]"),
-        _talk(f"{OUTPUT[:1000]}... {'other words ' * 60}"),
-        _talk(f"{OUTPUT}\n[more]"),
-        _talk(f"[{'a long note ' * 60}]"),
+        *map(_talk, ("4 files changed.", "No matches found", "[]", '["a.py"]', '{"error": "not found"}', "")),
+        *map(_talk, ("[exit code 1]", "[Permission denied]", "(no output)", "Output cleared.", "[Balance: 1200]")),
+        *map(_talk, ("Error: (no such file)", OUTPUT[:1000], f"{OUTPUT[:500]}another line {OUTPUT[-500:]}")),
+        *map(_talk, (f"{OUTPUT[1:500]}... [truncated]", f"{OUTPUT[:1000]}... {'other words ' * 60}")),
+        *map(_talk, (f"{OUTPUT}\n[more]", f"[{'a long note ' * 60}]")),
         _talk(NOTE, said="Read all."),
         _talk(NOTE, answer="Nothing."),
         _talk(NOTE, call_id="call_2"),
@@ -115,11 +102,8 @@ def test_a_short_text_in_the_place_of_several_results_is_a_note(note: str) -> No
 
 
 def _shown(*parts: JsonDict) -> list[JsonDict]:
-    return [
-        {"role": "user", "content": [{"type": "text", "text": "What is it?"}, *parts]},
-        assistant("A cat."),
-        user("?"),
-    ]
+    asked = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, *parts]}
+    return [asked, assistant("A cat."), user("?")]
 
 
 def test_a_result_as_text_may_give_way_to_a_note() -> None:
@@ -127,14 +111,8 @@ def test_a_result_as_text_may_give_way_to_a_note() -> None:
 
     def read(text: str, progress: str = "# Progress: 1 of 4") -> list[JsonDict]:
         texts = [f"[read_file for 'a.c'] Result:\n{text}", progress]
-        parts = [{"type": "text", "text": each} for each in texts]
-        return [
-            user("Port it."),
-            assistant("I read."),
-            {"role": "user", "content": parts},
-            assistant("Done."),
-            user("?"),
-        ]
+        message = {"role": "user", "content": [{"type": "text", "text": each} for each in texts]}
+        return [user("Port it."), assistant("I read."), message, assistant("Done."), user("?")]
 
     was = read(f"{OUTPUT}\n\n{OUTPUT}")
     assert _entry(was, read(CLINES)) == chain(parsed(was))[-1]

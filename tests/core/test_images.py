@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import apply
 from litellm_compaction.core.messages import Message, chain, normal_text
-from litellm_compaction.core.plan import Send
-from litellm_compaction.core.steps import Step
+from litellm_compaction.core.plan import Send, Step
 from litellm_compaction.core.view import View, is_injected, legal_cuts, request_indices
 from tests.builders import (
     DEPTH,

@@ -224,17 +224,6 @@ def test_white_space_blank_by_blank_is_read_once(head: str) -> None:
     assert grows_linearly(feeding, 600)
 
 
-@given(
-    st.lists(
-        st.sampled_from((*_HEADS, "on", " ", "\n", " " * 159, " " * 170, "\n" * 4_000, "a" * 90, ".", "`")), max_size=9
-    )
-)
-def test_however_long_white_space_is_the_split_never_matters(pieces: list[str]) -> None:
-    """Rules read the first 4,000 characters, whether they come in one delta or in many."""
-    text = "".join(pieces)
-    assert text.endswith(joined("Then the fox went", text))
-
-
 def test_a_repeat_that_starts_at_any_of_thousands_of_places_is_found() -> None:
     """The places are looked for one behind the other, and none is left out."""
     partial = "".join(f"row {number} of the long table says {number % 7}\n" for number in range(300)) + "and so it went"

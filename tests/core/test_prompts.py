@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.excerpts import about, excerpt
+from litellm_compaction.core.cuts import about, excerpt
 from litellm_compaction.core.messages import FRAME_BEGIN, FRAME_END
 from litellm_compaction.core.prompts import STRATEGIES, defused, frame, is_refusal, read_summary, transcript_parts
 from litellm_compaction.tokenizers.registry import token_length

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, apply
-from litellm_compaction.core.excerpts import GAP
+from litellm_compaction.core.cuts import GAP
 from litellm_compaction.core.forms import REMOVED, Form
 from litellm_compaction.core.messages import FRAME_END, Message, chain, system_prefix_length
 from litellm_compaction.core.pruning import Wishes, offered, pruned, pruning_prompt, read_answer

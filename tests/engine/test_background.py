@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -54,13 +54,6 @@ class Scene:
         """Returns when what was begun has come to its end; long texts are looked at in threads."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.gather(*others, return_exceptions=True)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(2000):
-            if condition():
-                return
-            await asyncio.sleep(0.001)
-        raise AssertionError("it never happened")
 
     @property
     def told(self) -> list[tuple[str, str]]:

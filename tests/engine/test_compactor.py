@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.portable import portable, unfolded
-from litellm_compaction.engine import Attempts, PreparedRequest
+from litellm_compaction.engine import Attempts
 from litellm_compaction.engine.measure import hashed
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from tests.builders import (
@@ -123,28 +120,21 @@ async def test_a_second_wish_covers_what_came_since() -> None:
     assert again.count.tokens < first.tokens_before
 
 
-async def _portable(raw: list[JsonDict], bases: Sequence[Compaction] = (), **changes: Any) -> PreparedRequest:
-    """A request whose client keeps its compaction itself."""
-    bench = Bench()
-    context = replace(bench.context(), portable=tuple(bases), **changes)
-    return await bench.compactor.guard(Request(messages=parsed(raw)), context)
-
-
 async def test_without_its_record_a_conversation_is_like_others() -> None:
     """A list that does not begin with a client's record gets nothing of it."""
     kept = portable(parsed(LONG), (await Bench().guard(LONG, now=True)).compaction)
     bases = unfolded(parsed([system(), user("#")]), kept, "#").bases
     assert bases
-    assert (await _portable([system(), user("Hello.")], bases)).messages is None
+    assert (await Bench().guard([system(), user("Hello.")], portable=tuple(bases))).messages is None
 
 
 async def test_a_conversation_that_may_not_change_is_refused_or_sent_as_it_is() -> None:
     """Above the trigger, too, as long as it fits."""
     raw = chat(27, words=100)
     assert (await Bench().guard(raw)).action == "compacted"
-    assert (await _portable(raw, may_change=False)).messages is None
+    assert (await Bench().guard(raw, may_change=False)).messages is None
     with pytest.raises(DoesNotFit):
-        await _portable(chat(60, words=60), may_change=False)
+        await Bench().guard(chat(60, words=60), may_change=False)
 
 
 @pytest.mark.parametrize(("model", "clears_all"), [("gemma-3-12b-it", True), ("llama-3.1-8b-instruct", False)])

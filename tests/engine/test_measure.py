@@ -8,7 +8,7 @@ import pytest
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request
-from litellm_compaction.core.steps import Question, Step
+from litellm_compaction.core.plan import Question, Step
 from litellm_compaction.engine.measure import RequestMeasurer, is_enough
 from litellm_compaction.tokenizers.registry import Sources
 from tests.builders import chat, parsed

@@ -9,7 +9,7 @@ import pytest
 from litellm_compaction.errors import BadWish
 from tests.builders import JsonDict, assistant, user
 from tests.engine.bench import Bench, sent
-from tests.engine.test_records_undo import said
+from tests.engine.test_records import said
 
 RULE = "Whatever happens, the port of the walrus stays 9143."
 WINDOW = 8192

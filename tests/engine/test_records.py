@@ -1,21 +1,28 @@
-"""Records outside of a request: receipts, and the messages before and after."""
+"""Records outside of a request: the messages before and after, events, and their end.
+
+A conversation whose record its owner has undone is sent as it is while it fits, until more is said.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.messages import visible_text
-from litellm_compaction.engine.records import events_of, pairs_of
+from litellm_compaction.engine.records import events_of, pairs_of, undo
 from litellm_compaction.events import CompactionEvent, event_to_json
-from tests.builders import parsed
+from litellm_compaction.stores import StoredCompaction
+from tests.builders import JsonDict, assistant, parsed, size, system, user
+from tests.engine.bench import Bench, sent
 from tests.stores.compactions import compactions
 from tests.stores.made import MemoryStore
 from tests.stores.test_originals import talk
 
+WINDOW = 8192
 EVENT: dict[str, Any] = {"phase": "pre_request", "model": "m", "window_tokens": 8192, "window_source": "operator"}
 EVENT |= {"outcome": "compacted", "tokens_before": 7000, "tokens_after": 900}
 
@@ -40,3 +47,66 @@ async def test_events_are_the_record_s_own() -> None:
         await store.add_event(event.when_s + 9e9, event_to_json(event))
     assert [event.tenant for event in await events_of(store, "a" * 16, "anna")] == ["anna"]
     assert [event.tenant for event in await events_of(store, "a" * 16)] == ["anna", "bert"]
+
+
+def said(tokens: int) -> list[JsonDict]:
+    """A conversation of about so many tokens that ends with the person's words."""
+    messages = [system(), user("Begin.")]
+    while tokens_of(messages) < tokens:
+        messages += [assistant(f"answer {len(messages)} " * 40), user(f"question {len(messages)} " * 10)]
+    return messages
+
+
+def tokens_of(messages: list[JsonDict]) -> int:
+    return sum(size(message) for message in parsed(messages))
+
+
+class Owned:
+    """A compactor whose history is in its store, for conversations of one tenant."""
+
+    def __init__(self) -> None:
+        self.bench = Bench()
+
+    async def guard(self, raw: list[JsonDict], window: int = WINDOW, **context: Any) -> CompactionEvent | None:
+        """The event of a request, None for none."""
+        told = len(self.bench.events)
+        sent(raw, await self.bench.guard(raw, window, tenant="anna", **context))
+        for event in self.bench.events[told:]:
+            await self.bench.store.add_event(9e9, event_to_json(event))
+        return self.bench.last if len(self.bench.events) > told else None
+
+    async def records(self) -> list[StoredCompaction]:
+        return sorted(await self.bench.store.compactions(), key=lambda stored: stored.compaction.round)
+
+    async def undo(self, stored: StoredCompaction) -> int:
+        return await undo(self.bench.store, stored, "anna")
+
+
+async def test_the_same_request_is_sent_as_it_is() -> None:
+    """Once it is undone, however often it is asked; the event says why. With more said it is compacted again."""
+    owned, raw = Owned(), said(6700)
+    await owned.guard(raw)
+    [record] = await owned.records()
+    assert await owned.undo(record) == 1
+    assert await owned.records() == []
+    for _ in range(2):
+        event = await owned.guard(raw)
+        assert event is not None
+        assert (event.outcome, event.reason) == ("kept", "undone")
+        assert event.tokens_after == event.tokens_before
+    assert await owned.records() == []
+    event = await owned.guard([*raw, assistant("Understood."), user("Go on.")])
+    assert event is not None
+    assert (event.outcome, event.reason) == ("compacted", "")
+
+
+@pytest.mark.parametrize(("undone", "forgotten"), [(0, 2), (1, 1)])
+async def test_those_that_go_on_from_it_go_with_it(undone: int, forgotten: int) -> None:
+    """The first record's end is the second one's; the second one's is not the first one's."""
+    owned, raw = Owned(), said(6700)
+    while len(await owned.records()) < 2:
+        await owned.guard(raw)
+        raw = [*raw, assistant("word " * 100), user("Go on.")]
+    records = await owned.records()
+    assert await owned.undo(records[undone]) == forgotten
+    assert await owned.records() == records[: 2 - forgotten]

@@ -72,21 +72,16 @@ async def test_one_call_where_one_prompt_holds_everything() -> None:
         assert expected in ask.prompts[0]
 
 
-@pytest.mark.parametrize(
-    "wrapped",
-    [f"\n{GOOD}\n", f"```markdown\n{GOOD}\n```", f"<think>hm</think>\n{GOOD}", f"hm</think>\n```\n{GOOD}\n```"],
-)
-async def test_wrapping_is_taken_off(wrapped: str) -> None:
-    """Fences, thinking and white space are no part of a summary."""
-    assert await run(FakeAsk(wrapped)) == GOOD
-
-
 SAYS_SO = {"summary": GOOD, "originalTokens": 54321, "prunedTokens": 9876}
 
 
 @pytest.mark.parametrize(
     "wrapped",
     [
+        f"\n{GOOD}\n",
+        f"```markdown\n{GOOD}\n```",
+        f"<think>hm</think>\n{GOOD}",
+        f"hm</think>\n```\n{GOOD}\n```",
         json.dumps({"summary": GOOD}),
         json.dumps(SAYS_SO, indent=2),
         json.dumps({"originalTokens": 54321, **SAYS_SO}),
@@ -96,8 +91,8 @@ SAYS_SO = {"summary": GOOD, "originalTokens": 54321, "prunedTokens": 9876}
         json.dumps({"summary": GOOD})[:-2],
     ],
 )
-async def test_a_summary_in_json_is_read_as_what_it_says(wrapped: str) -> None:
-    """With other fields, fenced, after thinking, with raw line breaks, and cut by the server."""
+async def test_wrapping_is_taken_off(wrapped: str) -> None:
+    """Fences, thinking, white space, and JSON with other fields, with raw line breaks, or cut by the server."""
     assert await run(FakeAsk(wrapped)) == GOOD
 
 
@@ -217,11 +212,7 @@ def test_an_assistant_speaks_before_the_instruction(raw: list[JsonDict]) -> None
 
 
 async def test_thinking_alone_is_asked_again_with_room_for_both() -> None:
-    """Of a summary by the text, and of one behind the conversation."""
-    for asking in (
-        lambda ask: written(job(), ask, count, held(*CHAT), (), 1000),
-        lambda ask: summarize(job(), ask, count),
-    ):
-        ask = FakeAsk(SummaryAnswer(text="", reasoning="Let me think."), GOOD)
-        assert await asking(ask) == GOOD
-        assert ask.max_tokens == [200, 400]
+    """The text comes from the second answer."""
+    ask = FakeAsk(SummaryAnswer(text="", reasoning="Let me think."), GOOD)
+    assert await written(job(), ask, count, held(*CHAT), (), 1000) == GOOD
+    assert ask.max_tokens == [200, 400]

@@ -9,7 +9,7 @@ import pytest
 from litellm_compaction.core.go_on import Partial, Way
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.engine.replies import ALL_WAYS, KnownWays
+from litellm_compaction.engine.servers import ALL_WAYS, KnownWays
 from litellm_compaction.windows.windows import Target
 from tests.builders import JsonDict, assistant, parsed, system, user
 from tests.engine.bench import Bench, Clock
@@ -57,23 +57,23 @@ async def continued(
 async def test_the_prompt_ends_inside_the_answer() -> None:
     """Best of all: rendered here, up to the last character but for the white space before the next word."""
     prepared = await continued()
-    assert prepared.way == "raw"
-    assert prepared.prompt is not None
+    assert prepared.continuation.way == "raw"
+    assert prepared.continuation.prompt is not None
     assert prepared.messages is not None
     assert BEGUN.rstrip().endswith(prepared.shown)
-    assert prepared.prompt.text.endswith(f"<|im_start|>assistant\n{prepared.shown}")
+    assert prepared.continuation.prompt.text.endswith(f"<|im_start|>assistant\n{prepared.shown}")
     assert prepared.messages[-1].role == "assistant"
-    assert "Write about rivers." in prepared.prompt.text
+    assert "Write about rivers." in prepared.continuation.prompt.text
     assert prepared.action == "compacted"
 
 
 async def test_a_request_may_exclude_a_way() -> None:
     """Tools and structured output need the server's own parsing; thoughts and a client's own prefill need asking."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    assert (await continued(tools=(tool,))).way == "prefill"
-    assert (await continued(is_json=True)).way == "prefill"
-    assert (await continued([*ASKED[:1], user("Say <|im_end|> twice.")])).way == "prefill"
-    assert (await continued(ways=frozenset(("prefill", "turn")))).way == "prefill"
+    assert (await continued(tools=(tool,))).continuation.way == "prefill"
+    assert (await continued(is_json=True)).continuation.way == "prefill"
+    assert (await continued([*ASKED[:1], user("Say <|im_end|> twice.")])).continuation.way == "prefill"
+    assert (await continued(ways=frozenset(("prefill", "turn")))).continuation.way == "prefill"
     asked = [
         await continued([*ASKED, assistant("Rivers")]),
         await continued(text="<think>\nRivers are"),
@@ -81,7 +81,7 @@ async def test_a_request_may_exclude_a_way() -> None:
         await continued(ways=frozenset(("turn",))),
         await continued([user("Say <|im_end|> twice.")], ways=frozenset(("raw", "turn"))),
     ]
-    assert [(each.way, each.shown) for each in asked] == [("turn", "")] * 5
+    assert [(each.continuation.way, each.shown) for each in asked] == [("turn", "")] * 5
     assert all(each.messages is not None and each.messages[-1].role == "user" for each in asked)
 
 

@@ -15,8 +15,10 @@ from litellm_compaction.proxy.routing import (
     carrier_of,
     deployment_of,
     limits_of,
+    refuses_by,
     unknown_model,
 )
+from litellm_compaction.proxy.wire import with_extra
 from litellm_compaction.windows.windows import Target, Window, Windows
 from tests.constants import settings_of
 
@@ -183,27 +185,29 @@ async def test_a_silent_server_is_asked_again_and_a_warning_names_the_line_to_wr
     assert caplog.text.count("`model: lm_studio/…`") == 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "answer_tokens"),
-    [({}, 1638), ({"output_buffer_ratio": 0.5}, 4096), ({"output_buffer_ratio": 0.0}, 819)],
-)
-def test_the_answer_that_is_shown_is_what_is_set_aside_for_it(settings: dict[str, Any], answer_tokens: int) -> None:
+def test_the_answer_that_is_shown_is_what_is_set_aside_for_it() -> None:
     """A client takes it off the window, and asks for no more: the buffer of an empty prompt."""
     window = Window(tokens=8192, source="api/v1", architecture="", instance_id="", parallel=1)
-    shown = {"max_input_tokens": 8192, "max_output_tokens": answer_tokens}
-    assert limits_of(window, settings_of(**settings)) == shown
+    for settings, answer_tokens in (
+        ({}, 1638),
+        ({"output_buffer_ratio": 0.5}, 4096),
+        ({"output_buffer_ratio": 0}, 819),
+    ):
+        shown = {"max_input_tokens": 8192, "max_output_tokens": answer_tokens}
+        assert limits_of(window, settings_of(**settings)) == shown
 
 
-@pytest.mark.parametrize(
-    ("model", "base", "settings", "carrier"),
-    [
-        ("lm_studio/x", LOCAL, {}, "transport"),
-        ("openai/x", LOCAL, {}, "transport"),
-        ("openai/x", None, {}, "hooks"),
-        ("ollama_chat/x", LOCAL, {}, "hooks"),
-        ("lm_studio/x", LOCAL, {"carrier": "hooks"}, "hooks"),
-    ],
-)
-def test_the_transport_carries_what_it_can_reach(model: str, base: str | None, settings: Any, carrier: str) -> None:
+def test_the_transport_carries_what_it_can_reach() -> None:
     """Where LiteLLM asks the server by a client that can be given; the operator may choose the hooks."""
-    assert carrier_of(deployment(model, ON, api_base=base), Settings(**settings)) == carrier
+    reached = {("lm_studio/x", LOCAL), ("openai/x", LOCAL)}
+    for model, base in (*reached, ("openai/x", None), ("ollama_chat/x", LOCAL)):
+        carrier = "transport" if (model, base) in reached else "hooks"
+        assert carrier_of(deployment(model, ON, api_base=base), Settings()) == carrier
+        assert carrier_of(deployment(model, ON, api_base=base), Settings(carrier="hooks")) == "hooks"
+
+
+def test_ollama_is_told_to_refuse_what_it_would_cut() -> None:
+    """Beside the client's own fields; no other server is told anything."""
+    sent = with_extra({"extra_body": {"top_k": 1, "truncate": True}}, refuses_by("ollama_chat"))
+    assert sent == {"extra_body": {"top_k": 1, "truncate": False, "shift": False}}
+    assert with_extra({}, refuses_by("hosted_vllm")) == {}

@@ -61,23 +61,18 @@ def test_anything_else_than_such_an_end_stays_as_it_is() -> None:
         assert with_details(other, _CUT) == other
 
 
-@pytest.mark.parametrize(
-    ("prompt_tokens", "cached_tokens", "read"),
-    [
-        (900, 800, (900, 3)),
-        (100, 800, (900, 3)),
-        (900, 0, (900, 3)),
-        *((900, odd, (900, 3)) for odd in (-1, True, None)),
-        (0, 0, None),
-        (None, 0, None),
-        (True, 0, None),
-    ],
-)
-def test_usage_is_the_whole_prompts_or_none(prompt_tokens: Any, cached_tokens: Any, read: Any) -> None:
+@pytest.mark.parametrize("cached", [800, 0, -1, True, None])
+def test_usage_is_the_whole_prompts_or_none(cached: Any) -> None:
     """A number without what the server had in its cache would look like a prompt that was cut."""
-    told = {"prompt_tokens": prompt_tokens, "completion_tokens": 3}
-    assert usage_of({"usage": {**told, "prompt_tokens_details": {"cached_tokens": cached_tokens}}}) == read
-    assert usage_of({"usage": {**told, "prompt_tokens_details": 7}}) == (read and (prompt_tokens, 3))
+    for prompt_tokens in (900, 100, 0, None, True):
+        told = {"prompt_tokens": prompt_tokens, "completion_tokens": 3}
+        is_complete = prompt_tokens in (900, 100)
+        whole = 900 if cached == 800 else prompt_tokens
+        details = {"prompt_tokens_details": {"cached_tokens": cached}}
+        assert usage_of({"usage": {**told, **details}}) == ((whole, 3) if is_complete else None)
+        assert usage_of({"usage": {**told, "prompt_tokens_details": 7}}) == (
+            (prompt_tokens, 3) if is_complete else None
+        )
     assert usage_of({"usage": {"prompt_tokens": 900}}) is None is usage_of({"usage": None})
 
 

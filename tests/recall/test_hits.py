@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import chain
 from litellm_compaction.recall import Index, search
-from litellm_compaction.recall.terms import sought
+from litellm_compaction.recall.index import sought
 from tests.builders import parsed, texts
 from tests.recall.test_index import assistant, called, indexed, made, result, talk, user
 
@@ -23,14 +23,6 @@ def test_words_find_the_answer_beside_them() -> None:
     """The question's words stand in one message, the answer in the next: one hit shows both."""
     index = indexed(*talk([*_CHAT, "Which instrument does your sister play?", "The oboe.", *_CHAT]))
     assert "The oboe." in shown(index, "What instrument did my sister play?")[0]
-
-
-def test_an_id_comes_before_words() -> None:
-    """One exact id says more than any number of words."""
-    index = indexed(
-        *talk(["The failing order is ord_77x12.", *_CHAT, "order failing order failing refund order failing"])
-    )
-    assert "ord_77x12" in shown(index, "why is order ord_77x12 failing, failing, refund?")[0]
 
 
 def test_a_handle_finds_its_message() -> None:

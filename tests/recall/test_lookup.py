@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from litellm_compaction.recall import Lookup, found_fields, indexed, message_fields, told
-from litellm_compaction.stores import Covered, Originals, Stretch
+from litellm_compaction.recall.lookup import Stretch
+from litellm_compaction.stores import Covered, Originals
 from litellm_compaction.stores.sqlite import MemoryRows
 from tests.recall.test_index import assistant, user
 from tests.stores.test_originals import SECRET, covered, kept

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.recall.terms import _sought, sought, terms
+from litellm_compaction.recall.index import _sought, sought, terms
 from tests.work import grows_linearly
 
 

@@ -86,7 +86,7 @@ _REASONING = {
 }
 _WALKS = """
 import time
-from litellm_compaction.core import excerpts, forms, ledger, messages, portable, prompts, secrets
+from litellm_compaction.core import forms, ledger, messages, portable, prompts, secrets
 from litellm_compaction.core import cuts as inside
 def tokens(text): return len(text) // 4
 def message(role, text): return messages.parse_message({"role": role, "content": text})
@@ -110,7 +110,7 @@ walks = {
     "names": ledger.named,
     "rendered": lambda text: prompts.render_message(message("tool", text)),
     "redacted": secrets.redacted,
-    "excerpt": lambda text: excerpts.excerpt(text, 500, tokens),
+    "excerpt": lambda text: inside.excerpt(text, 500, tokens),
 }
 found = {}
 def seconds(run, text):

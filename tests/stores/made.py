@@ -71,7 +71,6 @@ class RedisStore(Store):
         url: str,
         *,
         ttl_s: float = 1000.0,
-        rests: bool = True,
         limit_s: float = LIMIT_S,
         clock: Callable[[], float] | None = None,
         clients: Callable[[], Any] | None = None,
@@ -79,7 +78,7 @@ class RedisStore(Store):
         self.url = url
         address = parse_redis(url)
         made = clients or (lambda: client_of(address.url, limit_s=limit_s))
-        self.server = RedisServer(made, address.place, owns=True, rests=rests, limit_s=limit_s)
+        self.server = RedisServer(made, address.place, owns=True, limit_s=limit_s)
         super().__init__(RedisRows(self.server, prefix=address.prefix, ttl_s=ttl_s, clock=clock))
 
     async def says(self, *words: str | bytes) -> Any:

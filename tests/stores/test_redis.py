@@ -43,8 +43,8 @@ async def opened() -> AsyncIterator[Callable[..., RedisStore]]:
     """Opens stores on a server by URL and ends them."""
     stores: list[RedisStore] = []
 
-    def make(url: str, *, rests: bool = True, limit_s: float = 60.0) -> RedisStore:
-        stores.append(RedisStore(url, rests=rests, limit_s=limit_s, ttl_s=TTL_S))
+    def make(url: str) -> RedisStore:
+        stores.append(RedisStore(url, limit_s=60.0, ttl_s=TTL_S))
         return stores[-1]
 
     yield make
@@ -67,7 +67,7 @@ async def test_numbers_of_events_grow_over_a_server_that_lost_its_memory(
     server: Server, opened: Callable[..., RedisStore]
 ) -> None:
     """Whoever follows the history with `after` sees what comes after a restart of the server."""
-    store = opened(server.url, rests=False)
+    store = opened(server.url)
     await store.add_event(time.time(), "before")
     [before] = await store.events()
     server.kill()
@@ -148,7 +148,7 @@ async def test_a_refusal_is_told_in_our_words_and_is_no_outage() -> None:
             with pytest.raises(StoreError, match=r"NoPermission|ResponseError|refuses: ACL") as raised:
                 await write
             assert "default" not in str(raised.value)
-        assert not store.server.is_resting
+        assert store.server._rests_until_s < 0
         await store.aclose()
 
 

@@ -87,7 +87,7 @@ def opening(request: pytest.FixtureRequest, tmp_path: Path, server_url: Callable
             durable, spare = (MemoryStore(ttl_s=1e9, max_bytes=10_000_000, clock=clock) for _ in range(2))
             return SteadyStore(Store(FailingRows(durable.rows)), spare, clock=clock)
         # A machine that is busy with other tests is not what is tested here.
-        return RedisStore(f"{url}?prefix={name}", rests=False, limit_s=10, ttl_s=TTL_S, clock=clock)
+        return RedisStore(f"{url}?prefix={name}", limit_s=10, ttl_s=TTL_S, clock=clock)
 
     return make
 

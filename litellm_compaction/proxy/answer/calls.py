@@ -19,6 +19,8 @@ from litellm_compaction.proxy.answer.sse import Chunk
 _ID_CHARS = 9
 # Of the client's held calls: none, those before the one in which the stream was cut, or all.
 Kept: TypeAlias = Literal["no", "whole", "all"]
+# Nobody knows it before its name has come, if there is a tool of ours.
+Whose: TypeAlias = Literal["ours", "clients", "unknown"]
 
 
 @dataclass(slots=True, eq=False)
@@ -60,19 +62,11 @@ class Calls:
     """The calls of one answer; `ours` is the name of our own tool, if the model has it."""
 
     def __init__(self, ours: str | None = None) -> None:
-        self._ours_name = ours
+        self._ours = ours
         self._all: list[Call] = []
 
     def __bool__(self) -> bool:
         return bool(self._all)
-
-    @property
-    def ours(self) -> list[Call]:
-        return [call for call in self._all if self._is_ours(call)]
-
-    @property
-    def clients(self) -> list[Call]:
-        return [call for call in self._all if self._is_clients(call)]
 
     @property
     def held(self) -> list[Call]:
@@ -95,11 +89,10 @@ class Calls:
             call.add(fragment)
             if call.is_sent:
                 sent.append({**fragment, "index": self._index(call)})
-            elif self._is_clients(call) and may_begin and not self.held:
-                call.is_sent = True
-                sent.append(self._shown(call))
-            elif self._is_clients(call):
-                call.is_held = True
+            elif self._whose(call) == "clients":
+                call.is_sent = may_begin and not self.held
+                call.is_held = not call.is_sent
+                sent += [self._shown(call)] if call.is_sent else []
         return sent
 
     def given_up(self, kept: Kept) -> list[Chunk]:
@@ -110,14 +103,16 @@ class Calls:
             call.is_held = False
         return [self._shown(call) for call in {"no": [], "whole": whole, "all": waiting}[kept]]
 
-    def _is_ours(self, call: Call) -> bool:
-        return self._ours_name is not None and call.name == self._ours_name
+    def of(self, whose: Whose) -> list[Call]:
+        return [call for call in self._all if self._whose(call) == whose]
 
-    def _is_clients(self, call: Call) -> bool:
-        return self._ours_name is None or (bool(call.name) and not self._is_ours(call))
+    def _whose(self, call: Call) -> Whose:
+        if self._ours is not None and not call.name:
+            return "unknown"
+        return "ours" if call.name and call.name == self._ours else "clients"
 
     def _index(self, call: Call) -> int:
-        return sum(not self._is_ours(each) for each in takewhile(lambda each: each is not call, self._all))
+        return sum(self._whose(each) != "ours" for each in takewhile(lambda each: each is not call, self._all))
 
     def _shown(self, call: Call) -> Chunk:
         function = {**(call.fields.get("function") or {}), "arguments": "".join(call.arguments)}
@@ -133,9 +128,9 @@ class Calls:
         # Two calls may have one id. A name begins another call.
         named = [call for call in (near if name else newest) if id_ and call.id == id_]
         numbered = [call for call in near if not (call.id and id_ and (call.id == id_ or name))]
-        found = next(iter(named or numbered), None)
+        call = next(iter(named or numbered), None)
         # Of a call whose arguments are whole nothing is left to say.
-        if found is None or (name and found.name and function.get("arguments") and found.is_whole):
-            found = Call(index if isinstance(index, int) else None)
-            self._all.append(found)
-        return found
+        if call is None or (name and call.name and function.get("arguments") and call.is_whole):
+            call = Call(index if isinstance(index, int) else None)
+            self._all.append(call)
+        return call

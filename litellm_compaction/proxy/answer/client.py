@@ -211,20 +211,18 @@ class OneAnswer:
 
     def starts(self) -> list[Chunk]:
         """Tells that a compaction is made; [] if the client is not told here."""
-        start = f"{START_NOTICE}\n\n"
-        if self.is_delivered:
-            return self._notice(self._notices.within, f"\n\n{start}")
-        return self._notice(self._notices.before, start)
+        parting = "\n\n" if self.is_delivered else ""
+        return self._notice(f"{parting}{START_NOTICE}\n\n")
 
     def done(self) -> list[Chunk]:
-        place = self._notices.within if self.is_delivered else self._notices.before
-        return self._notice(place, f"{DONE_NOTICE}\n\n")
+        return self._notice(f"{DONE_NOTICE}\n\n")
 
     def ends(self, why: str) -> list[Chunk]:
-        return self._notice(self._notices.after, f"\n\n{why}")
+        return self._notice(f"\n\n{why}", self._notices.after)
 
-    def _notice(self, place: Place, text: str) -> list[Chunk]:
+    def _notice(self, text: str, place: Place | None = None) -> list[Chunk]:
         """`text` as a chunk that delivers nothing of the answer."""
+        place = place or (self._notices.within if self.is_delivered else self._notices.before)
         key = "content" if place == "content" else "reasoning_content"
         return [] if place == "off" else [self._dressed({key: text})]
 
@@ -263,12 +261,9 @@ def joined(chunks: Iterable[Chunk]) -> Chunk:
                 if value is not None:
                     message[key] = message[key] + value if goes_on else value
     if calls := message.get("tool_calls"):
-        message["tool_calls"] = [_whole_call(call) for call in calls]
+        whole = [{key: value for key, value in call.items() if key != "index" and value is not None} for call in calls]
+        message["tool_calls"] = [{"type": "function", **call} for call in whole]
     message.setdefault("content", None if calls or "refusal" in message else "")
     choice = {**last, "index": 0, "message": message, "finish_reason": last.get("finish_reason") or "stop"}
     del choice["delta"]
     return {**envelope, "object": "chat.completion", "choices": [choice], "usage": usage}
-
-
-def _whole_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "function", **{key: value for key, value in call.items() if key != "index" and value is not None}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from litellm_compaction.core.go_on import Way
@@ -42,7 +43,7 @@ Step: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Leg:
     """One request to a server, and the most that its answer may have."""
 
@@ -50,12 +51,12 @@ class Leg:
     max_tokens: int  # Bound on the answer, of which the server is told.
     asked_tokens: int | None = None  # The rest of the client's own limit; None without one.
     thoughts_tokens: float = math.inf  # The most of nothing but thoughts.
-    goes_on: bool = False  # The answer has begun, and goes on in `prepared.way`.
+    goes_on: bool = False  # The answer has begun, and goes on in `prepared.continuation.way`.
     is_share: bool = False  # The bound is only a part of the window, because of others.
     is_doubted: bool = False  # It is less than the window leaves by our count, since nothing has confirmed that.
     passed: int = 0  # The answer goes on as it comes, with so many choices; 0 for one that is read here.
 
-    @property
+    @cached_property
     def danger_tokens(self) -> float:
         """Generated tokens from which on the window may end soon; our count of them may be off by a quarter."""
         left_tokens = _DANGER_RATIO * self.prepared.window.tokens - self.prepared.count.tokens
@@ -64,20 +65,21 @@ class Leg:
     @property
     def is_document(self) -> bool:
         """A format may shape the answer, but none that has begun: llama.cpp and vLLM would begin a new document."""
-        return not self.goes_on or self.prepared.closing is not None
+        return not self.goes_on or self.prepared.continuation.closing is not None
 
     @property
     def has_another_way(self) -> bool:
         """The server may not know the way in which it is to go on, so that there is another one."""
-        prepared = self.prepared
-        return self.goes_on and prepared.way is not None and (prepared.way != "turn" or bool(prepared.closing))
+        way, closing = self.prepared.continuation.way, self.prepared.continuation.closing
+        return self.goes_on and way is not None and (way != "turn" or bool(closing))
 
     @property
     def fields(self) -> Mapping[str, Any]:
         """Those of a body that make its server go on with the last message (vLLM), and think no more."""
         server = server_of(self.prepared.window.source)
-        needs_word = self.prepared.way == "prefill" and server is not None and server.continues_when_told
-        own = {**(wire.GOES_ON if needs_word else {}), **(self.prepared.closing or {})}
+        way, closing = self.prepared.continuation.way, self.prepared.continuation.closing
+        needs_word = way == "prefill" and server is not None and server.continues_when_told
+        own = {**(wire.GOES_ON if needs_word else {}), **(closing or {})}
         return own if self.goes_on else {}
 
 

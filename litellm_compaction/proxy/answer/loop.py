@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -42,7 +41,7 @@ from litellm_compaction.proxy.answer.legs import (
     next_leg,
 )
 from litellm_compaction.proxy.answer.relay import Ending, Relay
-from litellm_compaction.proxy.answer.sse import Batch, Chunk, UpstreamError
+from litellm_compaction.proxy.answer.sse import Batches, Chunk, UpstreamError
 from litellm_compaction.proxy.answer.upstream import Upstream
 from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.refusals import failing_open
@@ -77,7 +76,7 @@ class Answer:
         self._one = OneAnswer(self.asked)
         self._state = State(ways=self.upstream.ways, restarts_left=self.context.settings.max_restarts)
 
-    async def batches(self) -> AsyncGenerator[Batch, None]:
+    async def batches(self) -> Batches:
         """The chunks of all upstream answers, and what stands between them; the room is given back behind the last.
 
         An `UpstreamError` tells a failure that is no overflow, a `CompactionError` that nothing fits and none was sent.
@@ -101,7 +100,7 @@ class Answer:
                     yield told
         except CompactionError:
             # Behind a leg of which the client has some it ends regularly; its request gets the error otherwise.
-            if not self._one.is_delivered:
+            if not one.is_delivered:
                 raise
             yield self._closing(self._relay)
         except (asyncio.CancelledError, httpx.ReadTimeout):
@@ -114,10 +113,6 @@ class Answer:
         self._tell_background()
 
     @property
-    def is_joined(self) -> bool:
-        return self._state.is_joined
-
-    @property
     def is_one_leg(self) -> bool:
         """A single upstream answer is all of it, and the window has not ended it."""
         return not self._state.is_joined and self._state.outcome == "completed"
@@ -128,7 +123,7 @@ class Answer:
             return [] if self.asked.is_whole else self._one.starts() or [self._one.opening()]
         return [*self._one.starts(), *self._one.done()] if self.decided.action == "compacted" else []
 
-    async def _leg(self, prepared: PreparedRequest) -> AsyncGenerator[Batch, None]:
+    async def _leg(self, prepared: PreparedRequest) -> Batches:
         """One upstream answer as soon as there is room for it, which becomes the last leg."""
         seating = asyncio.ensure_future(self._seated(prepared))
         try:
@@ -168,7 +163,7 @@ class Answer:
                 if tokens == leg.max_tokens:
                     return leg
                 return replace(leg, max_tokens=tokens, is_share=True, is_doubted=False)
-            if prepared.way is None:
+            if prepared.continuation.way is None:
                 prepared = await self.compactor.guard(self.asked.request, self.context, self.room)
             else:
                 prepared = await self.compactor.continue_answer(
@@ -183,24 +178,24 @@ class Answer:
         tokens = prepared.max_output_tokens(left_tokens, is_certain=self._state.was_doubted)
         # Those of a whole answer are not seen before its end.
         thoughts_tokens = math.inf
-        if prepared.closing is not None and not asked.is_whole:
+        if prepared.continuation.closing is not None and not asked.is_whole:
             # The model is to think no more.
             thoughts_tokens = max(constants.reasoning_answer_min_tokens, prepared.max_output_tokens(None) // 2)
         elif constants.reasoning_budget_ratio and not asked.is_whole:
             own_tokens = constants.reasoning_budget_ratio * prepared.window.tokens
             budget_tokens = own_tokens if asked.thoughts_tokens is None else asked.thoughts_tokens
             thoughts_tokens = max(budget_tokens - given_tokens, 1)
-        has_begun = bool(self._one.sent_text.strip()) or prepared.closing is not None
+        has_begun = bool(self._one.sent_text.strip()) or prepared.continuation.closing is not None
         return Leg(
             prepared=prepared,
             max_tokens=tokens,
             asked_tokens=left_tokens,
             thoughts_tokens=thoughts_tokens,
-            goes_on=has_begun and prepared.way is not None,
+            goes_on=has_begun and prepared.continuation.way is not None,
             is_doubted=tokens < most_tokens and not asked.is_json,
         )
 
-    async def _stream(self, relay: Relay) -> AsyncGenerator[Batch, None]:
+    async def _stream(self, relay: Relay) -> Batches:
         """What the client gets of a leg as it comes, until the stream ends, or is stopped because that gains room."""
         self.room.started()
         async with self.upstream.open(relay.leg) as stream:
@@ -253,7 +248,7 @@ class Answer:
             is_way_refused=relay.end == "failed" and relay.leg.has_another_way and not relay.has_begun,
             is_delivered=self._one.is_delivered,
             has_whole_calls=calls.has_begun and bool(calls.held),
-            only_recalls=bool(relay.recalls) and not calls.clients,
+            only_recalls=bool(relay.recalls) and not calls.of("clients"),
             is_used_up=asked_tokens is not None and self._cost.given_tokens + 1 >= asked_tokens,
             is_stuck=calls.has_begun,
             is_thoughts=self._partial().is_thoughts,
@@ -333,8 +328,7 @@ class Answer:
             return []
         self._cost.restarts += 1
         state.restarts_left -= 1
-        left_tokens = min(sum(relay.tokens), relay.leg.prepared.window.tokens) - relay.lost_tokens
-        state.has_gained = prepared.count.tokens < left_tokens or plan.partial.closes
+        state.has_gained = prepared.count.tokens < relay.used_tokens - relay.lost_tokens or plan.partial.closes
         self._tell("restarted", prepared, relay)
         is_made = isinstance(plan.prepared, CompactionNeeded) and prepared.action != "none"
         return self._one.done() if is_made else []
@@ -358,11 +352,8 @@ class Answer:
 
     def _room_tokens(self, relay: Relay) -> int:
         """The least room for the rest: an output buffer more than there was, and that of a call that was cut."""
-        prepared, window_tokens, budget = (
-            relay.leg.prepared,
-            relay.leg.prepared.window.tokens,
-            relay.leg.prepared.budget,
-        )
+        prepared = relay.leg.prepared
+        budget, window_tokens = prepared.budget, prepared.window.tokens
         # By our count, as that of the call is.
         used_tokens = window_tokens if relay.end == "overflow" else prepared.count.tokens + relay.generated.tokens
         room_tokens = budget.restart_room_tokens(used_tokens)
@@ -372,13 +363,14 @@ class Answer:
 
     async def _by_another_way(self, relay: Relay) -> PreparedRequest:
         prepared, state = relay.leg.prepared, self._state
-        if prepared.closing or prepared.way is None:
+        plan, way = prepared.continuation.plan, prepared.continuation.way
+        if prepared.continuation.closing or plan is None or way is None:
             # The words alone.
-            return replace(prepared, closing={})
-        state.ways -= {prepared.way}
+            return replace(prepared, continuation=replace(prepared.continuation, closing={}))
+        state.ways -= {way}
         if relay.ending.error is not None and not relay.ending.error.may_pass:
-            state.refused = (*state.refused, prepared.way)
-        return await self.compactor.by_another_way(prepared, self.room, ways=state.ways)
+            state.refused = (*state.refused, way)
+        return await self.compactor.continued(plan, self.room, ways=state.ways)
 
     async def _look_up(self, relay: Relay) -> None:
         """Answers the calls of our own tool, for this answer or, beside calls of the client's, for the next one."""
@@ -440,28 +432,26 @@ class Answer:
         if relay.has_begun:
             outcomes = dict.fromkeys(self._state.refused, "refused")
             self._state.refused = ()
-        if prepared.way in ("raw", "prefill") and (outcome := relay.outcome()) is not None:
-            outcomes[prepared.way] = outcome
+        if prepared.continuation.way in ("raw", "prefill") and (outcome := relay.outcome()) is not None:
+            outcomes[prepared.continuation.way] = outcome
         for way, outcome in outcomes.items():
             self.compactor.known_ways.learn(context.target, context.label, way, outcome)
 
     def _tell(self, outcome: ContinuationOutcome, prepared: PreparedRequest, relay: Relay) -> None:
-        used_tokens = min(sum(relay.tokens), prepared.window.tokens)
         self.compactor.reporter.continued(
             self.context,
             prepared,
             outcome=outcome,
             attempt=self._cost.restarts,
-            used_tokens=used_tokens,
-            lost_tokens=min(relay.lost_tokens, used_tokens),
+            used_tokens=relay.used_tokens,
+            lost_tokens=min(relay.lost_tokens, relay.used_tokens),
         )
 
     def _closing(self, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
         chunks = self._one.dressed(relay.surrendered())
         window_tokens, is_stuck = relay.leg.prepared.window.tokens, relay.calls.has_begun
-        used_tokens = min(sum(relay.tokens), window_tokens)
-        is_exceeded = relay.end == "overflow" or used_tokens >= window_tokens
+        is_exceeded = relay.end == "overflow" or relay.used_tokens >= window_tokens
         outcome: Cut = "aborted"
         text = ABORT_NOTICE if is_exceeded else NEARLY_FULL_NOTICE
         if self._partial().is_thoughts and not is_stuck:
@@ -471,13 +461,13 @@ class Answer:
             outcome, text = "attempts", ATTEMPTS_NOTICE
         self._state.outcome = outcome
         self._tell(outcome, relay.leg.prepared, relay)
-        chunks += self._one.ends(text.format(used=used_tokens, window=window_tokens))
+        chunks += self._one.ends(text.format(used=relay.used_tokens, window=window_tokens))
         return [*chunks, *self._ended(relay, "length")]
 
     def _ended(self, relay: Relay, reason: str | None = None) -> list[Chunk]:
         """The answer's last chunks, and its costs."""
-        reason = reason or relay.finish_reason or ("tool_calls" if relay.calls.clients else "stop")
-        if reason in _CALLS and relay.recalls and not relay.calls.clients:
+        reason = reason or relay.finish_reason or ("tool_calls" if relay.calls.of("clients") else "stop")
+        if reason in _CALLS and relay.recalls and not relay.calls.of("clients"):
             # It calls for more than it may look up.
             reason = "stop"
         was_cut = bool(self._cost.restarts or self._state.cuts)
@@ -491,12 +481,7 @@ class Answer:
     def _tell_background(self) -> None:
         """Lets the answer's conversation be compacted ahead, unless a restart has done that already."""
         relay = self._relay
-        if not self.is_one_leg or relay.finish_reason not in _ENDS:
-            return
-        self.compactor.background.answered(
-            self.asked.request,
-            self.context,
-            relay.leg.prepared,
-            answer="" if relay.finish_reason in _CALLS else self._one.whole_text,
-            used_tokens=sum(relay.tokens),
-        )
+        if self.is_one_leg and relay.finish_reason in _ENDS:
+            answer, used_tokens = "" if relay.finish_reason in _CALLS else self._one.whole_text, sum(relay.tokens)
+            told = self.compactor.background.answered
+            told(self.asked.request, self.context, relay.leg.prepared, answer=answer, used_tokens=used_tokens)

@@ -49,7 +49,7 @@ class Words:
         self.held, self.are_joined = "", bool(partial)
         # The sent text may end inside a word, since no other answer shared the window then.
         self.is_inside_a_word = False
-        shown, is_trusted = leg.prepared.shown, leg.prepared.is_trusted
+        shown, is_trusted = leg.prepared.shown, leg.prepared.continuation.is_trusted
         self.joiner = Joiner(partial, shown=shown, is_trusted=is_trusted)
         # A trusted way is judged all the same: a server may be updated.
         self.judge = Joiner(partial, shown=shown) if is_trusted else self.joiner
@@ -283,6 +283,10 @@ class Relay:
         ours = Usage(self.leg.prepared.count.tokens, self.generated.exact())
         return usage_of({"usage": self.usage_fields}) or ours
 
+    @property
+    def used_tokens(self) -> int:
+        return min(sum(self.tokens), self.leg.prepared.window.tokens)
+
     def looks_full(self, ratio: float = NEAR_FULL_RATIO) -> bool:
         return sum(self.tokens) >= ratio * self.leg.prepared.window.tokens
 
@@ -298,7 +302,7 @@ class Relay:
     @property
     def lost_tokens(self) -> int:
         """Generated tokens that the client never gets: cut calls, ours, and text that the joiner took out."""
-        ours = sum(self.generated.of(call.text) for call in self.calls.ours)
+        ours = sum(self.generated.of(call.text) for call in self.calls.of("ours"))
         return min(self.cut_call_tokens + self._removed_tokens() + ours, self.tokens.completion_tokens)
 
     @property
@@ -317,7 +321,7 @@ class Relay:
 
     def outcome(self) -> Outcome | None:
         """The lesson about the stream's way; None for none, as behind thoughts, where the answer itself begins."""
-        if (opening := self.words.judge.opening) == "undecided" or self.leg.prepared.closing is not None:
+        if (opening := self.words.judge.opening) == "undecided" or self.leg.prepared.continuation.closing is not None:
             return None
         return "began_anew" if opening == "anew" or self._repeated_tokens() else "went_on"
 
@@ -326,5 +330,5 @@ class Relay:
         """The calls of our own tool, if they are whole."""
         if self.end != "done" or self.finish_reason == "length":
             return []
-        calls = self.calls.ours
+        calls = self.calls.of("ours")
         return [ToolCall(id=call.id or "", name=RECALL, arguments="".join(call.arguments)) for call in calls]

@@ -25,6 +25,7 @@ Chunk: TypeAlias = dict[str, Any]
 # Chunks that came in one read, or go out in one write; at least one. A fast server sends hundreds at once, and a step
 # through all carriers for each would be most of what they cost.
 Batch: TypeAlias = Sequence[Chunk]
+Batches: TypeAlias = AsyncGenerator[Batch, None]
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 # An error's own words stand at its beginning; some quote the whole request after that.
 # LiteLLM looks through an error's text some ten times, 10 s for a megabyte.
@@ -125,9 +126,7 @@ def _understood() -> Iterator[None]:
         raise unreadable("its answer is not compressed as it says") from error
 
 
-async def read_events(
-    response: httpx.Response, bounds: Bounds, *, is_passed: bool = False
-) -> AsyncGenerator[Batch, None]:
+async def read_events(response: httpx.Response, bounds: Bounds, *, is_passed: bool = False) -> Batches:
     """The chunks of an event stream, those of each read together; if it `is_passed`, whatever their shape.
 
     An `UpstreamDropped` tells that the connection broke, or ended without the stream's own end.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import httpx
@@ -19,14 +19,14 @@ from openai import APIStatusError, AsyncOpenAI
 
 from litellm_compaction.concurrency import Tasks, is_long, off_loop_if
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
+from litellm_compaction.engine import Compactor, Foreseen, RequestContext, Reservation
 from litellm_compaction.errors import TOO_DEEP, CompactionError, LeftUnread, NotServed, overflow_from_text
 from litellm_compaction.proxy import refusals, wire
 from litellm_compaction.proxy.answer import sse
 from litellm_compaction.proxy.answer.client import Asked, joined
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.loop import Answer
-from litellm_compaction.proxy.answer.sse import Batch, UpstreamError
+from litellm_compaction.proxy.answer.sse import Batch, Batches, UpstreamError
 from litellm_compaction.proxy.answer.upstream import HttpUpstream
 from litellm_compaction.proxy.exchange import Exchange
 
@@ -51,7 +51,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     compactor: Compactor
     context: RequestContext
     asked: Asked
-    prepared: PreparedRequest | CompactionNeeded | None
+    prepared: Foreseen | None
     exchange: Exchange
     lists: Mapping[str, Any] = field(init=False, default_factory=dict)
     _upstream: HttpUpstream | None = field(init=False, default=None)
@@ -88,17 +88,17 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         upstream = self._upstream = HttpUpstream(self.inner, request, body)
         prepared, asked, room = self.prepared, self.asked, self.compactor.room(self.context)
 
-        def conversation() -> Request | None:
+        def read() -> Request | None:
             # The body that leaves is guarded, however its parts came into it.
             is_same = prepared is not None and wire.is_same_request(body, asked.request)
             return asked.request if is_same else wire.decode(body)
 
-        found = await off_loop_if(is_long(body.get("messages"), body.get("tools")), conversation)
-        if found is None:
+        conversation = await off_loop_if(is_long(body.get("messages"), body.get("tools")), read)
+        if conversation is None:
             return await self._completed(request, upstream, room)
-        asked = replace(asked, request=found, stops=wire.stops(body), is_whole=not upstream.wants_stream)
-        if prepared is None or found is not self.asked.request:
-            prepared = await self.compactor.prepare(found, self.context)
+        if prepared is None or conversation is not asked.request:
+            prepared = await self.compactor.prepare(conversation, self.context)
+        asked = replace(asked, request=conversation, stops=wire.stops(body), is_whole=not upstream.wants_stream)
         if not wire.can_be_continued(body):
             return await self._answered(self._passed(upstream, prepared, room), upstream, room)
         answer = Answer(self.compactor, self.context, upstream, asked, prepared, self.exchange, room)
@@ -108,12 +108,12 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         """A text completion that the server itself knows, its answer as it comes; no part of it is a conversation."""
         body, prompt = upstream.body, upstream.body.get("prompt")
         long = is_long(prompt, [prompt])
-        found, ids = await off_loop_if(long, lambda: wire.decode_text(body, is_bridged=False))
-        if found is None:
+        completion, ids = await off_loop_if(long, lambda: wire.decode_text(body, is_bridged=False))
+        if completion is None:
             response = await self.inner.handle_async_request(request)
             return response if response.status_code < 400 else await sse.read_whole(response, sse.ERROR_BYTES)
         if ids is None:
-            prepared = await self.compactor.guard(found, self.context)
+            prepared = await self.compactor.guard(completion, self.context)
         else:
             prepared = await self.compactor.bound(ids, self.context)
         return await self._answered(self._passed(upstream, prepared, room), upstream, room)
@@ -122,9 +122,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         self.exchange.refused(error)
         return refusals.response_of(error)
 
-    async def _passed(
-        self, upstream: HttpUpstream, decided: PreparedRequest | CompactionNeeded, room: Reservation
-    ) -> AsyncGenerator[Batch, None]:
+    async def _passed(self, upstream: HttpUpstream, decided: Foreseen, room: Reservation) -> Batches:
         """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
         answers, prompts = wire.asked_answers(upstream.body), wire.asked_prompts(upstream.body)
         try:
@@ -142,11 +140,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             room.release()
 
     async def _answered(
-        self,
-        batches: AsyncGenerator[Batch, None],
-        upstream: HttpUpstream,
-        room: Reservation,
-        answer: Answer | None = None,
+        self, batches: Batches, upstream: HttpUpstream, room: Reservation, answer: Answer | None = None
     ) -> httpx.Response:
         """A response whose first chunk is already there, so that a refusal keeps its real status.
 
@@ -175,9 +169,7 @@ class EventStream(httpx.AsyncByteStream):
     LiteLLM may leave a stream open whose client has gone: nothing else would end the answer, and give its room back.
     """
 
-    def __init__(
-        self, first: Batch, batches: AsyncGenerator[Batch, None], exchange: Exchange, room: Reservation
-    ) -> None:
+    def __init__(self, first: Batch, batches: Batches, exchange: Exchange, room: Reservation) -> None:
         self._first = first
         self._batches = batches
         self._exchange = exchange
@@ -223,11 +215,17 @@ def client_over(transport: GuardedTransport, *, api_base: str, api_key: str | No
     """LiteLLM's client for one call, by the deployment's own address and key; LM Studio needs none."""
     # LiteLLM sets the time limits of each call itself.
     http_client = httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None), trust_env=False)
-    key = api_key or "fake-api-key"
-    client = AsyncOpenAI(api_key=key, base_url=api_base, max_retries=0, http_client=http_client)
+    client = _client_of(api_base, api_key or "fake-api-key").with_options(http_client=http_client)
     completions = client.chat.completions
     completions.create = _as_it_is(completions.create, transport)  # type: ignore[assignment, method-assign]
     return client
+
+
+@lru_cache(maxsize=64)
+def _client_of(api_base: str, api_key: str) -> AsyncOpenAI:
+    """One for a server, which leads nowhere: a copy of it costs a quarter of another."""
+    nowhere = httpx.AsyncClient(transport=httpx.AsyncBaseTransport(), trust_env=False)
+    return AsyncOpenAI(api_key=api_key, base_url=api_base, max_retries=0, http_client=nowhere)
 
 
 def _as_it_is(create: Callable[..., Awaitable[Any]], transport: GuardedTransport) -> Callable[..., Awaitable[Any]]:
@@ -281,10 +279,9 @@ def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]
 
 def _as_litellm_error(error: UpstreamError) -> Exception:
     """The server's error after the first chunk, as LiteLLM puts it into the stream."""
+    text = error.text[:500]
     if overflow_from_text(error.text) is not None:
-        overflow: Exception = litellm.ContextWindowExceededError(
-            message=error.text[:500], model="", llm_provider="lm_studio"
-        )
+        overflow: Exception = litellm.ContextWindowExceededError(text, model="", llm_provider="lm_studio")
         return overflow
     response = httpx.Response(500, request=httpx.Request("POST", "http://upstream.invalid/"))
-    return APIStatusError(error.text[:500], response=response, body=None)
+    return APIStatusError(text, response=response, body=None)

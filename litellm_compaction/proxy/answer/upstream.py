@@ -46,8 +46,7 @@ class Upstream(Protocol):
     """The server of one deployment, asked for one client request."""
 
     @property
-    def ways(self) -> frozenset[Way]:
-        """Ways to make it go on."""
+    def ways(self) -> frozenset[Way]: ...
 
     def open(self, leg: Leg) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
         """The chunks of an answer as they come, or an `UpstreamError`; leaving the context aborts it."""
@@ -118,7 +117,7 @@ class HttpUpstream:
         # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
         content = json.dumps(self._body_of(leg), separators=(",", ":")).encode()
         url = self.request.url
-        if leg.goes_on and leg.prepared.prompt is not None:
+        if leg.goes_on and leg.prepared.continuation.prompt is not None:
             # Its address for text completions, beside its address for chats.
             url = url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
         headers = [(key, value) for key, value in self.request.headers.raw if key.lower() not in _FRAMING]
@@ -143,8 +142,8 @@ class HttpUpstream:
             body["tools"] = list(prepared.tools)
         if not leg.is_document:
             body.pop(_WHOLE_DOCUMENT_KEY, None)
-        if leg.goes_on and prepared.prompt is not None:
-            body = wire.begun(body, prepared.prompt.text, prepared.prompt.end_of_turn)
+        if leg.goes_on and prepared.continuation.prompt is not None:
+            body = wire.begun(body, prepared.continuation.prompt.text, prepared.continuation.prompt.end_of_turn)
         return wire.with_fields(body, leg.fields)
 
 
@@ -247,7 +246,7 @@ class HookedUpstream:
         finally:
             with anyio.CancelScope(shield=True):
                 await batches.aclose()
-                if answer.is_joined:
+                if not answer.is_one_leg:
                     await self.log_partials(prepared.count_text, prepared.count.tokens)
 
     async def log_partials(self, count: Callable[[str], int], prompt_tokens: int) -> None:
@@ -269,15 +268,11 @@ async def _chunks(stream: Any, part: _Part, leg: Leg) -> AsyncIterator[Batch]:
             plain: Chunk = chunk.model_dump(exclude_none=True)
             for choice in plain.get("choices") or ():
                 part.text.append(str((choice.get("delta") or {}).get("content") or ""))
-            if "usage" in plain and not _has_reported_usage(stream):
-                del plain["usage"]
+            # The server's is in `chunks`: LiteLLM makes one up if the server reports none.
+            sent = getattr(stream, "chunks", None) if "usage" in plain else None
+            if not isinstance(sent, list) or all(getattr(each, "usage", None) is None for each in sent):
+                plain.pop("usage", None)
             yield [Received(plain, chunk)]
-
-
-def _has_reported_usage(stream: Any) -> bool:
-    """A stream's usage is the server's, if it is in `chunks`: LiteLLM makes one up if the server reports none."""
-    sent = getattr(stream, "chunks", None)
-    return isinstance(sent, list) and any(getattr(chunk, "usage", None) is not None for chunk in reversed(sent))
 
 
 @contextmanager

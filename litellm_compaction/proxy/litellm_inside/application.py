@@ -14,7 +14,8 @@ from litellm_compaction.errors import LiteLLMChanged, StoreError
 from litellm_compaction.proxy.litellm_inside import Seam
 
 _Application: TypeAlias = Callable[..., Awaitable[None]]
-_KEPT_IN_SCOPE = ("app", "asgi", "client", "http_version", "scheme", "server")
+# Nothing else of a request's, such as a body that LiteLLM has read.
+_KEPT_IN_SCOPE = ("type", "app", "asgi", "client", "http_version", "scheme", "server")
 # The answers of LiteLLM's own checks for a call on a caller's behalf.
 _ALLOWS = ("allowed", True)
 # In the names of LiteLLM's fields for what a caller may spend.
@@ -90,17 +91,9 @@ async def key_owner(scope: Mapping[str, Any], headers: Mapping[str, str], path: 
     # As a POST it could be refused for what its body does not have (`enforce_user_param`).
     user_api_key_auth = Seam.KEYS.needed()
     raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
-    asked = {
-        **{name: scope[name] for name in _KEPT_IN_SCOPE if name in scope},
-        "type": "http",
-        "method": "GET",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "state": {},
-        "query_string": b"",
-        "headers": [each for each in raw if not each[0].startswith(b"content-")],
-    }
+    own = {"method": "GET", "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "state": {}}
+    kept = {name: scope[name] for name in _KEPT_IN_SCOPE if name in scope}
+    asked = {**kept, **own, "headers": [each for each in raw if not each[0].startswith(b"content-")]}
 
     async def nothing() -> Any:
         return {"type": "http.request", "body": b"{}", "more_body": False}

@@ -58,7 +58,7 @@ class Orders:
 
     def returned(self, request: Request, prepared: PreparedRequest | None) -> Portable | None:
         """Returns the compaction with which a request was sent, if it goes back to the client; else None."""
-        if not (self.wants_item or self.compacts_only) or prepared is None or prepared.way is not None:
+        if not (self.wants_item or self.compacts_only) or prepared is None or prepared.continuation.way is not None:
             # Of an answer that was carried over the limit a part is covered: that record is for the next turn's store.
             return None
         # A client that wants the compaction alone gets all its messages where there is nothing to compact.

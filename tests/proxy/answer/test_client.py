@@ -54,6 +54,10 @@ def test_people_are_known_by_what_their_client_says(headers: dict[str, str], exp
     [
         (_body(), THOUGHT),
         (_body("/openai/deployments/local/chat/completions"), THOUGHT),
+        (_body(stream=False), THOUGHT),
+        (_body(headers={"user-agent": CHROME}, stream=False), THOUGHT),
+        # Thoughts would be the first block of it, where programs look for the text.
+        (_body("/v1/messages", stream=False), NOWHERE),
         (_body("/v1/messages"), THOUGHT),
         (_body("/v1/responses"), NOWHERE),
         (_body("/v1/completions"), NOWHERE),
@@ -74,21 +78,3 @@ def test_people_are_known_by_what_their_client_says(headers: dict[str, str], exp
 def test_auto_goes_by_client_owner_and_route(body: dict[str, Any], expected: Notices) -> None:
     """People read of it in the text; programs in a thought before the answer, where the route has thoughts."""
     assert notices_for("auto", body) == expected
-
-
-@pytest.mark.parametrize(
-    ("choice", "body", "after"),
-    [
-        ("auto", _body(), "reasoning"),
-        ("auto", _body(headers={"user-agent": CHROME}), "reasoning"),
-        ("off", _body(), "off"),
-        ("auto", _body(key={"notices": "off"}), "off"),
-        # Thoughts would be the first block of it, where programs look for the text.
-        ("auto", _body("/v1/messages"), "off"),
-        ("auto", _body("/v1/responses"), "off"),
-        ("auto", _body(merge_reasoning_content_in_choices=True), "off"),
-    ],
-)
-def test_whole_answers_are_told_of_at_their_end_only(choice: Any, body: dict[str, Any], after: Any) -> None:
-    """In a thought where the route has them beside the text; never in the text."""
-    assert notices_for(choice, {**body, "stream": False}).at_the_end_only == Notices("off", "off", after)

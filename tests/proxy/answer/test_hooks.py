@@ -13,6 +13,7 @@ from litellm.exceptions import APIError
 from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
 
 from litellm_compaction.core.go_on import Way
+from litellm_compaction.engine.context import Continuation
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.sse import Received, UpstreamError
 from litellm_compaction.proxy.answer.upstream import HookedUpstream
@@ -77,7 +78,7 @@ def _upstream(first: _Stream | None, router: _Router | None = None) -> HookedUps
 
 def _leg(way: Way | None) -> Leg:
     window = SimpleNamespace(source="operator")
-    prepared: Any = SimpleNamespace(way=way, closing=None, messages=None, tools=None, window=window)
+    prepared: Any = SimpleNamespace(continuation=Continuation(way=way), messages=None, tools=None, window=window)
     return Leg(prepared=prepared, max_tokens=100, goes_on=way is not None)
 
 
@@ -120,18 +121,6 @@ async def test_what_a_server_does_not_go_on_with_itself_is_asked_otherwise(statu
             assert raised.value is error
 
 
-async def test_stopped_stream_is_logged_with_what_it_gave() -> None:
-    """LiteLLM itself logs only streams that end."""
-    stream = _Stream(["so", " far", " it"])
-    upstream = _upstream(stream)
-    async with upstream.open(_leg(None)) as chunks:
-        await anext(chunks)
-        await anext(chunks)
-    assert stream.is_closed
-    await upstream.log_partials(len, 10)
-    assert _logged(stream.logging_obj) == ["so far"]
-
-
 async def test_a_stream_that_its_client_leaves_is_logged() -> None:
     """Starlette cancels each await of a response whose client has gone; what was generated is paid for all the same."""
     stream = _Stream(["word", "never"])
@@ -143,7 +132,7 @@ async def test_a_stream_that_its_client_leaves_is_logged() -> None:
                 yield batch
                 await asyncio.Event().wait()
 
-    answer: Any = SimpleNamespace(batches=batches, is_joined=True)
+    answer: Any = SimpleNamespace(batches=batches, is_one_leg=False)
     prepared: Any = SimpleNamespace(count_text=len, count=SimpleNamespace(tokens=10))
     with anyio.CancelScope() as scope:
         async for chunk in upstream.carried(answer, prepared):

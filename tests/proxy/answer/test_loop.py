@@ -25,7 +25,7 @@ from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.events import CompactionEvent, ContinuationEvent
 from litellm_compaction.proxy.answer.client import Notices
-from litellm_compaction.proxy.answer.sse import Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.sse import Received, UpstreamError
 from litellm_compaction.windows.windows import Target, Window
 from tests.builders import prose, talk
 from tests.engine.bench import settled, usage
@@ -124,7 +124,7 @@ async def test_a_server_that_refuses_the_fields_is_asked_by_words() -> None:
     scene = Scene(SHORT, turns, is_lmstudio=True)
     read = await scene.read()
     assert (read.text, read.shape_problems()) == ("Four.", [])
-    asked = [opened.goes_on.closing for opened in scene.server.opened if opened.goes_on is not None]
+    asked = [opened.goes_on.continuation.closing for opened in scene.server.opened if opened.goes_on is not None]
     assert asked == [{"reasoning_effort": "none"}, {}]
 
 
@@ -163,7 +163,7 @@ async def test_json_document_that_has_not_begun_is_asked_for_as_a_document(reaso
     read = await scene.read()
     assert (read.raw_text.strip(), read.finish_reasons, read.shape_problems()) == (document, ["stop"], [])
     opened = scene.server.opened[1]
-    assert opened.goes_on is None or opened.goes_on.closing is not None
+    assert opened.goes_on is None or opened.goes_on.continuation.closing is not None
 
 
 async def test_clients_limit_holds_over_restarts() -> None:
@@ -354,28 +354,6 @@ async def test_end_of_the_window_in_the_middle_is_carried_over(end: Any, after_t
     compacted = next(event for event in told if isinstance(event, CompactionEvent))
     assert end == "drop" or compacted.refusal == "error_event"
     assert len(scene.server.opened) == 2 or end == "drop"
-
-
-@pytest.mark.parametrize(
-    ("end", "after_tokens", "text"),
-    [
-        ("drop", 0, ""),
-        ("drop", 300, ""),
-        *(("error", after_tokens, "out of memory") for after_tokens in (0, 300, 1750)),
-        ("error", 0, _CRASHED),
-    ],
-)
-async def test_other_failures_pass_unchanged(end: Any, after_tokens: int, text: str) -> None:
-    """What is no overflow is neither retried nor reworded, wherever it comes."""
-    scene = Scene(SHORT, [Turn(reply=Reply(WORDS), end=end, after_tokens=after_tokens, text=text)])
-    with pytest.raises(UpstreamError) as raised:
-        await scene.read()
-    if end == "drop":
-        assert isinstance(raised.value, UpstreamDropped)
-        assert isinstance(raised.value.__cause__, ConnectionResetError)
-    else:
-        assert raised.value.response == {"error": {"message": text}, "message": text}
-    assert len(scene.server.opened) == 1
 
 
 @pytest.mark.parametrize("taken", [1, 5, "start", "done", "second"])

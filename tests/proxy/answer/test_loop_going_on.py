@@ -39,7 +39,7 @@ def scene(*turns: Turn, source: Source = "operator", model: str = "llama-3.1-8b-
 
 
 def ways(made: Scene) -> list[str]:
-    return [str(opened.goes_on.way) for opened in made.server.opened if opened.goes_on is not None]
+    return [str(opened.goes_on.continuation.way) for opened in made.server.opened if opened.goes_on is not None]
 
 
 async def test_without_a_known_template_the_answer_is_the_last_message() -> None:

@@ -14,7 +14,7 @@ from litellm_compaction.proxy.answer import relay
 from litellm_compaction.proxy.answer.client import SILENT, Asked, OneAnswer
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.relay import Relay
-from tests.engine.test_recalling import LONG, Scene
+from tests.engine.test_additions import LONG, Scene
 from tests.proxy.answer.wired import Body, Wire, chunk, sse, text_of
 
 
@@ -135,7 +135,7 @@ async def test_our_call_is_held_however_it_comes(fragments: list[dict[str, Any]]
     assert [call["function"]["name"] for call in calls] == clients
     assert all(call.get("index") in (0, None) for call in calls)
     assert [(call.name, call.arguments) for call in taken.recalls] == [OURS]
-    assert bool(taken.calls.clients) == bool(clients)
+    assert bool(taken.calls.of("clients")) == bool(clients)
 
 
 @pytest.mark.parametrize(("reason", "kept", "ids"), [("length", "whole", [0, 1]), ("tool_calls", "all", [0, 1, 2])])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
@@ -20,7 +19,6 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.proxy.answer.sse import (
-    ERROR_BYTES,
     Bounds,
     Received,
     UpstreamDropped,
@@ -28,7 +26,6 @@ from litellm_compaction.proxy.answer.sse import (
     event_of,
     json_object,
     read_events,
-    read_whole,
     with_heartbeat,
 )
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange
@@ -65,16 +62,11 @@ async def test_every_chunk_arrives_however_it_is_cut(texts: list[str], size: int
     assert await _read([whole[i : i + size] for i in range(0, len(whole), size)]) == chunks
 
 
-async def test_lines_without_data_are_passed_over() -> None:
-    """Comments, event names and empty data are skipped; nothing is read after the end."""
-    lines = [b": ping\n\n", b"event: x\n", b"data:\n\n", b"data: null\n\n", b'data: {"a": 1}\n\n']
-    assert await _read([*lines, b"data: [DONE]\n\n", b'data: {"late": 1}\n\n']) == [{}, {"a": 1}]
-
-
 @given(st.integers(1, 40), st.sampled_from(["\n", "\r\n", "\r"]), st.booleans())
 async def test_each_line_is_an_event(size: int, end: str, has_mark: bool) -> None:
-    """Whatever ends it, behind a byte order mark too: some servers write single newlines between events."""
-    lines = ['data: {"a": 1}', "", 'data: {"b": 2}', 'data: {"c": 3}', "data: [DONE]", ""]
+    """Whatever ends it, behind a byte order mark too; comments, names and empty data say nothing, nor does the end."""
+    lines = ['data: {"a": 1}', "", 'data: {"b": 2}', ": ping", "event: x", "data:", 'data: {"c": 3}', "data: [DONE]"]
+    lines += ['data: {"late": 1}', ""]
     whole = ("\ufeff" * has_mark + end.join(lines) + end).encode()
     assert await _read([whole[i : i + size] for i in range(0, len(whole), size)]) == [{"a": 1}, {"b": 2}, {"c": 3}]
 
@@ -87,24 +79,13 @@ async def test_piece_that_says_nothing_is_an_error(piece: bytes) -> None:
     assert caught.value.text == "The model's server cannot be understood: a piece of its answer is no part of one."
 
 
-async def test_stream_without_its_own_end_is_broken() -> None:
-    """Even if the connection was closed as it should be."""
+@pytest.mark.parametrize("error", [None, httpx.ReadError("gone")])
+async def test_a_stream_without_its_own_end_is_broken(error: Exception | None) -> None:
+    """Even if the connection was closed as it should be; what came before has been given."""
+    events = read_events(_response([b'data: {"a": 1}\n\n'], error), _BOUNDS)
+    assert await anext(events) == [{"a": 1}]
     with pytest.raises(UpstreamDropped):
-        await _read([b'data: {"choices": []}\n\n'])
-
-
-async def test_broken_connection_is_told_apart() -> None:
-    """A connection that breaks gives what came before, then `UpstreamDropped`."""
-    response = _response([b'data: {"a": 1}\n\n'], httpx.ReadError("gone"))
-    seen: list[object] = []
-
-    async def read() -> None:
-        async for batch in read_events(response, _BOUNDS):
-            seen.extend(batch)
-
-    with pytest.raises(UpstreamDropped):
-        await read()
-    assert seen == [{"a": 1}]
+        await anext(events)
 
 
 def test_chunk_goes_on_in_its_own_bytes() -> None:
@@ -144,20 +125,6 @@ async def test_what_came_before_a_piece_that_cannot_be_read_reaches_the_client()
     assert "too many values" in caught.value.text
 
 
-@pytest.mark.parametrize("status", [200, 400])
-async def test_body_is_read_as_far_as_it_may_be_long(status: int) -> None:
-    """Of an error the beginning is enough."""
-
-    def answer(*pieces: bytes, error: Exception | None = None) -> httpx.Response:
-        return httpx.Response(status, stream=_response([*pieces], error).stream)
-
-    assert (await read_whole(answer(b"ab", b"cd"), 4)).content == b"abcd"
-    with pytest.raises(UpstreamError) if status == 200 else contextlib.nullcontext():
-        assert (await read_whole(answer(b"ab" * 20_000), 3)).content == (b"ab" * 20_000)[:ERROR_BYTES]
-    with pytest.raises(UpstreamDropped):
-        await read_whole(answer(b"ab", error=httpx.ReadError("gone")), 4)
-
-
 def test_deeply_nested_json_is_not_an_object() -> None:
     """JSON made to exhaust the stack is passed over like any other nonsense."""
     assert json_object(b"[" * 200_000) == {}
@@ -174,6 +141,7 @@ _PROGRESS = ResponseInProgressEvent.model_construct(type="response.in_progress")
 _ADDED = OutputItemAddedEvent.model_construct(type="response.output_item.added")
 _WORD = TextCompletionResponse(choices=[{"index": 0, "text": "word", "finish_reason": "stop"}])
 _DELTA = ModelResponseStream(choices=[{"index": 0, "delta": {"role": "assistant", "content": "word"}}])
+_WORD.usage = _DELTA.usage = Usage(prompt_tokens=3, completion_tokens=2, total_tokens=5)
 
 
 @pytest.mark.parametrize(
@@ -185,14 +153,14 @@ _DELTA = ModelResponseStream(choices=[{"index": 0, "delta": {"role": "assistant"
         ([_PROGRESS], _PROGRESS),
         ([_PROGRESS, _ADDED], _PROGRESS),
         ([_ADDED], None),
-        ([_WORD], ("", None)),
-        ([_DELTA], ("", None)),
+        ([_WORD], ("", None, None)),
+        ([_DELTA], ("", None, None)),
     ],
     ids=["nothing yet", "messages", "other bytes", "responses", "responses later", "no event", "completions", "chat"],
 )
 async def test_each_route_has_a_beat(before: list[Any], beats: Any) -> None:
-    """A beat is an event of the route's own that says nothing, or there is none."""
-    silence = _SilentBehind(before)
+    """A beat is an event of the route's own that says nothing, or there is none; a usage that was said is not again."""
+    silence = _silent_behind(before)
     stream = with_heartbeat(silence, _call(may_pause=True), every_s=0.001)
     seen = [await anext(stream) for _ in before]
     assert seen == before
@@ -205,7 +173,7 @@ async def test_each_route_has_a_beat(before: list[Any], beats: Any) -> None:
         if isinstance(beats, tuple):
             (choice,) = beat.choices
             said = choice.text if hasattr(choice, "text") else choice.delta.content
-            assert (said, choice.finish_reason) == beats
+            assert (said, choice.finish_reason, getattr(beat, "usage", None)) == beats
         else:
             assert beat == beats
     finally:
@@ -214,10 +182,10 @@ async def test_each_route_has_a_beat(before: list[Any], beats: Any) -> None:
 
 async def test_a_stream_that_begins_silently_opens_with_a_comment() -> None:
     """LiteLLM keeps what opens a stream until some of the answer has come; a comment goes out before all that."""
-    stream = with_heartbeat(_SilentBehind([]), _call(may_pause=True, begins_silently=True), every_s=0.001)
+    stream = with_heartbeat(_silent_behind([]), _call(may_pause=True, begins_silently=True), every_s=0.001)
     assert [await anext(stream) for _ in range(3)] == [b": ping\n\n"] * 3
     await stream.aclose()
-    stream = with_heartbeat(_SilentBehind([_PROGRESS]), _call(may_pause=True, begins_silently=True), every_s=0.001)
+    stream = with_heartbeat(_silent_behind([_PROGRESS]), _call(may_pause=True, begins_silently=True), every_s=0.001)
     assert [await anext(stream) for _ in range(3)] == [b": ping\n\n", _PROGRESS, _PROGRESS]
     await stream.aclose()
 
@@ -229,7 +197,7 @@ async def test_a_beat_is_as_the_event_was_made() -> None:
         return ResponseInProgressEvent.model_construct(type="response.in_progress", response={"id": name})
 
     seen: list[Any] = []
-    stream = with_heartbeat(_SilentBehind([made("own")]), _call(may_pause=True), every_s=0.01)
+    stream = with_heartbeat(_silent_behind([made("own")]), _call(may_pause=True), every_s=0.01)
     for number in range(4):
         event = await anext(stream)
         seen.append(event.model_copy(deep=True))
@@ -238,19 +206,10 @@ async def test_a_beat_is_as_the_event_was_made() -> None:
     assert seen == [made("own")] * 4
 
 
-class _SilentBehind:
-    """A stream that gives some chunks and then nothing."""
-
-    def __init__(self, chunks: list[Any]) -> None:
-        self._chunks = list(chunks)
-
-    def __aiter__(self) -> _SilentBehind:
-        return self
-
-    async def __anext__(self) -> Any:
-        if not self._chunks:
-            await asyncio.Event().wait()
-        return self._chunks.pop(0)
+async def _silent_behind(chunks: list[Any]) -> AsyncGenerator[Any, None]:
+    for chunk in chunks:
+        yield chunk
+    await asyncio.Event().wait()
 
 
 async def test_client_that_leaves_does_not_interrupt_the_closing() -> None:
@@ -276,22 +235,3 @@ async def test_client_that_leaves_does_not_interrupt_the_closing() -> None:
         await waits.wait()
         group.cancel_scope.cancel()
     assert closed.is_set()
-
-
-@pytest.mark.parametrize("last", [_DELTA, _WORD])
-async def test_the_usage_is_said_once(last: Any) -> None:
-    """On a slow machine a stream may be silent behind its usage, too: clients add up what they read."""
-    speak = asyncio.Event()
-
-    async def source() -> AsyncGenerator[Any, None]:
-        told = last.model_copy(deep=True)
-        told.usage = Usage(prompt_tokens=3, completion_tokens=2, total_tokens=5)
-        yield told
-        await speak.wait()
-
-    seen: list[Any] = []
-    async for chunk in with_heartbeat(source(), _call(may_pause=True), every_s=0.01):
-        seen.append(json.loads(chunk.model_dump_json(exclude_none=True)))
-        if len(seen) == 3:
-            speak.set()
-    assert [bool(chunk.get("usage")) for chunk in seen][:3] == [True, False, False]

@@ -267,6 +267,7 @@ async def test_the_legs_of_a_whole_answer_are_one() -> None:
         "tool_calls": [{"type": "function", **call}, {"type": "function", **other}],
     }
     assert (choice["finish_reason"], len(wire.sent)) == ("tool_calls", 2)
+    assert answer.json().items() >= {"id": "c", "object": "chat.completion", "created": 7, "model": "served"}.items()
     assert not any("stream" in sent for sent in wire.sent)
     assert 11 + wire.sent[0]["max_tokens"] <= 2048
 

@@ -44,7 +44,7 @@ async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]
     )
     async with upstream.open(_leg(prepared)) as chunks:
         deltas = [chunk["choices"][0]["delta"] async for (chunk,) in chunks]
-    assert deltas == [{"content": " three"}] or prepared.way != "raw"
+    assert deltas == [{"content": " three"}] or prepared.continuation.way != "raw"
     return seen[0].url.path, json.loads(seen[0].content)
 
 

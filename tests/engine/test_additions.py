@@ -1,18 +1,21 @@
-"""A compacted request's tool, and what it has found."""
+"""What is added to a compacted request: a tool and what it has found, or excerpts before a person's newest words."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from litellm_compaction.core.messages import ToolCall
+from litellm_compaction.core.messages import Message, ToolCall
 from litellm_compaction.engine import MOST_LOOKUPS, RECALL, PreparedRequest, additions
+from litellm_compaction.errors import SummaryFailed
+from litellm_compaction.recall import BEGIN
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.sqlite import MemoryRows
-from tests.builders import JsonDict, assistant, chat
-from tests.engine.bench import Bench
+from tests.builders import JsonDict, assistant, chat, user
+from tests.engine.bench import Bench, FakeAsk
 
 TOOL: JsonDict = {"type": "function", "function": {"name": "read_file", "parameters": {}}}
 FACT = "that bird answers to norahegral"
@@ -68,20 +71,15 @@ def names(prepared: PreparedRequest) -> list[str] | None:
     return None if prepared.tools is None else [tool["function"]["name"] for tool in prepared.tools]  # type: ignore[index, call-overload, misc]
 
 
+OFF: list[dict[str, Any]] = [{"recall": "off"}, {"keep_originals": "off"}, {"is_client_summary": True}]
+OLDER = {"name": "older", "parameters": {}}
+OWN = {"type": "function", "function": {"name": RECALL}}
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"recall": "off"},
-        {"keep_originals": "off"},
-        {"carries_calls": False},
-        {"is_client_summary": True},
-        {"tools": []},
-        {"tools": [TOOL, {"type": "function", "function": {"name": RECALL}}]},
-        {"tools": [{"name": "older", "parameters": {}}]},
-        {"tools": ["none"]},
-    ],
+    "changes", [*OFF, {"carries_calls": False}, *({"tools": tools} for tools in ([], [TOOL, OWN], [OLDER], ["none"]))]
 )
-async def test_others_do_not(changes: dict[str, Any]) -> None:
+async def test_others_have_no_tool(changes: dict[str, Any]) -> None:
     """If nothing is kept, if a call could reach the client, or if the client has such a tool itself."""
     prepared = await Scene().sent(LONG, **changes)
     assert (prepared.action, prepared.tools) == ("compacted", None)
@@ -138,3 +136,70 @@ async def test_the_request_itself_is_searched(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(additions, "search", None)
     await scene.look_up(prepared, '{"query": "bird"}')
     assert "cannot be searched" in shown(await scene.sent(LONG))[-1]
+
+
+# ------------------------------------------------------------------ excerpts
+
+QUOTED = [*LONG[:12], assistant(f"{noise(27)} and {FACT} and {noise(33)}"), *LONG[13:], assistant("Well.")]
+QUESTION = "And that bird?"
+
+
+async def asked(
+    raw: list[JsonDict], bench: Bench | None = None, *, tools: Sequence[JsonDict] = (), **changes: Any
+) -> PreparedRequest:
+    bench = bench or Bench(ask=FakeAsk(SummaryFailed("error")))
+    return await bench.guard(raw, tools=tools, **{"keep_originals": "compacted", **changes})
+
+
+def last(prepared: PreparedRequest) -> Message:
+    assert prepared.messages is not None
+    return prepared.messages[-1]
+
+
+@pytest.mark.parametrize(
+    ("raw", "changes"),
+    [
+        *(([*QUOTED, user(QUESTION)], changes) for changes in (*OFF, {"recall": "tool"}, {"tools": [TOOL]})),
+        ([*QUOTED, user(QUESTION)], {"goes_on": True}),
+        ([*QUOTED, user(QUESTION), assistant("It is")], {}),
+        ([*QUOTED, user(f"<system-reminder>{QUESTION}</system-reminder>")], {}),
+        ([*QUOTED, user("Go on with the parser, please.")], {}),
+        ([*QUOTED, user(QUESTION), {"role": "tool", "tool_call_id": "c", "content": "A bird answers."}], {}),
+    ],
+)
+async def test_others_get_no_excerpts(raw: list[JsonDict], changes: dict[str, Any]) -> None:
+    """Agents, machines' words, requests of ours or of a client's own, and what nothing was said about."""
+    prepared = await asked(raw, **changes)
+    assert prepared.action == "compacted"
+    assert prepared.excerpts == 0
+    assert not any(BEGIN in message.text for message in prepared.messages or ())
+
+
+async def test_the_window_has_room_for_excerpts() -> None:
+    """They take a sixteenth of it at most, and never so much that the conversation would be compacted for them."""
+    bench = Bench(ask=FakeAsk(SummaryFailed("error")))
+    raw = [*QUOTED, user(QUESTION)]
+    first = await asked(raw, bench)
+    assert 0 < first.excerpt_tokens <= first.window.tokens // 16
+    room_tokens = first.budget.trigger_tokens - first.count.tokens + first.excerpt_tokens
+    narrow = await asked([*QUOTED, user(QUESTION + " and" * (room_tokens - 150))], bench)
+    room_tokens = narrow.budget.trigger_tokens - narrow.count.tokens + narrow.excerpt_tokens
+    assert 0 < narrow.excerpt_tokens <= room_tokens < first.excerpt_tokens
+    found: list[int] = []
+    for words in range(0, 6000, 1000):
+        raw = [*QUOTED, user(QUESTION + " and" * words)]
+        prepared = await asked(raw, bench)
+        assert not prepared.excerpts or not prepared.budget.triggers(prepared.count.tokens)
+        found.append(prepared.excerpt_tokens)
+    assert found[0] > found[-1] == 0
+
+
+async def test_nobody_elses_words_are_quoted() -> None:
+    """Another tenant's conversation, the same but for the fact, does not get it."""
+    bench = Bench(ask=FakeAsk(SummaryFailed("error")))
+    assert FACT in last(await asked([*QUOTED, user(QUESTION)], bench)).text
+    others = [{**each, "content": str(each["content"]).replace(FACT, "")} for each in QUOTED]
+    for scope in ("team", "others"):
+        prepared = await asked([*others, user(QUESTION)], bench, scope=scope)
+        assert prepared.action == "compacted"
+        assert not any(FACT in message.text for message in prepared.messages or ())

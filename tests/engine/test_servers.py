@@ -1,4 +1,4 @@
-"""Servers' numbers: one moves no count further than its interval, and that of a prompt that was cut teaches nothing."""
+"""Servers' numbers: they are asked for where our doubt decides, and that of a prompt that was cut teaches nothing."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import pytest
 
+from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.engine import Attempts
+from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Target, Window, Windows
 from tests.builders import JsonDict, assistant, calls, chat, prose, result, system, tools, user
 from tests.engine.bench import Bench
 from tests.engine.test_compactor_ask_server import KNOWN, Server, lm_studio
+from tests.lmstudio_double.rendering import count
 
-WINDOW = 32_768
+SMALL, WINDOW = 4096, 32_768
 
 
 def code(seed: int, lines: int) -> str:
@@ -110,3 +116,74 @@ async def test_the_alarm_ends_where_a_server_counts_otherwise() -> None:
 def talk(tokens: int) -> list[JsonDict]:
     """A request of about so many tokens."""
     return [system("Be brief."), user(code(tokens, tokens // 45))]
+
+
+class Vocabulary:
+    """Counts prompts by its own vocabulary; cuts what is longer than its window, as LM Studio may."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.asked: list[int] = []
+        self.requests: list[Request] = []
+
+    def tokens(self, messages: Sequence[Message]) -> int:
+        return int(self.factor * (3 + sum(count(message.text) + 5 for message in messages)))
+
+    async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None:
+        tokens = self.tokens(request.messages)
+        self.asked.append(tokens)
+        self.requests.append(request)
+        return min(tokens, SMALL)
+
+
+async def test_nothing_is_asked_twice() -> None:
+    """Both hooks of a request, its retries, and the next request that begins alike go by what was told."""
+    server, engine = Vocabulary(1.2), Bench(counter=TokenCounter())
+    asked = [system(prose("rules", 1700)), user(prose("question", 1700))]
+    for attempts in (one := Attempts(summary_calls_left=4), one, Attempts(summary_calls_left=4)):
+        with pytest.raises(DoesNotFit):
+            await engine.guard(asked, SMALL, measure=server, attempts=attempts)
+    told = [request.messages for request in server.requests]
+    assert len(told) == len(set(map(str, told))) <= 3
+
+
+class Counting(Windows):
+    """Of a server that counts a request for nothing, as llama.cpp and vLLM do."""
+
+    def __init__(self, server: Vocabulary) -> None:
+        super().__init__(cache_s=5.0)
+        self.server = server
+
+    async def tokens_of(self, target: Target, request: Request) -> int | None:
+        return self.server.tokens(request.messages)
+
+
+async def test_what_costs_nothing_is_asked_about_a_compaction() -> None:
+    """Whether or not our doubt would decide: what is sent is counted to the token, and no prompt is read for it."""
+    server = Vocabulary(1.3)
+    engine = Bench(counter=TokenCounter(), windows=Counting(server))
+    prepared = await engine.guard(chat(60, words=60), SMALL, measure=server)
+    assert prepared.messages is not None
+    assert prepared.count.is_told
+    assert prepared.count.tokens == server.tokens(prepared.messages)
+    assert server.requests == []
+
+
+class Reloaded(Windows):
+    """Of a model that is loaded anew, with a quarter of its window, after it was looked at twice."""
+
+    looks = 0
+
+    async def resolve(self, target: Target, *, fresh: bool = False) -> Window:
+        self.looks += 1
+        window = await super().resolve(target, fresh=fresh)
+        return window if self.looks <= 2 else replace(window, tokens=window.tokens // 4)
+
+
+async def test_nothing_is_asked_that_does_not_surely_fit_the_window_of_now() -> None:
+    """A server may cut a longer question without a word, and its number would be believed."""
+    server = Vocabulary(1.2)
+    engine = Bench(counter=TokenCounter(), windows=Reloaded(cache_s=5.0))
+    prepared = await engine.guard(chat(100, words=60), 4 * SMALL, measure=server)
+    assert prepared.window.tokens == SMALL
+    assert max(server.asked) <= SMALL
