@@ -17,10 +17,9 @@ from litellm_compaction.config import Settings
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import HarmlessRecords
 from litellm_compaction.proxy.client import note_credential, raw_headers
-from litellm_compaction.proxy.litellm_inside import current_router
+from litellm_compaction.proxy.litellm_inside import check_classes, current_router
 from litellm_compaction.proxy.litellm_inside.application import before_end
 from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused, refusal_of
-from litellm_compaction.proxy.seams import check_classes
 from litellm_compaction.proxy.service import Service, load_settings, provide_environment
 
 logger = logging.getLogger("litellm_compaction")

@@ -26,7 +26,6 @@ CALLBACKS_PLACE = "litellm_settings.callbacks"
 API_BASE_VARIABLE = "LM_STUDIO_API_BASE"
 
 _CALLBACK_LINE = f'write `callbacks: ["{HANDLER}"]` under `litellm_settings`'
-_OTHER_CALLBACK_LISTS = ("success_callback", "failure_callback", "service_callback", "input_callback")
 _LIKENESS_RATIO = 0.92
 # Sections in which settings of ours are looked for, though nobody reads them there.
 _SECTIONS = {"", "general_settings", "litellm_settings", "callback_settings"}
@@ -116,9 +115,6 @@ def _callback(settings: Mapping[str, Any]) -> Iterator[Finding]:
     # LiteLLM takes a bare string for a list of one, which replaces all other callbacks.
     if not isinstance(listed, list) or listed.count(HANDLER) != 1:
         yield problem(CALLBACKS_PLACE, f"the plug-in must be listed once, or nothing is guarded: {_CALLBACK_LINE}.")
-    for other in _OTHER_CALLBACK_LISTS:
-        if HANDLER in str(settings.get(other)):
-            yield problem(f"litellm_settings.{other}", f"this list has no request hooks: {_CALLBACK_LINE} instead.")
 
 
 def _walk(value: object, section: str) -> Iterator[tuple[str, str, str, object]]:

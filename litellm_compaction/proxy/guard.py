@@ -34,7 +34,6 @@ from litellm_compaction.proxy.exchange import (
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_inside.application import connect
 from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment, is_bridged
-from litellm_compaction.proxy.seams import Seams
 from litellm_compaction.proxy.standards.orders import NO_ORDERS
 from litellm_compaction.proxy.standards.protocols import field_of_item
 from litellm_compaction.proxy.standards.standards import Standards
@@ -66,7 +65,7 @@ class Guard:
         self, guards: DeploymentSelector, compactor: Compactor, exchanges: Exchanges, standards: Standards, store: Store
     ) -> None:
         self.guards = guards
-        self.seams = Seams()
+        self.seams = litellm_inside.Seams()
         self._standards = standards
         self._compactor = compactor
         self._exchanges = exchanges

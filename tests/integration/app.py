@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -43,6 +43,8 @@ _LOGGERS = ("litellm_compaction", "LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 _SHUTDOWN = "litellm.proxy.shutdown.graceful_shutdown_manager"
 # Bounds a hang; on a busy machine a table of requests takes minutes.
 _LIMIT_S = 900
+# In bytes, of a message of a WebSocket.
+_LONGEST = 10_000_000
 
 
 class _Loop:
@@ -134,6 +136,25 @@ def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
         del _BY_NETLOC[netloc]
         application.proxy.client.close()
     assert [line for line in application.proxy.lines if "failed_open" in line and "sabotage" not in line] == []
+
+
+@contextmanager
+def socket(running: Proxy, path: str, key: str) -> Iterator[Callable[[Mapping[str, Any]], dict[str, Any]]]:
+    """A WebSocket to an application, as a function: of a request to the last event of its answer."""
+    url = f"{running.base_url}{path}"
+    _BY_NETLOC[urlsplit(url).netloc].activate()
+    opened = _loop().run(NETWORK.socket(url, [(b"authorization", f"Bearer {key}".encode())], _LONGEST))
+
+    async def last(asked: Mapping[str, Any]) -> Any:
+        await opened.send_json(asked)
+        while (event := await opened.receive_json())["type"] not in ("response.completed", "error"):
+            pass
+        return event
+
+    try:
+        yield lambda asked: _loop().run(last(asked))
+    finally:
+        _loop().run(opened.close())
 
 
 class _Application:

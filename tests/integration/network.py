@@ -292,7 +292,7 @@ class Socket:
     async def send_json(self, value: object) -> None:
         await self.send_str(json.dumps(value))
 
-    async def receive_json(self) -> object:
+    async def receive_json(self) -> Any:
         event = await self._to_client.get()
         if event["type"] != "websocket.send":
             raise TypeError("the connection is closed")

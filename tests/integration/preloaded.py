@@ -2,7 +2,7 @@
 
 Such a process is Python's own fork server, one for each process of pytest that starts proxies; it ends with it. Before
 it copies itself it has one thread, no event loop and no file but its sockets. What a user starts is tried with
-`TESTS_START_EXECUTABLES=1`, and by `tests/processes/test_config_start.py`.
+`TESTS_START_EXECUTABLES=1`, and by `tests/processes/test_newcomer.py`.
 """
 
 from __future__ import annotations

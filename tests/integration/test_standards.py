@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.builders import chat
-from tests.integration.app import proxy, serve
+from tests.integration.app import proxy, serve, socket
 from tests.integration.bench import KEY, SUMMARY, is_summary_call
 from tests.integration.harness import NOTHING_AHEAD, Proxy, lm_studio, write_config
 from tests.integration.page_forms import ANNA, KEYS
@@ -49,18 +48,8 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with opened(tmp_path_factory.mktemp("standards"), serve, proxy) as started:
-        yield started
-
-
-@contextmanager
-def opened(folder: Path, serve: Any, proxy: Any) -> Iterator[Running]:
-    """A proxy before a model, in this process or not.
-
-    Args:
-        folder: for its configuration and its store.
-        serve, proxy: of `app`, or the simulator's and that of `harness`.
-    """
+    """A proxy before a model."""
+    folder = tmp_path_factory.mktemp("standards")
     shutil.copy(KEYS, folder)
     simulator = Simulator([Model(KEY)])
     simulator.load(KEY, 8192)
@@ -250,3 +239,21 @@ def test_old_tool_results_are_cleared_as_ordered(running: Running) -> None:
     assert counted["input_tokens"] == told["usage"]["input_tokens"]
     saved = counted["context_management"]["original_input_tokens"] - counted["input_tokens"]
     assert saved == applied["cleared_input_tokens"]
+
+
+def test_a_websocket_is_guarded_and_follows_no_items(running: Running) -> None:
+    """A long input is compacted. LiteLLM shows its requests to no plug-in, so a trigger is refused by name.
+
+    One for a model that is left alone goes LiteLLM's own way.
+    """
+    with socket(running.proxy, "/v1/responses", ANNA) as ask:
+
+        def told(asked: list[dict[str, Any]], model: str = "small") -> dict[str, Any]:
+            return ask({"type": "response.create", "model": model, "input": asked})
+
+        answer = told(items("socket"))
+        assert answer["response"]["output"][-1]["content"][0]["text"] == "Understood."
+        assert len(running.last) < len(items("socket"))
+        refused = told([*items("socket"), TRIGGER])
+        assert "is a compaction item, which is not followed over a WebSocket" in refused["error"]["message"]
+        assert "compaction item" not in str(told([*items("alone", 4), TRIGGER], "alone"))

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,14 +16,13 @@ from litellm.exceptions import BadRequestError
 from litellm.types.utils import CallTypes
 
 from litellm_compaction.errors import LiteLLMChanged
-from litellm_compaction.proxy.litellm_inside import Seam, missing
+from litellm_compaction.proxy.litellm_inside import Seam, Seams, check_classes, missing
 from litellm_compaction.proxy.routing import router_entries
-from litellm_compaction.proxy.seams import Seams, check_classes
 from tests.builders import talk
-from tests.integration.app import in_loop
+from tests.integration.app import in_loop, socket
 from tests.integration.bench import KEY, Bench, Group, open_bench
 from tests.integration.forms import ROUTES, TALKS, form
-from tests.integration.harness import CHAT
+from tests.integration.harness import CHAT, MASTER_KEY
 from tests.lmstudio_double import Model, RequestRecord
 
 _WINDOW = 4096
@@ -88,14 +85,7 @@ _IS_OLDEST = version("litellm").startswith("1.100.")
 
 @pytest.fixture(scope="module")
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """A proxy for each carrier."""
-    with open_ways(tmp_path_factory.mktemp("ways"), request.param) as running:
-        yield running
-
-
-@contextmanager
-def open_ways(folder: Path, carrier: str, *, process: bool = False) -> Iterator[Bench]:
-    """A proxy with each way to write a deployment."""
+    """A proxy for each carrier, with each way to write a deployment."""
     groups = [
         Group("lms", _WINDOW),
         Group("local", _WINDOW, provider="openai", simulator={"api": "openai"}, **_ENABLED),
@@ -108,19 +98,18 @@ def open_ways(folder: Path, carrier: str, *, process: bool = False) -> Iterator[
         return [_entry(name, way, urls["local" if name.startswith("other") else "lms"]) for name, way in ways.items()]
 
     with open_bench(
-        folder,
+        tmp_path_factory.mktemp("ways"),
         groups,
-        {"carrier": carrier, "notices": "off", "window_cache_s": 0.2},
+        {"carrier": request.param, "notices": "off", "window_cache_s": 0.2},
         make_entries=entries,
-        process=process,
         router_settings={"num_retries": 0, "disable_cooldowns": True, "model_group_alias": {"alias": "openai"}},
         credential_list=[credential],
-    ) as bench:
-        simulator = bench.simulators["lms"]
+    ) as running:
+        simulator = running.simulators["lms"]
         simulator.models = [*simulator.models, *map(Model, (_KNOWN, _OF_A_MODE))]
         for key in (_KNOWN, _OF_A_MODE):
             simulator.load(key, _WINDOW)
-        yield bench
+        yield running
 
 
 def _entry(name: str, way: _Way, url: str) -> dict[str, Any]:
@@ -277,3 +266,18 @@ def test_what_litellm_lacks_is_said_and_nothing_is_cut(
     else:
         assert (said.status_code, said.headers.get("x-litellm-compaction")) == (200, "compacted")
     assert bench.findings() == []
+
+
+@pytest.mark.parametrize("name", ["lm_studio with its routes", "openai", "other openai"])
+@pytest.mark.parametrize("bench", ["auto"], indirect=True, scope="module")
+def test_no_websocket_leads_round_the_guard(bench: Bench, name: str) -> None:
+    """LiteLLM would open one to the server, for as many responses as the client asks for."""
+    watch = bench.watch("local" if name.startswith("other") else "lms")
+    asked = {"type": "response.create", "model": name, "input": talk(f"socket {name}", 6000)}
+    with socket(bench.proxy, "/v1/responses", MASTER_KEY) as ask:
+        assert ask(asked)["type"] == "response.completed"
+        # As LiteLLM has it, a later one may name any model, for the same server.
+        assert ask({**asked, "model": f"openai/{KEY}"})["type"] == "error"
+    assert {record.path for record in watch.records if record.method == "POST"} <= SEEN
+    assert [each.namespace for each in watch.simulator.sdk.sockets if "responses" in each.namespace] == []
+    assert [problem for record in watch.records if (problem := over(record))] == []

@@ -10,9 +10,8 @@ import pytest
 
 from litellm_compaction.errors import LiteLLMChanged
 from litellm_compaction.proxy import litellm_inside as litellm_router
-from litellm_compaction.proxy.litellm_inside import Seam, missing
+from litellm_compaction.proxy.litellm_inside import Seam, Seams, check_classes, missing
 from litellm_compaction.proxy.routing import reachable_entries
-from litellm_compaction.proxy.seams import Seams, check_classes
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -3,19 +3,24 @@
 LiteLLM may move or drop any of it. Nobody gets an empty answer in its place unsaid: without a piece by which requests
 are guarded nothing is sent to guarded models, and each other one that is missing is a WARNING, and a line of `doctor`.
 Of the router, which is an object, nothing is read with a default: a member that is gone would then be an answer, such
-as no fallback and no deployment. `seams.py` looks at all of it before a request is guarded by it.
+as no fallback and no deployment. `Seams` looks at all of it before a request is guarded by it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
 from typing import Any
 
+import httpx
+
+from litellm_compaction.concurrency import Kept
 from litellm_compaction.errors import LiteLLMChanged
 
 logger = logging.getLogger("litellm_compaction")
@@ -23,6 +28,10 @@ logger = logging.getLogger("litellm_compaction")
 # Where the proxy notes in its store what it lacks, for `doctor`: a line about the guard, "" if it stands, and one for
 # each other thing.
 LACKS = ("proxy", "litellm_lacks")
+# No deployment has it, and nothing answers there (RFC 863): only a LiteLLM that passes no client on asks it.
+_NOBODY, _NOWHERE = "litellm-compaction", "http://127.0.0.1:9/v1"
+_LIMIT_S = 10.0
+_ANSWER = {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": "seen"}}]}
 # The attribute of a function of ours that stands in place of one of LiteLLM's.
 _ORIGINAL = "litellm_compaction_original"
 _PROXY = "proxy.proxy_server"
@@ -228,3 +237,79 @@ def add(router: Any, like: str, deployment_id: str, name: str, model: str) -> No
 def remove(router: Any, deployment_id: str) -> None:
     """Takes a deployment out of the router's list."""
     router.delete_deployment(id=deployment_id)
+
+
+# ------------------------------------------------------------------ what stands before a request is guarded
+
+
+def check_classes(hooks: Iterable[str]) -> None:
+    """Raises LiteLLMChanged if nobody would call `hooks`, which we fill, or if a piece is missing that guards all."""
+    from litellm.integrations.custom_logger import CustomLogger
+
+    lacking = [f"CustomLogger.{name}" for name in hooks if not hasattr(CustomLogger, name)]
+    lacking += [str(seam) for seam in Seam if not seam.lost and seam.is_missing]
+    if lacking:
+        raise LiteLLMChanged(lacking[0])
+
+
+class Seams:
+    """Says if something of LiteLLM is missing by which requests are guarded, after one look at each router."""
+
+    def __init__(self) -> None:
+        self._router: Any = None
+        self._of_router: LiteLLMChanged | None = None
+        self._of_client: Kept[str, LiteLLMChanged | None] = Kept(_look_at_client, lambda _: math.inf, most=1)
+
+    @property
+    def fault(self) -> LiteLLMChanged | None:
+        """What is known to be missing."""
+        return self._of_router or self._of_client.last(_NOBODY)
+
+    def of_router(self, router: Any) -> LiteLLMChanged | None:
+        """What the router lacks; None if nothing."""
+        if router is not self._router:
+            self._router, self._of_router = router, None
+            try:
+                deployment(router, _NOBODY)
+                deployments(router)
+                for name in (*FALLBACKS, CHECKS):
+                    setting(router, name)
+            except LiteLLMChanged as error:
+                logger.error("%s", error)  # noqa: TRY400 - the message is the finding
+                self._of_router = error
+        return self._of_router
+
+    async def of_client(self) -> LiteLLMChanged | None:
+        """The client that LiteLLM does not pass on, with which our transport carries answers; None if it does."""
+        return await self._of_client.get(_NOBODY)
+
+    async def aclose(self) -> None:
+        await self._of_client.aclose()
+
+
+async def _look_at_client(model: str) -> LiteLLMChanged | None:
+    """Has LiteLLM make a call whose client answers by itself; no other callback is told of it."""
+    import litellm
+    from openai import AsyncOpenAI
+
+    from litellm_compaction.proxy.internal import as_ours
+
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, json=_ANSWER)
+
+    http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    async with AsyncOpenAI(api_key=model, base_url=_NOWHERE, http_client=http) as client:
+        prompt = [{"role": "user", "content": "."}]
+        options = {"api_base": _NOWHERE, "api_key": model, "timeout": _LIMIT_S, "no-log": True}
+        with contextlib.suppress(Exception), as_ours():
+            await litellm.acompletion(
+                model=f"lm_studio/{model}", messages=prompt, client=client, max_retries=0, num_retries=0, **options
+            )
+    if asked:
+        return None
+    error = LiteLLMChanged("client=", "Or set `carrier: hooks`, which passes no client on.")
+    logger.error("%s", error)
+    return error
