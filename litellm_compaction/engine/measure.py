@@ -38,6 +38,8 @@ _COMPACTED_BEFORE_RATIO = 0.25
 
 
 class RequestMeasurer:
+    """Measures requests by their servers' windows and counts, and what is made of them."""
+
     def __init__(
         self,
         *,

@@ -286,6 +286,8 @@ def cut(measured: MeasuredRequest, request: Request, count: Estimate, limit_toke
 
 
 class ReplyReader:
+    """Learns from the usage and the overflows of servers' replies, and alarms if a prompt was cut."""
+
     def __init__(self, *, windows: Windows, counter: TokenCounter, reporter: Reporter) -> None:
         self._windows, self._counter, self._reporter = windows, counter, reporter
         self._asking = Tasks()

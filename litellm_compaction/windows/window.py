@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 # LM Studio's API (`api/v1`, `api/v0`), a name in `SERVERS`, the operator's number (`operator`, `max_input_tokens`),
-# LiteLLM's `model_map`, a `default`, or `learned` of an overflow error.
+# a `default`, or `learned` of an overflow error.
 Source: TypeAlias = str
 # No model is loaded with a window that cuts this.
 _UNCUT_TOKENS = 2_000

@@ -43,8 +43,8 @@ _VERDICTS_S = {True: inf, False: 60.0, None: 5.0}
 _SILENT_S = 60.0
 # Wildcard deployments get their model names from clients, who may send keys of their own, so all this needs an end.
 _MOST = 4096
-# Facts about a kind of model, not about the server at this address.
-_GUESSES = ("model_map", "default")
+# Supposed of any hosted server, and not known of the one at this address.
+_GUESS = "default"
 _LMSTUDIO = ("api/v1", "api/v0")
 
 
@@ -435,7 +435,7 @@ def no_thoughts(target: Target, source: Source, family: str) -> Mapping[str, Jso
 
 def _written(target: Target) -> int | None:
     """The number of an operator, who knows this very server."""
-    return target.context_length or None if target.context_source not in _GUESSES else None
+    return target.context_length or None if target.context_source != _GUESS else None
 
 
 def look_up(target: Target, reading: Reading) -> Found:

@@ -71,7 +71,7 @@ async def test_an_unlisted_model_falls_back(server: FakeLMStudio, windows: Windo
     clock.now_s += 3600
     number = target("other", context_length=9000)
     assert (await windows.resolve(number)).tokens == 9000
-    assert (await windows.resolve(replace(number, context_source="model_map"))).tokens == 6000
+    assert (await windows.resolve(replace(number, context_source="default"))).tokens == 6000
 
 
 @pytest.mark.parametrize("failure", [httpx.ReadTimeout("slow"), {"/api/v1/models": httpx.Response(503)}])
@@ -191,7 +191,7 @@ async def test_one_number_that_cannot_be_read_again_is_refused(
     windows.invalidate(target())
     fail(server, failure)
     for _ in range(3):
-        for number in (target(), replace(target(context_length=4096), context_source="model_map")):
+        for number in (target(), replace(target(context_length=4096), context_source="default")):
             with pytest.raises(match=f"32768 tokens, is {1 if is_young else 7} s old"):
                 await windows.resolve(number)
     clock.now_s += 1

@@ -214,7 +214,7 @@ class Relay:
         if error is not None and not isinstance(error, UpstreamDropped):
             self.fail(error)
             return []
-        # Of a sse.broken connection only the end may be missing.
+        # Of a broken connection only the end may be missing.
         has_ended = error is None or self.finish_reason is not None
         breaks_off = self._breaks_off()
         # Within a call, and nobody says why.
