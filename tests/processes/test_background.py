@@ -14,32 +14,29 @@ _WINDOW = 8192
 _FILLED = 5200
 
 
-def test_the_proxy_ends_in_the_middle_of_it(tmp_path: Any) -> None:
-    """The call is closed with the process, and no task is left that anybody could complain about."""
-    gate = Gate()
-    with open_bench(tmp_path, [Group("ending", _WINDOW)], {"background": "idle"}, process=True) as bench:
-        watch = bench.watch("ending", answers(Reply(SUMMARY, gate=gate)))
-        bench.proxy.chat("ending", talk("ending", _FILLED))
-        assert gate.reached.wait(60)
-        assert bench.proxy.process is not None
-        bench.proxy.process.terminate()
-        bench.proxy.process.wait(60)
-        bench.simulators["ending"].wait_until(lambda: watch.summaries[0].disconnected_s is not None)
-        gate.open()
-    told = "\n".join(bench.proxy.lines)
-    for complaint in ("Task was destroyed", "never retrieved", "never awaited", "Traceback"):
-        assert complaint not in told
+def test_it_ends_for_whoever_comes_to_another_proxy_and_with_its_own(tmp_path: Any) -> None:
+    """In a context that their answers share two proxies see each other: the call of the one is ended for the other.
 
-
-def test_who_comes_to_another_proxy_has_the_engine_too(tmp_path: Any) -> None:
-    """In a context that their answers share two proxies see each other: the call of the one is ended for the other."""
-    gate = Gate()
-    with open_bench(tmp_path, [Group("shared", _WINDOW)], {"background": "idle"}, process=True) as bench:
-        watch = bench.watch("shared", answers(Reply(SUMMARY, gate=gate)))
+    A proxy that ends closes its call, and leaves no task that anybody could complain about.
+    """
+    shared, ending, groups = Gate(), Gate(), [Group("shared", _WINDOW), Group("ending", _WINDOW)]
+    with open_bench(tmp_path, groups, {"background": "idle"}, process=True) as bench:
         with proxy(tmp_path / "config.yaml") as second:
+            watch = bench.watch("shared", answers(Reply(SUMMARY, gate=shared)))
             bench.proxy.chat("shared", talk("shared", _FILLED))
-            assert gate.reached.wait(60)
+            assert shared.reached.wait(60)
             answer = second.chat("shared", [{"role": "user", "content": "Hello."}])
             assert answer.json()["choices"][0]["message"]["content"] == "Understood."
             bench.simulators["shared"].wait_until(lambda: watch.summaries[0].disconnected_s is not None)
-            gate.open()
+            shared.open()
+            left = bench.watch("ending", answers(Reply(SUMMARY, gate=ending)))
+            second.chat("ending", talk("ending", _FILLED))
+            assert ending.reached.wait(60)
+            assert second.process is not None
+            second.process.terminate()
+            second.process.wait(60)
+            bench.simulators["ending"].wait_until(lambda: left.summaries[0].disconnected_s is not None)
+            ending.open()
+        told = "\n".join(second.lines)
+    for complaint in ("Task was destroyed", "never retrieved", "never awaited", "Traceback"):
+        assert complaint not in told

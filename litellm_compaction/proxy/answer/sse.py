@@ -306,9 +306,8 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_
     keeps what opens Responses (`_responses_stream_holds_event`) and Messages until some of the answer has come.
     """
     source, last, begun = aiter(response), None, None
-    opening = _COMMENT if call.attempt.begins_silently else None
-    if call.may_pause and opening is not None:
-        yield opening
+    if call.may_pause and call.attempt.begins_silently:
+        yield _COMMENT
     while True:
         if not call.may_pause:
             last = await anext(source, _END)
@@ -316,7 +315,7 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_
             waiting = asyncio.ensure_future(anext(source, _END))
             try:
                 while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                    beat = _beat(last, begun) if last is not None else opening
+                    beat = _COMMENT if last is None and call.attempt.begins_silently else _beat(last, begun)
                     if beat is not None:
                         yield beat
                 last = await waiting

@@ -86,12 +86,7 @@ class Standards:
 
     async def _compact(self, call: Exchange, context: RequestContext) -> None:
         """Makes the compaction that the client has asked for; without one it takes an answer."""
-        decided = await self._compactor.prepare(call.client.original, context)
-        room = self._compactor.room(context)
-        try:
-            prepared = await self._compactor.finish(decided, room)
-        finally:
-            room.release()
+        prepared = await self._compactor.guard(call.client.original, context)
         if call.client.orders.returned(call.client.original, prepared) is not None:
             call.sent(context, prepared)
             told = await self.told(call)
