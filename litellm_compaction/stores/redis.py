@@ -122,7 +122,7 @@ class RedisRows:
         for some in _chunks(doomed, _KEYS_AT_ONCE):
             await self._all([("DEL", self._name(row.scope, row.key)) for row in some], is_patient=key is None)
         for stream in await self._keys(f"{self.prefix}:log:*:lines") if scope is None and key is None else ():
-            lines = await self._lines(stream, 0, _LINES_AT_ONCE)
+            lines = await self._lines(stream, _LINES_AT_ONCE)
             old = [_line_id(line.number) for line in lines if before_s is None or line.when_s < before_s]
             await self._all([("XDEL", stream, *old)] if old else [], is_patient=True)
         return [row.key for row in doomed]
@@ -132,9 +132,9 @@ class RedisRows:
         added = ("XADD", stream, "MAXLEN", most, "*", "when_s", repr(when_s), "body", body)
         await self._all([added, ("PEXPIRE", stream, round(LINES_TTL_S * 1000))])
 
-    async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
+    async def tail(self, log: str, *, most: int, containing: bytes = b"") -> list[Line]:
         since_s, stream = self._now_s() - LINES_TTL_S, f"{self.prefix}:log:{{{log}}}:lines"
-        lines = await self._lines(stream, after, _LINES_AT_ONCE if containing else most)
+        lines = await self._lines(stream, _LINES_AT_ONCE if containing else most)
         return [line for line in lines if line.when_s >= since_s and containing in line.body][-most:]
 
     async def aclose(self) -> None:
@@ -177,11 +177,9 @@ class RedisRows:
 
         return await self.server.call(send, is_patient=is_patient)
 
-    async def _lines(self, stream: str, after: int, most: int) -> list[Line]:
-        """The newest lines above a number, oldest first; another program's are left out."""
-        [entries] = await self._all(
-            [("XREVRANGE", stream, "+", f"({_line_id(after)}" if after > 0 else "-", "COUNT", most)]
-        )
+    async def _lines(self, stream: str, most: int) -> list[Line]:
+        """The newest lines, oldest first; another program's are left out."""
+        [entries] = await self._all([("XREVRANGE", stream, "+", "-", "COUNT", most)])
         lines: list[Line] = []
         for line_id, fields in reversed(entries or ()):
             ms, number = map(int, line_id.split(b"-"))

@@ -89,8 +89,8 @@ class Rows(Protocol):
     async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
         """Adds a line to a log, of which the newest `most` are kept."""
 
-    async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
-        """Returns the newest `most` lines with a number above `after` and these bytes in them, oldest first."""
+    async def tail(self, log: str, *, most: int, containing: bytes = b"") -> list[Line]:
+        """Returns the newest `most` lines with these bytes in them, oldest first."""
 
     def beside(self, part: str, *, ttl_s: float, max_bytes: int) -> Rows:
         """Returns other rows at the same place, which end with these."""
@@ -178,8 +178,8 @@ class SteadyRows:
     async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
         await self._either(lambda rows: rows.append(log, when_s, body, most=most))
 
-    async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
-        return await self._either(lambda rows: rows.tail(log, after=after, most=most, containing=containing))
+    async def tail(self, log: str, *, most: int, containing: bytes = b"") -> list[Line]:
+        return await self._either(lambda rows: rows.tail(log, most=most, containing=containing))
 
     async def aclose(self) -> None:
         await self._hand_over(list(self._owed))

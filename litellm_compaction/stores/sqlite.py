@@ -385,12 +385,12 @@ class SqliteRows:
 
         await self._file.run(write, writes=True)
 
-    async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
+    async def tail(self, log: str, *, most: int, containing: bytes = b"") -> list[Line]:
         lines = (
-            "SELECT number, when_s, body FROM line WHERE log = ? AND number > ? AND when_s >= ? AND instr(body, ?)"
+            "SELECT number, when_s, body FROM line WHERE log = ? AND when_s >= ? AND instr(body, ?)"
             " AND typeof(body) = 'blob' ORDER BY number DESC LIMIT ?"
         )
-        values = (log, after, self._clock() - LINES_TTL_S, containing, most)
+        values = (log, self._clock() - LINES_TTL_S, containing, most)
         return await self._file.run(
             lambda connection: [Line(*line) for line in connection.execute(lines, values)][::-1]
         )

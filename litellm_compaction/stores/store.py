@@ -167,11 +167,11 @@ class Store:
         """Adds a line to the history; the oldest goes if there are too many."""
         await self.rows.append(_EVENTS, when_s, encode_text(text), most=MAX_EVENTS)
 
-    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS, containing: str = "") -> list[StoredEvent]:
-        """The newest `limit` events with a number above `after` and these characters in their text, oldest first."""
+    async def events(self, *, limit: int = MAX_EVENTS, containing: str = "") -> list[StoredEvent]:
+        """The newest `limit` events with these characters in their text, oldest first."""
         if limit <= 0:
             return []
-        lines = await self.rows.tail(_EVENTS, after=after, most=limit, containing=encode_text(containing))
+        lines = await self.rows.tail(_EVENTS, most=limit, containing=encode_text(containing))
         texts = ((line.number, line.when_s, _decoded(line.body)) for line in lines)
         return [StoredEvent(number, when_s, text) for number, when_s, text in texts if text is not None]
 
