@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.compaction import Compaction, applied_tokens, compaction_id, covered_as_sent, mark_of
 from litellm_compaction.core.messages import Message, user_message, visible_text
@@ -58,7 +58,7 @@ class Reporter:
             base: what it continues.
             known: the compaction with which the conversation was sent until now.
         """
-        context, conversation, effort = measured.context, measured.conversation, effort or Effort()
+        context, effort = measured.context, effort or Effort()
         compaction, reason = made, effort.reason or ("overflow" if context.refusal else "")
         if prepared is not None and prepared.applied is not None:
             compaction = measured.keyed(prepared.applied)
@@ -67,9 +67,6 @@ class Reporter:
             context.attempts.told_hash = compaction.covered_hash
             if compaction.is_waiting:
                 reason = USED_AHEAD if measured.budget.own.triggers(measured.count.tokens) else USED_EARLY
-        result_tokens, now_tokens = _newest_results_tokens(measured), measured.tokens_before
-        if result_tokens and known is not None:
-            now_tokens = applied_tokens(conversation, known)
         event = CompactionEvent(
             outcome=outcome,
             phase=measured.phase,
@@ -87,22 +84,11 @@ class Reporter:
             continues_id=compaction_id(context.scope, base.covered_hash) if base else "",
             tenant=context.tenant,
             refusal=context.refusal,
-            result_tokens=result_tokens,
-            projected_tokens=now_tokens if result_tokens else 0,
-            limit_tokens=measured.budget.own.prompt_limit_tokens if result_tokens else 0,
             messages=_clients_messages(measured),
             excerpts=prepared.excerpts if prepared else 0,
             excerpt_tokens=prepared.excerpt_tokens if prepared else 0,
         )
-        if compaction is not None:
-            event = replace(
-                event,
-                covered_messages=compaction.covered_messages,
-                round=compaction.round,
-                rung=compaction.level,
-                compaction_id=compaction_id(context.scope, compaction.covered_hash),
-            )
-        self._tell(event)
+        self._tell(replace(event, **_of_results(measured, known), **_of_record(context.scope, compaction)))
 
     def continued(
         self,
@@ -146,6 +132,23 @@ class Reporter:
         event = replace(event, when_s=self._wall_clock())
         for observer in self._observers:
             observer(event)
+
+
+def _of_results(measured: MeasuredRequest, known: Compaction | None) -> dict[str, Any]:
+    """An event's fields about new tool results, in the prompt as it was sent until now; {} in other phases."""
+    if not (result_tokens := _newest_results_tokens(measured)):
+        return {}
+    now_tokens = measured.tokens_before if known is None else applied_tokens(measured.conversation, known)
+    limit_tokens = measured.budget.own.prompt_limit_tokens
+    return {"result_tokens": result_tokens, "projected_tokens": now_tokens, "limit_tokens": limit_tokens}
+
+
+def _of_record(scope: str, compaction: Compaction | None) -> dict[str, Any]:
+    """An event's fields about the record that was applied or made; {} for none."""
+    if compaction is None:
+        return {}
+    name, covered = compaction_id(scope, compaction.covered_hash), compaction.covered_messages
+    return {"covered_messages": covered, "round": compaction.round, "rung": compaction.level, "compaction_id": name}
 
 
 def _clients_messages(measured: MeasuredRequest) -> int:
