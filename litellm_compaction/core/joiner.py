@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
@@ -245,8 +246,9 @@ class Ending:
 
     The longest telling end counts: 12 characters without white space (letters of scripts without spaces count two) or
     3 words with letters, from a word's start (inside one 24); or, of an unfinished line but a table's, all its words
-    or 6 characters that stand nowhere else. It stays if the partial shows that it comes repeatedly, as a block or as
-    rows of a table or list. So a first rightful repeat is removed, and a restart of a repeated block is kept.
+    or, if the answer doubles no words, 6 characters that stand nowhere else. It stays if the partial shows that it
+    comes repeatedly, as a block or as rows of a table or list. So a first rightful repeat is removed, and a restart of
+    a repeated block is kept.
     """
 
     def __init__(self, partial: str) -> None:
@@ -287,6 +289,11 @@ class Ending:
         """Returns True if the partial goes round by `block`, its end without white space."""
         return (block + block).find(block, 1) < len(block) or self.dense.endswith(block + block)
 
+    @cached_property
+    def _doubles_words(self) -> bool:
+        words = self.tail.split()
+        return any(word == after and len(word) >= _RARE_CHARS and _has_letter(word) for word, after in pairwise(words))
+
     def _is_row(self, block: str) -> bool:
         """Rows have come twice in a row, and a repeat of `block` would make another one of them."""
         last_line = _dense(self._last_line)
@@ -318,8 +325,8 @@ class Ending:
         if len(block) > len(self._last_line) or self._last_line.lstrip()[:1] == "|" or follower.strip():
             return False
         is_line = chars == len(_dense(self._last_line)) and len(block.split()) > 1
-        is_rare = self.dense.find(self.dense[start:]) == start
-        return (is_line or chars >= _RARE_CHARS) and _has_letter(block) and is_rare
+        is_long = is_line or (chars >= _RARE_CHARS and not self._doubles_words)
+        return is_long and _has_letter(block) and self.dense.find(self.dense[start:]) == start
 
 
 def _dense(text: str) -> str:
