@@ -149,14 +149,18 @@ def with_text(message: Message, text: str) -> Message:
 
 
 def with_only_text(message: Message, text: str) -> Message:
-    """`message` with its text replaced and without reasoning and arguments; what it is beside others stays."""
+    """`message` with its text replaced and without reasoning; what it is beside others stays.
+
+    If it has calls, `text` stands in the arguments of the first: some templates leave out what is said beside a call.
+    """
     raw = {key: value for key, value in message.raw.items() if key not in (*_REASONING_KEYS, "function_call")}
-    if message.calls:
-        raw["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "{}"}}
-            for call in message.calls
-        ]
-    return with_text(parse_message(raw), text)
+    if not message.calls:
+        return with_text(parse_message(raw), text)
+    functions = [{"name": call.name, "arguments": "{}"} for call in message.calls]
+    functions[0]["arguments"] = json.dumps({"text": text}, ensure_ascii=False)
+    calls = zip(message.calls, functions, strict=True)
+    raw["tool_calls"] = [{"id": call.id, "type": "function", "function": function} for call, function in calls]
+    return with_text(parse_message(raw), "")
 
 
 def _with_content(message: Message, content: JsonValue) -> Message:

@@ -11,12 +11,14 @@ from typing import Literal
 
 import pytest
 
-from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.core.messages import Message, Request, with_only_text
 from litellm_compaction.engine import Attempts
 from litellm_compaction.engine.servers import beginning_of
 from litellm_compaction.errors import DoesNotFit
+from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
+from litellm_compaction.tokens.prompt import render
 from litellm_compaction.windows.windows import Target, Window, Windows
 from tests.builders import JsonDict, assistant, calls, chat, parsed, prose, result, system, tools, user
 from tests.engine.bench import Bench
@@ -168,6 +170,16 @@ class Counting(Windows):
 
     async def tokens_of(self, target: Target, request: Request) -> int | None:
         return self.server.tokens(request.messages)
+
+
+def test_a_part_of_a_call_is_shown_by_every_template() -> None:
+    """Llama 3.1's leaves out what is said beside a call: by its number of nothing the whole was a third of itself."""
+    talk = parsed([user("Write it."), calls("123456789", arguments=json.dumps({"content": "word " * 900}))])
+    part = with_only_text(talk[1], "word word")
+    for model in ("llama-3.1", "qwen3", "mistral-nemo", "gpt-oss"):
+        prompt = render(family_of("", model), (talk[0], part), ())
+        assert prompt is not None
+        assert "word word" in prompt.text
 
 
 async def test_what_costs_nothing_is_asked_about_a_compaction() -> None:
