@@ -298,7 +298,9 @@ def _listed(value: Any) -> list[Any]:
 # ------------------------------------------------------------------ a beat in the silence of LiteLLM's stream
 
 
-async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_s: float) -> AsyncGenerator[Any, None]:
+async def with_heartbeat(
+    response: AsyncIterable[Any], exchange: Exchange, *, every_s: float
+) -> AsyncGenerator[Any, None]:
     """The chunks of `response`, and an empty one after each `every_s` for which a compaction has kept it silent.
 
     In place of LiteLLM's own keep-alive, which leaks a slot of the key's parallel limit with every chat stream. A task
@@ -306,16 +308,16 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Exchange, *, every_
     keeps what opens Responses (`_responses_stream_holds_event`) and Messages until some of the answer has come.
     """
     source, last, begun = aiter(response), None, None
-    if call.may_pause and call.attempt.begins_silently:
+    if exchange.may_pause and exchange.attempt.begins_silently:
         yield _COMMENT
     while True:
-        if not call.may_pause:
+        if not exchange.may_pause:
             last = await anext(source, _END)
         else:
             waiting = asyncio.ensure_future(anext(source, _END))
             try:
                 while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                    beat = _COMMENT if last is None and call.attempt.begins_silently else _beat(last, begun)
+                    beat = _COMMENT if last is None and exchange.attempt.begins_silently else _beat(last, begun)
                     if beat is not None:
                         yield beat
                 last = await waiting

@@ -40,9 +40,9 @@ _OK = 200
 class Standards:
     """The protocols of all clients."""
 
-    def __init__(self, compactor: Compactor, calls: Exchanges, items: Items) -> None:
+    def __init__(self, compactor: Compactor, exchanges: Exchanges, items: Items) -> None:
         self._compactor = compactor
-        self._calls = calls
+        self._exchanges = exchanges
         self._items = items
 
     async def read_orders(self, data: dict[str, Any], call_type: str) -> None:
@@ -51,28 +51,28 @@ class Standards:
         orders, changed = await read(data, partial(self._items.opened, tenant_of(metadata_of(data))))
         if data.get(COUNTS):
             orders, changed[COUNTS] = replace(orders, counts_only=True), None
-        if (changed or orders != NO_ORDERS) and self._calls.note_orders(data, orders):
+        if (changed or orders != NO_ORDERS) and self._exchanges.note_orders(data, orders):
             for key, value in changed.items():
                 if value is None:
                     data.pop(key, None)
                 else:
                     data[key] = value
 
-    async def answers(self, call: Exchange, context: RequestContext) -> bool:
+    async def answers(self, exchange: Exchange, context: RequestContext) -> bool:
         """Follows a request's orders before a model is asked; returns True if no model has to be asked."""
-        orders = call.client.orders
+        orders = exchange.client.orders
         if orders.clear is not None:
-            await self._clear(call, context, orders.clear)
+            await self._clear(exchange, context, orders.clear)
         if orders.counts_only:
-            tokens = await self._compactor.count(call.client.original, context)
-            call.alone = _of_edits(call)._replace(read_tokens=tokens, is_alone=True)
+            tokens = await self._compactor.count(exchange.client.original, context)
+            exchange.alone = _of_edits(exchange)._replace(read_tokens=tokens, is_alone=True)
         elif orders.compacts_only or orders.pauses:
-            await self._compact(call, context)
-        return call.alone is not None
+            await self._compact(exchange, context)
+        return exchange.alone is not None
 
-    async def _clear(self, call: Exchange, context: RequestContext, order: ClearOrder) -> None:
+    async def _clear(self, exchange: Exchange, context: RequestContext, order: ClearOrder) -> None:
         """Clears old tool results as the client has ordered, once for each request."""
-        client = call.client
+        client = exchange.client
         if client.cleared_calls:
             return
         tokens = await self._compactor.count(client.original, context)
@@ -82,21 +82,23 @@ class Standards:
         smaller = replace(client.original, messages=rest)
         saved_tokens = tokens - await self._compactor.count(smaller, context)
         if saved_tokens >= order.at_least_tokens:
-            call.client = replace(client, original=smaller, cleared_calls=cleared_calls, cleared_tokens=saved_tokens)
+            exchange.client = replace(
+                client, original=smaller, cleared_calls=cleared_calls, cleared_tokens=saved_tokens
+            )
 
-    async def _compact(self, call: Exchange, context: RequestContext) -> None:
+    async def _compact(self, exchange: Exchange, context: RequestContext) -> None:
         """Makes the compaction that the client has asked for; without one it takes an answer."""
-        prepared = await self._compactor.guard(call.client.original, context)
-        if call.client.orders.returned(call.client.original, prepared) is not None:
-            call.sent(context, prepared)
-            told = await self.told(call)
-            call.alone = told._replace(is_alone=True) if told.text else None
+        prepared = await self._compactor.guard(exchange.client.original, context)
+        if exchange.client.orders.returned(exchange.client.original, prepared) is not None:
+            exchange.sent(context, prepared)
+            told = await self.told(exchange)
+            exchange.alone = told._replace(is_alone=True) if told.text else None
 
-    async def told(self, call: Exchange) -> Told:
+    async def told(self, exchange: Exchange) -> Told:
         """Returns what the answer to a request that was sent says of its context."""
-        if call.alone is not None:
-            return call.alone
-        client, prepared, told = call.client, call.attempt.prepared, _of_edits(call)
+        if exchange.alone is not None:
+            return exchange.alone
+        client, prepared, told = exchange.client, exchange.attempt.prepared, _of_edits(exchange)
         try:
             portable = client.orders.returned(client.original, prepared)
             if portable is not None:
@@ -110,7 +112,7 @@ class Standards:
         return told
 
     async def showing(
-        self, stream: AsyncGenerator[Any, None], call: Exchange, *, is_messages: bool
+        self, stream: AsyncGenerator[Any, None], exchange: Exchange, *, is_messages: bool
     ) -> AsyncGenerator[Any, None]:
         """A stream of LiteLLM's with a part of ours before what the model says, which waits for it, or in its place."""
         form = Messages() if is_messages else Responses()
@@ -127,10 +129,10 @@ class Standards:
                     continue
                 waiting.append(event)
                 if told is None:
-                    is_settled = call.alone is not None or call.attempt.prepared is not None
+                    is_settled = exchange.alone is not None or exchange.attempt.prepared is not None
                     if not (is_settled or event["type"] in form.at_end):
                         continue
-                    told = await self.told(call)
+                    told = await self.told(exchange)
                     for own in form.part(told):
                         shift = 1
                         yield form.frame(own)
@@ -141,13 +143,13 @@ class Standards:
                         yield form.frame({**each, form.index: each[form.index] + shift} if form.index in each else each)
                 waiting.clear()
 
-    async def shown(self, answer: Any, call: Exchange, *, is_messages: bool) -> Any:
+    async def shown(self, answer: Any, exchange: Exchange, *, is_messages: bool) -> Any:
         """The same for an answer that is not streamed; None to leave it as it is."""
-        return (Messages() if is_messages else Responses()).answered(answer, await self.told(call))
+        return (Messages() if is_messages else Responses()).answered(answer, await self.told(exchange))
 
 
-def _of_edits(call: Exchange) -> Told:
-    return Told(cleared_calls=call.client.cleared_calls, cleared_tokens=call.client.cleared_tokens)
+def _of_edits(exchange: Exchange) -> Told:
+    return Told(cleared_calls=exchange.client.cleared_calls, cleared_tokens=exchange.client.cleared_tokens)
 
 
 class _Route(NamedTuple):
