@@ -126,7 +126,7 @@ class TokenCounter:
         """Returns True if LM Studio's protocol can tell more of a request: nothing of images, nor of reasoning."""
         own, told = count.own, count.told if count.is_counted else None
         # An answer to another prompt may have confirmed the protocol since.
-        if told is not None and told.doubt_tokens <= self.protocol.doubt_tokens(target_key, told.tokens):
+        if told is not None and told.doubt_tokens <= self._protocols_doubt(target_key, count, told.tokens):
             return False
         is_said = own.rendered or not any(message.reasoning for message in request.messages)
         has_price = count.rates[1].is_confirmed or not own.images
@@ -139,8 +139,13 @@ class TokenCounter:
         prompt_tokens += round(beside)
         if not beside:
             self.protocol.take(target_key, count.fingerprint, prompt_tokens)
-        told = Told(prompt_tokens, own.amounts, self.protocol.doubt_tokens(target_key, prompt_tokens))
+        told = Told(prompt_tokens, own.amounts, self._protocols_doubt(target_key, count, prompt_tokens))
         self.known.note_prompt(target_key, count, told, is_sure=False)
+
+    def _protocols_doubt(self, target_key: str, count: Estimate, prompt_tokens: int) -> int:
+        """By how much a number of the protocol may be off, with the images that were added to it."""
+        price, media = count.rates[1], count.own.amounts.media
+        return self.protocol.doubt_tokens(target_key, prompt_tokens) + ceil(media * (price.high - price.usual))
 
     def learn_ratio(self, target_key: str, count: Estimate, prompt_tokens: int) -> None:
         """Learns of a number that is of more than the prompt itself: an overflow's, in the middle of an answer."""

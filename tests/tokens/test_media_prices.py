@@ -150,3 +150,19 @@ def test_a_part_without_what_a_server_has_told_of_takes_none_of_its_doubt(has_im
     truth = told.tokens + 3600
     assert whole.high >= truth
     assert whole.with_part(part).high >= truth
+
+
+async def test_a_protocols_number_leaves_the_doubt_of_the_pictures_that_are_added_to_it() -> None:
+    """It counts none: where it is exact, what a picture costs may still be off by what one answer tells of it."""
+    counter, plain, pictures = TokenCounter(), asked(0), asked(2, text="Which one is older? " * 30)
+    await told(counter, asked(1), 1000)
+    for request in (plain, pictures):
+        counted = await counter.count("t", KNOWN, request)
+        counter.take_protocols("t", counted, request, await truth(request, 0))
+        if request is plain:
+            counter.learn("t", counted, counted.tokens)
+    counted = await counter.count("t", KNOWN, pictures)
+    assert (counted.is_counted, counted.is_told) == (True, False)
+    assert abs(counted.tokens - await truth(pictures, 1000)) <= 5
+    assert counted.high >= await truth(pictures, 1100)
+    assert not counter.awaits_protocol("t", counted, pictures)
