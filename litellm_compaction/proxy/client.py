@@ -176,5 +176,6 @@ def _checked(words: Mapping[str, Any], place: str, *, strict: bool) -> dict[str,
         said = _Words.model_validate({key: word for key, word in words.items() if word is not None}, strict=strict)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise BadWish(f"{place}{problem['loc'][0]}: {problem['msg']}; {_ALLOWED}.") from None
+        problem_said = problem["msg"].removeprefix("Value error, ")
+        raise BadWish(f"{place}{problem['loc'][0]}: {problem_said}; {_ALLOWED}.") from None
     return said.model_dump(exclude_unset=True)

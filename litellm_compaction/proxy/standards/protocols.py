@@ -392,7 +392,9 @@ def _checked(shape: TypeAdapter[_Shape], value: object, field: str, place: str) 
         names = "".join(place.format(each) if isinstance(each, int) else f".{each}" for each in problem["loc"])
         if problem["type"] == "union_tag_invalid":
             raise BadItem(f"{field}{names}.type", "is none of the known edits") from None
-        raise BadItem(f"{field}{names}", f"is not as the protocol has it ({problem['msg']})") from None
+        # Without the name of a class of ours.
+        shown = problem["msg"].partition(" or instance of ")[0]
+        raise BadItem(f"{field}{names}", f"is not as the protocol has it ({shown})") from None
 
 
 def _without_nulls(value: object) -> object:
