@@ -75,6 +75,8 @@ class TextCounts:
         self, family: Family, texts: Sequence[str], *, share: float = 1.0, in_prompt: bool = False
     ) -> list[float]:
         """The tokens of each text by itself or after a special token, by a `share` of it: about 0.1 s per new MB."""
+        if not texts:
+            return []
         samples = [_sample(text, share) for text in texts]
         # The interpreter's own hashes: 64 bit, seeded for this process, and kept in each string, so that a request that
         # is counted twice is read once. Another tenant's are other ones.
