@@ -73,7 +73,7 @@ def _owned(key: object, team: object) -> dict[str, Any]:
         ("{now: true}", "not valid JSON"),
         ({"now": "true"}, "metadata.compaction.now: Input should be a valid boolean"),
         ({"now": True, "focus": ["a"]}, "metadata.compaction.focus: Input should be a valid string"),
-        ({"now": True, "focus": "x" * 501}, "metadata.compaction.focus: 501 characters; allowed: a topic of at most 500"),
+        ({"now": True, "focus": "x" * 501}, "compaction.focus: 501 characters; allowed: a topic of at most 500"),
         ({"now": True, "target\n": 0.2}, "metadata.compaction.'target\\n' is not known"),
         ({"focus": "ports"}, "only used where the conversation is compacted now"),
         *(
