@@ -14,17 +14,18 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import importlib
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
@@ -202,38 +203,54 @@ def _far(mutant: Mutant, file: str) -> tuple[bool, str]:
 
 
 def _failed(copy: Path, tests: Sequence[str], *options: str, **environ: str) -> str:
-    """Runs tests; returns the first that fails, "" if none does."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "tools.mutants"]
-    paths = os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH")]))
-    environ = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", **environ}
-    running = subprocess.Popen(  # noqa: S603 - our own interpreter and tests
-        [*command, *options, *tests],
-        cwd=copy,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        told, _ = running.communicate(timeout=_SUITE_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        return "(hangs)"
-    finally:
-        _end(running)
-    if running.returncode in (0, 5):  # 5: there are no such tests
+    """Runs tests; returns the first that fails, "" if none does.
+
+    In a fork of this process, which has loaded LiteLLM and has not loaded the package: starting costs most otherwise.
+    """
+    with tempfile.NamedTemporaryFile("r", suffix=".txt") as said:
+        running = os.fork()
+        if not running:
+            _run(copy, [*options, *tests], environ, said.name)
+        timer = threading.Timer(_SUITE_LIMIT_S, os.killpg, (running, signal.SIGKILL))
+        timer.start()
+        status = os.waitstatus_to_exitcode(os.waitpid(running, 0)[1])
+        timer.cancel()
+        with contextlib.suppress(ProcessLookupError):  # what a test has started
+            os.killpg(running, signal.SIGKILL)
+        told = said.read()
+    if status in (0, 5):  # 5: there are no such tests
         return ""
-    if running.returncode == _EXIT_HANGS:
+    if status in (_EXIT_HANGS, -signal.SIGKILL):
         return "(hangs)"
     lines = [line for line in told.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return lines[0].split(" ")[1] if lines else f"({running.returncode}: {told.splitlines()[-1:]})"
+    return lines[0].split(" ")[1] if lines else f"({status}: {told.splitlines()[-1:]})"
 
 
-def _end(running: subprocess.Popen[str]) -> None:
-    """Ends what a test run has started, too."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(running.pid, signal.SIGKILL)
-    running.wait()
+def _load() -> None:
+    """Loads what every fork would load."""
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    importlib.import_module("litellm.proxy.proxy_server")
+
+
+def _run(copy: Path, options: Sequence[str], environ: dict[str, str], said: str) -> NoReturn:
+    """Runs pytest in this process, and ends it."""
+    os.setsid()
+    os.chdir(copy)
+    paths = os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH")]))
+    os.environ |= {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", **environ}
+    sys.dont_write_bytecode = True
+    sys.path[:] = [str(copy), *(path for path in sys.path if path != str(ROOT))]
+    file = os.open(said, os.O_WRONLY)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    # Plugins of pytest's that LiteLLM has loaded are not rewritten.
+    quiet = ["-x", "-q", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovider"]
+    status = 1
+    try:
+        status = pytest.main([*quiet, "-p", "tools.mutants", *options])
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -302,6 +319,9 @@ def main() -> None:
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__"))
         tests = Tests(copy, options.lines or Path(folder, "lines"))
         tests.learn()
+        _load()
+        if failed := _failed(copy, ["tests/core"], "-m", "not slow"):
+            raise SystemExit(f"Without a mutant, too, fails {failed}")
         paths = [path.relative_to(copy) for path in sorted(copy.glob(f"{PACKAGE}/**/*.py"))]
         sources = {path: (copy / path).read_bytes() for path in paths}
         found = [mutant for path in paths for mutant in mutants(path, sources[path])]
