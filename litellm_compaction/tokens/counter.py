@@ -69,11 +69,11 @@ class TokenCounter:
 
     def _own(self, family: Family, request: Request, asker: str, share: float) -> tuple[Own, Prints]:
         prints = fingerprints(request, asker)
-        if not prints:
-            return own_count(family, request, self._texts.of(asker), share=share), prints
+        key = (family, prints[-1] if prints else 0)
         # Two hooks count the same request.
-        own = self._recent.get((family, prints[-1])) or own_count(family, request, self._texts.of(asker), share=share)
-        self._recent[family, prints[-1]] = own
+        own = self._recent.get(key) or own_count(family, request, self._texts.of(asker), share=share)
+        if prints:
+            self._recent[key] = own
         return own, prints
 
     def _text(self, target_key: str, family: Family, *, rendered: bool) -> Span:
@@ -102,13 +102,11 @@ class TokenCounter:
         Returns False for no number (≤ 0), a ratio that no vocabulary explains, and a number far below what is expected,
         of which a window that is smaller than it said may be the reason, until a second one agrees.
         """
-        if not 0 < prompt_tokens <= most_tokens(count.own) + _MOST_ADDED_TOKENS or count.own.tokens <= 0:
-            return False
+        is_likely = 0 < prompt_tokens <= most_tokens(count.own) + _MOST_ADDED_TOKENS and count.own.tokens > 0
         is_low = prompt_tokens < _DOUBTFUL_RATIO * count.low and count.high > _UNCUT_TOKENS
-        if is_low and not self.known.explains(target_key, count, prompt_tokens):
-            return False
-        self._note(target_key, label, count, prompt_tokens, is_sure=False)
-        return True
+        if taken := is_likely and (not is_low or self.known.explains(target_key, count, prompt_tokens)):
+            self._note(target_key, label, count, prompt_tokens, is_sure=False)
+        return taken
 
     def take_over(self, target_key: str, count: Estimate, prompt_tokens: int) -> bool:
         """Learns the number of a prompt that the server cannot have cut: asked for, and shorter than its window.
@@ -117,10 +115,9 @@ class TokenCounter:
         False if no vocabulary explains it.
         """
         is_likely = count.own.tokens / _MOST_LEFT_OUT < prompt_tokens <= most_tokens(count.own)
-        if not (count.fingerprint and is_likely):
-            return False
-        self._note(target_key, "", count, prompt_tokens, is_sure=True)
-        return True
+        if taken := is_likely and bool(count.fingerprint):
+            self._note(target_key, "", count, prompt_tokens, is_sure=True)
+        return taken
 
     def awaits_protocol(self, target_key: str, count: Estimate, request: Request) -> bool:
         """Returns True if LM Studio's protocol can tell more of a request: nothing of images, nor of reasoning."""
@@ -144,8 +141,8 @@ class TokenCounter:
 
     def _protocols_doubt(self, target_key: str, count: Estimate, prompt_tokens: int) -> int:
         """By how much a number of the protocol may be off, with the images that were added to it."""
-        price, media = count.rates[1], count.own.amounts.media
-        return self.protocol.doubt_tokens(target_key, prompt_tokens) + ceil(media * (price.high - price.usual))
+        price, doubt_tokens = count.rates[1], self.protocol.doubt_tokens(target_key, prompt_tokens)
+        return doubt_tokens + ceil(count.own.amounts.media * (price.high - price.usual))
 
     def learn_ratio(self, target_key: str, count: Estimate, prompt_tokens: int) -> None:
         """Learns of a number that is of more than the prompt itself: an overflow's, in the middle of an answer."""

@@ -157,8 +157,7 @@ class Estimate:
     @property
     def unpriced_tokens(self) -> int:
         """So much more than ours may images take, as long as nothing has told their price."""
-        new = self.own.amounts.since(self.told.amounts if self.told else Amounts())
-        return ceil(_unpriced(new, self.rates[1]))
+        return ceil(_unpriced(self.own.amounts.since(self.told.amounts if self.told else Amounts()), self.rates[1]))
 
     def surely_fits(self, window_tokens: int) -> bool:
         """Returns True if the prompt is shorter than its window even by the upper end."""
