@@ -56,17 +56,17 @@ SEEN_CHARS = {
     "core.cuts._CHARACTER": 192,  # the end of a text (_CONTEXT_CHARS)
     "core.cuts._NO_SPACE": 1,
     **dict.fromkeys(
-        (*(f"core.secrets._SEARCHES[{number}]" for number in range(9)), "core.secrets._BROKEN", "core.secrets._HIDDEN"),
+        ("core.secrets._SEARCHES", "core.secrets._BROKEN", "core.secrets._HIDDEN"),
         32_768,
     ),  # _SLICE_CHARS
-    "tokenizers.families._TABLES": 256,  # a model's name (_MAX_NAME_CHARS)
+    "tokenizers.families._NAMES": 256,  # a model's name (_MAX_NAME_CHARS)
     **dict.fromkeys((f"core.identity._{name}" for name in ("NOTE", "WORD", "AMOUNT", "DIGIT", "MARK")), 480),
     "core.identity._ENDING": 300,  # the end of a text (_MOST_ENDING_CHARS)
 }
 # Those of them that see one such text a request or a continuation, not a long one in pieces.
 SEEN_ONCE = frozenset(
     {
-        "tokenizers.families._TABLES",
+        "tokenizers.families._NAMES",
         "core.joiner._ANNOUNCEMENT",
         "core.joiner._SAYS_NO_MORE",
     }
