@@ -193,6 +193,7 @@ class SqliteFile:
             try:
                 self._prepare(self._connection)
             except BaseException:
+                # Half prepared it would be taken for ready by the next call.
                 self._let_go()
                 raise
         return self._connection
