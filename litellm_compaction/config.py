@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
@@ -77,8 +78,6 @@ SAME_MODEL = "__same__"
 AUTO_TOKENIZER = "auto"
 # SQLite's own `:memory:` would be lost with each of our connections, and we do not read options after `?`.
 _STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
-
-
 _OFF_OR_ON = ("admission", "background", "keep_originals", "mode", "notices", "page", "recall")
 
 
@@ -220,8 +219,10 @@ class Settings(_OwnSettings):
         other._constants = constants
         return other
 
-    def with_values(self, values: Mapping[str, object]) -> Settings:
-        return Settings.model_validate({**self.model_dump(), **values}).with_constants(self._constants)
+    def with_values(self, values: Mapping[str, object], place: str = "") -> Settings:
+        """These settings with others on top; WrongSettings, at `place`, says which cannot be."""
+        with _refusing(Settings, values, place):
+            return Settings.model_validate({**self.model_dump(), **values}).with_constants(self._constants)
 
     @field_validator("redact_patterns")
     @classmethod
@@ -270,11 +271,11 @@ class Settings(_OwnSettings):
             return self
         if not (url := environ.get(name)):
             raise ConfigError(f"{_SETTINGS_PLACE}.store: the variable {name} is not set")
-        return _joined(self, {"store": url}, _SETTINGS_PLACE)
+        return self.with_values({"store": url}, _SETTINGS_PLACE)
 
     def for_deployment(self, own: DeploymentSettings, place: str = "model_info.compaction") -> Settings:
         """These settings with a deployment's own values on top; a ConfigError at `place` says that they contradict."""
-        return _joined(self, own.changes, place) if own.changes else self
+        return self.with_values(own.changes, place) if own.changes else self
 
 
 LIVE: Mapping[str, Live] = {
@@ -299,6 +300,14 @@ _REMOVED = {
 }
 
 
+class WrongSettings(ConfigError):
+    """Settings that cannot be: `problems` has a sentence by setting, "" for those that stand for the whole section."""
+
+    def __init__(self, place: str, problems: Mapping[str, str]) -> None:
+        self.problems = {key: said.lstrip(".: ") for key, said in problems.items()}
+        super().__init__("; ".join(f"{place}{said}" for said in dict.fromkeys(problems.values())).lstrip(".: "))
+
+
 def settings_from(section: object) -> Settings:
     """Checks `callback_settings.litellm_compaction`; a ConfigError names each bad key, value and what is allowed."""
     return _parse(Settings, section, _SETTINGS_PLACE)
@@ -309,36 +318,36 @@ def deployment_settings_from(section: object, place: str = "model_info.compactio
     return _parse(DeploymentSettings, section, place)
 
 
-def _joined(settings: Settings, values: Mapping[str, object], place: str) -> Settings:
-    try:
-        return settings.with_values(values)
-    except ValidationError as error:
-        raise _refused(Settings, values, place, error) from None
-
-
 def _parse(kind: type[_SectionT], section: object, place: str) -> _SectionT:
     section = {} if section is None else section
     if not isinstance(section, Mapping):
         raise ConfigError(f"{place} must be a mapping of settings, not {type(section).__name__}")
-    try:
+    with _refusing(kind, section, place):
         return kind.model_validate(dict(section))
+
+
+@contextlib.contextmanager
+def _refusing(kind: type[_Section], values: Mapping[Any, object], place: str) -> Iterator[None]:
+    """Puts what pydantic refuses of `values` into words."""
+    try:
+        yield
     except ValidationError as error:
-        raise _refused(kind, section, place, error) from None
+        problems = [each for wrong in error.errors() for each in _problems(kind, values, wrong)]
+        raise WrongSettings(place, dict(problems)) from None
 
 
-def _refused(kind: type[_Section], section: Mapping[Any, object], place: str, error: ValidationError) -> ConfigError:
-    findings = []
-    for found in error.errors():
-        key, *inner = map(str, found["loc"] or ("",))
-        message = ": ".join((*inner[:1], found["msg"].removeprefix("Value error, ")))
-        if found["type"] != "extra_forbidden":
-            is_open = key not in kind.model_fields or kind.model_fields[key].repr
-            value = f".{key} = {section.get(key)!r}" if is_open else f".{key}"
-            findings.append(f"{place}{value if key else ''}: {message}")
-        elif key in _REMOVED:
-            findings.append(f"{place}: {key!r} was removed: {_REMOVED[key]}")
-        else:
-            near = get_close_matches(key, kind.model_fields, n=1, cutoff=0.8)
-            meant = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(kind.model_fields))}"
-            findings.append(f"{place}: unknown key {key!r}; {meant}")
-    return ConfigError("; ".join(findings))
+def _problems(kind: type[_Section], values: Mapping[Any, object], wrong: Any) -> Iterator[tuple[str, str]]:
+    """One by the setting's name, or for a contradiction, which pydantic files under none, by each that it names."""
+    key, *inner = map(str, wrong["loc"] or ("",))
+    message = ": ".join((*inner[:1], wrong["msg"].removeprefix("Value error, ")))
+    if wrong["type"] != "extra_forbidden":
+        is_open = key not in kind.model_fields or kind.model_fields[key].repr
+        value = f".{key} = {values.get(key)!r}" if is_open else f".{key}"
+        named = [key] if key else [name for name in kind.model_fields if re.search(rf"\b{name}\b", message)]
+        yield from ((name, f"{value if key else ''}: {message}") for name in named)
+    elif key in _REMOVED:
+        yield key, f": {key!r} was removed: {_REMOVED[key]}"
+    else:
+        near = get_close_matches(key, kind.model_fields, n=1, cutoff=0.8)
+        meant = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(kind.model_fields))}"
+        yield key, f": unknown key {key!r}; {meant}"

@@ -11,10 +11,17 @@ from typing import NamedTuple
 # How `windows/fetch.py` names the server.
 _ASKED = re.compile(r"GET \S+(?=:)")
 _START_IT = "Start its server (lms server start) or correct api_base."
+# Status, kind and param of what another server, or the same one later, may serve.
+_DOWN = 503, "service_unavailable", None
 
 
 class CompactionError(Exception):
-    """Anything that this package raises on purpose."""
+    """Anything that this package raises on purpose, with the fields of OpenAI's errors by which clients read it."""
+
+    status: int = 400
+    kind: str = "invalid_request_error"
+    param: str | None = "model"
+    code: str = ""  # By which clients compact their side.
 
     @property
     def for_clients(self) -> str:
@@ -41,6 +48,8 @@ class WindowUnknown(CompactionError):
 
 class WindowUnread(WindowUnknown):
     """The server that knows it does not answer now; `address` is LM Studio's, "" for other servers."""
+
+    status, kind, param = _DOWN
 
     def __init__(self, model: str, *, tried: str = "", address: str = "") -> None:
         super().__init__(model, tried=tried)
@@ -76,6 +85,8 @@ class Share(NamedTuple):
 class DoesNotFit(CompactionError):
     """A request cannot be made small enough for the window, but for one of `needed_tokens`; largest `shares` first."""
 
+    param, code = "messages", "context_length_exceeded"
+
     def __init__(self, message: str, *, shares: tuple[Share, ...], window_tokens: int, needed_tokens: int) -> None:
         super().__init__(message)
         self.shares = shares
@@ -85,6 +96,8 @@ class DoesNotFit(CompactionError):
 
 class BadWish(CompactionError):
     """A client's wish has an unknown shape; the message lists the allowed ones and never quotes the client."""
+
+    param = "metadata"
 
 
 NO_CHAT = (
@@ -103,7 +116,7 @@ class NotServed(CompactionError):
 
     def __init__(self, message: str, field: str = "model") -> None:
         super().__init__(message)
-        self.field = field
+        self.param = field
 
 
 class BadItem(NotServed):
@@ -124,6 +137,8 @@ class SummaryFailed(CompactionError):
 
 class Overloaded(CompactionError):
     """A request waited too long for room beside the others that share the context of a model, or of an instance."""
+
+    status, kind, param = 503, "overloaded_error", None
 
     def __init__(self, model: str, *, tokens: int, in_use_tokens: int, window_tokens: int, waited_s: float) -> None:
         super().__init__(
@@ -146,6 +161,8 @@ class LeftUnread(CompactionError):
 class ServerUnavailable(CompactionError):
     """A server did not answer, or its answer is not of the expected API."""
 
+    status, kind, param = _DOWN
+
     @property
     def for_clients(self) -> str:
         return "The model's server does not answer as expected."
@@ -164,6 +181,8 @@ class ServerGone(ServerUnavailable):
 
 class LiteLLMChanged(CompactionError):
     """LiteLLM lacks something by which requests are guarded, or it does something else now; `member` is its name."""
+
+    status, kind, param = _DOWN
 
     def __init__(self, member: str, remedy: str = "") -> None:
         super().__init__(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from fastapi import HTTPException, Request, Response
 
-from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
+from litellm_compaction.config import LIVE, SAME_MODEL, Settings, WrongSettings, choices
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.engine.records import events_of as events_of_record
 from litellm_compaction.engine.records import undo, view_of
@@ -28,7 +28,7 @@ from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_
 from litellm_compaction.proxy.client import note_credential, tenant_of
 from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.litellm_inside.application import key_owner, may_use
-from litellm_compaction.proxy.live_settings import LiveSettings, WrongValues, for_deployment
+from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import GuardedDeployment, as_entry, reachable_entries, router_entries
@@ -231,17 +231,14 @@ class _Page:
             if values.get("pruning_model") not in (None, SAME_MODEL, live.in_force.settings.pruning_model):
                 _check_served(values["pruning_model"])
             await live.write(values, role=visitor.role)
-        except WrongValues as error:
+        except WrongSettings as error:
             raise HTTPException(422, {"message": f"Not saved. {error}", "problems": error.problems}) from None
         return self._settings(visitor)
 
     def _settings(self, visitor: Visitor) -> JsonObject:
         in_force, is_memory = self._service.live.in_force, isinstance(self._service.store.rows, MemoryRows)
         notices = {
-            f"The store cannot be read: {in_force.failure}. Nothing can be saved.": in_force.failure,
-            f"The saved changes are ignored, config.yaml holds: {in_force.ignored}. Save or reset them.": (
-                in_force.ignored
-            ),
+            in_force.problem: in_force.problem,
             "The store is this process's memory: changes end with it.": is_memory,
             f"mode is {in_force.settings.mode}: no request is changed.": in_force.settings.mode != "guard",
         }
@@ -363,8 +360,8 @@ class _Page:
 def _check_served(model: object) -> None:
     router = current_router()
     if not isinstance(model, str) or router is None or not reachable_entries(router, model, {}):
-        said = f"{LIVE['pruning_model'].label}: “{str(model)[:100]}”: not a model of this proxy."
-        raise WrongValues({"pruning_model": said})
+        said = f"pruning_model = {str(model)[:100]!r}: not a model of this proxy."
+        raise WrongSettings("", {"pruning_model": said})
 
 
 def _setting(live: LiveSettings, key: str) -> JsonObject:
