@@ -28,7 +28,7 @@ from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy import client, litellm_inside, wire
 from litellm_compaction.proxy.internal import Caller, may_write_ahead
-from litellm_compaction.proxy.litellm_inside.application import keeps_responses, may_use
+from litellm_compaction.proxy.litellm_inside.application import is_allowed, keeps_responses
 from litellm_compaction.proxy.routing import (
     Deployment,
     DeploymentSelector,
@@ -350,7 +350,7 @@ async def _other_pruning_model(
     if (name := settings.pruning_model) == SAME_MODEL:
         return ()
     target, why = await guards.pruning_target(router, name), "is not a model of this proxy"
-    if target is not None and not may_use(router, name, metadata):
+    if target is not None and not await is_allowed(router, name, metadata):
         target, why = None, "is not allowed for some keys"
     if target is None:
         guards.warn_once(f"{name} {why}", "pruning_model=%s %s; the same model is used there", name, why)

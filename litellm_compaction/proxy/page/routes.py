@@ -27,7 +27,7 @@ from litellm_compaction.errors import CompactionError, StoreError
 from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json
 from litellm_compaction.proxy.client import note_credential, tenant_of
 from litellm_compaction.proxy.litellm_inside import Seam, current_router
-from litellm_compaction.proxy.litellm_inside.application import key_owner, may_use
+from litellm_compaction.proxy.litellm_inside.application import is_allowed, key_owner
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
@@ -258,7 +258,7 @@ class _Page:
         entries = [
             entry
             for entry in router_entries(router)
-            if visitor.sees_all or may_use(router, str(entry.get("model_name") or ""), owner)
+            if visitor.sees_all or await is_allowed(router, str(entry.get("model_name") or ""), owner)
         ]
         found = await asyncio.gather(*(self._rows(router, entry, visitor) for entry in entries))
         rows = [row for rows in found for row in rows]
