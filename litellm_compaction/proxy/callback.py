@@ -18,7 +18,6 @@ from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import HarmlessRecords
 from litellm_compaction.proxy.client import note_credential, raw_headers
 from litellm_compaction.proxy.litellm_inside import check_classes, current_router
-from litellm_compaction.proxy.litellm_inside.application import before_end
 from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused
 from litellm_compaction.proxy.service import Service, load_settings, provide_environment
 
@@ -47,7 +46,6 @@ def load_handler() -> CompactionHandler:
     provide_environment()
     handler = CompactionHandler(load_settings())
     handler.service.start()
-    before_end(handler.service.aclose)
     return handler
 
 

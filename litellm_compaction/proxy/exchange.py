@@ -277,11 +277,6 @@ class Exchanges:
         """The request of a hook's `body`, if it is guarded."""
         return self._own.get(_asker(body) or self)
 
-    def refusal(self) -> CompactionError | None:
-        """The last refusal of the request that the running task serves; None without any."""
-        exchange = self.get({})
-        return exchange.refusal if exchange is not None else None
-
     def close(self, body: Mapping[str, Any]) -> Exchange | None:
         """Forgets a request that has ended, and its holds."""
         exchange = self._own.pop(_asker(body) or self, None)

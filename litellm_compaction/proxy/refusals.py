@@ -18,6 +18,7 @@ import httpx
 import litellm
 from fastapi import HTTPException
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.engine import RequestContext
 from litellm_compaction.errors import CompactionError, DoesNotFit, NotServed, ServerGone, overflow_from_text
 from litellm_compaction.proxy.litellm_inside import Seam
@@ -25,8 +26,8 @@ from litellm_compaction.proxy.litellm_inside import Seam
 logger = logging.getLogger("litellm_compaction")
 _LOGGED_FRAMES = 4
 _ProxyException: Any = Seam.REFUSAL.needed()
-# Marks an error of LiteLLM's as a refusal of ours that is logged.
-_TOLD = "is_told_by_litellm_compaction"
+# The last refusals in words: LiteLLM logs its errors with them, after us and with up to three tracebacks each.
+_told: Bounded[str, None] = Bounded(64)
 # LiteLLM reads this wording as ContextWindowExceededError, so that the fallbacks for it fire.
 RECOGNIZED = "(exceeds the available context size)"
 # LM Studio says of the same overflow the first on its route for chats, the second on others.
@@ -45,7 +46,7 @@ class Refusal(_ProxyException, _Detailed):  # type: ignore[misc] # LiteLLM is no
 
     def __init__(self, error: CompactionError) -> None:
         super().__init__(  # type: ignore[call-arg] # as above
-            message=error.for_clients,
+            message=_words(error),
             type=error.kind,
             param=error.param,
             code=error.status,
@@ -57,6 +58,11 @@ class Refusal(_ProxyException, _Detailed):  # type: ignore[misc] # LiteLLM is no
     def to_dict(self) -> dict[str, Any]:
         fields: dict[str, Any] = super().to_dict()
         return {**fields, "code": self._code} if self._code else fields
+
+
+def _words(error: CompactionError) -> str:
+    _told[error.for_clients] = None
+    return error.for_clients
 
 
 def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Exception:
@@ -72,7 +78,7 @@ def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Excep
     if isinstance(error, DoesNotFit):
         kind = litellm.ContextWindowExceededError
     provider = str(kwargs.get("custom_llm_provider") or "lm_studio")
-    mapped: Exception = kind(message=error.for_clients, model=str(kwargs.get("model") or ""), llm_provider=provider)
+    mapped: Exception = kind(message=_words(error), model=str(kwargs.get("model") or ""), llm_provider=provider)
     if is_down and not others:
         mapped.num_retries = 0  # type: ignore[attr-defined] # the router reads it
     return mapped
@@ -80,7 +86,7 @@ def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Excep
 
 def response_of(error: CompactionError) -> httpx.Response:
     """The refusal as the answer of a server, which LiteLLM maps: 400 to its BadRequestError, 503 to a fallback."""
-    return bad_request(error.for_clients, error.status, error.kind)
+    return bad_request(_words(error), error.status, error.kind)
 
 
 def bad_request(message: str, status: int = 400, kind: str = CompactionError.kind) -> httpx.Response:
@@ -94,9 +100,7 @@ def reworded(
     """A client's error in place of LiteLLM's framed one, whose code is the status; None if it may stay as it is."""
     if isinstance(original, Refusal):
         return None
-    if refused is not None and _is_told(original, refused):
-        # LiteLLM logs it before the failure hook on most routes, after it on /v1/messages and /v1/completions.
-        mark_told(original)
+    if refused is not None and refused.for_clients in str(original):
         return Refusal(refused)
     # LiteLLM does not know all servers' words for it.
     text = str(original) if getattr(original, "status_code", None) in _OVERFLOW_STATUSES else ""
@@ -144,25 +148,8 @@ def log_refused(model: str, error: CompactionError) -> None:
         logger.warning("refused model=%s: %s", model, error)
 
 
-def mark_told(error: object) -> None:
-    """Marks an error of LiteLLM's as one that we tell clients and the log in our words."""
-    setattr(error, _TOLD, True)
-
-
-def _is_told(error: Exception, refused: CompactionError | None) -> bool:
-    is_marked = isinstance(error, Refusal) or getattr(error, _TOLD, False)
-    return is_marked or (refused is not None and refused.for_clients in str(error))
-
-
 class ToldOnce(logging.Filter):
-    """Keeps our logged refusals out of LiteLLM's log, in which each has up to three tracebacks.
-
-    `refusal` gives the last one of the running task's request.
-    """
-
-    def __init__(self, refusal: Callable[[], CompactionError | None]) -> None:
-        super().__init__()
-        self._refusal = refusal
+    """Keeps our refusals, which we log ourselves, out of LiteLLM's log."""
 
     def install(self) -> None:
         """Stands before LiteLLM's own filters, which write the error into the message; once in each process."""
@@ -170,5 +157,5 @@ class ToldOnce(logging.Filter):
         filters[:] = [self, *(each for each in filters if not isinstance(each, ToldOnce))]
 
     def filter(self, record: logging.LogRecord) -> bool:
-        errors = [value for value in record.args or () if isinstance(value, Exception)]
-        return not any(_is_told(error, self._refusal()) for error in errors)
+        errors = [str(value) for value in record.args or () if isinstance(value, Exception)]
+        return not any(words in error for error in errors for words in list(_told))

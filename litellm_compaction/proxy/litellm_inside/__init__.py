@@ -65,7 +65,6 @@ class Seam(Enum):
         "litellm_core_utils.litellm_logging:Logging.dispatch_success_handlers()",
     )
     CONFIG = "config.yaml is not checked, and no master key is made", f"{_PROXY}:proxy_config.get_config_state()"
-    END = "rooms that a proxy holds when it ends are held until they expire", f"{_PROXY}:proxy_shutdown_event()"
     REQUESTS = "routes that count or compact alone are left to LiteLLM", f"{_PROXY}:app.router.middleware_stack()"
     PAGE = "the page and the routes of recall and records are missing", f"{_PROXY}:app"
     KEYS = "the page and the routes beside it answer nobody", "proxy.auth.user_api_key_auth:user_api_key_auth()"
@@ -77,7 +76,6 @@ class Seam(Enum):
         f"{_SPEND}:should_store_prompts_and_responses_in_spend_logs()",
         f"{_SPEND}:_should_store_prompts_and_responses_in_spend_logs()",
     )
-    COLD_STORAGE = "responses that are kept beside the database are not looked for", ":cold_storage_custom_logger"
     REDIS = "`store: redis` has no connection", f"{_PROXY}:redis_usage_cache"
     REDIS_CLIENT = "commands cannot reach the proxy's Redis", "_redis:get_redis_async_client()"
 
@@ -264,9 +262,6 @@ class Seams:
     async def of_client(self) -> LiteLLMChanged | None:
         """The client that LiteLLM does not pass on, with which our transport carries answers; None if it does."""
         return await self._of_client.get(_NOBODY)
-
-    async def aclose(self) -> None:
-        await self._of_client.aclose()
 
 
 def _look_at_router(router: Any) -> LiteLLMChanged | None:

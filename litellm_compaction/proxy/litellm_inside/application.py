@@ -1,4 +1,4 @@
-"""LiteLLM's proxy: its configuration and secret, its end, what its requests pass, its keys, and its connections."""
+"""LiteLLM's proxy: its configuration and secret, what its requests pass, its keys, and its connections."""
 
 from __future__ import annotations
 
@@ -43,32 +43,15 @@ def configuration() -> Mapping[str, Any]:
 
 
 def keeps_responses() -> bool:
-    """LiteLLM finds the messages before a `previous_response_id`: it keeps prompts in its database, or beside it."""
-    if Seam.DATABASE.get() is None:
-        return False
+    """LiteLLM finds the messages before a `previous_response_id`: it keeps prompts in its database."""
     keeps = Seam.KEPT_PROMPTS.get()
-    return keeps is None or bool(keeps()) or Seam.COLD_STORAGE.get() is not None
+    return Seam.DATABASE.get() is not None and (keeps is None or bool(keeps()))
 
 
 def proxy_secret() -> str | None:
     """The proxy's master key; None before the configuration is loaded, and without one."""
     key = Seam.MASTER_KEY.get()
     return key if isinstance(key, str) and key else None
-
-
-def before_end(job: Callable[[], Awaitable[None]]) -> None:
-    """Runs `job`, which ends by itself and never raises, before a proxy ends in order, while its loop still runs."""
-
-    def with_job(end: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-        async def ended(*args: Any, **options: Any) -> Any:
-            await job()
-            result = end(*args, **options)
-            return await result if inspect.isawaitable(result) else result
-
-        return ended
-
-    # LiteLLM gives callbacks no such moment; its lifespan looks this function up when it is over.
-    Seam.END.wrap(with_job)
 
 
 def wrap_requests(*makes: Callable[[_Application], _Application]) -> None:
