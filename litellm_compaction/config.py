@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 import pydantic
 import regex
@@ -95,38 +95,30 @@ _SETTINGS_PLACE = "callback_settings.litellm_compaction"
 _SectionT = TypeVar("_SectionT", bound=_Section)
 
 
-class Live(NamedTuple):
-    """Marks a setting that can be changed at run time; `text` is shown on the page in place of its description."""
-
-    label: str
-    text: str = ""
-
-
-_PRUNING_MODEL = Live(
-    "Pruning model",
-    "Model used to compact conversation history when approaching the context limit. Choose a fast, capable model.",
-)
+# Those that can be changed at run time, in the page's order.
+LIVE = ("pruning_model", "strategy", "notices", "mode", "pre_request_ratio", "streaming_ratio", "target_ratio")
 
 
 class _OwnSettings(_Section):
     """What a deployment may set for itself, too."""
 
-    pruning_model: Annotated[str, Field(min_length=1), _PRUNING_MODEL] = SAME_MODEL
-    """`model_name` that writes summaries; `__same__`: the model that answers."""
-    strategy: Annotated[StrategyName, Live("Strategy")] = "summary"
+    pruning_model: Annotated[str, Field(min_length=1)] = SAME_MODEL
+    """Model used to compact conversation history when approaching the context limit. Choose a fast, capable model: any
+    `model_name`, or `__same__`, the model that answers."""
+    strategy: StrategyName = "summary"
     """How the old part is condensed. summary: a record, then recent messages. prune: the model chooses the messages to
     drop. handoff: a record and the last request."""
-    notices: Annotated[Literal["auto", "content", "reasoning", "off"], Live("Notices")] = "auto"
+    notices: Literal["auto", "content", "reasoning", "off"] = "auto"
     """Where a streaming client reads of a compaction. auto: people (browsers, Open WebUI with its user headers) in the
     text; programs in a thought before the answer, or at the end of a cut one. content, reasoning: always there. off:
     nowhere."""
-    mode: Annotated[Literal["guard", "observe", "off"], Live("Mode")] = "guard"
+    mode: Literal["guard", "observe", "off"] = "guard"
     """guard: compacts. observe: only logs and counts the compactions that it would make. off: disabled."""
-    pre_request_ratio: Annotated[Ratio, Live("Compact a prompt above")] = 0.80
+    pre_request_ratio: Ratio = 0.80
     """Compact before sending if prompt + output buffer are above this share of the window."""
-    streaming_ratio: Annotated[Ratio, Live("Carry an answer over at")] = 0.90
+    streaming_ratio: Ratio = 0.90
     """Stop, compact and continue a running answer at this share of the window."""
-    target_ratio: Annotated[Ratio, Live("Compact down to")] = 0.40
+    target_ratio: Ratio = 0.40
     """Share of the window that a compaction shrinks to. Low, so that compactions are rare."""
     threshold_tokens: Annotated[int, Field(ge=0, le=100_000_000)] = 0
     """Compact above this many tokens of conversation (system messages and tools not counted). Replaces the ratio and
@@ -278,9 +270,6 @@ class Settings(_OwnSettings):
         return self.with_values(own.changes, place) if own.changes else self
 
 
-LIVE: Mapping[str, Live] = {
-    name: mark for name, field in Settings.model_fields.items() for mark in field.metadata if isinstance(mark, Live)
-}
 _RESERVE = "write the sum of the reserves as `reserve_tokens`"
 _BUFFER = "set `reserve_tokens`, if more of the window has to stay free for the answer"
 # Settings of earlier versions, and what to do in their place; CHANGELOG.md has them, too.

@@ -22,11 +22,11 @@ class CompactionError(Exception):
     kind: str = "invalid_request_error"
     param: str | None = "model"
     code: str = ""  # By which clients compact their side.
+    without_address: str = ""  # The message for clients, if the operator's own has the address of a server.
 
     @property
     def for_clients(self) -> str:
-        """The message without addresses of servers, which only the operator may know."""
-        return str(self)
+        return self.without_address or str(self)
 
 
 class ConfigError(CompactionError, ValueError):
@@ -38,12 +38,9 @@ class WindowUnknown(CompactionError):
 
     def __init__(self, model: str, *, tried: str = "") -> None:
         detail = f" Tried: {tried}." if tried else ""
-        super().__init__(f"Context limit not available for {model}. Please ensure model metadata is correct.{detail}")
-        self.model = model
-
-    @property
-    def for_clients(self) -> str:
-        return _ASKED.sub("its server", str(self))
+        said = f"Context limit not available for {model}. Please ensure model metadata is correct."
+        super().__init__(f"{said}{detail}")
+        self.model, self.without_address = model, f"{said}{_ASKED.sub('its server', detail)}"
 
 
 class WindowUnread(WindowUnknown):
@@ -53,16 +50,11 @@ class WindowUnread(WindowUnknown):
 
     def __init__(self, model: str, *, tried: str = "", address: str = "") -> None:
         super().__init__(model, tried=tried)
-        self.address = address
-
-    def __str__(self) -> str:
-        said = super().__str__()
-        return f"{ServerGone(self.address)} {said}" if self.address else said
-
-    @property
-    def for_clients(self) -> str:
+        if address:
+            self.args = (f"{ServerGone(address)} {self}",)
         # How the connection failed can name the server.
-        return f"{WindowUnknown(self.model)} Its server does not answer. {_START_IT if self.address else ''}".rstrip()
+        todo = f" {_START_IT}" if address else ""
+        self.without_address = f"{WindowUnknown(model)} Its server does not answer.{todo}"
 
 
 class ModelNotLoaded(CompactionError):
@@ -162,21 +154,16 @@ class ServerUnavailable(CompactionError):
     """A server did not answer, or its answer is not of the expected API."""
 
     status, kind, param = _DOWN
-
-    @property
-    def for_clients(self) -> str:
-        return "The model's server does not answer as expected."
+    without_address = "The model's server does not answer as expected."
 
 
 class ServerGone(ServerUnavailable):
     """LM Studio takes no connection, though it did when its windows were read."""
 
+    without_address = f"LM Studio does not answer. {_START_IT}"
+
     def __init__(self, address: str) -> None:
         super().__init__(f"LM Studio at {address} does not answer. {_START_IT}")
-
-    @property
-    def for_clients(self) -> str:
-        return f"LM Studio does not answer. {_START_IT}"
 
 
 class LiteLLMChanged(CompactionError):

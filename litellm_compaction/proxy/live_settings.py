@@ -83,18 +83,18 @@ class LiveSettings:
         return await self._kept.get(KEY, fresh=True)
 
     async def _read(self, key: str) -> InForce:
-        before, event = self.in_force, "settings_ignored"
+        before = self.in_force
         try:
             now = InForce(with_values(self.configured, await self._saved()))
         except ConfigError as error:
-            now = InForce(
-                self.configured, f"The saved changes are ignored, config.yaml holds: {error}. Save or reset them."
-            )
+            why = f"The saved changes are ignored, config.yaml holds: {error}. Save or reset them."
+            if (now := InForce(self.configured, why)) != before:
+                logger.warning("settings_ignored %s", why)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            event, why = "settings_not_read", str(error) if isinstance(error, CompactionError) else type(error).__name__
-            now = InForce(before.settings, f"The store cannot be read: {why}. Nothing can be saved.")
-        if now.problem not in ("", before.problem):
-            logger.warning("%s %s", event, now.problem)
+            said = str(error) if isinstance(error, CompactionError) else type(error).__name__
+            why = f"The store cannot be read: {said}. Nothing can be saved."
+            if (now := before._replace(problem=why)) != before:
+                logger.warning("settings_not_read %s", why)
         return before if now == before else now
 
     async def _saved(self) -> dict[str, object]:

@@ -98,14 +98,10 @@ async def visitor_of(request: Request) -> Visitor | None:
     make a browser send.
     """
     headers = {name: value for name, value in request.headers.items() if name != "cookie"}
-    shown = headers.get("authorization", "")
-    if shown[:6].lower() == "basic ":
+    if headers.get("authorization", "")[:6].lower() == "basic ":
         return None
-    # Where a proxy looks for keys in a header of its own, a browser cannot know that.
-    own = (Seam.KEY_HEADER.get() or {}).get("litellm_key_header_name")
-    beside = {own.lower(): shown} if isinstance(own, str) and shown else {}
     try:
-        auth = await key_owner(request.scope, {**beside, **headers}, _KNOWN_PATH)
+        auth = await key_owner(request.scope, headers, _KNOWN_PATH)
     except Exception:  # noqa: BLE001 - whatever it raises is a no, such as a ModuleNotFoundError without `prisma`
         return None
     note_credential(headers)
@@ -369,8 +365,8 @@ def _setting(live: LiveSettings, key: str) -> JsonObject:
     value, configured = getattr(live.in_force.settings, key), getattr(live.configured, key)
     return {
         "key": key,
-        "label": LIVE[key].label,
-        "text": LIVE[key].text or " ".join((setting.description or "").split()),
+        "label": key.replace("_", " ").capitalize(),
+        "text": " ".join((setting.description or "").split()),
         "value": value,
         "configured": configured,
         "is_changed": value != configured,
