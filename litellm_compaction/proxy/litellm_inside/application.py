@@ -172,7 +172,8 @@ def connect() -> httpx.AsyncBaseTransport:
     verify = os.environ.get("SSL_VERIFY", getattr(litellm, "ssl_verify", True))
     verify = _SWITCH.get(verify.strip().lower(), verify) if isinstance(verify, str) else verify is not False
     context, inherited = httpx.create_ssl_context(verify=verify), Seam.POOL.get()
-    if inherited is None:
+    is_off = os.environ.get("DISABLE_AIOHTTP_TRANSPORT", "").strip().lower()
+    if inherited is None or _SWITCH.get(is_off, False) or getattr(litellm, "disable_aiohttp_transport", False):
         return httpx.AsyncHTTPTransport(verify=context, limits=_POOL_LIMITS)
     from aiohttp import ClientSession, DummyCookieJar, TCPConnector
 
