@@ -54,8 +54,7 @@ class Marks:
     """The forms by which a conversation's client is known in it (`stretches.py`); texts are levelled."""
 
     names: frozenset[str] = frozenset()  # Of elements.
-    lines: frozenset[str] = frozenset()  # That begin the client's paragraphs, or end the person's.
-    items: frozenset[str] = frozenset()  # Those that follow in such paragraphs, and what such lines begin with.
+    lines: frozenset[str] = frozenset()  # Of the client's paragraphs, and at the end of the person's.
     is_beside: bool = False  # No answer separates a message from the one next to it.
 
 
