@@ -134,31 +134,28 @@ def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *,
 
 def _object(answer: str, prompt: str) -> tuple[JsonObject, bool]:
     """The last JSON object that is an answer, drafts may stand before it; else the first that was cut, and True."""
-    objects: list[JsonObject] = []
-    begun: list[str] = []
+    objects: list[tuple[JsonObject, bool]] = []
     end = 0
-    for opening in islice(re.finditer(r"\{", answer), _MAX_OBJECTS):
-        if (at := opening.start()) >= end:
+    for at in (opening.start() for opening in islice(re.finditer(r"\{", answer), _MAX_OBJECTS)):
+        if at >= end:
             try:
                 value, end = json.JSONDecoder().raw_decode(answer, at)
-                objects += [value] if answer[at:end] not in prompt else []
+                objects += [(value, False)] if _KEYS.intersection(value) and answer[at:end] not in prompt else []
             except (ValueError, RecursionError):
-                begun.append(answer[at:])
-    whole = [value for value in objects if _KEYS.intersection(value)]
-    cut = [] if whole else [value for text in begun if _KEYS.intersection(value := _as_far_as_it_goes(text))]
-    if not whole and not cut:
+                objects += [(value, True)] if _KEYS.intersection(value := _begun(answer[at:])) else []
+    whole = [each for each in objects if not each[1]]
+    if not objects:
         raise ValueError("no JSON object with an edit plan")
-    return (whole[-1], False) if whole else (cut[0], True)
+    return whole[-1] if whole else objects[0]
 
 
-def _as_far_as_it_goes(text: str) -> JsonObject:
-    """A cut JSON object, without the last item of its last list, which may be another one than was meant."""
+def _begun(text: str) -> JsonObject:
+    """A cut JSON object; the last item of a list may be another one than was meant."""
     try:
-        value: JsonObject = from_json(text, allow_partial="trailing-strings") or {"": None}
+        value: JsonObject = from_json(text, allow_partial="trailing-strings")
     except ValueError:
         return {}
-    last, items = [*value.items()][-1]
-    return {**value, last: items[:-1]} if isinstance(items, list) else value
+    return {key: items[:-1] if isinstance(items, list) else items for key, items in value.items()}
 
 
 def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]) -> Wishes:
@@ -200,15 +197,16 @@ def _from_conversation(entries: JsonValue, rest: Sequence[Message], choices: Seq
             raise ValueError("`prunedConversation` holds something that is no message")
         message = parse_message(entry)
         identity = _identity(message)
-        place = next((at for at in left if originals[at] == identity), None)
-        if place is not None:
+        if (place := next((at for at in left if originals[at] == identity), None)) is not None:
             kept.add(place)
             left = left[left.index(place) + 1 :]
-        elif not (message.is_system or identity in stays):
-            if message.calls or message.call_id or any(originals[at] == identity for at in choices):
-                raise ValueError("`prunedConversation` holds a message that the conversation does not have there")
+        elif message.is_system or identity in stays:
+            continue
+        elif message.calls or message.call_id or identity in originals:
+            raise ValueError("`prunedConversation` holds a message that the conversation does not have there")
+        else:
             notes.append(message.text.strip())
-    read = set(choices).difference(left) if is_cut else set(choices)
+    read = set(choices).difference(left if is_cut else ())
     return Wishes(frozenset(read - kept), summary="\n".join(filter(None, notes)))
 
 
