@@ -194,8 +194,9 @@ class Ending:
 
     The longest telling end counts: 12 characters without white space (letters of scripts without spaces count two) or
     3 words with letters, from a word's start (inside one 24); or, of an unfinished line but a table's, all its words
-    or 6 characters that stand nowhere else. It stays if the partial shows that it comes repeatedly, as a block or as
-    rows of a table or list. So a first rightful repeat is removed, and a restart of a repeated block is kept.
+    or, if the answer doubles no words, 6 characters that stand nowhere else. It stays if the partial shows that it
+    comes repeatedly, as a block or as rows of a table or list. So a first rightful repeat is removed, and a restart of
+    a repeated block is kept.
     """
 
     def __init__(self, partial: str) -> None:
@@ -261,8 +262,11 @@ class Ending:
         if len(block) > len(self._last_line) or self._last_line.lstrip()[:1] == "|" or follower.strip():
             return False
         is_line = chars == len(_dense(self._last_line)) and len(block.split()) > 1
-        is_rare = is_line or chars >= _RARE_CHARS
-        return is_rare and _has_letter(block) and self.dense.find(self.dense[start:]) == start
+        doubled = (
+            word for word, after in pairwise(self._partial.split()) if word == after and len(word) >= _RARE_CHARS
+        )
+        is_long = is_line or (chars >= _RARE_CHARS and not any(map(_has_letter, doubled)))
+        return is_long and _has_letter(block) and self.dense.find(self.dense[start:]) == start
 
 
 def _dense(text: str) -> str:
