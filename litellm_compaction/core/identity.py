@@ -14,17 +14,17 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
 from litellm_compaction.core.messages import (
     Message,
     chain,
-    is_text_part,
     normal_part,
     normal_text,
     parse_message,
+    part_text,
     roughly_tokens,
 )
 from litellm_compaction.core.stretches import stretches
@@ -173,10 +173,10 @@ def _divided(message: Message) -> tuple[list[str], list[str]]:
     words = [normal_text(message)] if message.role not in ("tool", "user") else []
     data = [message.text.strip()] if message.role == "tool" else []
     for part in parts:
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if not is_text_part(part):
+        text = part_text(part)
+        if text is None:
             data.append(json.dumps(normal_part(part), sort_keys=True, default=str))
-        elif message.role == "user" and isinstance(text, str):
+        elif message.role == "user":
             found = stretches(text, is_alone=len(parts) == 1)
             if len(parts) > 1 and _is_note(text) and all(each.kind != "data" for each in found):
                 # In the place of an image.
