@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from litellm_compaction.concurrency import Bounded, Flights, off_loop_if
 from litellm_compaction.core.compaction import Compaction, is_undone, usable
-from litellm_compaction.core.identity import edited
+from litellm_compaction.core.identity import edits, prints
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.plan import Make, Plan, Send, Step, plan
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
@@ -361,8 +361,8 @@ class SentBefore:
         rest = conversation.rest
         sent = [(at, self._sent.get(key)) for at, key in self._results(scope, conversation)]
         other = {at: was for at, was in sent if was is not None and was.raw != rest[at].raw}
-        does = edited([(rest[at], was) for at, was in other.items()])
-        return {at: was if is_edit else None for (at, was), is_edit in zip(other.items(), does, strict=True)}
+        found = edits([rest[at] for at in other], list(map(prints, other.values())))
+        return {at: was if edited is not None else None for (at, was), edited in zip(other.items(), found, strict=True)}
 
     @staticmethod
     def _results(scope: str, conversation: View) -> list[tuple[int, tuple[str, str]]]:

@@ -22,7 +22,6 @@ from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request, cleaned, system_prefix_length
-from litellm_compaction.core.portable import Unfolded
 from litellm_compaction.core.transcripts import is_client_summary
 from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import BadWish, CompactionError
@@ -69,7 +68,7 @@ class ClientRequest:
     cleared_calls: int = 0  # Of old tool results, by its order; `original` is without them.
     cleared_tokens: int = 0
     token_ids: int | None = None  # The number of them in a text completion that consists of them.
-    bases: tuple[Compaction, ...] = ()  # The record that `original` begins with, as `core.portable.Unfolded` has it.
+    bases: tuple[Compaction, ...] = ()  # The record that `original` begins with, as `core.portable.unfolded` has it.
 
     @property
     def is_unread(self) -> bool:
@@ -92,7 +91,7 @@ def client_request(
     if received is None:
         return None
     metadata = client.metadata_of(body)
-    unfolded, bases = Unfolded(received.messages) if orders is None else orders.unfolded(received.messages)
+    unfolded, bases = (received.messages, ()) if orders is None else orders.unfolded(received.messages)
     messages = tuple(map(cleaned, unfolded))
     is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
     wish, route = client.NONE, str(metadata.get("user_api_key_request_route") or "")
