@@ -141,7 +141,7 @@ class Background:
         same = next((model for model in context.pruning_models if model.is_same), None)
         planned = (measured.conversation, measured.budget, measured.options)
         # After the instruction a server that rereads cannot go back to the conversation: it would read all of it anew.
-        if not (measured.rereads and same) or measured.budget.own.triggers(measured.count.tokens):
+        if not (measured.family.rereads and same) or measured.budget.own.triggers(measured.count.tokens):
             ahead = await off_loop_if(measured.is_long, partial(plan_ahead, *planned, stored))
             written = await self._made(measured, ahead) if ahead is not None else None
             stored = [written, *stored] if written is not None else stored

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from litellm_compaction.core.go_on import Partial, Way, asked_to_go_on, can_end_in_answer, continued_request
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Make
+from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.background import QUIET_S, Background
@@ -24,13 +25,14 @@ from litellm_compaction.engine.context import (
     ContinuationPlan,
     Decided,
     Effort,
+    MeasuredRequest,
     PreparedRequest,
     RequestContext,
     nothing,
 )
 from litellm_compaction.engine.deciding import Decider
 from litellm_compaction.engine.make import Maker
-from litellm_compaction.engine.measure import RequestMeasurer, hashed, note_length
+from litellm_compaction.engine.measure import RequestMeasurer, hashed
 from litellm_compaction.engine.records import Reporter
 from litellm_compaction.engine.servers import ALL_WAYS, Asker, KnownWays, ReplyReader
 from litellm_compaction.engine.sharing.admission import Admission
@@ -124,9 +126,7 @@ class Compactor:
         if foreseen and foreseen.measured.context == context and await self.measurer.window(context) == foreseen.window:
             # Its calls go the way that is known now.
             return replace(foreseen, measured=replace(foreseen.measured, context=context))
-        await self.background.make_way(server_of(context), is_beside=context.is_beside)
-        measured = await self.measurer.measure(request, context)
-        note_length(measured)
+        measured = await self._arrived(context, self.measurer.measure(request, context))
         decided = await self.decider.first(measured)
         if isinstance(decided, PreparedRequest) and decided.messages is None and not context.goes_on:
             # The server may have counted fewer tokens than we did.
@@ -147,12 +147,19 @@ class Compactor:
 
     async def bound(self, prompt_tokens: int, context: RequestContext) -> PreparedRequest:
         """As `guard`, for a prompt of so many token ids, which nothing can compact: itself, with a bound."""
-        await self.background.make_way(server_of(context), is_beside=context.is_beside)
-        measured = await self.measurer.measure_ids(prompt_tokens, context)
-        note_length(measured)
+        measured = await self._arrived(context, self.measurer.measure_ids(prompt_tokens, context))
         if not measured.budget.own.fits(prompt_tokens):
             raise await self.decider.refusal(measured)
         return self.measurer.unchanged(measured)
+
+    async def _arrived(self, context: RequestContext, measuring: Awaitable[MeasuredRequest]) -> MeasuredRequest:
+        """A request that has the engine from now on; notes if it may not be sent as it came (promise P8)."""
+        await self.background.make_way(server_of(context), is_beside=context.is_beside)
+        measured = await measuring
+        tokens, does_fit = measured.count.tokens, measured.budget.own.fits(measured.count.tokens)
+        if not context.goes_on:
+            context.attempts.too_long = None if does_fit else unprepared(context.label, tokens, measured.window.tokens)
+        return measured
 
     async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:
         """Returns True if the window is smaller than the one that `prepared` was made for; errors as `guard`."""

@@ -17,11 +17,12 @@ from litellm_compaction.core.compaction import Compaction, is_undone, usable
 from litellm_compaction.core.identity import edited
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.plan import Make, Plan, Send, Step, plan
+from litellm_compaction.core.prompts import strategy
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
 from litellm_compaction.core.stretches import is_text_result
 from litellm_compaction.core.view import View
 from litellm_compaction.engine.context import CompactionNeeded, Decided, Effort, MeasuredRequest, PreparedRequest
-from litellm_compaction.engine.measure import hashed, is_enough, is_small
+from litellm_compaction.engine.measure import COMPACTED_BEFORE_RATIO, hashed
 from litellm_compaction.engine.sharing.leases import Leases
 from litellm_compaction.engine.sharing.reservation import Reservation
 from litellm_compaction.errors import CompactionError, DoesNotFit
@@ -60,7 +61,7 @@ class Decider:
             self._tell_refused(measured, measured.count.tokens)
             raise unchangeable(context.label, measured.count.tokens, measured.budget)
         has_wish = context.is_wanted or context.pins is not None or bool(context.portable)
-        if is_small(measured) and not has_wish and context.scope not in self._small:
+        if not has_wish and context.scope not in self._small and _is_small(measured):
             return unchanged(measured)
         measured = await hashed(measured)
         if context.is_beside or context.is_client_summary:
@@ -330,6 +331,29 @@ class Decider:
             room.pause()
         made = await self._flights.join(key, first)
         return made, is_ours
+
+
+def _is_small(measured: MeasuredRequest) -> bool:
+    """Nothing has to be looked up: it is too short ever to have been compacted."""
+    budget, tokens = measured.budget, measured.count.tokens
+    # The rest of an answer may need most of the window.
+    may_need_all = bool(budget.outside_tokens) or measured.context.goes_on
+    if may_need_all and not budget.own.fits(tokens):
+        return False
+    return tokens - budget.outside_tokens < COMPACTED_BEFORE_RATIO * budget.usable_tokens
+
+
+def is_enough(measured: MeasuredRequest, step: Step, compaction: Compaction, prepared: PreparedRequest) -> bool:
+    """Returns True if a new compaction does, counted as it is sent; else the next step's turn has come (promise P5).
+
+    It was to be made by `step`, and may have been made by a later one.
+    """
+    tokens, budget = prepared.count.tokens, prepared.budget
+    if not budget.fits(tokens) or tokens >= measured.count.tokens:
+        return False
+    is_as_planned = step.is_edit and tokens <= step.predicted_tokens
+    must_not_trigger = step.is_edit or strategy(compaction.level).chooses
+    return is_as_planned or not (must_not_trigger and budget.triggers(tokens))
 
 
 class SentBefore:
