@@ -22,9 +22,9 @@ USED_EARLY = "early"
 USELESS = frozenset(("echo", "loop", "dialogue", "script", "invented", "empty", "refusal", "timeout"))
 # The owner has undone the compaction of a conversation: it is kept as it is, or compacted since it does not fit.
 UNDONE = "undone"
-# Why a compaction is not as configured although nothing is wrong: no summary has room, the client writes its own, texts
-# were shortened as the operator allows, or it was undone.
-BY_PLAN = frozenset(("no_room", "client_summary", "attached", "excerpt", UNDONE))
+# Why a compaction is not as configured although nothing is wrong: no summary has room, the client writes its own, or
+# texts were shortened as the operator allows.
+BY_PLAN = frozenset(("no_room", "client_summary", "attached", "excerpt"))
 # Of an answer that the window has cut.
 Cut: TypeAlias = Literal["attempts", "aborted", "unanswered"]
 AnswerOutcome: TypeAlias = Literal["completed"] | Cut

@@ -58,7 +58,6 @@ def event(outcome: Outcome = "compacted", **changes: object) -> CompactionEvent:
         ("reused", "", logging.DEBUG),
         ("kept", "", logging.DEBUG),
         ("kept", "undone", logging.INFO),
-        ("compacted", "undone", logging.INFO),
     ],
 )
 def test_the_level_says_how_bad_it_is(

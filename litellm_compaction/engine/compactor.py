@@ -268,30 +268,31 @@ class Compactor:
         """Returns what to send so that the model goes on, in the best way of the plan's that is left; as `finish`."""
         request, partial, context, messages, decided, own_ways = plan
         prepared = await self.finish(decided, room)
-        sent, window = messages if prepared.messages is None else prepared.messages, prepared.window
-        prepared = replace(prepared, messages=sent)
+        sent, target, window = (
+            messages if prepared.messages is None else prepared.messages,
+            context.target,
+            prepared.window,
+        )
         # Those that the server does not take after all get the same messages in another way.
-        plan = plan._replace(messages=sent, prepared=prepared)
+        plan, left = plan._replace(messages=sent, prepared=prepared), [way for way in own_ways if way in ways]
+        prompt = await self._begun_prompt(target, window, sent, closes=partial.closes) if "raw" in left else None
         if not own_ways:
-            name = self.sources.family(context.target, window).name
-            closing = no_thoughts(context.target, window.source, name) if partial.closes else None
-            return replace(prepared, continuation=Continuation(plan, "turn", closing=closing))
-        if "raw" in own_ways and "raw" in ways:
-            prompt = await self._begun_prompt(context.target, window, sent, closes=partial.closes)
-            if prompt is not None:
-                is_trusted = self.known_ways.has_gone_on(context.target, "raw")
-                closing = {} if partial.closes else None
-                return replace(prepared, continuation=Continuation(plan, "raw", prompt, is_trusted, closing))
-        if "prefill" in own_ways and "prefill" in ways:
-            return replace(prepared, continuation=Continuation(plan, "prefill"))
-        if not partial.closes:
-            asked = asked_to_go_on(sent, partial)
-            measured = await self.measurer.measure(replace(request, messages=asked), context)
-            if measured.budget.own.fits(measured.count.tokens):
-                prepared = replace(prepared, messages=asked, count=measured.count, budget=measured.budget.own)
-                return replace(prepared, continuation=Continuation(plan, "turn"))
-        # Our request is too much for it, or quotes less of the thoughts than the server has in its cache.
-        return await self.continue_answer(request, partial, replace(context, trigger_ratio=None), room)
+            name = self.sources.family(target, window).name
+            closing = no_thoughts(target, window.source, name) if partial.closes else None
+            how = Continuation(plan, "turn", closing=closing)
+        elif prompt is not None:
+            is_trusted, closing = self.known_ways.has_gone_on(target, "raw"), {} if partial.closes else None
+            how = Continuation(plan, "raw", prompt, is_trusted, closing)
+        elif "prefill" in left:
+            how = Continuation(plan, "prefill")
+        else:
+            sent, how = asked_to_go_on(sent, partial), Continuation(plan, "turn")
+            measured = await self.measurer.measure(replace(request, messages=sent), context)
+            if partial.closes or not measured.budget.own.fits(measured.count.tokens):
+                # Our request is too much for it, or quotes less of the thoughts than the server has in its cache.
+                return await self.continue_answer(request, partial, replace(context, trigger_ratio=None), room)
+            prepared = replace(prepared, count=measured.count, budget=measured.budget.own)
+        return replace(prepared, messages=sent, continuation=how)
 
     async def _begun_prompt(
         self, target: Target, window: Window, sent: Sequence[Message], *, closes: bool

@@ -57,6 +57,18 @@ class Effort:
     reason: str = ""  # In one word, why there is no summary, or not the configured model's.
 
 
+class Decision(NamedTuple):
+    """What observers are told of a request: what was done, at which cost, and by which records.
+
+    `base` is what a new compaction continues, `known` the one with which the conversation was sent until now.
+    """
+
+    outcome: Outcome
+    effort: Effort | None = None
+    base: Compaction | None = None
+    known: Compaction | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryAnswer:
     """A pruning model's answer; `calls_tool` if it called a tool, with or without words."""
@@ -254,8 +266,7 @@ class PreparedRequest:
     tools: tuple[JsonValue, ...] | None = None
     applied: Compaction | None = field(default=None, compare=False, repr=False)  # By which `messages` were made.
     continuation: Continuation = field(default=STARTS, repr=False)  # How an answer goes on.
-    outcome: Outcome | None = field(default=None, compare=False)  # Observers are told of it once this is sent,
-    reason: str = field(default="", compare=False)  # with one word why.
+    decision: Decision | None = field(default=None, compare=False, repr=False)  # To be told of once this is sent.
 
     @property
     def window(self) -> Window:
