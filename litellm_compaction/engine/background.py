@@ -25,6 +25,7 @@ from litellm_compaction.core.messages import Request, user_message
 from litellm_compaction.core.plan import Step, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.engine.context import (
     Attempts,
+    Decision,
     Effort,
     MeasuredRequest,
     PreparedRequest,
@@ -163,7 +164,7 @@ class Background:
             async with self._room(measured, tokens):
                 made = await self._engine.maker.make(measured, (step,), effort)
         except asyncio.CancelledError:
-            tell("given_up", after=tokens, effort=Effort(reason="arrived"))
+            tell(Decision("given_up", Effort(reason="arrived")), after=tokens)
             raise
         if made is None or (step.is_record and not effort.calls):
             # No model could be asked in a way that leaves the conversation in the cache.
@@ -172,11 +173,11 @@ class Background:
         after_tokens = applied_tokens(measured.conversation, made)
         if made.level == "truncate" or not gains(after_tokens, tokens):
             effort.reason = effort.reason or "no_gain"
-            tell("given_up", after=tokens, effort=effort)
+            tell(Decision("given_up", effort), after=tokens)
             return None
         if not await self._engine.maker.put(measured, made):
             return None
-        tell("prepared", after=after_tokens, made=made, effort=effort, base=step.base)
+        tell(Decision("prepared", effort, step.base), after=after_tokens, made=made)
         return made
 
     async def _read(self, measured: MeasuredRequest, compaction: Compaction, model: PruningModel) -> None:

@@ -24,6 +24,7 @@ from litellm_compaction.engine.context import (
     Continuation,
     ContinuationPlan,
     Decided,
+    Decision,
     Effort,
     MeasuredRequest,
     PreparedRequest,
@@ -180,7 +181,7 @@ class Compactor:
             step = decision.steps[0] if isinstance(decision, Make) else None
             after = step.predicted_tokens if step is not None else measured.count.tokens
             reason = step.draft.level if step is not None else type(decision).__name__.lower()
-            self.reporter.decided(measured, "observed", after=after, effort=Effort(reason=reason))
+            self.reporter.decided(measured, Decision("observed", Effort(reason=reason)), after=after)
 
     async def count(self, request: Request, context: RequestContext) -> int:
         """Returns the tokens of a prompt as it came; no model is asked or loaded for it; errors as `guard`."""

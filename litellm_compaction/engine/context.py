@@ -58,15 +58,11 @@ class Effort:
 
 
 class Decision(NamedTuple):
-    """What observers are told of a request: what was done, at which cost, and by which records.
-
-    `base` is what a new compaction continues, `known` the one with which the conversation was sent until now.
-    """
+    """What observers are told of a request: what was done, at which cost, and what a new record continues."""
 
     outcome: Outcome
     effort: Effort | None = None
     base: Compaction | None = None
-    known: Compaction | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,7 +161,7 @@ class Decider:
         """Tells of a request that is sent as it was decided; a record written ahead is in effect from then on."""
         if prepared.decision is None:
             return prepared
-        self._engine.reporter.decided(prepared.measured, prepared=prepared, **prepared.decision._asdict())
+        self._engine.reporter.decided(prepared.measured, prepared.decision, prepared=prepared)
         if prepared.applied is not None and prepared.applied.is_waiting:
             # Also if a later turn is smaller.
             await self._maker.put(prepared.measured, replace(prepared.applied, state="applied"))
@@ -199,7 +199,7 @@ class Decider:
         return await off_loop_if(measured.is_long, make)
 
     def _tell_refused(self, measured: MeasuredRequest, tokens: int) -> None:
-        self._engine.reporter.decided(measured, "refused", after=tokens, effort=Effort(reason="does_not_fit"))
+        self._engine.reporter.decided(measured, Decision("refused", Effort(reason="does_not_fit")), after=tokens)
 
     # ------------------------------------------------------------------ the steps of a plan
 
@@ -256,9 +256,8 @@ class Decider:
             await self._maker.put(measured, made)
         if context.now:
             context.attempts.has_compacted = self._small[context.scope] = True
-        known = next(iter(usable(measured.conversation, needed.stored)), None)
         outcome: Outcome = "fallback" if is_copied and not context.is_client_summary else "compacted"
-        return replace(await self._quoted(prepared), decision=Decision(outcome, effort, step.base, known))
+        return replace(await self._quoted(prepared), decision=Decision(outcome, effort, step.base))
 
     async def _made(
         self, needed: CompactionNeeded, steps: Sequence[Step], room: Reservation | None, effort: Effort
