@@ -27,7 +27,7 @@ from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy import client, litellm_inside, wire
 from litellm_compaction.proxy.internal import Caller, may_write_ahead
-from litellm_compaction.proxy.litellm_inside.application import keeps_responses, may_use
+from litellm_compaction.proxy.litellm_inside.application import is_allowed, keeps_responses
 from litellm_compaction.proxy.routing import (
     Deployment,
     DeploymentSelector,
@@ -276,11 +276,6 @@ class Exchanges:
         """The request of a hook's `body`, if it is guarded."""
         return self._own.get(_asker(body) or self)
 
-    def refusal(self) -> CompactionError | None:
-        """The last refusal of the request that the running task serves; None without any."""
-        exchange = self.get({})
-        return exchange.refusal if exchange is not None else None
-
     def close(self, body: Mapping[str, Any]) -> Exchange | None:
         """Forgets a request that has ended, and its holds."""
         exchange = self._own.pop(_asker(body) or self, None)
@@ -349,7 +344,7 @@ async def _other_pruning_model(
     if (name := settings.pruning_model) == SAME_MODEL:
         return ()
     target, why = await guards.pruning_target(router, name), "is not a model of this proxy"
-    if target is not None and not may_use(router, name, metadata):
+    if target is not None and not await is_allowed(router, name, metadata):
         target, why = None, "is not allowed for some keys"
     if target is None:
         guards.warn_once(f"{name} {why}", "pruning_model=%s %s; the same model is used there", name, why)
