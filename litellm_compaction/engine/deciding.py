@@ -152,7 +152,7 @@ class Decider:
         found = usable(measured.conversation, known)[:1]
         if not found or found[0].state == "provisional" or measured.context.is_wanted:
             return None
-        prepared = await self._measurer.applied(measured, found[0], "reused")
+        prepared = await self._applied(measured, found[0], "reused")
         does_last = not prepared.budget.triggers(prepared.count.tokens)
         return await self._quoted(prepared, Decision("reused")) if does_last else None
 
