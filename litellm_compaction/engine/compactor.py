@@ -24,6 +24,7 @@ from litellm_compaction.engine.context import (
     ContinuationPlan,
     Decided,
     Effort,
+    MeasuredRequest,
     PreparedRequest,
     RequestContext,
     nothing,
@@ -44,6 +45,7 @@ from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon
 from litellm_compaction.tokens.begun import BegunPrompt, begun_prompt, needed_renderings
 from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.windows import Target, Window, Windows, no_thoughts
 
 logger = logging.getLogger("litellm_compaction")
@@ -126,6 +128,8 @@ class Compactor:
             return replace(foreseen, measured=replace(foreseen.measured, context=context))
         await self.background.make_way(server_of(context), is_beside=context.is_beside)
         measured = await self.measurer.measure(request, context)
+        if request.token_ids is not None:
+            return await self._bound(self.measurer.by(measured, Estimate.exactly(request.token_ids)))
         note_length(measured)
         decided = await self.decider.first(measured)
         if isinstance(decided, PreparedRequest) and decided.messages is None and not context.goes_on:
@@ -145,12 +149,10 @@ class Compactor:
         # Texts of the request may have been cut already.
         return replace(again, messages=again.messages or measured.request.messages)
 
-    async def bound(self, prompt_tokens: int, context: RequestContext) -> PreparedRequest:
-        """As `guard`, for a prompt of so many token ids, which nothing can compact: itself, with a bound."""
-        await self.background.make_way(server_of(context), is_beside=context.is_beside)
-        measured = await self.measurer.measure_ids(prompt_tokens, context)
+    async def _bound(self, measured: MeasuredRequest) -> PreparedRequest:
+        """A prompt of token ids, which nothing can compact: itself, with a bound."""
         note_length(measured)
-        if not measured.budget.own.fits(prompt_tokens):
+        if not measured.budget.own.fits(measured.count.tokens):
             raise await self.decider.refusal(measured)
         return self.measurer.unchanged(measured)
 

@@ -14,7 +14,7 @@ from litellm_compaction.concurrency import Flights, is_long, off_loop, off_loop_
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.identity import words_chain
-from litellm_compaction.core.messages import Message, Request, chain, user_message
+from litellm_compaction.core.messages import Message, Request, chain
 from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import strategy
 from litellm_compaction.core.refusal import unprepared
@@ -76,11 +76,6 @@ class RequestMeasurer:
                 break
         make = partial(self._measured, request, context, window, family, count, started_s)
         return await off_loop_if(is_long(request.messages), make)
-
-    async def measure_ids(self, tokens: int, context: RequestContext) -> MeasuredRequest:
-        """As `measure`, for a prompt of so many token ids: it has no text, and its count is exact."""
-        measured = await self.measure(Request(messages=(user_message(""),)), context)
-        return self.by(measured, Estimate.exactly(tokens))
 
     def by(self, measured: MeasuredRequest, count: Estimate) -> MeasuredRequest:
         """`measured` by another count of its request."""

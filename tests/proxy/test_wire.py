@@ -168,7 +168,7 @@ def test_a_call_to_chats_alone_hides_its_server_and_gets_it_back() -> None:
         "api_base": "http://guarded.invalid/v1",
         "input": "text",
     }
-    assert "supported_endpoints" not in sent["model_info"]
+    assert sent["model_info"]["supported_endpoints"] is None
     chat = {
         "messages": [],
         "model": "x",

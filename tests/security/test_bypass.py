@@ -99,7 +99,7 @@ async def test_a_check_that_fails_lets_nothing_through(monkeypatch: pytest.Monke
     monkeypatch.setattr(internal, "is_allowed", broken)
     router = ScriptedRouter()
     ask = Caller(router, "carried", {}, timeout_s=5, group="carried").ask
-    with pytest.raises(SummaryFailed, match="not_checked"):
+    with pytest.raises(SummaryFailed, match="error"):
         await ask([user_message("text")], max_tokens=5)
     assert router.asked == {}
 
@@ -124,4 +124,4 @@ async def test_a_check_that_fails_lets_nothing_through(monkeypatch: pytest.Monke
 async def test_nothing_is_written_ahead_for_a_key_with_limits(caller: dict[str, Any], *, allowed: bool) -> None:
     """None of its own requests is refused for what it never asked."""
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **caller)}
-    assert await internal.may_write_ahead(metadata) is allowed
+    assert await Caller(None, "m", metadata, timeout_s=5).may_write_ahead() is allowed
