@@ -103,9 +103,6 @@ def told_headers(body: Body) -> dict[str, str]:
     return {str(name).lower(): value for name, value in headers.items() if isinstance(value, str)}
 
 
-# ------------------------------------------------------------------ its wish
-
-
 class Wish(NamedTuple):
     """`now`: whatever the fill, with `focus` as a topic; `pins` are words of messages that stay, None for no word."""
 

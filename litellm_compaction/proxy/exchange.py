@@ -27,7 +27,13 @@ from litellm_compaction.proxy import client, litellm_inside, wire
 from litellm_compaction.proxy.client import Body
 from litellm_compaction.proxy.internal import Caller
 from litellm_compaction.proxy.litellm_inside.application import keeps_responses, may_use
-from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, is_bridged, is_listed_here
+from litellm_compaction.proxy.routing import (
+    Deployment,
+    DeploymentSelector,
+    GuardedDeployment,
+    is_bridged,
+    is_listed_here,
+)
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
 
 # LiteLLM's logging object of the request that a task serves: it is taken away before a failure is told.
@@ -292,9 +298,6 @@ def _client_request(
     )
 
 
-# ------------------------------------------------------------------ what the engine is given for a request
-
-
 async def context_of(
     router: Any, guards: DeploymentSelector, guard: GuardedDeployment, exchange: Exchange, body: Body
 ) -> engine.RequestContext:
@@ -303,49 +306,40 @@ async def context_of(
     Raises:
         CompactionError: a request that is guarded asks for something that cannot be followed.
     """
-    asked, settings, target = exchange.client, guard.settings, guard.deployment.target
+    asked, is_through = exchange.client, guard.carrier == "transport"
     if asked.bad_wish is not None and guard.does_guard:
         raise asked.bad_wish
-    is_through, asked_tokens = guard.carrier == "transport", wire.asked_output_tokens(body)
+    asked_tokens = wire.asked_output_tokens(body)
     carries_calls = wire.can_be_continued(body) and (is_through or (asked.is_chat and bool(body.get("stream"))))
     made_of = guard, asked_tokens, carries_calls
     if exchange.context is not None and exchange.context[0] == made_of:
         return exchange.context[1]
-    metadata, is_summary = client.metadata_of(body), asked.is_client_summary
-    # A wildcard deployment's id would reach the model `*`: LiteLLM fills in the name only if it routes by name. And one
-    # that we have listed for a wildcard may be gone when its answer goes on.
-    own = litellm_inside.deployment(router, guard.deployment.id)
-    is_passing = own is None or "*" in str(own.litellm_params.model) or is_listed_here(guard.deployment.id)
-    exchange.pin = (guard.deployment.group if is_passing else guard.deployment.id) or asked.group
+    settings, deployment, metadata = guard.settings, guard.deployment, client.metadata_of(body)
+    exchange.pin = _pin(router, deployment) or asked.group
     caller = Caller(router, exchange.pin, metadata, settings.summary_timeout_s, asked.group, is_same=True)
-    same = engine.PruningModel(label=asked.group, target=target, ask=caller.ask, is_same=True)
     # A text completion is never compacted, unless LiteLLM makes a chat of it, which is carried like any other.
     is_text = "prompt" in body and not body.get("messages")
-    is_chat = not is_text or (is_through and is_bridged(guard.deployment.provider))
+    is_chat = not is_text or (is_through and is_bridged(deployment.provider))
     # One of several processes of a proxy: uvicorn starts those as children of multiprocessing's.
     is_worker, is_in_memory = multiprocessing.parent_process() is not None, settings.store.startswith("memory:")
-    may_be_ahead = target.is_listed and not is_summary and not (is_worker and is_in_memory)
-    # Text that was written down with its secrets is not read again once they are to be left out.
-    shape = (settings.strategy, settings.pruning_model, settings.target_ratio, settings.keep_recent_messages)
-    whole = (*shape, settings.constants.summary_max_tokens, settings.redact_patterns)
+    may_be_ahead = deployment.target.is_listed and not asked.is_client_summary and not (is_worker and is_in_memory)
     context = engine.RequestContext(
         label=asked.group,
-        target=replace(target, asker=asked.tenant),
+        target=replace(deployment.target, asker=asked.tenant),
         settings=settings,
-        # Stored compactions are shared by one tenant, model group and settings.
-        scope=client.fingerprint(repr((client.identity_of(metadata), asked.group, whole))),
+        scope=_scope(metadata, asked.group, settings),
         tenant=asked.tenant,
-        pruning_models=(*await _other_pruning_model(router, guards, settings, metadata), same),
+        pruning_models=await _pruning_models(guards, deployment, settings, caller),
         warm_up=replace(caller, timeout_s=settings.constants.warm_up_timeout_s).load,
         attempts=exchange.attempts,
         asked_tokens=asked_tokens,
         measure=caller.measure,
         may_write_ahead=caller.may_write_ahead if may_be_ahead else None,
         has_siblings=is_worker or not settings.store.startswith(("sqlite:", "memory:")),
-        now=asked.orders.compacts_only or (asked.wish.now and not is_summary),
-        focus="" if is_summary else asked.wish.focus or asked.orders.focus,
+        now=asked.orders.compacts_only or (asked.wish.now and not asked.is_client_summary),
+        focus="" if asked.is_client_summary else asked.wish.focus or asked.orders.focus,
         pins=asked.wish.pins,
-        is_client_summary=is_summary,
+        is_client_summary=asked.is_client_summary,
         is_beside=asked.is_beside,
         portable=asked.bases,
         threshold_tokens=asked.orders.threshold_tokens,
@@ -356,21 +350,32 @@ async def context_of(
     return context
 
 
-async def _other_pruning_model(
-    router: Any, guards: DeploymentSelector, settings: Settings, metadata: Mapping[str, Any]
-) -> Sequence[engine.PruningModel]:
-    if (name := settings.pruning_model) == SAME_MODEL:
-        return ()
-    target, why = await guards.pruning_target(router, name), "is not a model of this proxy"
-    if target is not None and may_use(router, name, metadata):
-        caller = Caller(router, name, metadata, settings.summary_timeout_s, name)
-        return (engine.PruningModel(label=name, target=target, ask=caller.ask, is_same=False),)
-    why = why if target is None else "is not allowed for some keys"
-    guards.warn_once(f"{name} {why}", "pruning_model=%s %s; the same model is used there", name, why)
-    return ()
+async def _pruning_models(
+    guards: DeploymentSelector, deployment: Deployment, settings: Settings, caller: Caller
+) -> tuple[engine.PruningModel, ...]:
+    """The configured model, if it is another one that the key may use, and the one that the client asked."""
+    same = engine.PruningModel(label=caller.group, target=deployment.target, ask=caller.ask, is_same=True)
+    if (name := settings.pruning_model) == SAME_MODEL or not may_use(caller.router, name, caller.parent):
+        return (same,)
+    target = await guards.pruning_target(caller.router, name)
+    ask = replace(caller, model=name, group=name, is_same=False).ask
+    return (same,) if target is None else (engine.PruningModel(label=name, target=target, ask=ask, is_same=False), same)
 
 
-# ------------------------------------------------------------------ a request beside a conversation
+def _pin(router: Any, deployment: Deployment) -> str:
+    """The name by which the router reaches this very deployment: not the id of one of a wildcard's, or listed here."""
+    # The id would reach the model `*`, and one that we have listed may be gone when its answer goes on.
+    own = litellm_inside.deployment(router, deployment.id)
+    is_passing = own is None or "*" in str(own.litellm_params.model) or is_listed_here(deployment.id)
+    return deployment.group if is_passing else deployment.id
+
+
+def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
+    """Stored compactions are shared by one tenant, model group and settings."""
+    shape = (settings.strategy, settings.pruning_model, settings.target_ratio, settings.keep_recent_messages)
+    # Text that was written down with its secrets is not read again once they are to be left out.
+    whole = (*shape, settings.constants.summary_max_tokens, settings.redact_patterns)
+    return client.fingerprint(repr((client.identity_of(metadata), group, whole)))
 
 
 class _Seen(NamedTuple):

@@ -91,8 +91,6 @@ class Guard:
         entries = routing.reachable_entries(router, model, data)
         return [await self.guards.guard(self.guards.deployment(entry)) for entry in entries]
 
-    # ------------------------------------------------------------------ before the deployment is chosen
-
     async def before_routing(self, router: Any, data: dict[str, Any], call_type: str) -> None:
         """Decides about a request that can only reach one model of one server; takes a client's orders out of `data`.
 
@@ -131,8 +129,6 @@ class Guard:
         # Of the first attempt only: a later one may come minutes after.
         foreseen, exchange.foreseen = exchange.foreseen, None
         return await self._compactor.prepare(exchange.client.original, context, foreseen)
-
-    # ------------------------------------------------------------------ for the chosen deployment
 
     async def before_deployment(self, router: Any, kwargs: Body, kind: str) -> dict[str, Any] | None:
         """The arguments of a call, whose `kind` LiteLLM names so, as they go out; None if nothing changes."""
@@ -298,8 +294,6 @@ class Guard:
         target = context.target
         openai_client = client_over(transport, api_base=str(target.api_base), api_key=target.api_key)
         return {**wire.as_chat(kwargs), "client": openai_client}
-
-    # ------------------------------------------------------------------ the answer, through LiteLLM's hooks
 
     async def streamed(self, response: Any, data: Body) -> AsyncGenerator[Any, None]:
         """LiteLLM's stream for a client: carried over the limit where the hooks do that, never silent."""

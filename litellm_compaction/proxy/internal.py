@@ -136,9 +136,6 @@ async def call_router(router: Any, model: str, parent: Mapping[str, Any], **argu
         return await router.acompletion(model=model, num_retries=0, disable_fallbacks=True, **arguments)
 
 
-# ------------------------------------------------------------------ an answer, and what it costs
-
-
 async def _joined(stream: Any, asked: Sequence[Message], most_chars: int) -> SummaryAnswer:
     """The whole of a stream; one that is stopped, being too long or given up, is paid for by an estimate."""
     text = reasoning = ""

@@ -186,9 +186,6 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-# ------------------------------------------------------------------ the router's list
-
-
 def as_entry(value: Any) -> Entry:
     """A value of LiteLLM's router as a mapping; {} for anything else."""
     dumped = value.model_dump() if hasattr(value, "model_dump") else value
@@ -267,9 +264,6 @@ def unknown_model(config: Mapping[str, Any], name: str) -> str:
     return f"no model of this proxy is called {name!r}; known: {shown or 'none'}, and {SAME_MODEL}"
 
 
-# ------------------------------------------------------------------ the operator's settings, applied
-
-
 def limits_of(window: Window, settings: Settings) -> dict[str, int]:
     """A window by the names of LiteLLM's lists, and the part that we set aside for an answer: clients take it off."""
     answer_tokens = math.floor(settings.constants.output_buffer_ratio * window.tokens)
@@ -304,14 +298,10 @@ class DeploymentSelector:
     """The operator's settings, applied to deployments."""
 
     def __init__(self, source: LiveSettings, windows: Windows) -> None:
+        self.configured = source.configured
         self._source = source
         self._windows = windows
         self._warned: set[str] = set()
-
-    @property
-    def configured(self) -> Settings:
-        """The settings of config.yaml."""
-        return self._source.configured
 
     def deployment(self, entry: Entry, *, is_asked: bool = False) -> Deployment:
         """The deployment that an entry of the router's list describes, as `deployment_of` has it."""
@@ -372,9 +362,9 @@ class DeploymentSelector:
 
     async def why_unusable(self, router: Any, name: str) -> str:
         """Says why summaries do not go to a pruning model now; "" if they do."""
-        if (target := await self.pruning_target(router, name)) is None:
-            return "no model of this proxy has this name"
         try:
+            if (target := await self.pruning_target(router, name)) is None:
+                return "no model of this proxy has this name"
             await self._windows.resolve(target)
         except CompactionError as error:
             return f"its context length is not known: {error.for_clients}"
