@@ -19,14 +19,13 @@ from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request, cleaned, system_prefix_length
-from litellm_compaction.core.portable import Unfolded
 from litellm_compaction.core.transcripts import is_client_summary
 from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy import client, litellm_inside, wire
 from litellm_compaction.proxy.client import Body
 from litellm_compaction.proxy.internal import Caller
-from litellm_compaction.proxy.litellm_inside.application import keeps_responses, may_use
+from litellm_compaction.proxy.litellm_inside.application import is_allowed, keeps_responses
 from litellm_compaction.proxy.routing import (
     Deployment,
     DeploymentSelector,
@@ -68,7 +67,7 @@ class ClientRequest:
     orders: Orders = NO_ORDERS
     cleared_calls: int = 0  # Of old tool results, by its order; `original` is without them.
     cleared_tokens: int = 0
-    bases: tuple[Compaction, ...] = ()  # The record that `original` begins with, as `core.portable.Unfolded` has it.
+    bases: tuple[Compaction, ...] = ()  # The record that `original` begins with, as `core.portable.unfolded` has it.
 
 
 @dataclass(slots=True)
@@ -243,11 +242,6 @@ class Exchanges:
         """The request of a hook's `body`, if it is guarded."""
         return self._own.get(_asker(body) or self)
 
-    def refusal(self) -> CompactionError | None:
-        """The last refusal of the request that the running task serves; None without any."""
-        exchange = self.get({})
-        return exchange.refusal if exchange is not None else None
-
     def close(self, body: Body) -> Exchange | None:
         """Forgets a request that has ended, and its holds."""
         exchange = self._own.pop(_asker(body) or self, None)
@@ -272,7 +266,7 @@ def _client_request(
 ) -> ClientRequest:
     """A request as `Exchanges.read` has it; `orders` are None if its protocol was not read."""
     metadata = client.metadata_of(body)
-    unfolded, bases = Unfolded(received.messages) if orders is None else orders.unfolded(received.messages)
+    unfolded, bases = (received.messages, ()) if orders is None else orders.unfolded(received.messages)
     messages = tuple(map(cleaned, unfolded))
     is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
     wish, route = client.NONE, str(metadata.get("user_api_key_request_route") or "")
@@ -316,7 +310,7 @@ async def context_of(
         return exchange.context[1]
     settings, deployment, metadata = guard.settings, guard.deployment, client.metadata_of(body)
     exchange.pin = _pin(router, deployment) or asked.group
-    caller = Caller(router, exchange.pin, metadata, settings.summary_timeout_s, asked.group, is_same=True)
+    caller = Caller(router, exchange.pin, metadata, settings.summary_timeout_s, asked.group)
     # A text completion is never compacted, unless LiteLLM makes a chat of it, which is carried like any other.
     is_text = "prompt" in body and not body.get("messages")
     is_chat = not is_text or (is_through and is_bridged(deployment.provider))
@@ -329,7 +323,7 @@ async def context_of(
         settings=settings,
         scope=_scope(metadata, asked.group, settings),
         tenant=asked.tenant,
-        pruning_models=await _pruning_models(guards, deployment, settings, caller),
+        pruning_models=await pruning_models_of(guards, deployment, settings, caller),
         warm_up=replace(caller, timeout_s=settings.constants.warm_up_timeout_s).load,
         attempts=exchange.attempts,
         asked_tokens=asked_tokens,
@@ -350,15 +344,14 @@ async def context_of(
     return context
 
 
-async def _pruning_models(
+async def pruning_models_of(
     guards: DeploymentSelector, deployment: Deployment, settings: Settings, caller: Caller
 ) -> tuple[engine.PruningModel, ...]:
     """The configured model, if it is another one that the key may use, and the one that the client asked."""
     same = engine.PruningModel(label=caller.group, target=deployment.target, ask=caller.ask, is_same=True)
-    if (name := settings.pruning_model) == SAME_MODEL or not may_use(caller.router, name, caller.parent):
+    if (name := settings.pruning_model) == SAME_MODEL or not await is_allowed(caller.router, name, caller.parent):
         return (same,)
-    target = await guards.pruning_target(caller.router, name)
-    ask = replace(caller, model=name, group=name, is_same=False).ask
+    target, ask = await guards.pruning_target(caller.router, name), replace(caller, model=name, group=name).ask
     return (same,) if target is None else (engine.PruningModel(label=name, target=target, ask=ask, is_same=False), same)
 
 

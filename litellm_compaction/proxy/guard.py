@@ -153,13 +153,11 @@ class Guard:
 
     def _refused(self, kwargs: Body, error: CompactionError) -> Exception:
         if (exchange := self._exchanges.get(kwargs)) is not None:
-            exchange.refusal = error
-        told = refusals.litellm_error_of(error, kwargs)
+            exchange.refused(error)
         if isinstance(error, LiteLLMChanged):
             # It comes before there is an exchange.
             refusals.log_refused(str(kwargs.get("model")), error)
-            refusals.mark_told(told)
-        return told
+        return refusals.litellm_error_of(error, kwargs)
 
     def _of_ours(self, router: Any, kwargs: Body) -> Body:
         """The arguments of a call that we make ourselves, which nobody guards."""

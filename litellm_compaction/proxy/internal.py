@@ -21,7 +21,7 @@ from litellm_compaction.core.messages import Message, Request, roughly_tokens, u
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import litellm_inside, wire
-from litellm_compaction.proxy.litellm_inside.application import has_limits, is_allowed
+from litellm_compaction.proxy.litellm_inside.application import has_limits
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -75,17 +75,14 @@ class Caller:
     model: str  # A deployment's id, which pins it, or a model name.
     parent: Mapping[str, Any]  # Metadata of the client's request, to whose key the call belongs.
     timeout_s: float  # For each call.
-    group: str = ""  # The `model_name` that the key's lists are looked up for.
-    is_same: bool = False  # The client itself asked that model, and so may.
+    group: str = ""  # The `model_name` for people.
 
     async def ask(self, messages: Sequence[Message], *, max_tokens: int, **tools: Any) -> SummaryAnswer:
-        """Makes the model write a summary; raises SummaryFailed if the key may not call it, or the call failed."""
+        """Makes the model write a summary; raises SummaryFailed for every failure."""
         asked = Request(messages=tuple(messages), **tools)
         try:
-            # Fails closed, as LiteLLM's own checks do: a summary can be made without a model.
-            if self.is_same or await is_allowed(self.router, self.group, self.parent):
-                stream = await self._call(asked, max_tokens, temperature=_SUMMARY_TEMPERATURE, **_AS_STREAM)
-                return await _joined(stream, messages, _MOST_TOKEN_CHARS * max_tokens)
+            stream = await self._call(asked, max_tokens, temperature=_SUMMARY_TEMPERATURE, **_AS_STREAM)
+            return await _joined(stream, messages, _MOST_TOKEN_CHARS * max_tokens)
         except litellm.Timeout as error:
             # LiteLLM's own limit is the same, and may come before the summarizer's.
             raise SummaryFailed("timeout", f"no answer within {self.timeout_s:g} s") from error
@@ -95,7 +92,6 @@ class Caller:
             kind, status = type(error).__name__, getattr(error, "status_code", None)
             logger.info("pruning_failed model=%s error=%s status=%s", self.group or self.model, kind, status)
             raise SummaryFailed("error", kind) from error
-        raise SummaryFailed("not_allowed", "the key may not use the pruning model, or has no budget left for it")
 
     async def may_write_ahead(self) -> bool:
         """True if its key may have summaries before they are needed: never one with any limit."""
