@@ -53,7 +53,7 @@ class Orders:
     def unfolded(self, messages: tuple[Message, ...]) -> Unfolded:
         """Returns a request's messages with all that the one with the record stands for."""
         kept = self.portable
-        return Unfolded(messages) if kept is None else unfolded(messages, kept, record_of(kept))
+        return (messages, ()) if kept is None else unfolded(messages, kept, record_of(kept))
 
     def returned(self, request: Request, prepared: PreparedRequest | None) -> Portable | None:
         """Returns the compaction with which a request was sent, if it goes back to the client; else None."""
