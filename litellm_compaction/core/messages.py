@@ -54,8 +54,7 @@ class Marks:
     """The forms by which a conversation's client is known in it (`stretches.py`); texts are levelled."""
 
     names: frozenset[str] = frozenset()  # Of elements.
-    lines: frozenset[str] = frozenset()  # That begin the client's paragraphs, or end the person's.
-    items: frozenset[str] = frozenset()  # Those that follow in such paragraphs, and what such lines begin with.
+    lines: frozenset[str] = frozenset()  # Of the client's paragraphs, and at the end of the person's.
     is_beside: bool = False  # No answer separates a message from the one next to it.
 
 
@@ -96,6 +95,7 @@ class Request:
     tool_choice: JsonValue = None
     # Other fields that a server may write into the prompt, by their names (`documents`, `chat_template_kwargs`).
     extras: JsonObject = field(default_factory=dict)
+    token_ids: int | None = None  # The number of those that a text completion consists of, in place of a message.
 
     @property
     def has_own_template(self) -> bool:
