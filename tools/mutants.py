@@ -222,7 +222,8 @@ def _failed(copy: Path, tests: Sequence[str], *options: str, **environ: str) -> 
         return ""
     if status in (_EXIT_HANGS, -signal.SIGKILL):
         return "(hangs)"
-    lines = [line for line in told.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    # A log that pytest shows may have lines that begin alike.
+    lines = [line for line in told.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
     return lines[0].partition(" ")[2][:300] if lines else f"({status}: {told.splitlines()[-1:]})"
 
 
