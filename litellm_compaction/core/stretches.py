@@ -17,7 +17,7 @@ from itertools import chain, groupby, islice, pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core import table
-from litellm_compaction.core.messages import NO_MARKS, Marks, Message, is_text_part, parse_message, user_message
+from litellm_compaction.core.messages import NO_MARKS, Marks, Message, parse_message, part_text, user_message
 
 Kind: TypeAlias = Literal["words", "doubted", "note", "data", "recurring"]
 _Lines: TypeAlias = tuple[str, ...]
@@ -96,9 +96,8 @@ def divided(message: Message) -> list[Message]:
 def texts_of(message: Message) -> list[str]:
     """The text parts of a message."""
     content = message.raw.get("content")
-    parts = content if isinstance(content, list) else [message.text]
-    given = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    return [text for text in given if isinstance(text, str)]
+    given = map(part_text, content) if isinstance(content, list) else [message.text]
+    return [text for text in given if text is not None]
 
 
 def with_texts(message: Message, texts: Iterable[str]) -> Message:
@@ -107,7 +106,7 @@ def with_texts(message: Message, texts: Iterable[str]) -> Message:
     if not isinstance(content, list):
         return parse_message({**message.raw, "content": next(given)})
     parts = [
-        part if not is_text_part(part) else {**part, "text": next(given)} if isinstance(part, Mapping) else next(given)
+        part if part_text(part) is None else {**part, "text": next(given)} if isinstance(part, Mapping) else next(given)
         for part in content
     ]
     return parse_message({**message.raw, "content": parts})
