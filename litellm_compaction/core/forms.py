@@ -10,7 +10,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count as numbers
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -37,9 +36,8 @@ _CLEARED = "[Old tool result content cleared]"
 _LEAST_SAVED_CHARS = 80
 _ARGUMENTS_CHARS = 120
 _SHRINKING: frozenset[Kind] = frozenset({"data", "recurring"})
-_RECURRING: frozenset[Kind] = frozenset({"recurring"})
 # Chat, responses and messages; LiteLLM has made chat parts of all of them before a guarded deployment is chosen.
-_IMAGE_KINDS = frozenset({"image_url", "input_image", "image"})
+_IMAGE_KINDS = ("image_url", "input_image", "image")
 _REASONING_KEYS = frozenset({"reasoning_content", "reasoning", "thinking_blocks", "reasoning_details"})
 
 How: TypeAlias = Literal["whole", "words", "line", "gone"] | int
@@ -48,18 +46,13 @@ ImagePlace: TypeAlias = tuple[int, int]
 
 
 class Form(NamedTuple):
-    """The form in which a message is sent; one without a form is sent without its reasoning and images.
+    """The form in which a message is sent; one without a form is sent without its reasoning and images."""
 
-    Attributes:
-        position: of the message, after the leading system ones.
-        how: `whole`; `words` for all but attached data; `line` for a tool's result as one line, or a message with a
-            line for its data; `gone`; or how many characters of head and tail, 0 for a line in their place.
-        size: that a result had when it became a line, since a client may have cleared it later.
-    """
-
-    position: int
+    position: int  # After the leading system messages.
+    # `whole`; `words` for all but attached data; `line` for a tool's result as one line, or a message with a line for
+    # its data; `gone`; or how many characters of head and tail, 0 for a line in their place.
     how: How
-    size: str = ""
+    size: str = ""  # That a result had when it became a line, since a client may have cleared it later.
 
 
 def in_forms(
@@ -95,9 +88,8 @@ def line_for(result: Message, call: ToolCall | None, size: str = "") -> str:
 
 def size_of(result: Message) -> str:
     """The size of a result as its line tells it."""
-    text = result.text
-    line_count = text.count("\n", 0, len(text) - 1) + 1
-    return f"{line_count} lines" if line_count > 1 else f"about {roughly_tokens(text)} tokens"
+    line_count = result.text.count("\n", 0, len(result.text) - 1) + 1
+    return f"{line_count} lines" if line_count > 1 else f"about {roughly_tokens(result.text)} tokens"
 
 
 def called(call: ToolCall | None) -> str:
@@ -111,29 +103,29 @@ def called(call: ToolCall | None) -> str:
 def lines_for(messages: Sequence[Message]) -> dict[int, str]:
     """The shorter text for each result and each message with data, what comes again later first, then the oldest."""
     calls = calls_by_position(messages)
-    recurring = [at for at, each in enumerate(messages) if each.marks.lines and without_data(each, _RECURRING) != each]
     shorter = {
         at: line_for(message, calls.get(at)) if message.role == "tool" else without_data(message).text
         for at, message in enumerate(messages)
         if message.role in ("tool", "user")
     }
     shrinking = [at for at, text in shorter.items() if len(messages[at].text) - len(text) >= _LEAST_SAVED_CHARS]
-    return {at: shorter[at] for at in sorted(shrinking, key=lambda at: (at not in recurring[:-1], at))}
+    again = [at for at in shrinking if messages[at].marks.lines and data_of(messages[at], {"recurring"})][:-1]
+    return {at: shorter[at] for at in sorted(shrinking, key=lambda at: (at not in again, at))}
 
 
 # ------------------------------------------------------------------ data that a client attached
 
 
-def data_of(message: Message) -> Message | None:
+def data_of(message: Message, kinds: Collection[Kind] = _SHRINKING) -> Message | None:
     """The data that `without_data` leaves out, as a result of a tool; None for none."""
     data: list[str] = []
-    with_shorter_data(message, data.append)
+    with_shorter_data(message, data.append, kinds)
     return parse_message({"role": "tool", "content": "\n".join(data)}) if data else None
 
 
-def without_data(message: Message, kinds: Collection[Kind] = _SHRINKING) -> Message:
+def without_data(message: Message) -> Message:
     """`message` with one line for each stretch of data in it; the same object if that would save nothing."""
-    return with_shorter_data(message, lambda _: "", kinds)
+    return with_shorter_data(message, lambda _: "")
 
 
 def with_shorter_data(
@@ -160,8 +152,8 @@ def with_shorter_data(
         return "".join((*pieces, text[kept:]))
 
     texts = texts_of(message)
-    shorter_texts = list(map(shown, texts, parts_of(message)))
-    return message if shorter_texts == texts else replace(with_texts(message, shorter_texts), marks=message.marks)
+    changed = list(map(shown, texts, parts_of(message)))
+    return message if changed == texts else replace(with_texts(message, changed), marks=message.marks)
 
 
 # ------------------------------------------------------------------ reasoning and images
@@ -169,7 +161,8 @@ def with_shorter_data(
 
 def image_parts(message: Message) -> list[JsonValue]:
     content = message.raw.get("content")
-    return [part for part in content if _is_image(part)] if isinstance(content, list) else []
+    parts = content if isinstance(content, list) else []
+    return [part for part in parts if isinstance(part, Mapping) and part.get("type") in _IMAGE_KINDS]
 
 
 def _bare(message: Message, at: int, images: Collection[ImagePlace]) -> Message:
@@ -183,15 +176,10 @@ def _bare(message: Message, at: int, images: Collection[ImagePlace]) -> Message:
             # Some templates refuse an assistant message that says nothing and calls nothing.
             raw = {**raw, "content": said or ("" if message.calls else "[Old reasoning was removed.]")}
     if isinstance(content, list):
-        index, note = numbers(), {"type": "text", "text": "[An image was here; it was removed.]"}
-        parts = [note if _is_image(part) and (at, next(index)) not in images else part for part in content]
-        raw = {**raw, "content": parts}
+        going = {id(part) for index, part in enumerate(image_parts(message)) if (at, index) not in images}
+        note = {"type": "text", "text": "[An image was here; it was removed.]"}
+        raw = {**raw, "content": [note if id(part) in going else part for part in content]}
     return message if raw == message.raw else parse_message(raw)
-
-
-def _is_image(part: JsonValue) -> bool:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    return isinstance(kind, str) and kind in _IMAGE_KINDS
 
 
 # ------------------------------------------------------------------ as a client orders it
@@ -202,21 +190,14 @@ class ClearOrder:
     """Anthropic's `clear_tool_uses_20250919`: which old results to clear, and from which size on.
 
     Source: anthropic, `types/beta/beta_clear_tool_uses_20250919_edit_param.py`.
-
-    Attributes:
-        above_tokens: of the prompt; 0 if the number of calls decides, `above_calls`.
-        keep: so many calls, the newest ones, keep their results.
-        at_least_tokens: less is not worth a changed prefix; 0 for any.
-        excluded: tools whose results stay.
-        inputs: the calls' arguments go, too: of all tools, or of those named.
     """
 
-    above_tokens: int = 0
+    above_tokens: int = 0  # Of the prompt; 0 if the number of calls decides.
     above_calls: int = 0
-    keep: int = 3
-    at_least_tokens: int = 0
-    excluded: frozenset[str] = frozenset()
-    inputs: bool | frozenset[str] = False
+    keep: int = 3  # So many calls, the newest ones, keep their results.
+    at_least_tokens: int = 0  # Less is not worth a changed prefix.
+    excluded: frozenset[str] = frozenset()  # Tools whose results stay.
+    inputs: bool | frozenset[str] = False  # The calls' arguments go, too: of all tools, or of those named.
 
 
 def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) -> tuple[tuple[Message, ...], int]:

@@ -1,11 +1,10 @@
 """Tells a person's words in a user message from what their client wrote: notes and attached data.
 
-Clients put files that they have read again, outputs of commands and reminders under the role `user`, often into the
-message with the person's words. A text is divided into blocks: elements, what a listed opening begins, and paragraphs.
-A block is a client's by its form, by what recurs beside other words, or by the short list in `clients.toml`. Data
-shrinks as tool results do and is never quoted as the person's, and so does what recurs; a note stays where it is, and
-is not quoted either (promise P2). If a doubt is left, text counts as the person's, so that it stays; it is quoted as
-the person's only without one.
+Clients put files, outputs of commands and reminders under the role `user`, often into the message with the person's
+words. A text is divided into elements, what a listed opening begins, and paragraphs; each is a client's by its form, by
+what recurs beside other words, or by the short list in `clients.toml`. Data shrinks as tool results do, and so does
+what recurs; a note stays; neither is quoted as the person's (promise P2). In doubt text counts as the person's, so that
+it stays, but is not quoted.
 """
 
 from __future__ import annotations
@@ -18,15 +17,7 @@ from itertools import chain, groupby, islice, pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core import table
-from litellm_compaction.core.messages import (
-    NO_MARKS,
-    Marks,
-    Message,
-    parse_message,
-    part_text,
-    user_message,
-    with_text,
-)
+from litellm_compaction.core.messages import NO_MARKS, Marks, Message, parse_message, part_text, user_message
 
 Kind: TypeAlias = Literal["words", "doubted", "note", "data", "recurring"]
 _Lines: TypeAlias = tuple[str, ...]
@@ -113,7 +104,7 @@ def with_texts(message: Message, texts: Iterable[str]) -> Message:
     """`message` with other text in its text parts, as many as it has."""
     content, given = message.raw.get("content"), iter(texts)
     if not isinstance(content, list):
-        return with_text(message, next(given))
+        return parse_message({**message.raw, "content": next(given)})
     parts = [
         part if part_text(part) is None else {**part, "text": next(given)} if isinstance(part, Mapping) else next(given)
         for part in content
@@ -129,28 +120,31 @@ def stretches_of(message: Message) -> list[Stretch]:
 def parts_of(message: Message) -> list[list[Stretch]]:
     """The stretches of each text part of a message.
 
-    What speaks for the person less than another part does is the client's, but for a question. If nothing speaks for a
-    person where one speaks, what recurs does.
+    What speaks for the person most is theirs, and a question is: 2 for a part with an element for their words, 1 for
+    words, 0 for a program's element, less for what recurs, which is theirs where one speaks and says nothing else.
     """
     texts, is_beside = texts_of(message), message.marks.is_beside
+    for_words = {text: _is_for_words(text) for text in texts}
     parts = [stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
     found = [*chain.from_iterable(parts)]
-    for_words = {text: _is_for_words(text) for text in texts}
-    spoken = [each for each in found if each.speaks]
-    ranks = {each: 2 if for_words[each.text] else 1 - _is_programs(each.words, is_beside) for each in spoken}
-    is_answer = any(map(_TEXT_RESULT.match, map(str.lstrip, texts[:-1])))
-    most = max((*ranks.values(), 2 * is_answer, int(is_beside)))
-    is_note = texts[:1] != [] and texts[0].startswith(LITELLMS_NOTE)
-    recurring = [each for each in found if each.kind == "recurring"]
-    is_programs = is_beside or any(each.kind == "note" and not each.words.startswith("<") for each in found)
-    is_silent = is_programs and any(each.name or each.kind != "recurring" for each in found)
-    again = set() if ranks or is_silent else {each for each in recurring if not each.name} or {*recurring}
+
+    def rank(each: Stretch) -> int:
+        if each.kind == "recurring":
+            return -2 if each.name else -1
+        return 2 if for_words[each.text] else 1 - _is_programs(each.words, is_beside)
+
+    ranks = {each: rank(each) for each in found if each.speaks or each.kind == "recurring"}
+    is_programs = any(each.kind == "note" and not each.words.startswith("<") for each in found)
+    least = 1 if is_beside else 0 if is_programs else -2
+    least = 2 if any(map(_TEXT_RESULT.match, map(str.lstrip, texts[:-1]))) else least
+    least = 3 if texts[:1] and texts[0].startswith(LITELLMS_NOTE) else least
+    most = max((*ranks.values(), least))
 
     def decided(each: Stretch) -> Stretch:
-        is_less = ranks.get(each, most) < most and not each.text.rstrip().endswith(_QUESTION_ENDS)
-        if is_less or (is_note and each in ranks):
+        is_less = ranks.get(each, most) < most
+        if is_less and each.speaks and (most == 3 or not each.text.rstrip().endswith(_QUESTION_ENDS)):
             return each._replace(kind="note")
-        return each._replace(kind="words") if each in again else each
+        return each if is_less or each.kind != "recurring" else each._replace(kind="words")
 
     return [[decided(each) for each in own] for own in parts]
 
@@ -323,23 +317,22 @@ _LEAST_MESSAGES = 3
 
 
 def marked(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The messages, of which the user's know by which forms their client is known; the same objects if by none.
+    """The messages, of which the user's know by which forms their client is known.
 
     A line that stands in three user messages, each time beside others, is the client's, and so is an element that does.
     Numbers and dates do not count. All that a message ever says is the person's: people repeat whole messages.
     """
-    users = [at for at, each in enumerate(messages) if each.role == "user" and not each.is_synthetic]
-    spoken = [at for at, each in enumerate(messages) if not each.is_system]
-    pairs = [pair for pair in pairwise(spoken) if messages[pair[1]].role == "user"]
+    users = {at: texts_of(each) for at, each in enumerate(messages) if each.role == "user" and not each.is_synthetic}
+    spoken = [(at, each.role) for at, each in enumerate(messages) if not each.is_system]
+    pairs = [pair for pair in pairwise(spoken) if pair[0][1] in ("user", "tool") and pair[1][1] == "user"]
     # No answer separates these from another user's message, or from a tool's result.
-    beside = {at for pair in pairs if messages[pair[0]].role in ("user", "tool") for at in pair}
-    marks = NO_MARKS
-    if len(users) >= _LEAST_MESSAGES and sum(len(messages[at].text) for at in users) <= _MAX_COMPARED_CHARS:
-        marks = _marks([texts_of(messages[at]) for at in users])
-    if marks == NO_MARKS and not beside.intersection(users):
-        return messages
-    own = {at: replace(messages[at], marks=replace(marks, is_beside=at in beside)) for at in users}
-    return tuple(own.get(at, each) for at, each in enumerate(messages))
+    beside = {at for pair in pairs for at, _ in pair}
+    is_long = sum(len(text) for texts in users.values() for text in texts) > _MAX_COMPARED_CHARS
+    marks = NO_MARKS if is_long or len(users) < _LEAST_MESSAGES else _marks([*users.values()])
+    return tuple(
+        replace(each, marks=replace(marks, is_beside=at in beside)) if at in users else each
+        for at, each in enumerate(messages)
+    )
 
 
 def _marks(messages: Sequence[Sequence[str]]) -> Marks:
@@ -362,16 +355,9 @@ def _marks(messages: Sequence[Sequence[str]]) -> Marks:
     said = [{line for lines in paragraphs for line in lines} for paragraphs in messages_paragraphs]
     times = Counter(line for lines in said for line in lines)
     since = {line: 0 if line in plain else at for at in range(len(said) - 1, -1, -1) for line in said[at]}
-    return Marks(
-        names=names,
-        lines=frozenset(
-            line
-            for line in often
-            if (line,) not in whole
-            and not line.startswith("<")
-            and not (_SENTENCE.match(line) and times[line] < len(said) - since[line])
-        ),
-    )
+    lines = {line for line in often if (line,) not in whole and not line.startswith("<")}
+    left_out = {line for line in lines if _SENTENCE.match(line) and times[line] < len(said) - since[line]}
+    return Marks(names=names, lines=frozenset(lines - left_out))
 
 
 def _without_recurring(words: Stretch, marks: Marks) -> Iterator[Stretch]:

@@ -53,7 +53,7 @@ _MARK_END = re.compile(r"<\|(?:im_end|eot_id|end)\|>|<end_of_turn>|</s>|[\])}][ 
 _END = re.compile(
     r"^[ \t]*(?:</[A-Za-z][^<>\n]{0,200}>|#{1,6} [^\n]*|[-=*_]{3,}|```|[\]}])[ \t]*$|\n[ \t]*(?=\n)", re.MULTILINE
 )
-_QUESTIONS = ("?", "？", "؟")
+_ASKS = re.compile("[?？؟]")
 _SHORT_CHARS = 300
 _LEAST_TURNS, _LEAST_TIMES_NAMED, _MOST_SPEAKERS = 3, 3, 12
 # More takes seconds to read: some 250,000 tokens.
@@ -101,14 +101,10 @@ def rendered_in(messages: Sequence[Message]) -> int | None:
     above, below = text[: found[0].start].strip(), text[found[-1].end :].strip()
     beside = (above.rpartition("\n")[2], below.partition("\n")[0])
     is_framed = any(_FRAME.match(line) for line in beside if line) or below.endswith((":", "："))
-    # Anything may have names and colons.
-    is_doubted = any(turn.speaker not in _IS_USERS for turn in found) or _asks(above) or _asks(below)
+    # A person asks beside what they paste; and anything may have names and colons.
+    is_asked = any(_ASKS.search(text[-1:] if len(text) > _SHORT_CHARS else text) for text in (above, below))
+    is_doubted = is_asked or any(turn.speaker not in _IS_USERS for turn in found)
     return at if messages[at].is_system or is_framed or not is_doubted else None
-
-
-def _asks(text: str) -> bool:
-    """Returns True for a question, as a person writes one beside what they paste."""
-    return text.endswith(_QUESTIONS) or (len(text) <= _SHORT_CHARS and any(sign in text for sign in _QUESTIONS))
 
 
 def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str], int]) -> Message:
@@ -150,7 +146,9 @@ def turns(text: str) -> list[Turn]:
     times = Counter(turn.speaker for turn in found)
     if len(found) < _LEAST_TURNS or not 1 < len(times) <= _MOST_SPEAKERS or max(times.values()) < 2:
         return []
-    found = [turn._replace(end=after.start) for turn, after in pairwise([*found, _end(text, found[-1])])]
+    mark, line = (form.search(text, found[-1].said) for form in (_MARK_END, _END))
+    ends = [*(turn.start for turn in found[1:]), mark.end() if mark else line.start() if line else len(text)]
+    found = [turn._replace(end=end) for turn, end in zip(found, ends, strict=True)]
     changes = sum(one.speaker != other.speaker for one, other in pairwise(found))
     said = {" ".join(text[turn.said : turn.end].split()) for turn in found}
     is_telling = 2 * sum(" " in each or not each.isascii() for each in said) > len(found)
@@ -179,10 +177,3 @@ def _turns(text: str) -> list[Turn]:
     named = [Turn(each.start(), each.end(), each[1]) for each in _NAME.finditer(text)]
     times = Counter(turn.speaker for turn in named)
     return [turn for turn in named if times[turn.speaker] >= _LEAST_TIMES_NAMED]
-
-
-def _end(text: str, last: Turn) -> Turn:
-    """The place behind the last turn."""
-    mark = _MARK_END.search(text, last.said)
-    end = mark.end() if mark else found.start() if (found := _END.search(text, last.said)) else len(text)
-    return Turn(end, end, "")

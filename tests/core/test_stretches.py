@@ -219,9 +219,9 @@ CLIENTS: dict[str, Wrap] = {
 }
 
 
-def talk(wrap: Wrap) -> list[JsonDict]:
+def talk(wrap: Wrap, all_words: list[str]) -> list[JsonDict]:
     messages: list[JsonDict] = []
-    for at, words in enumerate(SAID):
+    for at, words in enumerate(all_words):
         texts = wrap(at, words)
         asked = user(texts) if isinstance(texts, str) else dict(message(*texts).raw)
         messages += [asked, assistant(f"Answer {at}.")]
@@ -234,8 +234,10 @@ def said(raw: list[JsonDict]) -> list[str]:
 
 @pytest.mark.parametrize("wrap", CLIENTS.values(), ids=CLIENTS)
 def test_what_recurs_beside_words_is_the_clients(wrap: Wrap) -> None:
-    """Of whatever client; and of a person who says the same three times each word stays theirs."""
-    assert said(talk(wrap)) == SAID
+    """Of whatever client; and of a person who says the same three times, or to the end, each word stays theirs."""
+    assert said(talk(wrap, SAID)) == SAID
+    to_the_end = [*SAID[:2], *["continue"] * 4]
+    assert all(words in own for words, own in zip(to_the_end, said(talk(wrap, to_the_end)), strict=True))
 
 
 @pytest.mark.parametrize(
