@@ -46,8 +46,8 @@ QUIET_S = 1.0
 MOST_PER_HOUR, _HOUR_S = 20, 3600.0
 # To close a stream takes milliseconds; it only bounds a hang.
 _CLOSING_S = 1.0
-# 60 % of a small window by default: a record written then has two or three turns to be ready.
-_IN_SIGHT_RATIO = 0.85
+# About 60 % of the window by default: a record written then has two or three turns to be ready.
+_IN_SIGHT_RATIO = 0.80
 _MAX_OWNERS = 4096
 
 
