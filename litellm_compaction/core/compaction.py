@@ -341,8 +341,9 @@ def as_it_was(view: View, stored: Sequence[Compaction]) -> View:
     alike = [each for each in stored if each.seen and words.get(each.covered_messages) == each.words_hash]
     covered = max((each.covered_messages for each in alike), default=0)
     records = {each.covered_hash: each.seen for each in alike if each.covered_messages == covered}
-    found = sorted((edited, key) for key, seen in records.items() if (edited := edits(view.rest, seen)) is not None)
-    if not found or found[0][0] == 0 or [edited for edited, _ in found].count(found[0][0]) > 1:
+    told = {key: edits(view.rest[:covered], [each.data for each in seen]) for key, seen in records.items()}
+    found = sorted((edited.count(True), key) for key, edited in told.items() if None not in edited)
+    if not found or found[0][0] == 0 or [count for count, _ in found].count(found[0][0]) > 1:
         return view
     record = records[found[0][1]]
     return replace(view, hashes=chain_behind(view.rest, record), seen=record)

@@ -9,7 +9,6 @@ enough, part after part is integrated into the record so far. `core/pruning.py` 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,9 +43,7 @@ from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnkno
 from litellm_compaction.events import USELESS
 from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Target, Windows
-
-logger = logging.getLogger("litellm_compaction")
+from litellm_compaction.windows.windows import Windows
 
 # So much a summariser is told of the request that is being worked on.
 REQUEST_TOKENS = 200
@@ -57,8 +54,6 @@ _MAX_PARTS, _OVERRUN_RATIO = 6, 1.25
 _HEADING_TOKENS, _LEAST_ROOM_TOKENS = 64, 200
 # The chat template's own tokens around the summariser's one user message, rounded up.
 _TEMPLATE_TOKENS = 32
-# So much of a text shows what a server's tokenizer makes of it.
-_SAMPLE_CHARS = 100_000
 # Below this the usual instruction, 450 tokens, takes a summary's room: restarts at 2,048 never got one.
 _BRIEF_BELOW_TOKENS = 4096
 # Two useless summaries cost a person two waits; a model that was only busy, or reloaded, is soon asked once more.
@@ -67,11 +62,6 @@ _USELESS_IN_A_ROW, _PAUSE_S, _MAX_PAUSES = 2, 120.0, 4096
 _WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "dialogue", "reasoning_only", "longer"})
 _INVALID = "invalid"
 _WHY: Mapping[type[Exception], str] = {ModelNotLoaded: "not_loaded", WindowUnread: "unreachable"}
-_REJECTED = (
-    "summaries_rejected model=%s: two in a row said nothing or came too late; it is not asked for two minutes, or "
-    "until an answer is good. To end this, name another pruning_model"
-)
-
 _Found = TypeVar("_Found")
 _Count = Callable[[str], int]
 
@@ -233,21 +223,20 @@ class SummaryClient:
             return ""
 
         async def asked(writer: _Writer) -> str:
-            ask, count, is_same = writer.model.quiet_ask, writer.count, writer.model.is_same
+            model, count = writer.model, writer.count
+            window_tokens = min(measured.window.tokens, writer.budget.window_tokens)
             own = replace(
                 job,
                 prompt_limit_tokens=writer.limit_tokens,
                 thinking_tokens=writer.thinking_tokens,
-                is_brief=min(measured.window.tokens, writer.budget.window_tokens) < _BRIEF_BELOW_TOKENS,
+                is_brief=window_tokens < _BRIEF_BELOW_TOKENS,
             )
             # A record written ahead must leave the conversation in the server's cache.
-            may_reformat = not (is_same and step.draft.state == "ready")
-            if is_same and (request := await self._appended(measured, step, own, writer)) is not None:
-                # Its writer sees more than the part that the summary replaces.
-                source = (own.request, own.focus, *map(visible_text, request[0].messages))
+            may_reformat = not (model.is_same and step.draft.state == "ready")
+            if model.is_same and (appending := await self._appended(measured, step, own, writer)) is not None:
                 try:
                     with self._call(measured, writer, effort):
-                        return await written(own, ask, count, request[0], source, request[1])
+                        return await written(own, model.quiet_ask, count, *appending)
                 except SummaryFailed as error:
                     has_calls = measured.context.attempts.summary_calls_left > 0
                     if not (may_reformat and has_calls and error.reason in _WORTH_REFORMATTING):
@@ -255,7 +244,7 @@ class SummaryClient:
             if not may_reformat:
                 return ""
             with self._call(measured, writer, effort):
-                return await summarize(await self._bounded(measured, writer, own), ask, count)
+                return await summarize(own, model.quiet_ask, count)
 
         return await self._first(measured, job.summary_tokens, effort, asked) or ""
 
@@ -302,8 +291,6 @@ class SummaryClient:
                     return None
                 if error.reason in USELESS:
                     self._useless[key] = useless + 1, self._clock()
-                    if useless + 1 == _USELESS_IN_A_ROW:
-                        logger.warning(_REJECTED, model.label)
                 continue
             if found:
                 self._useless.pop(key, None)
@@ -349,61 +336,43 @@ class SummaryClient:
         finally:
             effort.seconds += self._clock() - started_s
 
-    async def _told(self, target: Target, request: Request) -> int | None:
-        """The server's count of a request; None if its protocol is not believed."""
-        is_believed = self._counter.protocol.is_believed(target.key)
-        return await self._windows.tokens_of(target, request) if is_believed else None
-
-    async def _bounded(self, measured: MeasuredRequest, writer: _Writer, job: SummaryJob) -> SummaryJob:
-        """`job` with a smaller limit if the server's tokenizer counts more tokens for its text than ours."""
-        text = "\n".join((job.instruction, *job.source))[:_SAMPLE_CHARS]
-        target = measured.context.target if writer.model.is_same else writer.model.target
-        told, count = await self._told(target, _asking(text)), writer.count
-        # A text may be counted by another ratio than its lines, each of which is of another script.
-        ours = await off_loop(job.messages, lambda: min(count(text), sum(map(count, text.splitlines()))))
-        ours += _TEMPLATE_TOKENS
-        return replace(job, prompt_limit_tokens=job.prompt_limit_tokens * ours // max(told or 0, ours))
-
     async def _appended(
         self, measured: MeasuredRequest, step: Step, job: SummaryJob, writer: _Writer
-    ) -> tuple[Request, int] | None:
-        """The conversation to send again in append mode, and the tokens that its summary replaces; None if it cannot.
+    ) -> tuple[Request, Sequence[str], int] | None:
+        """The conversation to send again in append mode, its texts, and the tokens that its summary replaces.
 
-        It has to fit, and to show everything: no lines in place of results, and no gap after its last summary.
+        None if it does not fit, or shows not everything: lines in place of results, or a gap after its last summary.
         """
-        base, conversation, target = step.base, measured.conversation, measured.context.target
+        base, view, target = step.base, measured.conversation, measured.context.target
         shows_all = base is None or (base.is_record and base.summarized_messages == base.covered_messages)
         # A forced call would be all that comes back, and the older `functions`, without a `type`, cannot be sent here.
         has_tools_only = all(isinstance(tool, Mapping) and "type" in tool for tool in measured.request.tools)
         if not (shows_all and has_tools_only and measured.request.tool_choice in (None, "auto", "none")):
             return None
-        kept, asked = await off_loop(conversation.messages, lambda: self._in_append_mode(measured, step, job))
+        shown, asked = await off_loop(view.messages, lambda: self._in_append_mode(measured, step, job))
         tools = self._recaller.tools(measured) if base is not None else None
         # The client's other parameters are not sent here.
         request = replace(measured.request, messages=asked, tools=measured.request.tools if tools is None else tools)
         counted = await self._counter.count(target.key, measured.family, request, asker=target.asker)
-        told = await self._told(target, request)
-        if told is None:
-            # Of this prompt the server may have counted the beginning, or not.
-            does_fit = replace(writer.budget, likely_ratio=counted.likely_ratio).fits(counted.tokens)
-        else:
-            media_tokens = math.ceil(counted.own.amounts.media * counted.rates[1].usual)
-            does_fit = told + media_tokens <= writer.limit_tokens
-        return (request, sum(counted.sizes[conversation.prefix : len(kept)])) if does_fit else None
+        if not replace(writer.budget, likely_ratio=counted.likely_ratio).fits(counted.tokens):
+            return None
+        # Its writer sees more than the part that the summary replaces.
+        texts = (job.request, job.focus, *map(visible_text, asked))
+        return request, texts, sum(counted.sizes[view.prefix : len(shown)])
 
     def _in_append_mode(
         self, measured: MeasuredRequest, step: Step, job: SummaryJob
     ) -> tuple[Sequence[Message], tuple[Message, ...]]:
         """The covered conversation as the server was last sent it, and the same with the instruction after it."""
-        messages, base, end = measured.conversation.messages, step.base, step.draft.covered_messages
-        current = apply(messages, base) if base else messages
-        sent = current[: len(current) - (len(messages) - measured.conversation.prefix - end)]
+        view, base, end = measured.conversation, step.base, step.draft.covered_messages
+        sent = apply(view.messages, base) if base else view.messages
+        sent = sent[: len(sent) - (len(view.rest) - end)]
         if base is not None:
             sent = self._recaller.with_found(sent, measured, base.covered_messages, end)
-        prefix = job.strategy.history(sent)
+        history = job.strategy.history(sent)
         earlier: Literal["none", "stays", "goes"]
         earlier = "goes" if job.earlier else "none" if base is None else "stays"
-        return prefix, appended(prefix, instruction=job.instruction, earlier=earlier, focus=job.focus)
+        return history, appended(history, instruction=job.instruction, earlier=earlier, focus=job.focus)
 
 
 def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:

@@ -25,6 +25,7 @@ from litellm_compaction.core.messages import Request, user_message
 from litellm_compaction.core.plan import Step, expected_growth_tokens, plan_next, turn_ended
 from litellm_compaction.engine.context import (
     Attempts,
+    Decision,
     Effort,
     MeasuredRequest,
     PreparedRequest,
@@ -144,7 +145,7 @@ class Background:
         same = next((model for model in context.pruning_models if model.is_same), None)
         planned, view = (measured.conversation, measured.budget, measured.options), measured.conversation
         # After the instruction a server that rereads cannot go back to the conversation: it would read all of it anew.
-        if not (measured.rereads and same) or measured.budget.own.triggers(measured.count.tokens):
+        if not (measured.family.rereads and same) or measured.budget.own.triggers(measured.count.tokens):
             # Whatever the next turn adds.
             ahead = partial(plan_next, *planned, stored, growth_tokens=measured.window.tokens)
             step = await off_loop_if(measured.is_long, ahead)
@@ -152,7 +153,7 @@ class Background:
                 stored = [written, *stored]
         if same is not None:
             # After what it was made to read a server that rereads cannot go on with another ending.
-            growth_tokens = 0 if measured.rereads else expected_growth_tokens(view, measured.window.tokens)
+            growth_tokens = 0 if measured.family.rereads else expected_growth_tokens(view, measured.window.tokens)
             step = await off_loop_if(
                 measured.is_long, partial(plan_next, *planned, stored, growth_tokens=growth_tokens)
             )
@@ -172,7 +173,7 @@ class Background:
             async with self._room(measured, tokens):
                 made = await self._engine.maker.make(measured, (step,), effort)
         except asyncio.CancelledError:
-            tell("given_up", after=tokens, effort=Effort(reason="arrived"))
+            tell(Decision("given_up", Effort(reason="arrived")), after=tokens)
             raise
         if made is None or (step.is_record and not effort.calls):
             # No model could be asked in a way that leaves the conversation in the cache.
@@ -181,11 +182,11 @@ class Background:
         after_tokens = applied_tokens(measured.conversation, made)
         if made.level == "truncate" or after_tokens > gained_tokens(tokens):
             effort.reason = effort.reason or "no_gain"
-            tell("given_up", after=tokens, effort=effort)
+            tell(Decision("given_up", effort), after=tokens)
             return None
         if not await self._engine.maker.put(measured, made):
             return None
-        tell("prepared", after=after_tokens, made=made, effort=effort, base=step.base)
+        tell(Decision("prepared", effort, step.base), after=after_tokens, made=made)
         return made
 
     async def _read(self, measured: MeasuredRequest, compaction: Compaction, model: PruningModel) -> None:

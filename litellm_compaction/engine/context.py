@@ -57,6 +57,14 @@ class Effort:
     reason: str = ""  # In one word, why there is no summary, or not the configured model's.
 
 
+class Decision(NamedTuple):
+    """What observers are told of a request: what was done, at which cost, and what a new record continues."""
+
+    outcome: Outcome
+    effort: Effort | None = None
+    base: Compaction | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryAnswer:
     """A pruning model's answer; `calls_tool` if it called a tool, with or without words."""
@@ -160,12 +168,11 @@ class MeasuredRequest:
     request: Request
     conversation: View
     count: Estimate
-    tokens_before: int  # The prompt as it came, before any text was cut to an excerpt.
     budget: Budget
     window: Window
     family: Family
     is_long: bool = False  # A walk over its messages takes some ms.
-    is_shortened: bool = False  # Its messages are excerpts of the client's, so that they must be sent in any case.
+    whole_tokens: int = 0  # Of what came, if its messages are excerpts of the client's, to be sent in any case.
     # Of the part that no compaction can shrink, as a request of its own, if the server was asked for it.
     floor_count: Estimate | None = None
     started_s: float  # Of the compactor's monotonic clock.
@@ -175,9 +182,12 @@ class MeasuredRequest:
         return self.conversation.count_text
 
     @property
-    def rereads(self) -> bool:
-        """The server reads a whole prompt again after any change, as far as is known."""
-        return self.family.rereads
+    def is_shortened(self) -> bool:
+        return self.whole_tokens > 0
+
+    @property
+    def tokens_before(self) -> int:
+        return self.whole_tokens or self.count.tokens
 
     @property
     def options(self) -> CompactionOptions:
@@ -190,7 +200,7 @@ class MeasuredRequest:
             strategy=STRATEGIES[settings.strategy],
             keep_images=constants.keep_images,
             writes_whole_records=context.writes_whole_records,
-            rereads=self.rereads,
+            rereads=self.family.rereads,
         )
 
     def keyed(self, compaction: Compaction) -> Compaction:
@@ -252,8 +262,7 @@ class PreparedRequest:
     tools: tuple[JsonValue, ...] | None = None
     applied: Compaction | None = field(default=None, compare=False, repr=False)  # By which `messages` were made.
     continuation: Continuation = field(default=STARTS, repr=False)  # How an answer goes on.
-    outcome: Outcome | None = field(default=None, compare=False)  # Observers are told of it once this is sent,
-    reason: str = field(default="", compare=False)  # with one word why.
+    decision: Decision | None = field(default=None, compare=False, repr=False)  # To be told of once this is sent.
 
     @property
     def window(self) -> Window:

@@ -22,13 +22,12 @@ from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request, cleaned, system_prefix_length
-from litellm_compaction.core.portable import Unfolded
 from litellm_compaction.core.transcripts import is_client_summary
 from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy import client, litellm_inside, wire
 from litellm_compaction.proxy.internal import Caller, may_write_ahead
-from litellm_compaction.proxy.litellm_inside.application import keeps_responses, may_use
+from litellm_compaction.proxy.litellm_inside.application import is_allowed, keeps_responses
 from litellm_compaction.proxy.routing import (
     Deployment,
     DeploymentSelector,
@@ -69,7 +68,7 @@ class ClientRequest:
     cleared_calls: int = 0  # Of old tool results, by its order; `original` is without them.
     cleared_tokens: int = 0
     token_ids: int | None = None  # The number of them in a text completion that consists of them.
-    bases: tuple[Compaction, ...] = ()  # The record that `original` begins with, as `core.portable.Unfolded` has it.
+    bases: tuple[Compaction, ...] = ()  # The record that `original` begins with, as `core.portable.unfolded` has it.
 
     @property
     def is_unread(self) -> bool:
@@ -92,7 +91,7 @@ def client_request(
     if received is None:
         return None
     metadata = client.metadata_of(body)
-    unfolded, bases = Unfolded(received.messages) if orders is None else orders.unfolded(received.messages)
+    unfolded, bases = (received.messages, ()) if orders is None else orders.unfolded(received.messages)
     messages = tuple(map(cleaned, unfolded))
     is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
     wish, route = client.NONE, str(metadata.get("user_api_key_request_route") or "")
@@ -277,11 +276,6 @@ class Exchanges:
         """The request of a hook's `body`, if it is guarded."""
         return self._own.get(_asker(body) or self)
 
-    def refusal(self) -> CompactionError | None:
-        """The last refusal of the request that the running task serves; None without any."""
-        exchange = self.get({})
-        return exchange.refusal if exchange is not None else None
-
     def close(self, body: Mapping[str, Any]) -> Exchange | None:
         """Forgets a request that has ended, and its holds."""
         exchange = self._own.pop(_asker(body) or self, None)
@@ -350,7 +344,7 @@ async def _other_pruning_model(
     if (name := settings.pruning_model) == SAME_MODEL:
         return ()
     target, why = await guards.pruning_target(router, name), "is not a model of this proxy"
-    if target is not None and not may_use(router, name, metadata):
+    if target is not None and not await is_allowed(router, name, metadata):
         target, why = None, "is not allowed for some keys"
     if target is None:
         guards.warn_once(f"{name} {why}", "pruning_model=%s %s; the same model is used there", name, why)

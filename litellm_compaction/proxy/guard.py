@@ -176,12 +176,10 @@ class Guard:
     def _refused(self, kwargs: Mapping[str, Any], error: CompactionError) -> Exception:
         if (exchange := self._exchanges.get(kwargs)) is not None:
             exchange.refused(error)
-        told = refusals.litellm_error_of(error, kwargs)
         if isinstance(error, LiteLLMChanged):
             # It comes before there is an exchange.
             refusals.log_refused(str(kwargs.get("model")), error)
-            refusals.mark_told(told)
-        return told
+        return refusals.litellm_error_of(error, kwargs)
 
     def _of_ours(self, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments of a call that we make ourselves, which nobody guards."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from fastapi import HTTPException, Request, Response
 
-from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
+from litellm_compaction.config import LIVE, SAME_MODEL, Settings, WrongSettings, choices
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.engine.records import events_of as events_of_record
 from litellm_compaction.engine.records import undo, view_of
@@ -27,8 +27,8 @@ from litellm_compaction.errors import CompactionError, StoreError
 from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json
 from litellm_compaction.proxy.client import note_credential, tenant_of
 from litellm_compaction.proxy.litellm_inside import Seam, current_router
-from litellm_compaction.proxy.litellm_inside.application import key_owner, may_use
-from litellm_compaction.proxy.live_settings import LiveSettings, WrongValues, for_deployment
+from litellm_compaction.proxy.litellm_inside.application import is_allowed, key_owner
+from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import GuardedDeployment, as_entry, reachable_entries, router_entries
@@ -98,14 +98,10 @@ async def visitor_of(request: Request) -> Visitor | None:
     make a browser send.
     """
     headers = {name: value for name, value in request.headers.items() if name != "cookie"}
-    shown = headers.get("authorization", "")
-    if shown[:6].lower() == "basic ":
+    if headers.get("authorization", "")[:6].lower() == "basic ":
         return None
-    # Where a proxy looks for keys in a header of its own, a browser cannot know that.
-    own = (Seam.KEY_HEADER.get() or {}).get("litellm_key_header_name")
-    beside = {own.lower(): shown} if isinstance(own, str) and shown else {}
     try:
-        auth = await key_owner(request.scope, {**beside, **headers}, _KNOWN_PATH)
+        auth = await key_owner(request.scope, headers, _KNOWN_PATH)
     except Exception:  # noqa: BLE001 - whatever it raises is a no, such as a ModuleNotFoundError without `prisma`
         return None
     note_credential(headers)
@@ -231,17 +227,14 @@ class _Page:
             if values.get("pruning_model") not in (None, SAME_MODEL, live.in_force.settings.pruning_model):
                 _check_served(values["pruning_model"])
             await live.write(values, role=visitor.role)
-        except WrongValues as error:
+        except WrongSettings as error:
             raise HTTPException(422, {"message": f"Not saved. {error}", "problems": error.problems}) from None
         return self._settings(visitor)
 
     def _settings(self, visitor: Visitor) -> JsonObject:
         in_force, is_memory = self._service.live.in_force, isinstance(self._service.store.rows, MemoryRows)
         notices = {
-            f"The store cannot be read: {in_force.failure}. Nothing can be saved.": in_force.failure,
-            f"The saved changes are ignored, config.yaml holds: {in_force.ignored}. Save or reset them.": (
-                in_force.ignored
-            ),
+            in_force.problem: in_force.problem,
             "The store is this process's memory: changes end with it.": is_memory,
             f"mode is {in_force.settings.mode}: no request is changed.": in_force.settings.mode != "guard",
         }
@@ -261,7 +254,7 @@ class _Page:
         entries = [
             entry
             for entry in router_entries(router)
-            if visitor.sees_all or may_use(router, str(entry.get("model_name") or ""), owner)
+            if visitor.sees_all or await is_allowed(router, str(entry.get("model_name") or ""), owner)
         ]
         found = await asyncio.gather(*(self._rows(router, entry, visitor) for entry in entries))
         rows = [row for rows in found for row in rows]
@@ -363,8 +356,8 @@ class _Page:
 def _check_served(model: object) -> None:
     router = current_router()
     if not isinstance(model, str) or router is None or not reachable_entries(router, model, {}):
-        said = f"{LIVE['pruning_model'].label}: “{str(model)[:100]}”: not a model of this proxy."
-        raise WrongValues({"pruning_model": said})
+        said = f"pruning_model = {str(model)[:100]!r}: not a model of this proxy."
+        raise WrongSettings("", {"pruning_model": said})
 
 
 def _setting(live: LiveSettings, key: str) -> JsonObject:
@@ -372,8 +365,8 @@ def _setting(live: LiveSettings, key: str) -> JsonObject:
     value, configured = getattr(live.in_force.settings, key), getattr(live.configured, key)
     return {
         "key": key,
-        "label": LIVE[key].label,
-        "text": LIVE[key].text or " ".join((setting.description or "").split()),
+        "label": key.replace("_", " ").capitalize(),
+        "text": " ".join((setting.description or "").split()),
         "value": value,
         "configured": configured,
         "is_changed": value != configured,
