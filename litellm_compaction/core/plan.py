@@ -70,6 +70,11 @@ class Send:
     compaction: Compaction | None = None
     is_undone: bool = False
 
+    @property
+    def waiting(self) -> Compaction | None:
+        """The compaction, if it was written ahead and has not been sent yet."""
+        return self.compaction if self.compaction and self.compaction.state == "ready" else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Make:
@@ -103,7 +108,8 @@ def _candidates(
     the known record stands for the oldest part.
     """
     own, keeps_what_fits = budget.own, budget.rules.keeps_what_fits
-    in_effect = [each for each in known if each.state != "ready" and not keeps_what_fits]
+    reusable = () if keeps_what_fits else known
+    in_effect = [each for each in reusable if each.state != "ready"]
     # A compacted prompt stays compacted, although the count has settled a little lower since: the same bytes, and the
     # server's cache stays warm. A window that has grown is worth a fresh start.
     lasting = next((each for each in in_effect if each.window_tokens >= budget.window_tokens), None)
@@ -121,18 +127,15 @@ def _candidates(
         yield Send(compaction=current), current_tokens, budget.waiting_tokens
     now_tokens = min(view.tokens, current_tokens)
     most_tokens = now_tokens - 1 if keeps_what_fits else gained_tokens(now_tokens)
-    for each in (each for each in known if each.state == "ready" and not keeps_what_fits):
+    for each in (each for each in reusable if each.state == "ready"):
         yield Send(compaction=each), applied_tokens(view, each), min(most_tokens, trigger_tokens)
     bases = (each for each in known if each.state != "provisional" and (each.segments or not keeps_what_fits))
     planner = _Planner(view, budget, options, next(bases, None))
     copied = planner.records(asks=False) if budget.fits(view.floor_tokens) else ()
     if copied:
         records, edits = copied if keeps_what_fits else planner.records(asks=True), planner.edits()
-        yield (
-            Make(steps=(*edits, *planner.choices(records[0], now_tokens), *records)),
-            records[0].predicted_tokens,
-            most_tokens,
-        )
+        steps = (*edits, *planner.choices(records[0], now_tokens), *records)
+        yield Make(steps=steps), records[0].predicted_tokens, most_tokens
         # An answer would be stopped at once, so less gain will do; for that no model is asked.
         most_tokens = budget.latest_start_tokens if now_tokens > budget.latest_start_tokens else _NONE_TOKENS
         yield Make(steps=(*edits, *copied)), copied[0].predicted_tokens, most_tokens
@@ -346,21 +349,19 @@ def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
 
 
 def plan_next(
-    view: View,
-    budget: Budget,
-    options: CompactionOptions,
-    stored: Sequence[Compaction],
-    *,
-    growth_tokens: int,
+    view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction], *, is_expected: bool
 ) -> Compaction | Step | None:
-    """Plans for the turn after `turn_ended` if it adds so many tokens, just beyond the trigger if they lead there.
+    """Plans for the turn after `turn_ended`: just beyond the trigger, if it `is_expected` only if that is likely.
 
     A record to write now, an edit to make, or what was written ahead; None if the prompt will be what is cached, or a
     record would gain too little: half as much comes twice as often. What is made for a larger turn is made more often.
     """
+    growth_tokens = expected_growth_tokens(view, budget.window_tokens) if is_expected else budget.window_tokens
+    # After what it was made to read a server that rereads cannot go on with another ending.
+    growth_tokens = 0 if is_expected and options.rereads else growth_tokens
     options = replace(options, covers_all=True)
     decision = plan(view, budget, options, stored)
-    if isinstance(decision, Send) and not _is_waiting(decision):
+    if isinstance(decision, Send) and not decision.waiting:
         compaction, limits = decision.compaction, budget if decision.compaction else budget.own
         left_tokens = limits.trigger_tokens - (applied_tokens(view, compaction) if compaction else view.tokens)
         if growth_tokens <= left_tokens:
@@ -368,7 +369,7 @@ def plan_next(
         later = view.grown(max(left_tokens + 1, 0))
         decision = plan(later, replace(budget, floor_tokens=later.floor_tokens), options, stored)
     if not isinstance(decision, Make):
-        return decision.compaction if isinstance(decision, Send) and _is_waiting(decision) else None
+        return decision.waiting if isinstance(decision, Send) else None
     step, trigger_tokens = decision.steps[0], budget.trigger_tokens
     if (
         step.question == "summary"
@@ -376,10 +377,6 @@ def plan_next(
     ):
         return replace(step, draft=replace(step.draft, state="ready"))
     return step if step.is_edit else None
-
-
-def _is_waiting(decision: Send) -> bool:
-    return decision.compaction is not None and decision.compaction.state == "ready"
 
 
 def expected_growth_tokens(view: View, window_tokens: int) -> int:

@@ -57,9 +57,8 @@ def _speaks(message: Message) -> bool:
 def request_indices(messages: Sequence[Message]) -> tuple[int, ...]:
     """The indices of the user messages that say what is being worked on, ascending; empty if there is no user's.
 
-    They stay verbatim (promise P2): the newest of any writer, and the newest that may be the person's. If that stands
-    where a program may have written it, after results or another user's, the newest short one before it that surely is
-    the person's stays, too. More messages never make an older one a request.
+    They stay verbatim (promise P2): the newest of any writer, the newest that may be the person's, and if that stands
+    where a program may write, the newest short one that surely is. More messages never make an older one a request.
     """
     last = _last_requests(messages)
     turns = (at for at in range(last[0], -1, -1) if _speaks(messages[at]) and _is_turn(messages, at)) if last else ()
@@ -91,10 +90,7 @@ def request_text(messages: Sequence[Message]) -> str:
 
 
 def answered_round(messages: Sequence[Message]) -> tuple[int, ...]:
-    """The indices of the calls and results that an answer answers which we carry over the limit; empty for any other.
-
-    The answer closes the round, which may be covered with it; but it speaks of these results.
-    """
+    """The indices of the calls and results of which an answer speaks that we carry over the limit; else empty."""
     if not messages or not messages[-1].is_synthetic:
         return ()
     ours = next(index for index, message in enumerate(messages) if message.is_synthetic)
@@ -108,8 +104,8 @@ def answered_round(messages: Sequence[Message]) -> tuple[int, ...]:
 def latest_cut(messages: Sequence[Message]) -> int:
     """The largest index at which the protected tail (promise P2) is still whole.
 
-    It begins with the tool round whose results no assistant message follows; else with the first unanswered request;
-    else with the last message. Of an answer that we carry over the limit it is the end, with our request to go on.
+    It begins with the open tool round, else the first unanswered request, else the last message; of an answer that we
+    carry over the limit it is the end, with our request to go on.
     """
     if messages and messages[-1].asks_to_go_on:
         return max(len(messages) - 2, 0)
