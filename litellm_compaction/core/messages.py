@@ -95,6 +95,7 @@ class Request:
     tool_choice: JsonValue = None
     # Other fields that a server may write into the prompt, by their names (`documents`, `chat_template_kwargs`).
     extras: JsonObject = field(default_factory=dict)
+    token_ids: int | None = None  # The number of those that a text completion consists of, in place of a message.
 
     @property
     def has_own_template(self) -> bool:
