@@ -351,7 +351,7 @@ def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
 def plan_next(
     view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction], *, is_expected: bool
 ) -> Compaction | Step | None:
-    """Plans for the turn after `turn_ended`: just beyond the trigger, if it `is_expected` only if that is likely.
+    """Plans for the turn after `turn_ended` as if it went just beyond the trigger, or only if that `is_expected`.
 
     A record to write now, an edit to make, or what was written ahead; None if the prompt will be what is cached, or a
     record would gain too little: half as much comes twice as often. What is made for a larger turn is made more often.
@@ -371,10 +371,8 @@ def plan_next(
     if not isinstance(decision, Make):
         return decision.waiting if isinstance(decision, Send) else None
     step, trigger_tokens = decision.steps[0], budget.trigger_tokens
-    if (
-        step.question == "summary"
-        and 2 * step.predicted_tokens <= budget.target_tokens(trigger_tokens) + trigger_tokens
-    ):
+    most_tokens = (budget.target_tokens(trigger_tokens) + trigger_tokens) // 2
+    if step.question == "summary" and step.predicted_tokens <= most_tokens:
         return replace(step, draft=replace(step.draft, state="ready"))
     return step if step.is_edit else None
 
