@@ -66,23 +66,15 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The room of one request in one window; a number that follows from the rules is worked out once.
-
-    Attributes:
-        floor_tokens: of system, tools and protected messages, which no compaction can shrink.
-        likely_ratio: the true prompt is at most so many times the estimate of one that is made of this one.
-        fixed_tokens: system messages and tools, which no threshold counts; part of the floor.
-        own_likely_ratio: of the request as it came, if the server has counted its beginning; None for no difference.
-        is_wanted: True if the client wants a compaction whatever the fill: it goes deep even if little is used.
-    """
+    """The room of one request in one window; a number that follows from the rules is worked out once."""
 
     rules: Rules
     window_tokens: int
-    floor_tokens: int
-    likely_ratio: float
-    fixed_tokens: int = 0
-    own_likely_ratio: float | None = None
-    is_wanted: bool = False
+    floor_tokens: int  # Of system, tools and protected messages, which no compaction can shrink.
+    likely_ratio: float  # The true prompt is at most so many times the estimate of one that is made of this one.
+    fixed_tokens: int = 0  # System messages and tools, which no threshold counts; part of the floor.
+    own_likely_ratio: float | None = None  # Of the request as it came, if the server has counted its beginning.
+    is_wanted: bool = False  # The client wants a compaction whatever the fill: it goes deep even if little is used.
 
     @cached_property
     def own(self) -> Budget:
@@ -91,9 +83,9 @@ class Budget:
 
     def with_trigger(self, prompt_tokens: int) -> Budget:
         """Returns the same with a trigger at so many tokens of a whole prompt, if that is below its own; 0 for none."""
-        if not 0 < prompt_tokens < self.trigger_tokens:
-            return self
-        return replace(self, rules=replace(self.rules, threshold_tokens=max(prompt_tokens - self.fixed_tokens, 1)))
+        threshold_tokens = max(prompt_tokens - self.fixed_tokens, 1)
+        is_lower = 0 < prompt_tokens < self.trigger_tokens
+        return replace(self, rules=replace(self.rules, threshold_tokens=threshold_tokens)) if is_lower else self
 
     @property
     def outside_tokens(self) -> int:
@@ -117,6 +109,7 @@ class Budget:
             rules.threshold_tokens or int(rules.pre_request_ratio * self.usable_tokens)
         )
         if not (rules.threshold_tokens or rules.reserve_tokens):
+            # With the room for its answer.
             line_tokens = (
                 bisect_left(window, line_tokens + 1, key=lambda each: each + self.output_buffer_tokens(each)) - 1
             )
@@ -147,9 +140,8 @@ class Budget:
 
     def output_buffer_tokens(self, prompt_tokens: int) -> int:
         """The room set aside for the answer: max(ratio of the rest, min(minimum, 10 % of the window))."""
-        rest = max(self.window_tokens - prompt_tokens, 0)
         least = min(self.rules.output_buffer_min_tokens, int(_BUFFER_CAP_RATIO * self.window_tokens))
-        return max(int(self.rules.output_buffer_ratio * rest), least)
+        return max(int(self.rules.output_buffer_ratio * (self.window_tokens - prompt_tokens)), least)
 
     def max_output_tokens(self, prompt_tokens: int, asked_tokens: int | None) -> int:
         """The upstream `max_tokens`: the window's rest, and no more than asked; None or negative is "unlimited"."""
@@ -169,8 +161,7 @@ class Budget:
 
     def restart_room_tokens(self, used_tokens: int) -> int:
         """The room after a restart at `used_tokens` (prompt and answer) that lets it begin (promise P5)."""
-        before_stop_tokens = self.window_tokens - self._stop_tokens + _LEAST_START_TOKENS
-        return max(self.output_buffer_tokens(used_tokens), before_stop_tokens)
+        return max(self.output_buffer_tokens(used_tokens), self.window_tokens - self._stop_tokens + _LEAST_START_TOKENS)
 
     @cached_property
     def early_start_tokens(self) -> int:
@@ -195,22 +186,16 @@ class Budget:
         is_narrow = self.trigger_tokens - self.floor_tokens < 2 * int(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
         return self.latest_start_tokens if is_narrow and not (is_pressed or self.is_wanted) else -1
 
-    @cached_property
-    def least_target_tokens(self) -> int:
-        """The least that stays of any prompt: the floor, and a record's room, at most half of the rest to the limit."""
-        room = int(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
-        room = min(room, self._span_tokens // 2) if self._span_tokens else room
-        return min(self.floor_tokens + room, self.latest_start_tokens)
-
     def target_tokens(self, prompt_tokens: int, depth_ratio: float = 1.0) -> int:
         """The size to which a prompt is compacted: min(target_ratio of the window, half of the prompt).
 
-        That is at least the floor and room for a record, and never so much that the answer would be stopped at once.
-        With a reserve or a threshold: of the conversation's room, and of the conversation. If the client wants it, no
-        more than a third of the compactable part stays.
+        That is at least the floor and a record's room, half of the rest at most, and never so much that the answer
+        would be stopped at once. With a reserve or a threshold: of the conversation's room, and of the conversation. If
+        the client wants it, no more than a third of the compactable part stays.
         """
+        room = int(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
+        room = min(room, self._span_tokens // 2 or room)
+        room = min(room, max(prompt_tokens - self.floor_tokens, 0) // 3) if self.is_wanted else room
         inside_tokens = max(prompt_tokens - self.outside_tokens, 0)
         deep = min(int(depth_ratio * self.rules.target_ratio * self.usable_tokens), inside_tokens // 2)
-        wanted = self.floor_tokens + max(prompt_tokens - self.floor_tokens, 0) // 3
-        least = min(self.least_target_tokens, wanted) if self.is_wanted else self.least_target_tokens
-        return min(max(self.outside_tokens + deep, least), self.latest_start_tokens)
+        return min(max(self.outside_tokens + deep, self.floor_tokens + room), self.latest_start_tokens)

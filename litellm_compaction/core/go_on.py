@@ -37,7 +37,6 @@ _CLOSE_THINKING = (
     "You were interrupted by the length limit while you were thinking. The end of your thoughts is quoted here.\n\n"
     "{thoughts}\n\nDo not think any further: answer now, with what you have.{switch}"
 )
-_EMPTY, _BRIDGE = "(interrupted)", "Go on."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,26 +82,17 @@ def continued_request(
 ) -> tuple[Message, ...]:
     """The conversation that was being answered, with the partial answer and the request to go on.
 
-    Args:
-        messages: as the client sent them.
-        partial: the answer so far.
-        tail_tokens: so much stays verbatim; an earlier part becomes a message of its own, which may be covered.
-        count: tokens of a text.
-        ends_in_answer: without the request (`can_end_in_answer` holds), nor white space at the end, which most
-            vocabularies join with the next word.
-        switch: a word for the model itself to think no more; "" for none.
+    So many tokens of the answer's end stay verbatim; an earlier part becomes a message of its own, which may be
+    covered. One that `ends_in_answer` (`can_end_in_answer` holds) has no request, nor white space at the end, which
+    most vocabularies join with the next word. `switch` is a word for the model itself to think no more; "" for none.
     """
     text = partial.thoughts if partial.is_quoted else partial.text
     text = text.rstrip() if ends_in_answer or partial.is_quoted else text
     shown = _last(text, tail_tokens, count)
-    head = text[: len(text) - len(shown)]
-    if partial.is_quoted:
-        head = ""
-    elif not head.strip():
-        shown = text
     if not shown:
         return tuple(messages)
-    opening = [_assistant(head), _ours(_BRIDGE)] if head.strip() else []
+    head = "" if partial.is_quoted else text[: len(text) - len(shown)]
+    opening = [_assistant(head), _ours("Go on.")] if head.strip() else []
     ending = (*messages, *opening, replace(_assistant(shown), is_synthetic=True))
     return ending if ends_in_answer else asked_to_go_on(ending, partial, switch)
 
@@ -113,7 +103,7 @@ def asked_to_go_on(messages: Sequence[Message], partial: Partial, switch: str = 
     if partial.is_quoted:
         asked = _CLOSE_THINKING if partial.closes else _THINK_ON
         word = f" {switch}" if switch else ""
-        return (*before, _assistant(_EMPTY), _ours(asked.format(thoughts=ending.text, switch=word)))
+        return (*before, _assistant("(interrupted)"), _ours(asked.format(thoughts=ending.text, switch=word)))
     return (*before, replace(ending, is_synthetic=False), _ours(_REQUEST_JSON if partial.is_json else _REQUEST))
 
 
@@ -136,12 +126,9 @@ def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compac
         covered_messages=own,
         start=min(compaction.start, own),
         forms=tuple(each for each in compaction.forms if each.position < own),
-        images=tuple(place for place in compaction.images if place[0] < own),
         covered_hash=hashes[own],
         segments=tuple(replace(each, covered_messages=min(each.covered_messages, own)) for each in segments),
         covered_part=part_covered_by(said) if compaction.is_record else compaction.covered_part,
-        words_hash="",
-        seen=(),
     )
 
 

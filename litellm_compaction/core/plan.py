@@ -10,8 +10,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal, TypeAlias
 
 from litellm_compaction.core.budget import Budget, CompactionOptions, gained_tokens
@@ -28,38 +27,30 @@ _LEDGER_SHARE, _EDIT_LEDGER_SHARE, _IMAGES_SHARE = 0.55, 0.15, 0.50
 _WORDS_TARGET_RATIO, TASK_WINDOW_RATIO, _TASK_ROOM_RATIO, _WORDS_HEAD_TOKENS = 0.25, 0.1, 1.1, 12
 # Of frozen summaries; and of the target, if all that stays is read again and every change costs that.
 _FROZEN_TARGET_RATIO, _DEEP_RATIO = 0.25, 0.65
-# Of the trigger's line, up to which recent messages stay where a caller wants that.
+# Of the trigger, up to which recent messages stay where a caller wants that.
 _STAYING_RATIO = 0.85
 # "Last request from user was: " in any vocabulary.
 _LEAD_IN_TOKENS = 12
 # What the next turn adds: the most of so many before it; a sentence or two if there were none yet.
 _LATEST_STEPS, _USUAL_GROWTH_RATIO = 3, 0.02
-
-Question: TypeAlias = Literal["none", "choice", "summary"]
+# Of a candidate that never does.
+_NONE_TOKENS = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A new compaction to make.
+    """A new compaction to make."""
 
-    Attributes:
-        draft: what it will be, still without its ledger and without a model's words.
-        question: what a model is asked for: a summary, which messages may go or become shorter, or nothing.
-        base: the compaction whose summaries it continues; rewritten into one if it `integrates` them.
-        summary_tokens: bound on the model's words, or on the base's summary, which goes on.
-        ledger_tokens: bound on the ledger; at least `ledger_min_tokens` if a summary is longer than planned.
-        now_tokens: the prompt without it, and afterwards at most `predicted_tokens`, if a model chooses about that.
-    """
-
-    draft: Compaction
-    question: Question
-    base: Compaction | None = None
+    draft: Compaction  # Still without its ledger and without a model's words.
+    # What a model is asked for: a summary, which messages may go or become shorter, or nothing.
+    question: Literal["none", "choice", "summary"]
+    base: Compaction | None = None  # Its summaries go on, rewritten into one if the step `integrates` them.
     integrates: bool = False
-    summary_tokens: int = 0
+    summary_tokens: int = 0  # Bound on the model's words, or on the base's summary.
     ledger_tokens: int
-    ledger_min_tokens: int = 0
-    now_tokens: int = 0
-    predicted_tokens: int
+    ledger_min_tokens: int = 0  # If a summary is longer than planned.
+    now_tokens: int = 0  # The prompt without it, for a model that chooses.
+    predicted_tokens: int  # The most that it leaves.
 
     @property
     def is_record(self) -> bool:
@@ -78,6 +69,11 @@ class Send:
 
     compaction: Compaction | None = None
     is_undone: bool = False
+
+    @property
+    def waiting(self) -> Compaction | None:
+        """The compaction, if it was written ahead and has not been sent yet."""
+        return self.compaction if self.compaction and self.compaction.state == "ready" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,19 +107,20 @@ def _candidates(
     For a summary that the client goes on with in place of its history no model is asked, and no more goes than has to:
     the known record stands for the oldest part.
     """
-    own, keeps_what_fits, none_tokens = budget.own, budget.rules.keeps_what_fits, -1
-    reusable = () if keeps_what_fits or budget.is_wanted else known
-    in_effect = [each for each in (known if budget.is_wanted else reusable) if each.state != "ready"]
+    own, keeps_what_fits = budget.own, budget.rules.keeps_what_fits
+    reusable = () if keeps_what_fits else known
+    in_effect = [each for each in reusable if each.state != "ready"]
     # A compacted prompt stays compacted, although the count has settled a little lower since: the same bytes, and the
     # server's cache stays warm. A window that has grown is worth a fresh start.
     lasting = next((each for each in in_effect if each.window_tokens >= budget.window_tokens), None)
-    yield Send(compaction=lasting), view.tokens, none_tokens if budget.is_wanted else own.trigger_tokens
+    yield Send(compaction=lasting), view.tokens, _NONE_TOKENS if budget.is_wanted else own.trigger_tokens
     view, budget = _with_answered_round(view, budget, known)
+    trigger_tokens = _NONE_TOKENS if budget.is_wanted else budget.trigger_tokens
     current, current_tokens = None, view.tokens
     for each in in_effect:
         # One by one: of fifty rounds the newest does nearly always.
         tokens = applied_tokens(view, each)
-        yield Send(compaction=each), tokens, budget.trigger_tokens if reusable else none_tokens
+        yield Send(compaction=each), tokens, trigger_tokens
         if current is None or tokens < current_tokens:
             current, current_tokens = each, tokens
     if current is not None and not view.messages[-1].is_synthetic:
@@ -131,17 +128,17 @@ def _candidates(
     now_tokens = min(view.tokens, current_tokens)
     most_tokens = now_tokens - 1 if keeps_what_fits else gained_tokens(now_tokens)
     for each in (each for each in reusable if each.state == "ready"):
-        yield Send(compaction=each), applied_tokens(view, each), min(most_tokens, budget.trigger_tokens)
+        yield Send(compaction=each), applied_tokens(view, each), min(most_tokens, trigger_tokens)
     bases = (each for each in known if each.state != "provisional" and (each.segments or not keeps_what_fits))
-    planner = Planner(view=view, budget=budget, options=options, base=next(bases, None))
+    planner = _Planner(view, budget, options, next(bases, None))
     copied = planner.records(asks=False) if budget.fits(view.floor_tokens) else ()
     if copied:
-        records = copied if keeps_what_fits else planner.records(asks=True)
-        steps = filter(None, (planner.edit, planner.choice(records[0], now_tokens), *records))
-        yield Make(steps=tuple(steps)), records[0].predicted_tokens, most_tokens
+        records, edits = copied if keeps_what_fits else planner.records(asks=True), planner.edits()
+        steps = (*edits, *planner.choices(records[0], now_tokens), *records)
+        yield Make(steps=steps), records[0].predicted_tokens, most_tokens
         # An answer would be stopped at once, so less gain will do; for that no model is asked.
-        most_tokens = budget.latest_start_tokens if now_tokens > budget.latest_start_tokens else none_tokens
-        yield Make(steps=tuple(filter(None, (planner.edit, *copied)))), copied[0].predicted_tokens, most_tokens
+        most_tokens = budget.latest_start_tokens if now_tokens > budget.latest_start_tokens else _NONE_TOKENS
+        yield Make(steps=(*edits, *copied)), copied[0].predicted_tokens, most_tokens
     # No cut gains enough to be worth a model call: what fits is sent.
     if current is not None:
         yield Send(compaction=current), current_tokens, budget.prompt_limit_tokens
@@ -154,24 +151,31 @@ def _with_answered_round(view: View, budget: Budget, known: Sequence[Compaction]
     staying = answered_round(view.messages)
     gone = {view.prefix + at for each in known for at in each.gone if at < each.start}
     held = replace(budget, floor_tokens=budget.floor_tokens + sum(view.sizes[index] for index in staying))
-    if not gone.isdisjoint(staying) or held.least_target_tokens > held.early_start_tokens or not staying:
+    if not gone.isdisjoint(staying) or held.target_tokens(0) > held.early_start_tokens or not staying:
         return view, budget
     return replace(view, pins=(*view.pins, *staying)), held
 
 
-@dataclass(frozen=True, kw_only=True)
-class Planner:
+class _Planner:
     """Makes the steps for a conversation, going on from `base` if there is one."""
 
-    view: View
-    budget: Budget
-    options: CompactionOptions
-    base: Compaction | None
+    def __init__(self, view: View, budget: Budget, options: CompactionOptions, base: Compaction | None) -> None:
+        self._view, self._budget, self._options, self._base = view, budget, options, base
+        self._start, self._frozen_tokens = (base.start, view.count_text(base.summary)) if base else (0, 0)
+        # Less for a record if the server reads all of it again after every change.
+        self._target_tokens = budget.target_tokens(view.tokens, _DEEP_RATIO if options.rereads else 1.0)
+        self._room_tokens = max(self._target_tokens - budget.floor_tokens, 0)
+        self._keeps_what_fits = budget.rules.keeps_what_fits
+        self._most_tokens = min(max(budget.trigger_tokens, budget.floor_tokens), budget.prompt_limit_tokens)
+        self._recent_start = len(view.rest) - options.keep_recent_messages
+        new = [cut for cut in view.cuts if cut > (base.covered_messages if base else 0)]
+        # The last cut before the recent messages, which are spared if that is enough; and the last one of all.
+        self._edit_cuts = sorted({*[cut for cut in new if cut <= self._recent_start][-1:], *new[-1:]})
 
     def records(self, *, asks: bool) -> tuple[Step, ...]:
         """The record of the strategy; after one in place of all comes what to make if no model writes it."""
         keeping = self._record(asks=asks, keeps_recent=True)
-        whole = None if self.options.strategy.keeps_recent else self._record(asks=asks, keeps_recent=False)
+        whole = None if self._options.strategy.keeps_recent else self._record(asks=asks, keeps_recent=False)
         return tuple(filter(None, (whole if whole and whole.question != "none" else None, keeping)))
 
     def _record(self, *, asks: bool, keeps_recent: bool) -> Step | None:
@@ -179,80 +183,74 @@ class Planner:
 
         None if nothing may be covered.
         """
-        view, base, options, target = self.view, self.base, self.options, self._target_tokens
-        last_cut, frozen = max(view.cuts, default=0), self._frozen_tokens
+        view, base, options, target = self._view, self._base, self._options, self._target_tokens
+        last_cut, frozen, strategy = max(view.cuts, default=0), self._frozen_tokens, options.strategy
         # The user's own words come first: their room is shared out no more.
-        words = self._words_tokens(last_cut)
-        rest = self._room_tokens - words - view.image_tokens(self._images(last_cut))
+        words, images = self._words_tokens(last_cut), self._images(last_cut)
+        rest = self._room_tokens - words - view.image_tokens(images)
         # If its share is too small for a summary, it may have more of it.
         summary = int(max(_SUMMARY_SHARE * rest, min(_GOOD_SUMMARY_TOKENS, _SUMMARY_MOST_SHARE * rest)))
         summary = min(options.summary_max_tokens, summary)
         asks = asks and summary >= min(_LEAST_SUMMARY_TOKENS, options.summary_max_tokens)
         # The base's summaries are written anew in records that are whole, of two of which only the newer one holds; if
         # they have outgrown their room; or if nothing new is to be covered: the window shrank, or the record has to.
-        is_whole = options.writes_whole_records or not keeps_recent
-        has_outgrown = frozen > min(_FROZEN_TARGET_RATIO * target, rest - summary)
-        integrates = not asks or (base is not None and (is_whole or has_outgrown or last_cut <= base.start))
-        start = base.start + (not integrates) if base else 0
-        covers_all = options.covers_all or not keeps_recent
-        cuts = [cut for cut in view.cuts if cut >= start][-1 if covers_all else 0 :]
+        has_outgrown = frozen > min(_FROZEN_TARGET_RATIO * target, rest - summary) or last_cut <= self._start
+        integrates = not asks or has_outgrown or options.writes_whole_records or not keeps_recent
+        start = self._start + (base is not None and not integrates)
+        cuts = [cut for cut in view.cuts if cut >= start][-1 if options.covers_all or not keeps_recent else 0 :]
         if not cuts:
             return None
         frozen = 0 if integrates else frozen
         summary = summary if asks else int((1 - _LEDGER_SHARE) * rest)
         # Frozen segments take from the other lines, not from the user's.
         ledger = words + int(_LEDGER_SHARE * max(rest - frozen, 0))
-        text_tokens = RECORD_TOKENS + frozen + summary + ledger + (_LEAD_IN_TOKENS if options.strategy.lead_in else 0)
-        cut, kept = self._cut(cuts, text_tokens)
+        text_tokens = RECORD_TOKENS + frozen + summary + ledger + (_LEAD_IN_TOKENS if strategy.lead_in else 0)
+        cut, kept = self._cut(cuts, images, text_tokens)
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
-        has_spare = asks and not options.writes_whole_records
-        spare = min(max(target - kept - text_tokens, 0), ledger) if has_spare else 0
-        draft = self._draft(cut, options.strategy.writer or options.strategy.name, start=cut)
+        spare = max(target - kept - text_tokens, 0) if asks and not options.writes_whole_records else 0
+        draft = self._draft(cut, strategy.writer or strategy.name, images, start=cut)
         return Step(
             draft=replace(draft, state="applied" if asks else "provisional"),
             question="summary" if asks else "none",
             base=base,
             integrates=integrates,
             summary_tokens=summary,
-            ledger_tokens=ledger + spare,
+            ledger_tokens=ledger + min(spare, ledger),
             ledger_min_tokens=words,
-            predicted_tokens=kept + text_tokens + spare,
+            predicted_tokens=kept + text_tokens + min(spare, ledger),
         )
 
-    def _cut(self, cuts: Sequence[int], text_tokens: int) -> tuple[int, int]:
-        """The first cut with which a record of so many tokens reaches the target, else the last; and what stays."""
-        view, budget = self.view, self.budget
-        goal_tokens = self._goal_tokens if budget.rules.keeps_what_fits else self._target_tokens
-        if self.options.writes_whole_records and budget.is_wanted:
+    def _cut(self, cuts: Sequence[int], images: Sequence[ImagePlace], text_tokens: int) -> tuple[int, int]:
+        """The first cut with which a record of so many tokens leaves little enough, else the last; and what stays."""
+        view, goal_tokens = self._view, self._most_tokens if self._keeps_what_fits else self._target_tokens
+        if self._options.writes_whole_records and self._budget.is_wanted:
             # The recent messages stay where nothing has to be compacted again at once.
             cuts = cuts[max(bisect_right(cuts, self._recent_start) - 1, 0) :]
-            goal_tokens = max(goal_tokens, int(_STAYING_RATIO * budget.trigger_tokens))
+            goal_tokens = max(goal_tokens, int(_STAYING_RATIO * self._budget.trigger_tokens))
 
         def kept_tokens(cut: int) -> int:
-            return view.kept_tokens(cut) + view.image_tokens(self._images(cut))
+            return view.kept_tokens(cut) + view.image_tokens(place for place in images if place[0] < cut)
 
         # The kept part never grows with the cut; one look at each of 40,000 messages' cuts would add them all up.
         at = bisect_left(cuts, True, key=lambda each: kept_tokens(each) + text_tokens <= goal_tokens)
         cut = cuts[min(at, len(cuts) - 1)]
         return cut, kept_tokens(cut)
 
-    @cached_property
-    def edit(self) -> Step | None:
-        """The edit that reaches the target with as few lines as possible, with images if that is enough."""
-        planners = (self, replace(self, options=replace(self.options, keep_images=0)))
-        cuts = self._edit_cuts if self.options.edits else ()
-        steps = (each._edit_up_to(cut) for each in planners[: 1 + bool(self.options.keep_images)] for cut in cuts)
-        return next(filter(None, steps), None)
+    def edits(self) -> tuple[Step, ...]:
+        """The edit that reaches the target with as few lines as possible, with images if that is enough; or ()."""
+        most_images, cuts = self._options.keep_images, self._edit_cuts if self._options.edits else ()
+        edits = (self._edit(cut, images) for images in sorted({most_images, 0}, reverse=True) for cut in cuts)
+        return tuple(islice(filter(None, edits), 1))
 
-    def _edit_up_to(self, cut: int) -> Step | None:
-        start, count = self.base.start if self.base else 0, self.view.count_text
-        draft, target = self._draft(cut, "edit", start=start), self._goal_tokens
+    def _edit(self, cut: int, most_images: int) -> Step | None:
+        view, start, count = self._view, self._start, self._view.count_text
+        target = self._most_tokens if self._keeps_what_fits else self._budget.target_tokens(view.tokens)
+        draft = self._draft(cut, "edit", self._images(cut)[:most_images], start=start)
         ledger_tokens = self._edit_ledger_tokens(start)
-        tokens = applied_tokens(self.view, draft) + RECORD_TOKENS + ledger_tokens
-        covered = self.view.rest[start:cut]
-        forms = {each.position: each for each in draft.forms}
+        tokens = applied_tokens(view, draft) + RECORD_TOKENS + ledger_tokens
+        covered, forms = view.rest[start:cut], {each.position: each for each in draft.forms}
         for at, line in lines_for(covered).items():
-            if tokens <= target and not self.options.rereads:
+            if tokens <= target and not self._options.rereads:
                 break
             if start + at not in forms:
                 size = size_of(covered[at]) if covered[at].role == "tool" else ""
@@ -263,43 +261,30 @@ class Planner:
         draft, ledger_tokens = replace(draft, forms=tuple(sorted(forms.values()))), ledger_tokens + target - tokens
         return Step(draft=draft, question="none", ledger_tokens=ledger_tokens, predicted_tokens=target)
 
-    def choice(self, fresh: Step, now_tokens: int) -> Step | None:
-        """The question for a pruning model before `fresh` is made; None if even the best answer leaves too much.
+    def choices(self, fresh: Step, now_tokens: int) -> tuple[Step, ...]:
+        """The question for a pruning model before `fresh` is made; () if even the best answer leaves too much.
 
         Not while an answer goes on: its client waits, and our messages are not to be judged.
         """
-        view, strategy, start = self.view, self.options.strategy, self.base.start if self.base else 0
+        view, strategy = self._view, self._options.strategy
         if not strategy.chooses or fresh.question == "none" or view.messages[-1].is_synthetic:
-            return None
+            return ()
         for cut in self._edit_cuts:
-            draft, ledger_tokens = self._draft(cut, strategy.name, start=start), self._edit_ledger_tokens(cut)
+            draft = self._draft(cut, strategy.name, self._images(cut), start=self._start)
+            ledger_tokens = self._edit_ledger_tokens(cut)
             record_tokens = RECORD_TOKENS + fresh.summary_tokens + ledger_tokens + self._frozen_tokens
             least_tokens = view.kept_tokens(cut, draft.pinned) + record_tokens
-            if least_tokens <= min(gained_tokens(now_tokens), self.budget.trigger_tokens):
-                return Step(
-                    draft=draft,
-                    question="choice",
-                    base=self.base,
-                    summary_tokens=fresh.summary_tokens,
-                    ledger_tokens=ledger_tokens,
-                    now_tokens=now_tokens,
-                    predicted_tokens=self._target_tokens,
-                )
-        return None
+            if least_tokens <= min(gained_tokens(now_tokens), self._budget.trigger_tokens):
+                asked = replace(fresh, draft=draft, question="choice", integrates=False, ledger_tokens=ledger_tokens)
+                return (replace(asked, now_tokens=now_tokens, predicted_tokens=self._target_tokens),)
+        return ()
 
-    @property
-    def _edit_cuts(self) -> Sequence[int]:
-        """The last cut before the recent messages, which are spared if that is enough; and the last one of all."""
-        cuts = [cut for cut in self.view.cuts if cut > (self.base.covered_messages if self.base else 0)]
-        recent = [cut for cut in cuts if cut <= self._recent_start]
-        return [*dict.fromkeys((*recent[-1:], *cuts[-1:]))]
-
-    def _draft(self, covered_messages: int, level: str, *, start: int) -> Compaction:
+    def _draft(self, covered_messages: int, level: str, images: Sequence[ImagePlace], *, start: int) -> Compaction:
         """What so many messages become, without a model's words and a ledger: a record, or forms behind the base's.
 
         Gone messages stay gone: the server's cache ends where something comes back.
         """
-        view, base, images = self.view, self.base, self._images(covered_messages)
+        view, base = self._view, self._base
         forms = {each.position: each for each in view.as_words(view.pinned(covered_messages))}
         if level == "edit":
             forms = {at: Form(at, "whole") for at in forms}
@@ -313,8 +298,9 @@ class Planner:
                 forms[at] = each._replace(how="line") if each.how == "words" else each
             elif not is_pinned and at < start and view.rest[at].role != "user":
                 forms[at] = each
+        whole = {at for at, how, _ in forms.values() if how in ("whole", "words")}
         if before:
-            images = tuple(place for place in images if place[0] >= before.covered_messages or place in before.images)
+            images = [place for place in images if place[0] >= before.covered_messages or place in before.images]
         return Compaction(
             covered_messages=covered_messages,
             covered_hash=view.hashes[covered_messages],
@@ -323,39 +309,15 @@ class Planner:
             round=base.round + 1 if base else 1,
             segments=base.segments if base else (),
             level=level,
-            window_tokens=self.budget.window_tokens,
+            window_tokens=self._budget.window_tokens,
             omissions=before.omissions if before else "",
             covered_part=before.covered_part if before else None,
-            images=tuple(place for place in images if forms.get(place[0], ("", ""))[1] not in ("whole", "words")),
+            images=tuple(at for at in images if at[0] < covered_messages and at[0] not in whole),
         )
-
-    @cached_property
-    def _target_tokens(self) -> int:
-        """The size to which a record compacts: less if the server reads all of it again after every change."""
-        return self.budget.target_tokens(self.view.tokens, _DEEP_RATIO if self.options.rereads else 1.0)
-
-    @cached_property
-    def _goal_tokens(self) -> int:
-        """The size at which enough has gone: the target, or all that fits."""
-        if self.budget.rules.keeps_what_fits:
-            return min(max(self.budget.trigger_tokens, self.budget.floor_tokens), self.budget.prompt_limit_tokens)
-        return self.budget.target_tokens(self.view.tokens)
-
-    @cached_property
-    def _room_tokens(self) -> int:
-        return max(self._target_tokens - self.budget.floor_tokens, 0)
-
-    @cached_property
-    def _frozen_tokens(self) -> int:
-        return self.view.count_text(self.base.summary) if self.base else 0
-
-    @property
-    def _recent_start(self) -> int:
-        return len(self.view.rest) - self.options.keep_recent_messages
 
     def _images(self, covered_messages: int) -> tuple[ImagePlace, ...]:
         most_tokens = int(_IMAGES_SHARE * self._room_tokens)
-        return self.view.newest_images(covered_messages, most=self.options.keep_images, most_tokens=most_tokens)
+        return self._view.newest_images(covered_messages, most=self._options.keep_images, most_tokens=most_tokens)
 
     def _edit_ledger_tokens(self, covered_messages: int) -> int:
         words_tokens = self._words_tokens(covered_messages)
@@ -366,10 +328,10 @@ class Planner:
 
         A summary has room beside them, unless there is none in any case.
         """
-        view, room = self.view, self._room_tokens
+        view, room = self._view, self._room_tokens
         needed = view.own_words_tokens(range(covered_messages))
         task = view.own_words_tokens(at for at in (view.task,) if at is not None and at < covered_messages)
-        task_tokens = min(int(_TASK_ROOM_RATIO * task), int(TASK_WINDOW_RATIO * self.budget.window_tokens))
+        task_tokens = min(int(_TASK_ROOM_RATIO * task), int(TASK_WINDOW_RATIO * self._budget.window_tokens))
         most = max(min(int(_WORDS_TARGET_RATIO * self._target_tokens), room // 2), task_tokens)
         summary_room = int(_LEAST_SUMMARY_TOKENS / _SUMMARY_MOST_SHARE) + 1
         left = room - summary_room if summary_room <= room else room
@@ -387,44 +349,38 @@ def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
 
 
 def plan_next(
-    view: View,
-    budget: Budget,
-    options: CompactionOptions,
-    stored: Sequence[Compaction],
-    *,
-    growth_tokens: int,
+    view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction], *, is_expected: bool
 ) -> Compaction | Step | None:
-    """Plans for the turn after `turn_ended` if it adds so many tokens, just beyond the trigger if they lead there.
+    """Plans for the turn after `turn_ended` as if it went just beyond the trigger, or only if that `is_expected`.
 
     A record to write now, an edit to make, or what was written ahead; None if the prompt will be what is cached, or a
     record would gain too little: half as much comes twice as often. What is made for a larger turn is made more often.
     """
+    growth_tokens = expected_growth_tokens(view, budget.window_tokens) if is_expected else budget.window_tokens
+    # After what it was made to read a server that rereads cannot go on with another ending.
+    growth_tokens = 0 if is_expected and options.rereads else growth_tokens
+    options = replace(options, covers_all=True)
     decision = plan(view, budget, options, stored)
-    if isinstance(decision, Send) and not (decision.compaction and decision.compaction.state == "ready"):
+    if isinstance(decision, Send) and not decision.waiting:
         compaction, limits = decision.compaction, budget if decision.compaction else budget.own
         left_tokens = limits.trigger_tokens - (applied_tokens(view, compaction) if compaction else view.tokens)
         if growth_tokens <= left_tokens:
             return None
-        later, whole = view.grown(max(left_tokens + 1, 0)), replace(options, covers_all=True)
-        decision = plan(later, replace(budget, floor_tokens=later.floor_tokens), whole, stored)
-    if isinstance(decision, Make):
-        step, trigger_tokens = decision.steps[0], budget.trigger_tokens
-        gains = step.predicted_tokens <= (budget.target_tokens(trigger_tokens) + trigger_tokens) // 2
-        is_record = step.question == "summary" and gains
-        return replace(step, draft=replace(step.draft, state="ready")) if is_record else step if step.is_edit else None
-    waiting = decision.compaction if isinstance(decision, Send) else None
-    return waiting if waiting and waiting.state == "ready" else None
+        later = view.grown(max(left_tokens + 1, 0))
+        decision = plan(later, replace(budget, floor_tokens=later.floor_tokens), options, stored)
+    if not isinstance(decision, Make):
+        return decision.waiting if isinstance(decision, Send) else None
+    step, trigger_tokens = decision.steps[0], budget.trigger_tokens
+    most_tokens = (budget.target_tokens(trigger_tokens) + trigger_tokens) // 2
+    if step.question == "summary" and step.predicted_tokens <= most_tokens:
+        return replace(step, draft=replace(step.draft, state="ready"))
+    return step if step.is_edit else None
 
 
 def expected_growth_tokens(view: View, window_tokens: int) -> int:
-    """The tokens that the next turn will add to a conversation of `turn_ended`.
-
-    The largest of the last steps between two answers, of those after a call if the last answer has called tools.
-    """
-    messages, usual = view.messages, math.ceil(_USUAL_GROWTH_RATIO * window_tokens)
+    """The tokens that the next turn will add to a conversation of `turn_ended`: the most between its last answers."""
+    messages, sizes, usual = view.messages, view.sizes, math.ceil(_USUAL_GROWTH_RATIO * window_tokens)
     answers = [at for at, each in enumerate(messages) if each.role == "assistant"]
     # A call counts with its results.
-    steps = {at: sum(view.sizes[at + (not messages[at].calls) : end]) for at, end in pairwise(answers)}
-    ends_in_call = messages[-1].role == "assistant"
-    alike = [tokens for at, tokens in steps.items() if bool(messages[at].calls) == ends_in_call]
-    return max((alike if len(alike) >= _LATEST_STEPS else [*steps.values()])[-_LATEST_STEPS:], default=usual)
+    steps = [sum(sizes[at + (not messages[at].calls) : end]) for at, end in pairwise(answers)]
+    return max(steps[-_LATEST_STEPS:], default=usual)

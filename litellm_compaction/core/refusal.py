@@ -16,6 +16,9 @@ from litellm_compaction.core.transcripts import rendered_in, with_fewer_turns
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit, Share
 
+# Its client wants it sent as it is or not at all; or making it shorter failed by a fault of ours.
+UNCHANGEABLE = "nothing is compacted: `truncation` is `disabled`, or it is a text completion. Send less"
+UNPREPARED = "compacting them failed: the proxy's log has the error. Send the request again, send fewer messages"
 _LEAST_EXCERPT_TOKENS = 64
 _GIVING_WAY: tuple[Kind, ...] = ("recurring", "data")
 _ADDED = "the client's own notes in the "
@@ -66,34 +69,19 @@ def refusal(model: str, view: View, budget: Budget, tools_tokens: int) -> DoesNo
     return _does_not_fit(budget.window_tokens, floor, said, needed, shares)
 
 
-def unchangeable(model: str, tokens: int, budget: Budget) -> DoesNotFit:
-    """The error for a request that does not fit, and that its client wants sent as it is or not at all."""
+def too_long(model: str, tokens: int, budget: Budget, why: str) -> DoesNotFit:
+    """The error for a request that does not fit as it came, and is not compacted: one of the two reasons above."""
     needed = budget.needed_window_tokens(tokens)
-    said = (
-        " (context_length_exceeded), and nothing is compacted: `truncation` is `disabled`, or it is a text completion. "
-        f"Send less, or load {model} with a context length of {needed} tokens or more."
-    )
-    return _does_not_fit(budget.window_tokens, tokens, said, needed)
+    said = f" (context_length_exceeded), and {why}, or load {model} with a context length of {needed} tokens or more."
+    return _does_not_fit(budget.window_tokens, tokens, said, needed, (Share("messages and tools", tokens),))
 
 
-def unprepared(model: str, tokens: int, window_tokens: int) -> DoesNotFit:
-    """The error for a request that is known to be too long, if making it shorter failed by a fault of ours."""
-    said = (
-        " (context_length_exceeded), and compacting them failed: the proxy's log has the error. Send the request "
-        f"again, send fewer messages, or load {model} with a larger context length."
-    )
-    return _does_not_fit(window_tokens, tokens, said, tokens)
-
-
-def _does_not_fit(window: int, tokens: int, said: str, needed: int, shares: tuple[Share, ...] = ()) -> DoesNotFit:
+def _does_not_fit(window: int, tokens: int, said: str, needed: int, shares: tuple[Share, ...]) -> DoesNotFit:
     """An error whose first sentence has the wording that agents recognize as "context length exceeded"."""
-    return DoesNotFit(
-        f"This model's maximum context length is {window} tokens. However, your messages resulted in {tokens} "
-        f"tokens{said}",
-        shares=shares or (Share("messages and tools", tokens),),
-        window_tokens=window,
-        needed_tokens=needed,
+    opening = (
+        f"This model's maximum context length is {window} tokens. However, your messages resulted in {tokens} tokens"
     )
+    return DoesNotFit(opening + said, shares=shares, window_tokens=window, needed_tokens=needed)
 
 
 def shortened(view: View, budget: Budget, *, tool_results: bool, user_message: bool) -> tuple[Message, ...] | None:

@@ -22,7 +22,7 @@ from litellm_compaction.concurrency import Bounded, Tasks, ended, off_loop_if
 from litellm_compaction.core.budget import gained_tokens
 from litellm_compaction.core.compaction import Compaction, applied_tokens
 from litellm_compaction.core.messages import Request, user_message
-from litellm_compaction.core.plan import Step, expected_growth_tokens, plan_next, turn_ended
+from litellm_compaction.core.plan import Step, plan_next, turn_ended
 from litellm_compaction.engine.context import (
     Attempts,
     Decision,
@@ -47,8 +47,8 @@ QUIET_S = 1.0
 MOST_PER_HOUR, _HOUR_S = 20, 3600.0
 # To close a stream takes milliseconds; it only bounds a hang.
 _CLOSING_S = 1.0
-# 60 % of a small window by default: a record written then has two or three turns to be ready.
-_IN_SIGHT_RATIO = 0.85
+# About 60 % of the window by default: a record written then has two or three turns to be ready.
+_IN_SIGHT_RATIO = 0.80
 _MAX_OWNERS = 4096
 
 
@@ -143,20 +143,14 @@ class Background:
         if not is_alone or await engine.windows.is_busy(context.target):
             return
         same = next((model for model in context.pruning_models if model.is_same), None)
-        planned, view = (measured.conversation, measured.budget, measured.options), measured.conversation
+        plan = partial(plan_next, measured.conversation, measured.budget, measured.options)
         # After the instruction a server that rereads cannot go back to the conversation: it would read all of it anew.
         if not (measured.family.rereads and same) or measured.budget.own.triggers(measured.count.tokens):
-            # Whatever the next turn adds.
-            ahead = partial(plan_next, *planned, stored, growth_tokens=measured.window.tokens)
-            step = await off_loop_if(measured.is_long, ahead)
+            step = await off_loop_if(measured.is_long, partial(plan, stored, is_expected=False))
             if isinstance(step, Step) and step.is_record and (written := await self._made(measured, step)) is not None:
                 stored = [written, *stored]
         if same is not None:
-            # After what it was made to read a server that rereads cannot go on with another ending.
-            growth_tokens = 0 if measured.family.rereads else expected_growth_tokens(view, measured.window.tokens)
-            step = await off_loop_if(
-                measured.is_long, partial(plan_next, *planned, stored, growth_tokens=growth_tokens)
-            )
+            step = await off_loop_if(measured.is_long, partial(plan, stored, is_expected=True))
             # A record was counted when it was begun, and is read once; an edit is made now.
             compaction = await self._made(measured, step) if isinstance(step, Step) and step.is_edit else step
             if isinstance(compaction, Compaction):

@@ -15,7 +15,7 @@ from datetime import datetime
 from litellm_compaction.core.go_on import Partial, Way, asked_to_go_on, can_end_in_answer, continued_request
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Make
-from litellm_compaction.core.refusal import unprepared
+from litellm_compaction.core.refusal import UNPREPARED, too_long
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.background import QUIET_S, Background
@@ -160,7 +160,9 @@ class Compactor:
         measured = await measuring
         tokens, does_fit = measured.count.tokens, measured.budget.own.fits(measured.count.tokens)
         if not context.goes_on:
-            context.attempts.too_long = None if does_fit else unprepared(context.label, tokens, measured.window.tokens)
+            context.attempts.too_long = (
+                None if does_fit else too_long(context.label, tokens, measured.budget, UNPREPARED)
+            )
         return measured
 
     async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:

@@ -18,7 +18,7 @@ from litellm_compaction.core.identity import edits, prints
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.plan import Make, Plan, Send, Step, plan
 from litellm_compaction.core.prompts import strategy
-from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
+from litellm_compaction.core.refusal import UNCHANGEABLE, refusal, shortened, too_long, with_less_data
 from litellm_compaction.core.stretches import is_text_result
 from litellm_compaction.core.view import View
 from litellm_compaction.engine.context import (
@@ -67,7 +67,7 @@ class Decider:
             if measured.budget.own.fits(measured.count.tokens):
                 return self._measurer.unchanged(measured)
             self._tell_refused(measured, measured.count.tokens)
-            raise unchangeable(context.label, measured.count.tokens, measured.budget)
+            raise too_long(context.label, measured.count.tokens, measured.budget, UNCHANGEABLE)
         has_wish = context.is_wanted or context.pins is not None or bool(context.portable)
         if not has_wish and context.scope not in self._small and _is_small(measured):
             return self._measurer.unchanged(measured)

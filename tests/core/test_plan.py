@@ -208,7 +208,7 @@ def ahead(
 ) -> Compaction | None:
     """The record that is written ahead behind the answer to `raw`, as long as it may be."""
     view = conversation(turn_ended(parsed(raw), answer))
-    decision = plan_next(view, budget(window, view), options, stored, growth_tokens=window)
+    decision = plan_next(view, budget(window, view), options, stored, is_expected=False)
     if not is_record(decision):
         return None
     assert (decision.draft.state, decision.question) == ("ready", "summary")
@@ -279,9 +279,7 @@ def reading(
     raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction], *, answer: str = "", rereads: bool = False
 ) -> Compaction | Step | None:
     view = conversation(turn_ended(parsed(raw), answer))
-    growth_tokens = 0 if rereads else expected_growth_tokens(view, window)
-    options = replace(DEPTH, rereads=rereads)
-    found = plan_next(view, budget(window, view), options, stored, growth_tokens=growth_tokens)
+    found = plan_next(view, budget(window, view), replace(DEPTH, rereads=rereads), stored, is_expected=True)
     return None if is_record(found) else found
 
 
