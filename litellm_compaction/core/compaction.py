@@ -306,10 +306,10 @@ def as_it_was(view: View, stored: Sequence[Compaction]) -> View:
     covered = max((each.covered_messages for each in alike), default=0)
     records = {each.covered_hash: each.seen for each in alike if each.covered_messages == covered}
     told = {key: edits(view.rest[:covered], [each.data for each in seen]) for key, seen in records.items()}
-    found = sorted((edited.count(True), key) for key, edited in told.items() if None not in edited)
-    if not found or found[0][0] == 0 or [count for count, _ in found].count(found[0][0]) > 1:
+    same = [key for key, edited in told.items() if None not in edited]
+    if len(same) != 1 or True not in told[same[0]]:
         return view
-    record = records[found[0][1]]
+    record = records[same[0]]
     return replace(view, hashes=chain_behind(view.rest, record), seen=record)
 
 

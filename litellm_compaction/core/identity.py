@@ -15,18 +15,11 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
 
-from litellm_compaction.core.messages import (
-    Message,
-    chain,
-    normal_part,
-    normal_text,
-    parse_message,
-    part_text,
-    roughly_tokens,
-)
+from litellm_compaction.core.messages import Message, chain, normal_part, normal_text, part_text, roughly_tokens
 from litellm_compaction.core.stretches import stretches
 
 # A note says that something was here; more would say what. So many words in brackets are no result ("[Permission
@@ -83,12 +76,7 @@ def prints(message: Message) -> tuple[Datum, ...]:
 
 def words_chain(rest: Sequence[Message]) -> tuple[str, ...]:
     """Returns the chain over roles, calls, and the words of person and model alone: an entry more than messages."""
-
-    def without_data(message: Message) -> Message:
-        kept = {key: message.raw[key] for key in ("tool_calls", "tool_call_id") if key in message.raw}
-        return parse_message({"role": message.role, "content": "\n".join(_divided(message)[0]), **kept})
-
-    return chain(list(map(without_data, rest)))
+    return chain([replace(each, text="\n".join(_divided(each)[0]), raw={}) for each in rest])
 
 
 def chain_behind(rest: Sequence[Message], record: Sequence[Seen]) -> tuple[str, ...]:
@@ -105,9 +93,9 @@ def edits(messages: Sequence[Message], were: Sequence[Sequence[Datum]]) -> list[
     pairs = [(each.role, _divided(each)[1], was) for each, was in zip(messages, were, strict=True)]
     # What stands in the place of several different data is a note.
     places: defaultdict[str, set[str]] = defaultdict(set)
-    for text, was in (pair for _, data, each in pairs for pair in zip(data, each, strict=False)):
-        if _is_short(text) and len(text) < was.chars:
-            places[text].add(was.digest)
+    for text, datum in (pair for _, data, was in pairs for pair in zip(data, was, strict=False)):
+        if _is_short(text) and len(text) < datum.chars:
+            places[text].add(datum.digest)
 
     def is_note(text: str, role: str, chars: int) -> bool:
         is_sure = role != "tool" or len(_WORD.findall(text)) >= _LEAST_WORDS
@@ -116,14 +104,14 @@ def edits(messages: Sequence[Message], were: Sequence[Sequence[Datum]]) -> list[
     def is_edited(role: str, data: Sequence[str], was: Sequence[Datum]) -> bool | None:
         if list(map(text_hash, data)) == [each.digest for each in was]:
             return False
-        if len(data) == 1 < len(was):
+        if len(data) != len(was):
             # One note in the place of several parts.
-            return is_note(data[0], role, sum(each.chars for each in was)) or None
-        stands = len(data) == len(was) and all(
-            text_hash(text) == each.digest or is_note(text, role, each.chars) or _is_piece(text, each)
-            for text, each in zip(data, was, strict=True)
+            return (len(data) == 1 and is_note(data[0], role, sum(each.chars for each in was))) or None
+        each_stands = (
+            text_hash(text) == datum.digest or is_note(text, role, datum.chars) or _is_piece(text, datum)
+            for text, datum in zip(data, was, strict=True)
         )
-        return stands or None
+        return all(each_stands) or None
 
     return [is_edited(*each) for each in pairs]
 
@@ -161,7 +149,7 @@ def _equal_chars(pieces: str, known: str) -> int:
 
 def _pieces(text: str, *, backwards: bool = False) -> str:
     """A few digits of each piece of a text, from its beginning or its end on."""
-    places = range(0, min(len(text) // _PIECE_CHARS, _MOST_PIECES) * _PIECE_CHARS, _PIECE_CHARS)
+    places = [at * _PIECE_CHARS for at in range(min(len(text) // _PIECE_CHARS, _MOST_PIECES))]
     starts = (len(text) - at - _PIECE_CHARS if backwards else at for at in places)
     return "".join(text_hash(text[start : start + _PIECE_CHARS])[:_PIECE_DIGITS] for start in starts)
 

@@ -62,16 +62,13 @@ class Joiner:
             answer is not white space.
         shown: the end of the partial with which a server was told to go on itself; "" if the model was asked to.
         is_trusted: the server has shown that it does, so that nothing but an echo of `shown` is taken out.
-
-    Attributes:
-        opening: how the continuation begins: with something new, or with another part of the answer, or words about it.
-        echoed_text: the part of the shown text that the server has sent back; taken out as well.
-        removed_text: the other text that was taken out so far, but for white space and tags.
     """
 
     # More than 12 attributes: the beginning of a continuation comes in pieces, and each is a fact known of it so far.
     def __init__(self, partial: str, *, shown: str = "", is_trusted: bool = False) -> None:
+        # The continuation begins with something new, or with another part of the answer or words about it.
         self.opening: Literal["undecided", "new", "anew"] = "undecided" if partial else "new"
+        # What was taken out: shown text that the server has sent back; all else but white space and tags.
         self.echoed_text = self.removed_text = ""
         self._ending = Ending(partial)
         # In a text that repeats itself an echo looks like the next round.
@@ -118,9 +115,9 @@ class Joiner:
             self._hold(inside)
             return True
         thought, tag, rest = inside.partition(THINK_END)
+        is_answer = not tag and self._is_complete
+        self.removed_text = "" if is_answer else thought
         if tag or self._ended:
-            is_answer = not tag and self._is_complete
-            self.removed_text += "" if is_answer else thought
             self._hold(thought if is_answer else rest)
         return bool(tag) or self._is_complete
 
@@ -204,8 +201,6 @@ class Ending:
         self.fence = open_fence(partial)
         self.last_char = partial[-1:]
         self._partial, self._last_line = partial, partial[partial.rfind("\n") + 1 :]
-        # Of the characters of `dense`.
-        self._places = [place for place, char in enumerate(partial) if not char.isspace()]
         last = self.dense[-1:]
         self.invites_speech = last in _OPENING_SIGNS and self.fence is None
         self.is_inside_sentence = (last.isalnum() or last == ",") and self._last_line.strip() != ""
@@ -217,8 +212,7 @@ class Ending:
             # Most are other ones from their beginning on.
             if not read.startswith(dense[start : start + _LEAST_START_CHARS]) or not read.startswith(dense[start:]):
                 continue
-            block = dense[start:]
-            end = _place_behind(text, len(block))
+            block, end = dense[start:], _place_behind(text, len(dense) - start)
             if self._is_telling(start, text[end : end + 1]):
                 if self.repeats_itself(block) or block + block in dense:
                     return 0
@@ -249,14 +243,14 @@ class Ending:
 
     def _is_telling(self, start: int, follower: str) -> bool:
         """A repeat of `dense[start:]`, with `follower` after it ("" for nothing), can hardly be chance."""
-        place, chars = self._places[start], len(self.dense) - start
+        place, chars = _place_behind(self._partial, start + 1) - 1, len(self.dense) - start
         block = self._partial[place:]
         # "the cat" is not repeated by "the cats".
         if block[-1].isspace() and _is_word(self.dense[-1]) and _is_word(follower):
             return False
         if place > 0 and _is_word(self._partial[place - 1]) and _is_word(block[0]):
             return chars >= _INSIDE_WORD_CHARS
-        wide = sum(is_no_space(char) and char.isalpha() for char in block[:_TELLING_CHARS])
+        wide = sum(is_no_space(char) and char.isalpha() for char in self.dense[start : start + _TELLING_CHARS])
         if chars + wide >= _TELLING_CHARS or sum(map(_has_letter, block.split())) >= _TELLING_WORDS:
             return True
         if len(block) > len(self._last_line) or self._last_line.lstrip()[:1] == "|" or follower.strip():
