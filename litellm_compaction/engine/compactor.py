@@ -99,7 +99,7 @@ class Compactor:
         self.maker = Maker(client, store, originals)
         self.asker = Asker(measurer, admission, clock)
         self.decider = Decider(self, leases)
-        self.background = Background(self, clock=clock, quiet_s=quiet_s)
+        self.background = Background(self, quiet_s)
         admission.make_way = self.background.make_way
 
     # ------------------------------------------------------------------ a request
@@ -109,12 +109,9 @@ class Compactor:
     ) -> PreparedRequest:
         """Returns what to send instead of `request`, so that the server never has to cut it.
 
-        A summary waits for room in the place of `room`, which the answer holds of a shared context.
-
-        Raises:
-            WindowUnknown, ModelNotLoaded: as `RequestMeasurer.measure`.
-            DoesNotFit: the protected messages alone are too large.
-            Overloaded: there was no room for a summary in time.
+        A summary waits for room in the place of `room`, which the answer holds of a shared context. Errors as
+        `RequestMeasurer.measure`; a DoesNotFit if the protected messages alone are too large, and an Overloaded if
+        there was no room for a summary in time.
         """
         return await self.finish(await self.prepare(request, context), room)
 
@@ -211,12 +208,10 @@ class Compactor:
         room_tokens: int = 0,
         ways: Collection[Way] = _ASKING,
     ) -> ContinuationPlan:
-        """Plans how the model could go on with an answer; no model call, and nothing is told, taught or kept.
+        """Plans how the model could go on with an answer, `partial`; no model call, and nothing is told or kept.
 
-        Args:
-            partial: the answer to the client's request so far.
-            room_tokens: the least room for its rest, or a DoesNotFit; without it no compaction is worth a stop.
-            ways: those that the carrier can send; `turn` always is.
+        A DoesNotFit says that its rest cannot have `room_tokens`; without them no compaction is worth a stop. The
+        carrier can send the `ways`, and `turn` always.
         """
         window, count = await self.measurer.text_counter(context)
         own_ways = self._own_ways(request, partial, context.target, window, ways)

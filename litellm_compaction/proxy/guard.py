@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from litellm_compaction.concurrency import is_long, off_loop_if
-from litellm_compaction.engine import Compactor, Foreseen, PreparedRequest, RequestContext
+from litellm_compaction.engine import Compactor, Decided, PreparedRequest, RequestContext
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
 from litellm_compaction.proxy import litellm_inside, refusals, routing, wire
 from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for
@@ -142,7 +142,7 @@ class Guard:
                 room.release()
             exchange.sent(context, prepared)
 
-    async def _decided(self, exchange: Exchange, context: RequestContext) -> Foreseen:
+    async def _decided(self, exchange: Exchange, context: RequestContext) -> Decided:
         """What to send, or to make first, without doing again what was done when this deployment was foreseen."""
         if (token_ids := exchange.client.token_ids) is not None:
             return await self._compactor.bound(token_ids, context)

@@ -26,7 +26,7 @@ from litellm_compaction.engine import (
     Reservation,
 )
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.events import ContinuationOutcome, Cut
+from litellm_compaction.events import ContinuationEvent, ContinuationOutcome, Cut
 from litellm_compaction.proxy.answer.client import Asked, Cost, OneAnswer
 from litellm_compaction.proxy.answer.legs import (
     GIVES_WAY,
@@ -438,14 +438,18 @@ class Answer:
             self.compactor.known_ways.learn(context.target, context.label, way, outcome)
 
     def _tell(self, outcome: ContinuationOutcome, prepared: PreparedRequest, relay: Relay) -> None:
-        self.compactor.reporter.continued(
-            self.context,
-            prepared,
+        event = ContinuationEvent(
             outcome=outcome,
+            model=self.context.label,
+            window_tokens=prepared.window.tokens,
             attempt=self._cost.restarts,
-            used_tokens=relay.used_tokens,
+            attempts=self.context.settings.max_restarts,
+            tokens_before=relay.used_tokens,
+            tokens_after=prepared.count.tokens if outcome == "restarted" else relay.used_tokens,
             lost_tokens=min(relay.lost_tokens, relay.used_tokens),
+            tenant=self.context.tenant,
         )
+        self.compactor.reporter.tell(event)
 
     def _closing(self, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
