@@ -125,6 +125,8 @@ class Compactor:
             # Its calls go the way that is known now.
             return replace(foreseen, measured=replace(foreseen.measured, context=context))
         measured = await self._arrived(context, self.measurer.measure(request, context))
+        if request.token_ids is not None:
+            return await self._bound(measured)
         decided = await self.decider.first(measured)
         if isinstance(decided, PreparedRequest) and decided.messages is None and not context.goes_on:
             # The server may have counted fewer tokens than we did.
@@ -143,10 +145,9 @@ class Compactor:
         # Texts of the request may have been cut already.
         return replace(again, messages=again.messages or measured.request.messages)
 
-    async def bound(self, prompt_tokens: int, context: RequestContext) -> PreparedRequest:
-        """As `guard`, for a prompt of so many token ids, which nothing can compact: itself, with a bound."""
-        measured = await self._arrived(context, self.measurer.measure_ids(prompt_tokens, context))
-        if not measured.budget.own.fits(prompt_tokens):
+    async def _bound(self, measured: MeasuredRequest) -> PreparedRequest:
+        """A prompt of token ids, which nothing can compact: itself, with a bound."""
+        if not measured.budget.own.fits(measured.count.tokens):
             raise await self.decider.refusal(measured)
         return self.measurer.unchanged(measured)
 

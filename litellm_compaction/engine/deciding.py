@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from litellm_compaction.concurrency import Bounded, Flights, off_loop_if
 from litellm_compaction.core.compaction import Compaction, usable
-from litellm_compaction.core.identity import edited
+from litellm_compaction.core.identity import edits, prints
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.plan import Make, Plan, Send, Step, plan
 from litellm_compaction.core.prompts import strategy
@@ -152,7 +152,7 @@ class Decider:
         found = usable(measured.conversation, known)[:1]
         if not found or found[0].state == "provisional" or measured.context.is_wanted:
             return None
-        prepared = await self._measurer.applied(measured, found[0], "reused")
+        prepared = await self._applied(measured, found[0], "reused")
         does_last = not prepared.budget.triggers(prepared.count.tokens)
         return await self._quoted(prepared, Decision("reused")) if does_last else None
 
@@ -363,6 +363,6 @@ class SentBefore:
         ][-_MOST_RESULTS:]
         before = {at: self._sent.get(key, view.rest[at]) for at, key in results}
         other = [(at, was) for at, was in before.items() if was is not None and was.raw != view.rest[at].raw]
-        does_stand = edited([(view.rest[at], was) for at, was in other])
-        before |= {at: None for (at, _), is_edit in zip(other, does_stand, strict=True) if not is_edit}
+        changes = edits([view.rest[at] for at, _ in other], [prints(was) for _, was in other])
+        before |= {at: None for (at, _), change in zip(other, changes, strict=True) if change is None}
         return [(at, key, before[at]) for at, key in results]

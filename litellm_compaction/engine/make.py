@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from litellm_compaction.concurrency import off_loop
-from litellm_compaction.core.budget import gains
+from litellm_compaction.core.budget import gained_tokens
 from litellm_compaction.core.compaction import (
     Compaction,
     Segment,
@@ -101,7 +101,11 @@ class Maker:
             return await self._record(measured, steps, effort)
         draft = step.draft if step.is_edit else await self._summary_client.prune(measured, step, effort)
         made = await asyncio.to_thread(_copied, measured, draft, step.ledger_tokens) if draft is not None else None
-        if made is None or step.is_edit or gains(applied_tokens(measured.conversation, made), step.now_tokens):
+        if (
+            made is None
+            or step.is_edit
+            or applied_tokens(measured.conversation, made) <= gained_tokens(step.now_tokens)
+        ):
             return made
         effort.reason = "no_gain"
         return None

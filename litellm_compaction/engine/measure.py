@@ -13,7 +13,7 @@ from litellm_compaction.concurrency import Flights, is_long, off_loop, off_loop_
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.identity import words_chain
-from litellm_compaction.core.messages import Message, Request, chain, user_message
+from litellm_compaction.core.messages import Message, Request, chain
 from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.stretches import marked
 from litellm_compaction.core.view import RECORD_TOKENS, View, words_sizes
@@ -70,13 +70,10 @@ class RequestMeasurer:
             window = await self.window(context, prompt_tokens=count.tokens) if window.may_cut(count.tokens) else window
             if window == before:
                 break
+        if request.token_ids is not None:
+            count = Estimate.exactly(request.token_ids)
         make = partial(self._measured, request, context, window, family, count, started_s=started_s)
         return await off_loop_if(is_long(request.messages), make)
-
-    async def measure_ids(self, tokens: int, context: RequestContext) -> MeasuredRequest:
-        """As `measure`, for a prompt of so many token ids: it has no text, and its count is exact."""
-        measured = await self.measure(Request(messages=(user_message(""),)), context)
-        return self.by(measured, Estimate.exactly(tokens))
 
     def by(self, measured: MeasuredRequest, count: Estimate, request: Request | None = None) -> MeasuredRequest:
         """`measured` by another count of its request, or of one in its place, which comes again under its hashes."""

@@ -1,4 +1,4 @@
-"""LiteLLM's proxy: its configuration and secret, its end, what its requests pass, its keys, and its connections."""
+"""LiteLLM's proxy: its configuration and secret, what its requests pass, its keys, and its connections."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _NO_REDIS = (
     "store: the proxy has no Redis of its own: set general_settings.coordination_redis, "
     "litellm_settings.cache_params, or REDIS_HOST and REDIS_PORT; or name one here: redis://host:6379/0"
 )
-# Idle connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
+# One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot. Idle
+# connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
 _IDLE_S = 2.0
-# One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot.
 _POOL_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=_IDLE_S)
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False}
 
@@ -44,32 +44,15 @@ def configuration() -> Mapping[str, Any]:
 
 
 def keeps_responses() -> bool:
-    """LiteLLM finds the messages before a `previous_response_id`: it keeps prompts in its database, or beside it."""
-    if Seam.DATABASE.get() is None:
-        return False
+    """LiteLLM finds the messages before a `previous_response_id`: it keeps prompts in its database."""
     keeps = Seam.KEPT_PROMPTS.get()
-    return keeps is None or bool(keeps()) or Seam.COLD_STORAGE.get() is not None
+    return Seam.DATABASE.get() is not None and (keeps is None or bool(keeps()))
 
 
 def proxy_secret() -> str | None:
     """The proxy's master key; None before the configuration is loaded, and without one."""
     key = Seam.MASTER_KEY.get()
     return key if isinstance(key, str) and key else None
-
-
-def before_end(job: Callable[[], Awaitable[None]]) -> None:
-    """Runs `job`, which ends by itself and never raises, before a proxy ends in order, while its loop still runs."""
-
-    def with_job(end: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-        async def ended(*args: Any, **options: Any) -> Any:
-            await job()
-            result = end(*args, **options)
-            return await result if inspect.isawaitable(result) else result
-
-        return ended
-
-    # LiteLLM gives callbacks no such moment; its lifespan looks this function up when it is over.
-    Seam.END.wrap(with_job)
 
 
 def wrap_requests(*makes: Callable[[_Application], _Application]) -> None:
@@ -109,30 +92,20 @@ def _header_of(marker: object) -> str:
     return str(getattr(getattr(getattr(marker, "dependency", None), "model", None), "name", "")).lower()
 
 
-def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
-    """True if the lists of models that a key and its team carry allow `model_name` `model`; no look into a database."""
-    # A call through the router skips the proxy's own check.
-    auth = _auth(metadata)
-    own = {name: getattr(auth, name, None) for name in ("team_model_aliases", "team_id")}
-    try:
-        for attribute, kind in (("models", "key"), ("team_models", "team")):
-            if isinstance(allowed := getattr(auth, attribute, None), list) and allowed:
-                Seam.LISTED.needed()(model=model, llm_router=router, models=allowed, object_type=kind, **own)
-    except Exception:  # noqa: BLE001 - refused: ProxyException, whose place moved between versions
-        return False
-    return True
-
-
 async def is_allowed(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
     """True if LiteLLM would let a key call a `model_name`: by all lists of models, and the budgets for that model."""
-    auth = _auth(metadata)
-    if auth is None:
+    # A call through the router skips the proxy's own check.
+    if (auth := _auth(metadata)) is None:
         return True
-    # By position: the first three mean the same in all versions.
-    checks = (Seam.ACCESS.get(), (auth, model, router)), (Seam.BUDGET.get(), (auth, model))
-    if not may_use(router, model, metadata):
+    access, budget = Seam.ACCESS.get(), Seam.BUDGET.get()
+    if access is None and (getattr(auth, "models", None) or getattr(auth, "team_models", None)):
         return False
-    return all([check is None or await check(*given) in _ALLOWS for check, given in checks])
+    # By position: the first three mean the same in all versions.
+    checks = (access, (auth, model, router)), (budget, (auth, model))
+    try:
+        return all([check is None or await check(*given) in _ALLOWS for check, given in checks])
+    except Exception:  # noqa: BLE001 - fails closed, as LiteLLM's own checks do
+        return False
 
 
 def has_limits(metadata: Mapping[str, Any]) -> bool:
@@ -198,17 +171,14 @@ def connect() -> httpx.AsyncBaseTransport:
     # LiteLLM's `litellm_settings.ssl_verify`: a switch, or a bundle of certificates.
     verify = os.environ.get("SSL_VERIFY", getattr(litellm, "ssl_verify", True))
     verify = _SWITCH.get(verify.strip().lower(), verify) if isinstance(verify, str) else verify is not False
-    is_off = os.environ.get("DISABLE_AIOHTTP_TRANSPORT", "").strip().lower()
-    inherited: Any = Seam.POOL.get()
-    if inherited is None or _SWITCH.get(is_off, False) or getattr(litellm, "disable_aiohttp_transport", False):
-        return httpx.AsyncHTTPTransport(verify=verify, limits=_POOL_LIMITS)
+    context, inherited = httpx.create_ssl_context(verify=verify), Seam.POOL.get()
+    if inherited is None:
+        return httpx.AsyncHTTPTransport(verify=context, limits=_POOL_LIMITS)
     from aiohttp import ClientSession, DummyCookieJar, TCPConnector
 
-    class Transport(inherited):  # type: ignore[misc] # LiteLLM is not typed strictly enough to check
+    class Transport(inherited):  # type: ignore[misc, valid-type] # LiteLLM is not typed strictly enough to check
         async def _get_proxy_settings(self, request: httpx.Request) -> None:
             return None
-
-    context = httpx.create_ssl_context(verify=verify)
 
     def session() -> ClientSession:
         connector = TCPConnector(limit=0, keepalive_timeout=_IDLE_S, ssl=context)
