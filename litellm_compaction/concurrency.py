@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 _Result = TypeVar("_Result")
@@ -241,25 +241,16 @@ def is_long(*lists: object) -> bool:
     """Returns True if lists of JSON, such as `messages` and `tools`, hold so much that a walk takes some ms."""
     left = _OFF_LOOP_ITEMS
     for values in lists:
-        for value in values if isinstance(values, Sequence) and not isinstance(values, str) else ():
-            left -= 1 + _items(value)
+        for value in values if isinstance(values, (list, tuple)) else ():
+            raw = getattr(value, "raw", value)
+            left -= 1 + sum(map(_size, raw.values() if isinstance(raw, dict) else (raw,)))
             if left < 0:
                 return True
     return False
 
 
-def _items(value: object) -> int:
-    """The weight of a message or a tool besides itself: the lists in it, and its texts.
-
-    JSON's types are asked for first: an abstract class takes ten times as long to answer.
-    """
-    value = getattr(value, "raw", value)
-    if isinstance(value, (dict, Mapping)):
-        return sum(_size(part) for part in value.values() if part is not None)
-    return _size(value)
-
-
 def _size(value: object) -> int:
+    """The weight of a part of a message or a tool: a list, or a text."""
     if isinstance(value, str):
         return len(value) // _CHARS_OF_AN_ITEM
-    return len(value) if isinstance(value, (list, dict, tuple, Sequence, Mapping)) else 0
+    return len(value) if isinstance(value, (list, tuple, dict)) else 0

@@ -121,9 +121,10 @@ class Compactor:
         What can be refused is refused here, before the first slow step (promise P8); `finish` tells and keeps.
         Nothing is done again that was done for the same request when this deployment was `foreseen`.
         """
-        if foreseen and foreseen.measured.context == context and await self.measurer.window(context) == foreseen.window:
+        before = foreseen.measured if foreseen else None
+        if foreseen and before and before.context == context and await self.measurer.window(context) == before.window:
             # Its calls go the way that is known now.
-            return replace(foreseen, measured=replace(foreseen.measured, context=context))
+            return replace(foreseen, measured=replace(before, context=context))
         measured = await self._arrived(context, self.measurer.measure(request, context))
         if request.token_ids is not None:
             return await self._bound(measured)
@@ -250,12 +251,10 @@ class Compactor:
         self, request: Request, partial: Partial, target: Target, window: Window, ways: Collection[Way]
     ) -> tuple[Way, ...]:
         """The ways in which the server can go on itself, best first; none if the model has to be asked to."""
-        good = [way for way in self.known_ways.ways(target, window.source) if way in ways]
-        if request.tools or partial.is_json:
-            good = [way for way in good if way != "raw"]
-        if partial.closes:
-            # Templates leave out what is thought in a last message; a prompt of ours can end behind it.
-            good = [way for way in good if way == "raw"]
+        barred: set[Way] = {"raw"} if request.tools or partial.is_json else set()
+        # Templates leave out what is thought in a last message; a prompt of ours can end behind it.
+        barred |= {"prefill", "turn"} if partial.closes else set()
+        good = [way for way in self.known_ways.ways(target, window.source) if way in ways and way not in barred]
         is_own = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
         return tuple(good) if is_own else ()
 

@@ -240,10 +240,6 @@ class CompactionNeeded:
     steps: tuple[Step, ...]
     stored: tuple[Compaction, ...]
 
-    @property
-    def window(self) -> Window:
-        return self.measured.window
-
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
