@@ -44,7 +44,7 @@ from litellm_compaction.events import Observer
 from litellm_compaction.stores import Originals, Store
 from litellm_compaction.stores.rows import Rows
 from litellm_compaction.tokenizers.families import no_thinking_switch
-from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon
+from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.begun import BegunPrompt, begun_prompt, needed_renderings
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Window, Windows, no_thoughts
@@ -189,18 +189,6 @@ class Compactor:
 
     # ------------------------------------------------------------------ an answer that goes on (phase 3)
 
-    async def continue_answer(
-        self,
-        request: Request,
-        partial: Partial,
-        context: RequestContext,
-        room: Reservation | None = None,
-        *,
-        ways: Collection[Way] = _ASKING,
-    ) -> PreparedRequest:
-        """Returns what to send so that the model goes on; arguments and errors as `go_on` and `finish`."""
-        return await self.continued(await self.go_on(request, partial, context, ways=ways), room)
-
     async def go_on(
         self,
         request: Request,
@@ -264,11 +252,8 @@ class Compactor:
         """Returns what to send so that the model goes on, in the best way of the plan's that is left; as `finish`."""
         request, partial, context, messages, decided, own_ways = plan
         prepared = await self.finish(decided, room)
-        sent, target, window = (
-            messages if prepared.messages is None else prepared.messages,
-            context.target,
-            prepared.window,
-        )
+        sent = messages if prepared.messages is None else prepared.messages
+        target, window = context.target, prepared.window
         # Those that the server does not take after all get the same messages in another way.
         plan, left = plan._replace(messages=sent, prepared=prepared), [way for way in own_ways if way in ways]
         prompt = await self._begun_prompt(target, window, sent, closes=partial.closes) if "raw" in left else None
@@ -286,7 +271,8 @@ class Compactor:
             measured = await self.measurer.measure(replace(request, messages=sent), context)
             if partial.closes or not measured.budget.own.fits(measured.count.tokens):
                 # Our request is too much for it, or quotes less of the thoughts than the server has in its cache.
-                return await self.continue_answer(request, partial, replace(context, trigger_ratio=None), room)
+                again = await self.go_on(request, partial, replace(context, trigger_ratio=None))
+                return await self.continued(again, room)
             prepared = replace(prepared, count=measured.count, budget=measured.budget.own)
         return replace(prepared, messages=sent, continuation=how)
 
@@ -301,13 +287,6 @@ class Compactor:
         return await asyncio.to_thread(begun_prompt, family, sent, now, texts, adds_bos=window.adds_bos, closes=closes)
 
     # ------------------------------------------------------------------ beside requests
-
-    async def prepare_counting(self, target: Target) -> TokenizerSource:
-        """Loads a target's vocabulary and template, which holds the interpreter lock up to 1 s; errors as `guard`."""
-        window = await self.windows.resolve(target)
-        source = self.sources.source(target, window.architecture)
-        await usable_soon(source.family)
-        return source
 
     def room(self, context: RequestContext) -> Reservation:
         """A place for one answer beside the others that share its instance's context."""

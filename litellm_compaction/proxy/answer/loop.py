@@ -156,7 +156,8 @@ class Answer:
             if prepared.continuation.way is None:
                 prepared = await compactor.guard(request, self.context, self.room)
             else:
-                prepared = await compactor.continue_answer(request, self._partial(), self.context, self.room, ways=ways)
+                plan = await compactor.go_on(request, self._partial(), self.context, ways=ways)
+                prepared = await compactor.continued(plan, self.room)
 
     def _bounded(self, prepared: PreparedRequest) -> Leg:
         """The next leg with what the window and the client leave it, or less if it can go on behind that."""
