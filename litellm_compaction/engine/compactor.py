@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -26,7 +26,6 @@ from litellm_compaction.engine.context import (
     Decided,
     Decision,
     Effort,
-    MeasuredRequest,
     PreparedRequest,
     RequestContext,
     nothing,
@@ -125,9 +124,16 @@ class Compactor:
         if foreseen and before and before.context == context and await self.measurer.window(context) == before.window:
             # Its calls go the way that is known now.
             return replace(foreseen, measured=replace(before, context=context))
-        measured = await self._arrived(context, self.measurer.measure(request, context))
+        await self.background.make_way(server_of(context), is_beside=context.is_beside)
+        measured = await self.measurer.measure(request, context)
+        tokens, does_fit = measured.count.tokens, measured.budget.own.fits(measured.count.tokens)
+        if not context.goes_on:
+            context.attempts.too_long = None if does_fit else unprepared(context.label, tokens, measured.window.tokens)
         if request.token_ids is not None:
-            return await self._bound(measured)
+            # Nothing can compact it.
+            if not does_fit:
+                raise await self.decider.refusal(measured)
+            return self.measurer.unchanged(measured)
         decided = await self.decider.first(measured)
         if isinstance(decided, PreparedRequest) and decided.messages is None and not context.goes_on:
             # The server may have counted fewer tokens than we did.
@@ -145,21 +151,6 @@ class Compactor:
         again = await self.guard(measured.request, measured.context, room)
         # Texts of the request may have been cut already.
         return replace(again, messages=again.messages or measured.request.messages)
-
-    async def _bound(self, measured: MeasuredRequest) -> PreparedRequest:
-        """A prompt of token ids, which nothing can compact: itself, with a bound."""
-        if not measured.budget.own.fits(measured.count.tokens):
-            raise await self.decider.refusal(measured)
-        return self.measurer.unchanged(measured)
-
-    async def _arrived(self, context: RequestContext, measuring: Awaitable[MeasuredRequest]) -> MeasuredRequest:
-        """A request that has the engine from now on; notes if it may not be sent as it came (promise P8)."""
-        await self.background.make_way(server_of(context), is_beside=context.is_beside)
-        measured = await measuring
-        tokens, does_fit = measured.count.tokens, measured.budget.own.fits(measured.count.tokens)
-        if not context.goes_on:
-            context.attempts.too_long = None if does_fit else unprepared(context.label, tokens, measured.window.tokens)
-        return measured
 
     async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:
         """Returns True if the window is smaller than the one that `prepared` was made for; errors as `guard`."""
