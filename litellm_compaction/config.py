@@ -131,9 +131,8 @@ class _OwnSettings(_Section):
     (`llama-3.1-8b`); `heuristic`, 4 characters a token. `auto`: the vocabularies in this package, by the model's
     architecture and name."""
     background: Literal["off", "idle"] = "idle"
-    """idle: write a conversation's next record ahead, while its server is idle; the next request ends that call. At
-    most 20 an hour for each tenant and model. Only for local servers whose every user the proxy sees: off if other
-    programs use them."""
+    """idle: write a conversation's next record ahead, while its server is idle; the next request ends that call. Only
+    for local servers whose every user the proxy sees: off if other programs use them."""
     keep_originals: Literal["off", "compacted"] = "off"
     """compacted: keep the messages that a compaction covers, encrypted with the master key, for look-ups
     (docs/recall.md). off: keep none."""

@@ -18,8 +18,6 @@ AHEAD: frozenset[Outcome] = frozenset(("prepared", "given_up"))
 USED_AHEAD = "prepared"
 # The same below the trigger: the turn was expected to cross it, and the server has read the compacted prompt for it.
 USED_EARLY = "early"
-# Why a model's answer was no summary, or came too late.
-USELESS = frozenset(("echo", "loop", "dialogue", "script", "invented", "empty", "refusal", "timeout"))
 # The owner has undone the compaction of a conversation: it is kept as it is, or compacted since it does not fit.
 UNDONE = "undone"
 # Why a compaction is not as configured although nothing is wrong: no summary has room, the client writes its own, or

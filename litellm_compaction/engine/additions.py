@@ -85,10 +85,7 @@ class Recaller:
     # ------------------------------------------------------------------ excerpts
 
     async def quoted(self, prepared: PreparedRequest, measurer: RequestMeasurer) -> PreparedRequest:
-        """Returns a compacted request with excerpts in front of the newest words, or as it is.
-
-        The prompt never outgrows its trigger by them, and nothing in front of that message changes.
-        """
+        """Returns a compacted request, below its trigger with excerpts in front of the newest words, or as it is."""
         measured, compaction, budget = prepared.measured, prepared.applied, prepared.budget
         at = _question(measured)
         limit_tokens = min(prepared.window.tokens // _EXCERPTS_SHARE, budget.trigger_tokens - prepared.count.tokens)
@@ -113,16 +110,6 @@ class Recaller:
         )
 
     # ------------------------------------------------------------------ our tool
-
-    def added(
-        self, measured: MeasuredRequest, compaction: Compaction, messages: tuple[Message, ...]
-    ) -> tuple[tuple[Message, ...], tuple[JsonValue, ...] | None]:
-        """Returns what `compaction` has left of a request with what was looked up, and its tools; None for its own."""
-        tools = self.tools(measured)
-        if tools is None:
-            return messages, None
-        end = len(measured.conversation.rest)
-        return self.with_found(messages, measured, compaction.covered_messages, end), tools
 
     def tools(self, measured: MeasuredRequest) -> tuple[JsonValue, ...] | None:
         """Returns a compacted request's tools with ours; None if it is not offered.
@@ -160,7 +147,7 @@ class Recaller:
     async def look_up(self, prepared: PreparedRequest, said: str, calls: Sequence[ToolCall], left: int) -> None:
         """Looks up what a model asks for with `calls` behind what it `said`; its conversation's next request shows it.
 
-        Only so many as are `left` for this answer; `prepared` is the request, as it was sent, that offers the tool.
+        Only so many as are `left` for this answer to `prepared`.
         """
         if prepared.applied is None:
             return

@@ -9,13 +9,12 @@ enough, part after part is integrated into the record so far. `core/pruning.py` 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
-from litellm_compaction.concurrency import Bounded, off_loop
+from litellm_compaction.concurrency import off_loop
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply, as_sent, shown_behind
 from litellm_compaction.core.cuts import excerpt
@@ -38,8 +37,7 @@ from litellm_compaction.core.view import request_text
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.context import Ask, Effort, MeasuredRequest, PruningModel, SummaryAnswer
 from litellm_compaction.engine.sharing.reservation import SUMMARY_EXTRA_TOKENS
-from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
-from litellm_compaction.events import USELESS
+from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown
 from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Windows
@@ -55,12 +53,9 @@ _HEADING_TOKENS, _LEAST_ROOM_TOKENS = 64, 200
 _TEMPLATE_TOKENS = 32
 # Below this the usual instruction, 450 tokens, takes a summary's room: restarts at 2,048 never got one.
 _BRIEF_BELOW_TOKENS = 4096
-# Two useless summaries cost a person two waits; a model that was only busy, or reloaded, is soon asked once more.
-_USELESS_IN_A_ROW, _PAUSE_S, _MAX_PAUSES = 2, 120.0, 4096
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
 _WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "dialogue", "reasoning_only", "longer"})
 _INVALID = "invalid"
-_WHY: Mapping[type[Exception], str] = {ModelNotLoaded: "not_loaded", WindowUnread: "unreachable"}
 _Found = TypeVar("_Found")
 _Count = Callable[[str], int]
 # One way of asking a model, which takes one call.
@@ -212,9 +207,6 @@ class SummaryClient:
     ) -> None:
         self._windows, self._counter, self._sources = windows, counter, sources
         self._recaller, self._clock = recaller, clock
-        # By tenant and model, since one tenant's prompts must not take another one's summaries away: how many useless
-        # summaries came in a row, and when the last one did.
-        self._useless: Bounded[tuple[str, str], tuple[int, float]] = Bounded(_MAX_PAUSES)
 
     async def summary(self, measured: MeasuredRequest, step: Step, effort: Effort) -> str:
         """Returns the first usable summary of the messages that `step` covers, or ""."""
@@ -272,9 +264,7 @@ class SummaryClient:
         """What the first model gives that gives anything, by the first of its modes; one time limit for all of them."""
         context, attempts = measured.context, measured.context.attempts
 
-        async def asked(model: PruningModel, *, is_paused: bool) -> _Found | None:
-            if is_paused:
-                raise SummaryFailed("paused")
+        async def asked(model: PruningModel) -> _Found | None:
             writer = await self._writer(measured, model, answer_tokens)
             left = await modes(writer)
             while left:
@@ -288,12 +278,9 @@ class SummaryClient:
             return None
 
         for model in context.pruning_models:
-            key, started_s = (context.scope, model.target.key), self._clock()
-            useless, when_s = self._useless.get(key, (0, -math.inf))
-            is_paused = useless >= _USELESS_IN_A_ROW and started_s < when_s + _PAUSE_S
+            started_s = self._clock()
             try:
-                if found := await within_s(asked(model, is_paused=is_paused), context.settings.summary_timeout_s):
-                    self._useless.pop(key, None)
+                if found := await within_s(asked(model), context.settings.summary_timeout_s):
                     return found
             except SummaryFailed as error:
                 # That of the configured model, which is the first.
@@ -301,8 +288,6 @@ class SummaryClient:
                 if error.reason == _INVALID:
                     # A summary may be within its reach.
                     return None
-                if error.reason in USELESS:
-                    self._useless[key] = useless + 1, self._clock()
             finally:
                 effort.seconds += self._clock() - started_s
         return None
@@ -320,7 +305,7 @@ class SummaryClient:
             try:
                 window = await self._windows.resolve(model.target)
             except (ModelNotLoaded, WindowUnknown) as error:
-                raise SummaryFailed(f"pruning_model_{_WHY.get(type(error), 'no_window')}") from error
+                raise SummaryFailed("pruning_model_not_ready") from error
             family = self._sources.family(model.target, window)
             # In the shape of every prompt for it; a list without messages is refused by many templates.
             likely_ratio = (await self._counter.count(model.target.key, family, _asking(""))).other_likely_ratio

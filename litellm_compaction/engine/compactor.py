@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -26,7 +26,6 @@ from litellm_compaction.engine.context import (
     Decided,
     Decision,
     Effort,
-    MeasuredRequest,
     PreparedRequest,
     RequestContext,
     nothing,
@@ -44,7 +43,7 @@ from litellm_compaction.events import Observer
 from litellm_compaction.stores import Originals, Store
 from litellm_compaction.stores.rows import Rows
 from litellm_compaction.tokenizers.families import no_thinking_switch
-from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon
+from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.begun import BegunPrompt, begun_prompt, needed_renderings
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Window, Windows, no_thoughts
@@ -99,7 +98,7 @@ class Compactor:
         self.maker = Maker(client, store, originals)
         self.asker = Asker(measurer, admission, clock)
         self.decider = Decider(self, leases)
-        self.background = Background(self, clock=clock, quiet_s=quiet_s)
+        self.background = Background(self, quiet_s)
         admission.make_way = self.background.make_way
 
     # ------------------------------------------------------------------ a request
@@ -109,12 +108,9 @@ class Compactor:
     ) -> PreparedRequest:
         """Returns what to send instead of `request`, so that the server never has to cut it.
 
-        A summary waits for room in the place of `room`, which the answer holds of a shared context.
-
-        Raises:
-            WindowUnknown, ModelNotLoaded: as `RequestMeasurer.measure`.
-            DoesNotFit: the protected messages alone are too large.
-            Overloaded: there was no room for a summary in time.
+        A summary waits for room in the place of `room`, which the answer holds of a shared context. Errors as
+        `RequestMeasurer.measure`; a DoesNotFit if the protected messages alone are too large, and an Overloaded if
+        there was no room for a summary in time.
         """
         return await self.finish(await self.prepare(request, context), room)
 
@@ -124,12 +120,21 @@ class Compactor:
         What can be refused is refused here, before the first slow step (promise P8); `finish` tells and keeps.
         Nothing is done again that was done for the same request when this deployment was `foreseen`.
         """
-        if foreseen and foreseen.measured.context == context and await self.measurer.window(context) == foreseen.window:
+        before = foreseen.measured if foreseen else None
+        if foreseen and before and before.context == context and await self.measurer.window(context) == before.window:
             # Its calls go the way that is known now.
-            return replace(foreseen, measured=replace(foreseen.measured, context=context))
-        measured = await self._arrived(context, self.measurer.measure(request, context))
+            return replace(foreseen, measured=replace(before, context=context))
+        await self.background.make_way(server_of(context), is_beside=context.is_beside)
+        measured = await self.measurer.measure(request, context)
+        tokens, does_fit = measured.count.tokens, measured.budget.own.fits(measured.count.tokens)
+        if not context.goes_on:
+            unprepared = None if does_fit else too_long(context.label, tokens, measured.budget, UNPREPARED)
+            context.attempts.too_long = unprepared
         if request.token_ids is not None:
-            return await self._bound(measured)
+            # Nothing can compact it.
+            if not does_fit:
+                raise await self.decider.refusal(measured)
+            return self.measurer.unchanged(measured)
         decided = await self.decider.first(measured)
         if isinstance(decided, PreparedRequest) and decided.messages is None and not context.goes_on:
             # The server may have counted fewer tokens than we did.
@@ -147,23 +152,6 @@ class Compactor:
         again = await self.guard(measured.request, measured.context, room)
         # Texts of the request may have been cut already.
         return replace(again, messages=again.messages or measured.request.messages)
-
-    async def _bound(self, measured: MeasuredRequest) -> PreparedRequest:
-        """A prompt of token ids, which nothing can compact: itself, with a bound."""
-        if not measured.budget.own.fits(measured.count.tokens):
-            raise await self.decider.refusal(measured)
-        return self.measurer.unchanged(measured)
-
-    async def _arrived(self, context: RequestContext, measuring: Awaitable[MeasuredRequest]) -> MeasuredRequest:
-        """A request that has the engine from now on; notes if it may not be sent as it came (promise P8)."""
-        await self.background.make_way(server_of(context), is_beside=context.is_beside)
-        measured = await measuring
-        tokens, does_fit = measured.count.tokens, measured.budget.own.fits(measured.count.tokens)
-        if not context.goes_on:
-            context.attempts.too_long = (
-                None if does_fit else too_long(context.label, tokens, measured.budget, UNPREPARED)
-            )
-        return measured
 
     async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:
         """Returns True if the window is smaller than the one that `prepared` was made for; errors as `guard`."""
@@ -193,18 +181,6 @@ class Compactor:
 
     # ------------------------------------------------------------------ an answer that goes on (phase 3)
 
-    async def continue_answer(
-        self,
-        request: Request,
-        partial: Partial,
-        context: RequestContext,
-        room: Reservation | None = None,
-        *,
-        ways: Collection[Way] = _ASKING,
-    ) -> PreparedRequest:
-        """Returns what to send so that the model goes on; arguments and errors as `go_on` and `finish`."""
-        return await self.continued(await self.go_on(request, partial, context, ways=ways), room)
-
     async def go_on(
         self,
         request: Request,
@@ -214,12 +190,10 @@ class Compactor:
         room_tokens: int = 0,
         ways: Collection[Way] = _ASKING,
     ) -> ContinuationPlan:
-        """Plans how the model could go on with an answer; no model call, and nothing is told, taught or kept.
+        """Plans how the model could go on with an answer, `partial`; no model call, and nothing is told or kept.
 
-        Args:
-            partial: the answer to the client's request so far.
-            room_tokens: the least room for its rest, or a DoesNotFit; without it no compaction is worth a stop.
-            ways: those that the carrier can send; `turn` always is.
+        A DoesNotFit says that its rest cannot have `room_tokens`; without them no compaction is worth a stop. The
+        carrier can send the `ways`, and `turn` always.
         """
         window, count = await self.measurer.text_counter(context)
         own_ways = self._own_ways(request, partial, context.target, window, ways)
@@ -257,12 +231,10 @@ class Compactor:
         self, request: Request, partial: Partial, target: Target, window: Window, ways: Collection[Way]
     ) -> tuple[Way, ...]:
         """The ways in which the server can go on itself, best first; none if the model has to be asked to."""
-        good = [way for way in self.known_ways.ways(target, window.source) if way in ways]
-        if request.tools or partial.is_json:
-            good = [way for way in good if way != "raw"]
-        if partial.closes:
-            # Templates leave out what is thought in a last message; a prompt of ours can end behind it.
-            good = [way for way in good if way == "raw"]
+        barred: set[Way] = {"raw"} if request.tools or partial.is_json else set()
+        # Templates leave out what is thought in a last message; a prompt of ours can end behind it.
+        barred |= {"prefill", "turn"} if partial.closes else set()
+        good = [way for way in self.known_ways.ways(target, window.source) if way in ways and way not in barred]
         is_own = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
         return tuple(good) if is_own else ()
 
@@ -272,11 +244,8 @@ class Compactor:
         """Returns what to send so that the model goes on, in the best way of the plan's that is left; as `finish`."""
         request, partial, context, messages, decided, own_ways = plan
         prepared = await self.finish(decided, room)
-        sent, target, window = (
-            messages if prepared.messages is None else prepared.messages,
-            context.target,
-            prepared.window,
-        )
+        sent = messages if prepared.messages is None else prepared.messages
+        target, window = context.target, prepared.window
         # Those that the server does not take after all get the same messages in another way.
         plan, left = plan._replace(messages=sent, prepared=prepared), [way for way in own_ways if way in ways]
         prompt = await self._begun_prompt(target, window, sent, closes=partial.closes) if "raw" in left else None
@@ -294,7 +263,8 @@ class Compactor:
             measured = await self.measurer.measure(replace(request, messages=sent), context)
             if partial.closes or not measured.budget.own.fits(measured.count.tokens):
                 # Our request is too much for it, or quotes less of the thoughts than the server has in its cache.
-                return await self.continue_answer(request, partial, replace(context, trigger_ratio=None), room)
+                again = await self.go_on(request, partial, replace(context, trigger_ratio=None))
+                return await self.continued(again, room)
             prepared = replace(prepared, count=measured.count, budget=measured.budget.own)
         return replace(prepared, messages=sent, continuation=how)
 
@@ -309,13 +279,6 @@ class Compactor:
         return await asyncio.to_thread(begun_prompt, family, sent, now, texts, adds_bos=window.adds_bos, closes=closes)
 
     # ------------------------------------------------------------------ beside requests
-
-    async def prepare_counting(self, target: Target) -> TokenizerSource:
-        """Loads a target's vocabulary and template, which holds the interpreter lock up to 1 s; errors as `guard`."""
-        window = await self.windows.resolve(target)
-        source = self.sources.source(target, window.architecture)
-        await usable_soon(source.family)
-        return source
 
     def room(self, context: RequestContext) -> Reservation:
         """A place for one answer beside the others that share its instance's context."""

@@ -240,10 +240,6 @@ class CompactionNeeded:
     steps: tuple[Step, ...]
     stored: tuple[Compaction, ...]
 
-    @property
-    def window(self) -> Window:
-        return self.measured.window
-
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
@@ -315,7 +311,7 @@ class PreparedRequest:
         """Returns the upstream `max_tokens` for what the client asked (None or negative: unlimited).
 
         Room is left for the most that the prompt may take. `is_certain`: an answer of it ended at such a bound before,
-        so that the rest is for what it is likely to take; what an image costs that answer may not have told.
+        so that the rest is for what it is likely to take.
         """
         count, budget, window_tokens = self.count, self.budget, self.budget.window_tokens
         left_tokens = budget.max_output_tokens(count.tokens + count.unpriced_tokens, None)

@@ -161,11 +161,10 @@ class Decider:
 
     def _kept(self, measured: MeasuredRequest, cut: str, *, is_undone: bool) -> PreparedRequest:
         """The request as it came, or with its texts cut; `is_undone` if the owner of its compaction has undone that."""
-        prepared = self._measurer.unchanged(measured)
-        if cut:
-            return replace(prepared, decision=Decision("fallback", Effort(reason=cut)))
-        is_told = is_undone and measured.budget.own.triggers(measured.count.tokens)
-        return replace(prepared, decision=Decision("kept", Effort(reason=UNDONE))) if is_told else prepared
+        is_kept = is_undone and measured.budget.own.triggers(measured.count.tokens)
+        reason, prepared = cut or (UNDONE if is_kept else ""), self._measurer.unchanged(measured)
+        decision = Decision("fallback" if cut else "kept", Effort(reason=reason))
+        return replace(prepared, decision=decision) if reason else prepared
 
     async def sent(self, prepared: PreparedRequest) -> PreparedRequest:
         """Tells of a request that is sent as it was decided; a record written ahead is in effect from then on."""

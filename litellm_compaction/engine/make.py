@@ -57,15 +57,13 @@ class Maker:
 
         The hashes are those that it had before its client edited messages that a compaction covers.
         """
-        stored: list[Compaction] = []
+        stored, view = list[Compaction](), measured.conversation
         # The store tells its own troubles; the request is too long either way.
         with contextlib.suppress(Exception):
-            found = await self._store.find(
-                measured.context.scope, measured.conversation.hashes[1:], measured.conversation.words_hashes[1:]
-            )
-            make = partial(as_it_was, measured.conversation, found)
-            measured = replace(measured, conversation=await off_loop(measured.conversation.rest, make))
-            hashes = frozenset(measured.conversation.hashes)
+            found = await self._store.find(measured.context.scope, view.hashes[1:], view.words_hashes[1:])
+            view = await off_loop(view.rest, partial(as_it_was, view, found))
+            measured = replace(measured, conversation=view)
+            hashes = frozenset(view.hashes)
             stored = [each for each in found if each.covered_hash in hashes]
         return await with_pins(self._store, measured), [*stored, *_bases(measured)]
 
@@ -86,12 +84,8 @@ class Maker:
         except Exception as error:
             if not stored:
                 raise
-            result = await attempt(())
-            logger.warning(
-                "record_deleted error=%s records=%d; a stored compaction did not fit its conversation",
-                type(error).__name__,
-                len(stored),
-            )
+            result, kind = await attempt(()), type(error).__name__
+            logger.warning("record_deleted error=%s records=%d; they did not fit their conversation", kind, len(stored))
             for each in stored:
                 with contextlib.suppress(Exception):
                     await self._store.delete(scope=measured.context.scope, covered_hash=each.covered_hash)
@@ -130,8 +124,8 @@ class Maker:
         draft, ledger_tokens = _worded(step if summary else steps[-1], summary, measured.count_text)
         compaction = await asyncio.to_thread(_copied, measured, draft, ledger_tokens)
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
-        base_hash = step.base.covered_hash if step.base is not None else ""
-        is_poorer = compaction.state == "provisional" and base_hash == measured.keyed(compaction).covered_hash
+        is_of_the_same = step.base is not None and step.base.covered_hash == measured.keyed(compaction).covered_hash
+        is_poorer = compaction.state == "provisional" and is_of_the_same
         # An unneeded record without a summary is not kept; one that is not needed yet is kept by the caller.
         if not is_poorer and draft.state != "ready" and (summary or not measured.is_voluntary):
             await self.put(measured, compaction)

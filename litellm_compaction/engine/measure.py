@@ -42,8 +42,8 @@ class RequestMeasurer:
         windows: Windows,
         counter: TokenCounter,
         sources: Sources,
+        recaller: Recaller,
         leases: Leases | None = None,
-        recaller: Recaller | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.windows, self.counter, self._sources = windows, counter, sources
@@ -56,7 +56,7 @@ class RequestMeasurer:
         Raises:
             WindowUnknown: no source says how large the window is.
             ModelNotLoaded: `when_not_loaded` is `error`, or the warm-up did not load the model.
-            NotServed: the client brings a template, and the server is not LM Studio, which has its own in any case.
+            NotServed: the client brings a template; LM Studio has its own in any case.
         """
         started_s, target = self._clock(), context.target
         if request.has_own_template and not target.is_lmstudio:
@@ -124,10 +124,10 @@ class RequestMeasurer:
 
     async def applied(self, measured: MeasuredRequest, compaction: Compaction, action: Action) -> PreparedRequest:
         """The request with a compaction in place of the messages that it covers; the caller asks if that fits."""
-        covered, tools = measured.conversation.messages, None
-        messages = await off_loop_if(measured.is_long, lambda: apply(covered, compaction))
-        if self._recaller is not None:
-            messages, tools = self._recaller.added(measured, compaction, messages)
+        view, tools = measured.conversation, self._recaller.tools(measured)
+        messages = await off_loop_if(measured.is_long, lambda: apply(view.messages, compaction))
+        if tools is not None:
+            messages = self._recaller.with_found(messages, measured, compaction.covered_messages, len(view.rest))
         # Calls at the very end are the client's business.
         end = len(messages) - bool(messages and messages[-1].calls)
         sent = (*await off_loop_if(measured.is_long, partial(with_every_result, messages[:end])), *messages[end:])
@@ -136,7 +136,7 @@ class RequestMeasurer:
         # Of what was planned by a floor that the server has counted only the rest is in doubt.
         count = count.with_part(measured.floor_count)
         budget = replace(measured.budget, likely_ratio=count.likely_ratio, own_likely_ratio=None)
-        if not budget.fits(count.tokens) and self._recaller is not None and self._recaller.forget(measured):
+        if not budget.fits(count.tokens) and self._recaller.forget(measured):
             # What was looked up for an earlier answer refuses no request.
             return await self.applied(measured, compaction, action)
         made = PreparedRequest(action=action, measured=measured, messages=sent, count=count, budget=budget, tools=tools)

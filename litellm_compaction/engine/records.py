@@ -16,8 +16,6 @@ from litellm_compaction.events import (
     USED_AHEAD,
     USED_EARLY,
     CompactionEvent,
-    ContinuationEvent,
-    ContinuationOutcome,
     Event,
     Observer,
     TruncationAlarm,
@@ -45,10 +43,7 @@ class Reporter:
         made: Compaction | None = None,
         after: int = 0,
     ) -> None:
-        """Tells of a decision: of a reuse only once, though several hooks look at one client request.
-
-        `prepared` is what is sent; without it `after` is the prompt's tokens, and `made` a record for later.
-        """
+        """Tells of what is sent, `prepared`, of reuse once; else of a prompt of `after` tokens, or a record `made`."""
         context, effort, base = measured.context, decision.effort or Effort(), decision.base
         compaction, reason = made, effort.reason or ("overflow" if context.refusal else "")
         if prepared is not None and prepared.applied is not None:
@@ -83,36 +78,11 @@ class Reporter:
             name, covered = compaction_id(context.scope, compaction.covered_hash), compaction.covered_messages
             event = replace(event, covered_messages=covered, round=compaction.round, rung=compaction.level)
             event = replace(event, compaction_id=name)
-        self._tell(event)
-
-    def continued(
-        self,
-        context: RequestContext,
-        prepared: PreparedRequest,
-        *,
-        outcome: ContinuationOutcome,
-        attempt: int,
-        used_tokens: int,
-        lost_tokens: int,
-    ) -> None:
-        """Tells how an answer at the limit goes on as `prepared`, or ended behind it, as `ContinuationEvent` has it."""
-        self._tell(
-            ContinuationEvent(
-                outcome=outcome,
-                model=context.label,
-                window_tokens=prepared.window.tokens,
-                attempt=attempt,
-                attempts=context.settings.max_restarts,
-                tokens_before=used_tokens,
-                tokens_after=prepared.count.tokens if outcome == "restarted" else used_tokens,
-                lost_tokens=lost_tokens,
-                tenant=context.tenant,
-            )
-        )
+        self.tell(event)
 
     def alarmed(self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, reason: str) -> None:
         """Tells that the server did not see a whole prompt, by the usage that it reported."""
-        self._tell(
+        self.tell(
             TruncationAlarm(
                 model=context.label,
                 window_tokens=prepared.window.tokens,
@@ -123,7 +93,7 @@ class Reporter:
             )
         )
 
-    def _tell(self, event: Event) -> None:
+    def tell(self, event: Event) -> None:
         event = replace(event, when_s=self._wall_clock())
         for observer in self._observers:
             observer(event)

@@ -91,9 +91,9 @@ class Asker:
         self._parts: Bounded[tuple[str, int], Estimate] = Bounded(64)
 
     async def settled(self, measured: MeasuredRequest, *, is_sent: bool = False) -> MeasuredRequest:
-        """`measured` by the server's own count, if that decides about it or, where it is compacted, costs nothing.
+        """`measured`, itself or by the server's own count, if that decides or, for what is compacted, costs nothing.
 
-        Itself if nothing else is known of it then. With `is_sent` it goes out as it came unless it may be cut.
+        With `is_sent` it goes out as it came unless it may be cut.
         """
         count, is_open = measured.count, partial(_is_open, measured, is_sent=is_sent)
         if is_open(count) or measured.budget.own.triggers(count.tokens):
@@ -125,11 +125,7 @@ class Asker:
         return self._measurer.with_floor(self._measurer.by(measured, own), count)
 
     async def _told(self, measured: MeasuredRequest, request: Request, count: Estimate, is_open: _IsOpen) -> Estimate:
-        """The count of a request by the server; by its number for a part of it if all of it may be too long.
-
-        A part that is certainly shorter than the window shows what the server makes of the text and what its template
-        leaves out. Whatever is not told stays an estimate.
-        """
+        """The count of a request by the server; by its number for a part that surely fits if all may be too long."""
         key, measurer = (measured.context.target.key, count.fingerprint), self._measurer
         certain, window_tokens = replace(measured.budget, likely_ratio=1.0), measured.window.tokens
         before = self._parts.get(key)
@@ -256,9 +252,9 @@ def floor_of(measured: MeasuredRequest) -> Request:
 
 
 def beginning_of(request: Request, count: Estimate, limit_tokens: int) -> Request | None:
-    """The longest beginning within a limit that is a valid request; None if that is too short to say much.
+    """The longest beginning within a limit that is a valid request, which the server has in its cache from then on.
 
-    The real request then finds it in the server's cache. It says nothing of images whose price nobody knows.
+    None if it is too short to say much: it says nothing of images whose price nobody knows.
     """
     messages = request.messages
     # Before another end than the person's word some templates leave the system message out.
@@ -298,10 +294,7 @@ class ReplyReader:
     def learn(
         self, context: RequestContext, prepared: PreparedRequest, *, prompt_tokens: int, completion_tokens: int
     ) -> None:
-        """Compares a reply's usage with our count: trains the counter, or raises the truncation alarm.
-
-        The tokens are those that the server reported for exactly what was sent; 0 of an empty answer.
-        """
+        """Trains the counter by the tokens that a server reported for exactly what was sent, or raises the alarm."""
         count, target, window_tokens = prepared.count, context.target, prepared.window.tokens
         reason = _is_full(window_tokens, prompt_tokens, completion_tokens)
         if not reason and self._counter.is_suspicious(count, prompt_tokens):
@@ -328,10 +321,7 @@ class ReplyReader:
         await ended(self._asking)
 
     def learn_overflow(self, context: RequestContext, prepared: PreparedRequest | None, overflow: Overflow) -> None:
-        """Takes note of an overflow error: the window we knew is out of date, and what the error names is true.
-
-        `prepared` is what was sent; None when that is not certain.
-        """
+        """Takes note of an overflow error for `prepared`, None if that is not certain: what the error names is true."""
         self._windows.invalidate(context.target)
         if overflow.window_tokens is not None:
             self._windows.learn(context.target, overflow.window_tokens)
@@ -353,9 +343,8 @@ class ReplyReader:
     ) -> None:
         """Learns a number far below ours if the window, read again, still holds what was sent; else raises the alarm.
 
-        A prompt that fits by our count, which is the higher one, cannot have been cut: its server counts otherwise, as
-        one does whose template leaves tools out. A model that was loaded anew with a smaller window cuts the prompt,
-        and answers as if nothing had happened; with a larger one it may fit though it is above the window we knew.
+        What fits by our count, which is the higher one, was not cut: its template may leave tools out. A model that was
+        loaded anew with a smaller window cuts the prompt, and answers as if nothing had happened.
         """
         window_tokens = await self._windows.tokens_now(context.target, fresh=True)
         if prepared.count.tokens > window_tokens or _is_full(window_tokens, tokens, completion_tokens):

@@ -95,7 +95,7 @@ class Exchange:
     may_pause: bool = False  # Its answer nears the limit, so that a compaction may silence it for a while.
     alone: Told | None = None  # The whole answer, if no model is asked.
     refusal: CompactionError | None = None
-    foreseen: engine.Foreseen | None = None  # The outcome before its deployment was chosen, until it is.
+    foreseen: engine.Decided | None = None  # The outcome before its deployment was chosen, until it is.
     context: tuple[object, engine.RequestContext] | None = None  # The last one, behind what it was made of.
     room: engine.Reservation | None = None  # Its hold on a shared context if the hooks carry it, until it ends.
     attempt: Attempt = field(default_factory=Attempt)

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from litellm_compaction.engine import Compactor, Foreseen, PreparedRequest, RequestContext
+from litellm_compaction.engine import Compactor, Decided, PreparedRequest, RequestContext
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
 from litellm_compaction.proxy import litellm_inside, refusals, routing, wire
 from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for
@@ -124,7 +124,7 @@ class Guard:
                 room.release()
             exchange.sent(context, prepared)
 
-    async def _decided(self, exchange: Exchange, context: RequestContext) -> Foreseen:
+    async def _decided(self, exchange: Exchange, context: RequestContext) -> Decided:
         """What to send, or to make first, without doing again what was done when this deployment was foreseen."""
         # Of the first attempt only: a later one may come minutes after.
         foreseen, exchange.foreseen = exchange.foreseen, None

@@ -36,7 +36,7 @@ from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployme
 from litellm_compaction.proxy.standards.orders import Items
 from litellm_compaction.proxy.standards.standards import Standards, serving
 from litellm_compaction.stores import Store, board_of, open_store, originals_of
-from litellm_compaction.tokenizers.registry import Sources
+from litellm_compaction.tokenizers.registry import Sources, usable_soon
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
@@ -157,7 +157,9 @@ class Service:
         async for guard in self.guards.guarded(router):
             for target in await targets_of(self.compactor.windows, guard.deployment):
                 with contextlib.suppress(ModelNotLoaded, WindowUnknown):
-                    await self.compactor.prepare_counting(target)
+                    window = await self.compactor.windows.resolve(target)
+                    # That may hold the interpreter lock for a second.
+                    await usable_soon(self.compactor.sources.family(target, window))
 
     async def _tell(self, router: Any) -> None:
         """Says what is guarded, with which window, and which pruning models cannot be asked."""

@@ -10,8 +10,6 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.plan import Step
 from litellm_compaction.engine.deciding import is_enough
-from litellm_compaction.engine.measure import RequestMeasurer
-from litellm_compaction.tokenizers.registry import Sources
 from tests.builders import chat, parsed
 from tests.engine.bench import Bench
 
@@ -39,7 +37,7 @@ async def test_a_compaction_does_if_it_fits_shrinks_and_its_level_reaches_what_i
 ) -> None:
     """A summary only has to fit and shrink; an edit or a pruning that would be compacted again at once does not do."""
     bench = Bench()
-    measurer = RequestMeasurer(windows=bench.windows, counter=bench.counter, sources=Sources())
+    measurer = bench.compactor.measurer
     measured = await measurer.measure(Request(messages=parsed(chat(4))), bench.context(WINDOW_TOKENS))
     prepared = measurer.unchanged(measured)
     compaction = Compaction(covered_messages=2, covered_hash="h", start=2, level=level)

@@ -26,7 +26,7 @@ from litellm_compaction.engine import (
     Reservation,
 )
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.events import ContinuationOutcome, Cut
+from litellm_compaction.events import ContinuationEvent, ContinuationOutcome, Cut
 from litellm_compaction.proxy.answer.client import Asked, Cost, OneAnswer
 from litellm_compaction.proxy.answer.legs import MAX_CUTS, RESTARTS, UNNAMED, Ended, Leg, State, Step, next_leg
 from litellm_compaction.proxy.answer.relay import Ending, Relay
@@ -156,7 +156,8 @@ class Answer:
             if prepared.continuation.way is None:
                 prepared = await compactor.guard(request, self.context, self.room)
             else:
-                prepared = await compactor.continue_answer(request, self._partial(), self.context, self.room, ways=ways)
+                plan = await compactor.go_on(request, self._partial(), self.context, ways=ways)
+                prepared = await compactor.continued(plan, self.room)
 
     def _bounded(self, prepared: PreparedRequest) -> Leg:
         """The next leg with what the window and the client leave it, or less if it can go on behind that."""
@@ -420,9 +421,18 @@ class Answer:
             self.compactor.known_ways.learn(context.target, context.label, way, outcome)
 
     def _tell(self, outcome: ContinuationOutcome, prepared: PreparedRequest, relay: Relay) -> None:
-        used, lost = relay.used_tokens, min(relay.lost_tokens, relay.used_tokens)
-        told = self.compactor.reporter.continued
-        told(self.context, prepared, outcome=outcome, attempt=self._cost.restarts, used_tokens=used, lost_tokens=lost)
+        event = ContinuationEvent(
+            outcome=outcome,
+            model=self.context.label,
+            window_tokens=prepared.window.tokens,
+            attempt=self._cost.restarts,
+            attempts=self.context.settings.max_restarts,
+            tokens_before=relay.used_tokens,
+            tokens_after=prepared.count.tokens if outcome == "restarted" else relay.used_tokens,
+            lost_tokens=min(relay.lost_tokens, relay.used_tokens),
+            tenant=self.context.tenant,
+        )
+        self.compactor.reporter.tell(event)
 
     def _closing(self, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""

@@ -19,7 +19,7 @@ from openai import APIStatusError, AsyncOpenAI
 
 from litellm_compaction.concurrency import Tasks, is_long, off_loop_if
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import Compactor, Foreseen, RequestContext, Reservation
+from litellm_compaction.engine import Compactor, Decided, RequestContext, Reservation
 from litellm_compaction.errors import TOO_DEEP, CompactionError, LeftUnread, NotServed, overflow_from_text
 from litellm_compaction.proxy import refusals, wire
 from litellm_compaction.proxy.answer import sse
@@ -51,7 +51,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     compactor: Compactor
     context: RequestContext
     asked: Asked
-    prepared: Foreseen | None
+    prepared: Decided | None
     exchange: Exchange
     lists: Mapping[str, Any] = field(init=False, default_factory=dict)
     _upstream: HttpUpstream | None = field(init=False, default=None)
@@ -119,7 +119,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         self.exchange.refused(error)
         return refusals.response_of(error)
 
-    async def _passed(self, upstream: HttpUpstream, decided: Foreseen, room: Reservation) -> Batches:
+    async def _passed(self, upstream: HttpUpstream, decided: Decided, room: Reservation) -> Batches:
         """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
         answers, prompts = wire.asked_answers(upstream.body), wire.asked_prompts(upstream.body)
         try:
