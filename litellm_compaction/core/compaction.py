@@ -87,12 +87,10 @@ class Compaction:
         ledger: verbatim anchors of everything covered.
         level: of the newest part: a strategy's name, `edit` without a model, `truncate` if no model's text was usable.
         state: `provisional` if it was made without room for a summary, so that the next compaction goes on from an
-            earlier one. `ready` if it was written ahead, and waits. `read` if the server has read what it leaves: it
-            takes effect at once.
+            earlier one. `ready` if it was written ahead; `read` if the server has read what it leaves, too.
         omissions: a pruning model's words about messages that are gone or shorter; a later summary reads those.
         covered_part: the beginning of the message at `start` if the record stands for that as well.
-        images: those of covered messages that are sent in their place, or beside the record; not those of messages that
-            stay.
+        images: those of covered messages, not of ones that stay, that are sent in their place or beside the record.
         undone_messages: above 0 for the mark in place of a record that its owner has undone, which stands for nothing:
             a conversation of at most so many messages is sent as it is while it fits.
         words_hash: the entry of the covered messages in the chain of words alone; "" if it must be these very messages.
@@ -178,16 +176,15 @@ def mark_of(compaction: Compaction, *, undone_messages: int) -> Compaction:
 
 def is_sound(compaction: Compaction) -> bool:
     """Returns True if all positions lie within the covered messages: a shared store may hold anything."""
-    covered, start = compaction.covered_messages, compaction.start
-    positions = (*(each.position for each in compaction.forms), *(at for at, _ in compaction.images))
+    covered, start, part = compaction.covered_messages, compaction.start, compaction.covered_part
+    positions = [*(each.position for each in compaction.forms), *(at for at, _ in compaction.images)]
+    ends = [start, *(at + 1 for at in positions), *(each.covered_messages for each in compaction.segments)]
+    chars = [how for _, how, _ in compaction.forms if isinstance(how, int)]
+    numbers = [*ends, *positions, *chars, *(index for _, index in compaction.images), part.chars if part else 0]
     return (
-        0 <= start <= covered
-        and all(0 <= position < covered for position in positions)
+        min(numbers) >= 0
+        and max(ends) <= covered
         and all(start <= at or how in ("whole", "words") for at, how, _ in compaction.forms)
-        and not any(isinstance(how, int) and how < 0 for _, how, _ in compaction.forms)
-        and all(0 <= segment.covered_messages <= covered for segment in compaction.segments)
-        and all(index >= 0 for _, index in compaction.images)
-        and (compaction.covered_part is None or compaction.covered_part.chars >= 0)
         and len(compaction.seen) in (0, covered)
         and all(each.entry == compaction.covered_hash for each in compaction.seen[-1:])
     )
@@ -212,7 +209,7 @@ def bare(view: View) -> Compaction | None:
 
 def covered_as_sent(rest: Sequence[Message], compaction: Compaction) -> list[Message | None]:
     """The covered messages as they are sent, None for one that is not; one that does not change is the same object."""
-    covered = _shown_rest(rest, compaction)[: compaction.covered_messages]
+    covered = shown_behind(rest, compaction.start, compaction.covered_part)[: compaction.covered_messages]
     return in_forms(covered, compaction.forms, start=compaction.start, images=compaction.images)
 
 
@@ -232,14 +229,13 @@ def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message,
     The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (llama.cpp's collection).
     Kept messages stay as they are, but for `null` content, which Qwen 3 and gpt-oss refuse: it becomes "".
     """
-    prefix = system_prefix_length(messages)
-    rest = messages[prefix:]
-    record = compaction.record
-    beside, tail = _beside_record(rest, compaction)
+    prefix, record = system_prefix_length(messages), compaction.record
+    beside, tail = _beside_record(messages[prefix:], compaction)
     if record:
         if tail and tail[0].role == "user":
             beside.append(tail.pop(0))
-        tail.insert(0, _carrier(record, beside, _labelled(rest, compaction), strategy(compaction.level).lead_in))
+        alone = record.removesuffix(strategy(compaction.level).lead_in).rstrip("\n")
+        tail.insert(0, merged(beside, record if beside else alone, _labelled(messages[prefix:], compaction)))
     return (*messages[:prefix], *tail)
 
 
@@ -254,7 +250,7 @@ def kept_messages(messages: Sequence[Message], compaction: Compaction) -> tuple[
 
 def _beside_record(rest: Sequence[Message], compaction: Compaction) -> tuple[list[Message], list[Message]]:
     """The user's messages that travel with the record, and the messages that follow it."""
-    following = _shown_rest(rest, compaction)[compaction.covered_messages :]
+    following = shown_behind(rest, compaction.start, compaction.covered_part)[compaction.covered_messages :]
     beside: list[Message] = []
     tail: list[Message] = []
     for at, message in enumerate((*covered_as_sent(rest, compaction), *following)):
@@ -263,17 +259,6 @@ def _beside_record(rest: Sequence[Message], compaction: Compaction) -> tuple[lis
             place = beside if at < compaction.start and message.role == "user" else tail
             place.append(with_text(message, "") if is_null else message)
     return beside, tail
-
-
-def _carrier(record: str, beside: Sequence[Message], images: Sequence[JsonValue], opening: str) -> Message:
-    """The first user message: the record, images of what it stands for, then, after `opening`, the user's own words."""
-    alone = record.removesuffix(opening).rstrip("\n")
-    if not beside:
-        content = [{"type": "text", "text": alone}, *images] if images else alone
-        return parse_message({"role": "user", "content": content})
-    if not images:
-        return merged(beside, record)
-    return merged(beside, alone, [*images, *([{"type": "text", "text": opening}] if opening else [])])
 
 
 def _labelled(rest: Sequence[Message], compaction: Compaction) -> list[JsonValue]:
@@ -290,14 +275,6 @@ def _labelled(rest: Sequence[Message], compaction: Compaction) -> list[JsonValue
         parts.append({"type": "text", "text": defused(f"[An image from earlier in the conversation, {source}]")})
         parts += image_parts(message)[index : index + 1]
     return parts
-
-
-def _shown_rest(rest: Sequence[Message], compaction: Compaction) -> Sequence[Message]:
-    """The messages after the prefix, without the beginning that the record stands for."""
-    if any(at == compaction.start and isinstance(how, int) for at, how, _ in compaction.forms):
-        # A pruning has chosen pieces of the whole message since.
-        return rest
-    return shown_behind(rest, compaction.start, compaction.covered_part)
 
 
 # ------------------------------------------------------------------ for a conversation
@@ -354,7 +331,7 @@ def applied_tokens(view: View, compaction: Compaction) -> int:
     covered, start = compaction.covered_messages, compaction.start
     sent = dict(enumerate(covered_as_sent(view.rest, compaction)))
     if compaction.covered_part is not None and start == covered < len(view.rest):
-        sent[start] = _shown_rest(view.rest, compaction)[start]
+        sent[start] = shown_behind(view.rest, start, compaction.covered_part)[start]
     kept = view.prefix_tokens + sum(view.sizes[view.prefix + len(sent) :])
     kept += sum(_sent_size(view, view.prefix + at, message) for at, message in sent.items() if message is not None)
     kept += view.image_tokens(place for place in compaction.images if place[0] < start)

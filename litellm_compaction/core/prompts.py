@@ -1,7 +1,6 @@
 """The words for a pruning model, those of each strategy first, and the record in the conversation.
 
-A further strategy is a prompt in a Markdown file and one `Strategy` in the table below, or a `register` from anywhere
-else (docs/contributing.md has an example).
+A further strategy is a prompt in a Markdown file and one `Strategy` in the table below.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from types import MappingProxyType
 from typing import Literal
 
 import regex
@@ -85,11 +83,6 @@ _REFUSAL = re.compile(
 )
 
 
-_STRATEGY_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
-# Rungs of compactions that no strategy has made.
-_TAKEN = frozenset({"edit", "truncate"})
-
-
 def filled(prompt: str, values: Mapping[str, int]) -> str:
     """`prompt` with its placeholders replaced; other braces are text, so that a prompt may show JSON."""
     return _PLACEHOLDER.sub(lambda found: str(values.get(found[1], found[0])), prompt)
@@ -126,61 +119,41 @@ class Strategy:
         return cleaned_history(messages) if self.cleans else with_every_result(messages)
 
 
-_NO_STRATEGY = Strategy(name="", prompt="")
-_table: dict[str, Strategy] = {}
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_table)
-
-
-def register(strategy: Strategy) -> Strategy:
-    """Adds a strategy to the table; the same name again replaces it.
-
-    A ValueError says that the name cannot be used, the writer is unknown or chooses, or the prompt lacks a placeholder.
-    """
-    if not _STRATEGY_NAME.fullmatch(strategy.name) or strategy.name in _TAKEN:
-        raise ValueError(f"strategy {strategy.name!r}: allowed are letters, digits and _, and no {sorted(_TAKEN)}")
-    if strategy.writer and (strategy.writer not in _table or _table[strategy.writer].chooses):
-        raise ValueError(f"strategy {strategy.name!r}: its writer {strategy.writer!r} is no strategy that writes")
-    required = ("{words}", "{target_tokens}") if strategy.chooses else ("{words}",)
-    missing = [name for name in required if name not in strategy.prompt or name not in (strategy.brief_prompt or name)]
-    if missing:
-        raise ValueError(f"strategy {strategy.name!r}: its prompt is without {missing[0]}")
-    _table[strategy.name] = strategy
-    return strategy
-
-
-def is_level(name: str) -> bool:
-    """Returns False for the level of a stored compaction whose strategy is not there any more."""
-    return name in _TAKEN or name in _table
-
-
-def strategy(level: str) -> Strategy:
-    """The strategy that made a compaction of a level; for any other level one without words."""
-    return _table.get(level, _NO_STRATEGY)
-
-
-def without_lead_in(text: str) -> str:
-    """The user's words after a record, without a strategy's lead-in."""
-    return next(
-        (text.removeprefix(each.lead_in) for each in _table.values() if text.startswith(each.lead_in or "\0")), text
-    )
-
-
 def _prompt(name: str) -> str:
     return resources.files(__package__).joinpath(f"instructions/{name}.md").read_text(encoding="utf-8").rstrip("\n")
 
 
-register(Strategy(name="summary", prompt=_prompt("summary"), brief_prompt=_prompt("summary.brief")))
-register(Strategy(name="prune", prompt=_prompt("prune"), writer="summary"))
-register(
-    Strategy(
-        name="handoff",
-        prompt=_prompt("handoff"),
-        brief_prompt=_prompt("handoff.brief"),
-        keeps_recent=False,
-        cleans=True,
-        lead_in="Last request from user was: ",
-    )
+_HANDOFF = Strategy(
+    name="handoff",
+    prompt=_prompt("handoff"),
+    brief_prompt=_prompt("handoff.brief"),
+    keeps_recent=False,
+    cleans=True,
+    lead_in="Last request from user was: ",
 )
+# All by their names; any other one can be added.
+STRATEGIES = {
+    "summary": Strategy(name="summary", prompt=_prompt("summary"), brief_prompt=_prompt("summary.brief")),
+    "prune": Strategy(name="prune", prompt=_prompt("prune"), writer="summary"),
+    "handoff": _HANDOFF,
+}
+_NO_STRATEGY = Strategy(name="", prompt="")
+
+
+def is_level(name: str) -> bool:
+    """Returns False for the level of a stored compaction whose strategy is not there any more."""
+    return name in ("edit", "truncate") or name in STRATEGIES
+
+
+def strategy(level: str) -> Strategy:
+    """The strategy that made a compaction of a level; for any other level one without words."""
+    return STRATEGIES.get(level, _NO_STRATEGY)
+
+
+def without_lead_in(text: str) -> str:
+    """The user's words after a record, without a strategy's lead-in."""
+    lead_ins = (each.lead_in for each in STRATEGIES.values())
+    return text.removeprefix(next((each for each in lead_ins if each and text.startswith(each)), ""))
 
 
 def frame(summary: str, ledger: str, *, round_number: int) -> str:
@@ -270,23 +243,20 @@ def transcript_parts(
         kept_tokens = sum(min(size, level * weight) for size, weight in zip(sizes, weights, strict=True))
         if level >= _USEFUL_TOKENS or kept_tokens >= _NEARLY_ALL_RATIO * sum(sizes):
             break
-    level = max(level, _LEAST_TOKENS)
-    packed: list[list[str]] = [[]]
-    used = 0
+    packed: list[list[str]] = []
+    left_tokens = 0
     for block, size, weight in zip(blocks, sizes, weights, strict=True):
-        most = min(level * weight, room_tokens)
-        if size > most:
-            block = excerpt(block, most, count)
-            size = count(block)
-        if packed[-1] and used + size + 2 > room_tokens:
+        most = min(max(level, _LEAST_TOKENS) * weight, room_tokens)
+        shown = block if size <= most else excerpt(block, most, count)
+        needed_tokens = (size if size <= most else count(shown)) + 2
+        if not packed or needed_tokens > left_tokens:
             packed.append([])
-            used = 0
-        packed[-1].append(block)
-        used += size + 2
-    if len(packed) > max_parts:
-        head = max_parts // 2
-        packed = [*packed[:head], *packed[len(packed) - (max_parts - head) :]]
-    return ["\n\n".join(part) for part in packed]
+            left_tokens = room_tokens
+        packed[-1].append(shown)
+        left_tokens -= needed_tokens
+    head, tail = max_parts // 2, max_parts - max_parts // 2
+    packed = packed if len(packed) <= max_parts else [*packed[:head], *packed[-tail:]]
+    return ["\n\n".join(part) for part in packed or [[]]]
 
 
 def read_summary(answer: str) -> str:

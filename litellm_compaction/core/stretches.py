@@ -136,7 +136,8 @@ def parts_of(message: Message) -> list[list[Stretch]]:
     parts = [stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
     found = [*chain.from_iterable(parts)]
     for_words = {text: _is_for_words(text) for text in texts}
-    ranks = {each: 2 if for_words[each.text] else 1 - _is_programs(each, is_beside) for each in found if each.speaks}
+    spoken = [each for each in found if each.speaks]
+    ranks = {each: 2 if for_words[each.text] else 1 - _is_programs(each.words, is_beside) for each in spoken}
     is_answer = any(map(_TEXT_RESULT.match, map(str.lstrip, texts[:-1])))
     most = max((*ranks.values(), 2 * is_answer, int(is_beside)))
     is_note = texts[:1] != [] and texts[0].startswith(LITELLMS_NOTE)
@@ -156,7 +157,7 @@ def parts_of(message: Message) -> list[list[Stretch]]:
 
 # Alone in its part, or beside another message, an element with a name of several words is a program's; a name may also
 # tell of the person's words in it.
-_WRAPPED = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>")
+_WRAPPED = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>.*</\1>", re.DOTALL)
 _SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 _LAST_CLOSED = re.compile(r"</([A-Za-z][\w.:-]{1,60})>\s*\Z")
 _OF_THE_PERSON = re.compile(
@@ -175,14 +176,12 @@ def _is_for_words(text: str) -> bool:
     return _TEXT_RESULT.match(text.lstrip()) is not None and _PERSONS_WORDS.search(text) is not None
 
 
-def _is_programs(words: Stretch, is_beside: bool) -> bool:
-    """Returns True for words that are one element, whose name tells of a program and of nothing that a person said."""
-    opening = _WRAPPED.match(words.words)
-    name = opening[1] if opening else ""
-    is_programs = _SEVERAL_WORDS.search(name) is not None and not _OF_THE_PERSON.search(name)
-    return (is_programs and words.words.endswith(f"</{name}>")) or (
-        is_beside and _FENCED.match(words.words) is not None
-    )
+def _is_programs(words: str, is_beside: bool) -> bool:
+    """Returns True for one element, whose name tells of a program and of nothing that a person said."""
+    if is_beside and _FENCED.match(words):
+        return True
+    wrapped = _WRAPPED.fullmatch(words)
+    return wrapped is not None and bool(_SEVERAL_WORDS.search(wrapped[1])) and not _OF_THE_PERSON.search(wrapped[1])
 
 
 # ------------------------------------------------------------------ of a text
@@ -217,7 +216,7 @@ _RESULT = re.compile(
     r"\s*(?:(?:Called|Result of calling) the [\w.:-]{1,80} tool(?: with the following input)?:"
     r"|Note: [^\n]{1,1000} was (?:modified|read before)|The user selected (?:the )?lines? )"
 )
-_BLANKS = re.compile(r"\s*")
+_SIGN = re.compile(r"\S")
 
 
 def stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool = True) -> list[Stretch]:
@@ -232,8 +231,8 @@ def stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool = True) -> l
     found: list[Stretch] = []
     at = 0
     for element in (*_elements(text, marks.names), Stretch("words", text, len(text), len(text))):
-        while (begin := _first_sign(text, at)) < element.start and len(found) <= _MAX_STRETCHES:
-            found.append(_block(text, at, begin, element.start, is_alone))
+        while (sign := _SIGN.search(text, at, element.start)) and len(found) <= _MAX_STRETCHES:
+            found.append(_block(text, at, sign.start(), element.start, is_alone))
             at = found[-1].end
         # One that stands in an opening is part of that.
         if at <= element.start < element.end:
@@ -280,29 +279,20 @@ def _block(text: str, start: int, begin: int, end: int, is_alone: bool) -> Stret
     """What begins with the first sign at `begin`, before an element or the end at `end`: an opening, or words."""
     opening, result = _OPENING.match(text, begin), _TEXT_RESULT.match(text, begin)
     rule = RULES["openings"][opening[0]] if opening else {}
-    is_title = not is_alone and _TITLE.match(text) is not None
-    if not rule and (result or is_title) and not _PERSONS_WORDS.search(text, begin):
-        # A client's own element behind a result leaves no place for a person's words.
-        to = "part" if not is_alone else "element" if end < len(text) else ""
-        rule = {"kind": "data" if result else "note", "to": to}
-    body_end, close = _end(text, begin, end, rule["kind"], rule.get("to", "")) if rule else (-1, -1)
-    if close < 0:
+    kind, mark = rule.get("kind", "data" if result else "note"), rule.get("to", "")
+    # A file may hold the mark that ends it.
+    at = -1 if mark == "part" else text.find(mark, begin) if kind == "note" else text.rfind(mark, begin)
+    begins_form = result or (not is_alone and _TITLE.match(text))
+    if (at < 0 and kind == "data") if rule else (not begins_form or _PERSONS_WORDS.search(text, begin)):
         inner = _INNER_OPENING.search(text, begin, end)
         return Stretch("words", text, start, end if inner is None else inner.start())
+    paragraph = None if mark or (not rule and end < len(text)) else _PARAGRAPH.match(text, begin, end)
+    close = paragraph.end() if paragraph else at + len(mark) if mark else end
+    if at < 0 or not (rule or is_alone):
+        # A note without its mark is all of its part.
+        close, mark = len(text), ""
     body = result.end() if result else _line_end(text, begin, close)
-    return _read(Stretch(rule["kind"], text, start, close, body, body_end))
-
-
-def _end(text: str, begin: int, end: int, kind: Kind, to: str) -> tuple[int, int]:
-    """Where what an opening begins ends, without a mark and with it; -1 for data without the mark that it goes to."""
-    if not to:
-        paragraph = _PARAGRAPH.match(text, begin, end)
-        return (paragraph.end() if paragraph else end,) * 2
-    if to in ("part", "element"):
-        return (len(text) if to == "part" else end,) * 2
-    # A file may hold the mark that ends it; a note without one is all of its part.
-    at = text.find(to, begin) if kind == "note" else text.rfind(to, begin)
-    return (at, at + len(to)) if at >= 0 else (len(text),) * 2 if kind == "note" else (-1, -1)
+    return _read(Stretch(kind, text, start, close, body, close - len(mark)))
 
 
 def _read(note: Stretch) -> Stretch:
@@ -313,11 +303,6 @@ def _read(note: Stretch) -> Stretch:
     return note._replace(kind="data", body=_line_end(note.text, result.end(), note.body_end), name="")
 
 
-def _first_sign(text: str, start: int) -> int:
-    blanks = _BLANKS.match(text, start)
-    return blanks.end() if blanks is not None else start
-
-
 def _line_end(text: str, start: int, end: int) -> int:
     """Returns the end of the line at `start`, or the place where it has said enough."""
     at = text.find("\n", start, min(start + _MOST_HEAD_CHARS, end))
@@ -326,7 +311,7 @@ def _line_end(text: str, start: int, end: int) -> int:
 
 # ------------------------------------------------------------------ what a client writes again and again
 
-_BLANK_LINES = re.compile(r"\n[ \t\r]*\n\s*")
+_PART = re.compile(r"\S.*?(?=\n[ \t\r]*\n|\Z)", re.DOTALL)
 _NUMBERS = re.compile(r"\d+")
 _DATES = re.compile(
     r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec|Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}\b|\b[AP]M\b"
@@ -366,8 +351,7 @@ def _marks(messages: Sequence[Sequence[str]]) -> Marks:
     whole: set[_Lines] = set()
     for texts in messages:
         found = [each for text in texts for each in stretches(text, Marks(names=names))]
-        parts = (each.text[start:end] for each in found if each.speaks for start, end in _paragraphs(each))
-        paragraphs = list(filter(None, map(_levelled, parts)))
+        paragraphs = [_levelled(part[0]) for each in found if each.speaks for part in _parts(each)]
         messages_paragraphs += [paragraphs] if paragraphs else []
         plain.update(*paragraphs if all(each.speaks for each in found) else ())
         whole.update(paragraphs if len(found) == len(paragraphs) == 1 else ())
@@ -390,27 +374,34 @@ def _marks(messages: Sequence[Sequence[str]]) -> Marks:
     )
 
 
-def _is_clients(lines: _Lines, marks: Marks) -> bool:
-    """Returns True for a paragraph's levelled lines that begin as a client's do, and half of which come again."""
-    new = [line for line in lines[1:] if line not in marks.lines]
-    return lines[0] in marks.lines and 2 * len(new) < len(lines) and all(map(_ITEM.match, new))
-
-
 def _without_recurring(words: Stretch, marks: Marks) -> Iterator[Stretch]:
-    """Words without the client's paragraphs among them, and its lines at their ends; any other stretch as it is."""
+    """Words without the client's paragraphs among them, and its lines at their ends; any other stretch as it is.
+
+    A client's begins as others do, half of its lines come again, and no other is a sentence.
+    """
     if words.kind != "words" or not marks.lines:
         yield words
         return
-    text, pieces = words.text, []
-    for start, end in _paragraphs(words):
-        close = start if _is_clients(_levelled(text[start:end]) or ("",), marks) else end
+    text, pieces, end = words.text, [], words.start
+    for part in _parts(words):
+        first, *others = _levelled(part[0])
+        new = [line for line in others if line not in marks.lines]
+        is_clients = first in marks.lines and 2 * len(new) <= len(others) and all(map(_ITEM.match, new))
+        start, end = part.span()
+        close = start if is_clients else end
         while (at := text.rfind("\n", start, close)) >= 0 and marks.lines.issuperset(_levelled(text[at:close])):
             close = at
         pieces += [("words", start, close), ("recurring", close, end)]
-    for kind, same in groupby((each for each in pieces if each[1] < each[2]), key=lambda each: each[0]):
+    pieces.append(("words", end, words.end))
+    for kind, same in groupby((each for each in pieces if text[each[1] : each[2]].strip()), key=lambda each: each[0]):
         places = [*same]
         start, end = places[0][1], places[-1][2]
         yield Stretch(kind, text, start, end, _line_end(text, start, end), end)
+
+
+def _parts(words: Stretch) -> Iterator[re.Match[str]]:
+    """The paragraphs of words, the first of too many."""
+    return islice(_PART.finditer(words.text, words.start, words.end), _MAX_STRETCHES)
 
 
 def _levelled(text: str) -> _Lines:
@@ -418,16 +409,6 @@ def _levelled(text: str) -> _Lines:
     numbered = _NUMBERS.sub("0", text)
     text = _DATES.sub("0", numbered) if numbered is not text else text
     return tuple(filter(None, (" ".join(line.split()) for line in text.split("\n"))))
-
-
-def _paragraphs(words: Stretch) -> Iterator[tuple[int, int]]:
-    """Yields the places of the paragraphs of words, in order; of too many the last holds all the rest."""
-    start = _first_sign(words.text, words.start)
-    for blank in islice(_BLANK_LINES.finditer(words.text, start, words.end), _MAX_STRETCHES):
-        yield start, blank.start()
-        start = blank.end()
-    if start < words.end:
-        yield start, words.end
 
 
 def _often(sets: Iterable[Collection[str]]) -> frozenset[str]:

@@ -15,7 +15,7 @@ import json
 import logging
 import statistics
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
@@ -33,14 +33,12 @@ from litellm_compaction.core.messages import (
     visible_text,
 )
 from litellm_compaction.core.prompts import defused
-from litellm_compaction.core.secrets import plain, redactor
 from litellm_compaction.core.stretches import own_words
 from litellm_compaction.core.view import View, is_persons
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.errors import BadWish
 from litellm_compaction.recall import Beside, Index, Lookup, beside, search, told
 from litellm_compaction.stores import Originals, Store
-from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 if TYPE_CHECKING:
     from litellm_compaction.engine.measure import RequestMeasurer
@@ -176,9 +174,9 @@ class Recaller:
         within = {conversation.hashes[at + 1] for at in prepared.applied.hidden}
 
         def results() -> list[str]:
-            index, defuse = _index(measured, len(rest)), _defuser(measured)
+            index, defuse = _index(measured, len(rest)), measured.defuse
             found = (search(index, query, within=within, limit=_HITS) for query in answered)
-            return [defuse(told(each, limit_tokens=limit_tokens, count=count)) or _NO_ROOM for each in found]
+            return [defused(defuse(told(each, limit_tokens=limit_tokens, count=count))) or _NO_ROOM for each in found]
 
         try:
             texts = await asyncio.wait_for(asyncio.to_thread(results), _LIMIT_S)
@@ -214,7 +212,7 @@ def _excerpts(measured: MeasuredRequest, compaction: Compaction, at: int, limit_
         count=measured.count_text,
         turn_tokens=said_tokens + _WRITTEN_WEIGHT * answer_tokens,
         again_tokens=said_tokens + answer_tokens,
-        defuse=_defuser(measured),
+        defuse=lambda text: defused(measured.defuse(text)),
     )
 
 
@@ -224,7 +222,7 @@ def _index(measured: MeasuredRequest, end: int) -> Index:
     chars = accumulate(len(visible_text(message)) for message in reversed(messages))
     start, index = (
         end - sum(total <= _MOST_CHARS for total in chars),
-        Index(redactor(measured.context.settings.redact_patterns)),
+        Index(measured.redact),
     )
     index.add(messages[start:], hashes[start : end + 1])
     return index
@@ -234,13 +232,6 @@ def _may_recall(measured: MeasuredRequest) -> bool:
     """A compacted request may be shown more of what is covered."""
     settings = measured.context.settings
     return settings.recall != "off" and settings.keep_originals != "off" and not measured.context.is_client_summary
-
-
-def _defuser(measured: MeasuredRequest) -> Callable[[str], str]:
-    """What breaks control tokens of a request's model, and marks of ours, in a text that it is shown."""
-    name = measured.family.vocabulary
-    own = vocabulary(name).defused if is_loaded(name) else plain
-    return lambda text: defused(own(text))
 
 
 def _question(measured: MeasuredRequest) -> int | None:

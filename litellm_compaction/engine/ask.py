@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from litellm_compaction.concurrency import Bounded, off_loop
 from litellm_compaction.core.budget import Budget
@@ -64,6 +63,8 @@ _INVALID = "invalid"
 _WHY: Mapping[type[Exception], str] = {ModelNotLoaded: "not_loaded", WindowUnread: "unreachable"}
 _Found = TypeVar("_Found")
 _Count = Callable[[str], int]
+# One way of asking a model, which takes one call.
+_Mode: TypeAlias = "Callable[[], Awaitable[_Found]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,96 +223,104 @@ class SummaryClient:
             effort.reason = "nothing_new"
             return ""
 
-        async def asked(writer: _Writer) -> str:
-            model, count = writer.model, writer.count
-            window_tokens = min(measured.window.tokens, writer.budget.window_tokens)
+        async def modes(writer: _Writer) -> list[_Mode[str]]:
+            model, window_tokens = writer.model, min(measured.window.tokens, writer.budget.window_tokens)
             own = replace(
                 job,
                 prompt_limit_tokens=writer.limit_tokens,
                 thinking_tokens=writer.thinking_tokens,
                 is_brief=window_tokens < _BRIEF_BELOW_TOKENS,
             )
+            appending = await self._appended(measured, step, own, writer) if model.is_same else None
+            found: list[_Mode[str]] = []
+            if appending is not None:
+                found.append(partial(written, own, model.quiet_ask, writer.count, *appending))
             # A record written ahead must leave the conversation in the server's cache.
-            may_reformat = not (model.is_same and step.draft.state == "ready")
-            if model.is_same and (appending := await self._appended(measured, step, own, writer)) is not None:
-                try:
-                    with self._call(measured, writer, effort):
-                        return await written(own, model.quiet_ask, count, *appending)
-                except SummaryFailed as error:
-                    has_calls = measured.context.attempts.summary_calls_left > 0
-                    if not (may_reformat and has_calls and error.reason in _WORTH_REFORMATTING):
-                        raise
-            if not may_reformat:
-                return ""
-            with self._call(measured, writer, effort):
-                return await summarize(own, model.quiet_ask, count)
+            if not (model.is_same and step.draft.state == "ready"):
+                found.append(partial(summarize, own, model.quiet_ask, writer.count))
+            return found
 
-        return await self._first(measured, job.summary_tokens, effort, asked) or ""
+        return await self._first(measured, job.summary_tokens, effort, modes) or ""
 
     async def prune(self, measured: MeasuredRequest, step: Step, effort: Effort) -> Compaction | None:
         """Returns the pruning that the first answer gives, still without a ledger; None if that is no edit plan."""
-        messages = measured.conversation.messages
-        choices = offered(measured.conversation.rest, step.draft)
+        view = measured.conversation
+        choices = offered(view.rest, step.draft)
         answer_tokens = plan_tokens(step.summary_tokens, len(choices))
 
-        async def asked(writer: _Writer) -> Compaction:
+        async def modes(writer: _Writer) -> list[_Mode[Compaction]]:
             asking = partial(_question, measured, step, choices, writer, answer_tokens)
-            prompt, most_tokens = await off_loop(messages, asking)
+            prompt, most_tokens = await off_loop(view.messages, asking)
             if not prompt:
                 raise SummaryFailed("small_window")
-            with self._call(measured, writer, effort):
-                answer, _ = await _asked(writer.model.quiet_ask, _asking(prompt), most_tokens)
-            return await off_loop(messages, partial(_chosen, measured, step, prompt, choices, answer))
 
-        return await self._first(measured, answer_tokens, effort, asked)
+            async def chosen() -> Compaction:
+                answer, _ = await _asked(writer.model.quiet_ask, _asking(prompt), most_tokens)
+                return await off_loop(view.messages, partial(_chosen, measured, step, prompt, choices, answer))
+
+            return [chosen]
+
+        return await self._first(measured, answer_tokens, effort, modes)
 
     async def _first(
         self,
         measured: MeasuredRequest,
         answer_tokens: int,
         effort: Effort,
-        asked: Callable[[_Writer], Awaitable[_Found]],
+        modes: Callable[[_Writer], Awaitable[list[_Mode[_Found]]]],
     ) -> _Found | None:
-        """What the first model gives that gives anything; one time limit for all calls of a model."""
-        context = measured.context
+        """What the first model gives that gives anything, by the first of its modes; one time limit for all of them."""
+        context, attempts = measured.context, measured.context.attempts
+
+        async def asked(model: PruningModel, *, is_paused: bool) -> _Found | None:
+            if is_paused:
+                raise SummaryFailed("paused")
+            writer = await self._writer(measured, model, answer_tokens)
+            left = await modes(writer)
+            while left:
+                attempts.summary_calls_left -= 1
+                effort.calls, effort.pruning_model = effort.calls + 1, model.label
+                try:
+                    return await left.pop(0)()
+                except SummaryFailed as error:
+                    if not (left and attempts.summary_calls_left > 0 and error.reason in _WORTH_REFORMATTING):
+                        raise
+            return None
+
         for model in context.pruning_models:
-            key = (context.scope, model.target.key)
+            key, started_s = (context.scope, model.target.key), self._clock()
             useless, when_s = self._useless.get(key, (0, -math.inf))
-            is_paused = useless >= _USELESS_IN_A_ROW and self._clock() < when_s + _PAUSE_S
-            writer = "paused" if is_paused else await self._writer(measured, model, answer_tokens)
-            if isinstance(writer, str):
-                effort.reason = effort.reason or writer
-                continue
+            is_paused = useless >= _USELESS_IN_A_ROW and started_s < when_s + _PAUSE_S
             try:
-                found = await within_s(asked(writer), context.settings.summary_timeout_s)
+                if found := await within_s(asked(model, is_paused=is_paused), context.settings.summary_timeout_s):
+                    self._useless.pop(key, None)
+                    return found
             except SummaryFailed as error:
-                effort.reason = error.reason
+                # That of the configured model, which is the first.
+                effort.reason = effort.reason or error.reason
                 if error.reason == _INVALID:
                     # A summary may be within its reach.
                     return None
                 if error.reason in USELESS:
                     self._useless[key] = useless + 1, self._clock()
-                continue
-            if found:
-                self._useless.pop(key, None)
-                return found
-            effort.reason = ""
+            finally:
+                effort.seconds += self._clock() - started_s
         return None
 
-    async def _writer(self, measured: MeasuredRequest, model: PruningModel, answer_tokens: int) -> _Writer | str:
-        """A model as it can be asked, or in a word why it cannot.
+    async def _writer(self, measured: MeasuredRequest, model: PruningModel, answer_tokens: int) -> _Writer:
+        """A model as it can be asked; a SummaryFailed says why it cannot.
 
         One that LM Studio would have to load is not: that may evict the model that is being served.
         """
         if measured.context.attempts.summary_calls_left <= 0:
-            return "attempts"
+            raise SummaryFailed("attempts")
         window, family, count = measured.window, measured.family, measured.count_text
         likely_ratio = measured.count.other_likely_ratio
         if not model.is_same:
             try:
                 window = await self._windows.resolve(model.target)
             except (ModelNotLoaded, WindowUnknown) as error:
-                return f"pruning_model_{_WHY.get(type(error), 'no_window')}"
+                raise SummaryFailed(f"pruning_model_{_WHY.get(type(error), 'no_window')}") from error
             family = self._sources.family(model.target, window)
             # In the shape of every prompt for it; a list without messages is refused by many templates.
             likely_ratio = (await self._counter.count(model.target.key, family, _asking(""))).other_likely_ratio
@@ -325,16 +334,6 @@ class SummaryClient:
             likely_ratio=likely_ratio,
         )
         return _Writer(model, budget, thinking_tokens, count)
-
-    @contextmanager
-    def _call(self, measured: MeasuredRequest, writer: _Writer, effort: Effort) -> Iterator[None]:
-        measured.context.attempts.summary_calls_left -= 1
-        effort.calls, effort.pruning_model = effort.calls + 1, writer.model.label
-        started_s = self._clock()
-        try:
-            yield
-        finally:
-            effort.seconds += self._clock() - started_s
 
     async def _appended(
         self, measured: MeasuredRequest, step: Step, job: SummaryJob, writer: _Writer

@@ -14,10 +14,12 @@ from litellm_compaction.core.messages import JsonValue, Message, Request, with_t
 from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import STRATEGIES
 from litellm_compaction.core.rounds import open_round_start
+from litellm_compaction.core.secrets import Redact, plain, redactor
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.events import Outcome, Phase
 from litellm_compaction.tokenizers.families import Family, no_thinking_switch
+from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 from litellm_compaction.tokens.begun import BegunPrompt
 from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.windows import Target, Window
@@ -180,6 +182,17 @@ class MeasuredRequest:
     @property
     def count_text(self) -> Callable[[str], int]:
         return self.conversation.count_text
+
+    @property
+    def redact(self) -> Redact:
+        """Takes secrets out of a text, by the settings."""
+        return redactor(self.context.settings.redact_patterns)
+
+    @property
+    def defuse(self) -> Redact:
+        """Breaks the model's control tokens in a text; which it has, only its own vocabulary knows."""
+        name = self.family.vocabulary
+        return vocabulary(name).defused if is_loaded(name) else plain
 
     @property
     def is_shortened(self) -> bool:

@@ -114,11 +114,12 @@ class Decider:
         while True:
             decision = await self.plan(measured, known)
             if isinstance(decision, Make):
-                return CompactionNeeded(measured=measured, steps=decision.steps, stored=tuple(stored))
+                needed = CompactionNeeded(measured=measured, steps=decision.steps, stored=tuple(stored))
+                return await self._reused(measured, known) or needed
             if isinstance(decision, Send) and decision.compaction is not None:
                 prepared = await self._applied(measured, decision.compaction, "reused")
                 if prepared.budget.fits(prepared.count.tokens):
-                    return replace(await self._quoted(prepared), decision=Decision("reused"))
+                    return await self._quoted(prepared, Decision("reused"))
                 # Counted as it is sent it does not do: what is decided without it?
                 known = ()
                 continue
@@ -146,8 +147,17 @@ class Decider:
             return await self._measurer.applied(measured, compaction, action)
         return prepared
 
-    async def _quoted(self, prepared: PreparedRequest) -> PreparedRequest:
-        return await self._engine.recaller.quoted(prepared, self._measurer)
+    async def _reused(self, measured: MeasuredRequest, known: Sequence[Compaction]) -> PreparedRequest | None:
+        """An earlier compaction that still does, counted as it is sent, which the planner can only estimate."""
+        found = usable(measured.conversation, known)[:1]
+        if not found or found[0].state == "provisional" or measured.context.is_wanted:
+            return None
+        prepared = await self._applied(measured, found[0], "reused")
+        does_last = not prepared.budget.triggers(prepared.count.tokens)
+        return await self._quoted(prepared, Decision("reused")) if does_last else None
+
+    async def _quoted(self, prepared: PreparedRequest, decision: Decision) -> PreparedRequest:
+        return replace(await self._engine.recaller.quoted(prepared, self._measurer), decision=decision)
 
     def _kept(self, measured: MeasuredRequest, cut: str, *, is_undone: bool) -> PreparedRequest:
         """The request as it came, or with its texts cut; `is_undone` if the owner of its compaction has undone that."""
@@ -257,7 +267,7 @@ class Decider:
         if context.now:
             context.attempts.has_compacted = self._small[context.scope] = True
         outcome: Outcome = "fallback" if is_copied and not context.is_client_summary else "compacted"
-        return replace(await self._quoted(prepared), decision=Decision(outcome, effort, step.base))
+        return await self._quoted(prepared, Decision(outcome, effort, step.base))
 
     async def _made(
         self, needed: CompactionNeeded, steps: Sequence[Step], room: Reservation | None, effort: Effort

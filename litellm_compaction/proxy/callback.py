@@ -28,14 +28,11 @@ _harmless = HarmlessRecords()
 def load_handler() -> CompactionHandler:
     """The handler with the settings of the configuration that LiteLLM is loading.
 
-    Raises:
-        ConfigError: a setting is unknown or bad; LiteLLM then does not start.
-        LiteLLMChanged: it would not call us, or would tell us nothing; it does not start either.
+    A ConfigError (a setting is unknown or bad) or LiteLLMChanged (it would not call us) keeps LiteLLM from starting.
     """
     logger.addFilter(_harmless)
     if not logger.handlers:
-        # LiteLLM configures its own loggers only; without this our warnings would have no format and our
-        # notices of compactions no place.
+        # LiteLLM configures its own loggers only; ours would have no format, and lines of compactions no place.
         output = logging.StreamHandler()
         output.setFormatter(logging.Formatter("%(asctime)s - %(name)s:%(levelname)s: %(message)s", "%H:%M:%S"))
         logger.addHandler(output)

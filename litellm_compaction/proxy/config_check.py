@@ -26,12 +26,9 @@ HANDLER = f"{SECTION}.handler"
 CALLBACKS_PLACE = "litellm_settings.callbacks"
 API_BASE_VARIABLE = "LM_STUDIO_API_BASE"
 
-_CALLBACK_LINE = f'write `callbacks: ["{HANDLER}"]` under `litellm_settings`'
 _LIKENESS_RATIO = 0.92
-# Sections in which settings of ours are looked for, though nobody reads them there.
-_SECTIONS = {"", "general_settings", "litellm_settings", "callback_settings"}
-# The same in a deployment. LiteLLM would send those in litellm_params to the model's server; `mode` is its own key in
-# model_info (chat, embedding, …).
+# Settings of a deployment in a wrong place. LiteLLM would send those in litellm_params to the model's server; `mode` is
+# its own key in model_info (chat, embedding, …).
 _ITS_SETTINGS = "|".join(DeploymentSettings.model_fields.keys() - {"mode"})
 _DEPLOYMENT = re.compile(
     rf"model_list\[\d+\]((\.litellm_params)?\.compaction|(\.(litellm_params|model_info))?\.({_ITS_SETTINGS}))"
@@ -62,7 +59,8 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
     listed = as_entry(data.get("litellm_settings")).get("callbacks")
     # LiteLLM takes a bare string for a list of one, which replaces all other callbacks.
     if not isinstance(listed, list) or listed.count(HANDLER) != 1:
-        yield problem(CALLBACKS_PLACE, f"the plug-in must be listed once, or nothing is guarded: {_CALLBACK_LINE}.")
+        line = f'write `callbacks: ["{HANDLER}"]` under `litellm_settings`'
+        yield problem(CALLBACKS_PLACE, f"the plug-in must be listed once, or nothing is guarded: {line}.")
     settings = settings_from(None)
     try:
         settings = settings_from(as_entry(data.get("callback_settings")).get(SECTION)).with_store(environ)
@@ -118,14 +116,13 @@ def _walk(value: object, section: str) -> Iterator[tuple[str, str, str, object]]
 def _misplaced(section: str, key: str, place: str) -> Iterator[Finding]:
     """A setting of ours in a place that is not read; one that is surely ours stops the start."""
     advice = f"settings are not read here: move them to `{SETTINGS_PLACE}` (top level)."
-    if _DEPLOYMENT.fullmatch(place):
-        advice = "settings are not read here: move them to `model_info: {compaction: {…}}` of this deployment."
-    elif not _SECTIONS.issuperset(section.split(".")) or place == SETTINGS_PLACE:
-        return
     is_ours = get_close_matches(key.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO)
-    if is_ours or (section == "callback_settings" and key in Settings.model_fields):
+    if place != SETTINGS_PLACE and (is_ours or (section == "callback_settings" and key in Settings.model_fields)):
         yield problem(place, advice, ConfigError(f"{place}: {advice}"))
-    elif key == "compaction" or _DEPLOYMENT.fullmatch(place):
+    elif _DEPLOYMENT.fullmatch(place):
+        own = "settings are not read here: move them to `model_info: {compaction: {…}}` of this deployment."
+        yield problem(place, own)
+    elif key == "compaction" and not section.startswith("model_list"):
         # Another callback, or a later LiteLLM, may use the word for itself.
         yield problem(place, advice)
 

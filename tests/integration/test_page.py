@@ -141,8 +141,8 @@ def test_a_change_counts_at_once(unchanged: Proxy) -> None:
         ("target_ratio", "0,2", "target_ratio = '0,2': Input should be a valid number"),
         ("mode", "<i>", "mode = '<i>': Input should be 'guard', 'observe' or 'off'"),
         ("mode", ["guard"], "Input should be 'guard', 'observe' or 'off'"),
-        ("pruning_model", "nobody", "pruning_model = 'nobody': not a model of this proxy."),
-        ("pruning_model", {"a": 1}, "not a model of this proxy."),
+        ("pruning_model", "nobody", "pruning_model = 'nobody': not a model of this proxy"),
+        ("pruning_model", {"a": 1}, "not a model of this proxy"),
         # A contradiction with what is in force.
         ("target_ratio", "0.95", "(now 0.95, 0.7 and 0.93 of the window)"),
         ("store", "memory://", "store cannot be changed while the proxy runs."),

@@ -23,7 +23,7 @@ from litellm_compaction.config import LIVE, SAME_MODEL, Settings, WrongSettings,
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.engine.records import events_of as events_of_record
 from litellm_compaction.engine.records import undo, view_of
-from litellm_compaction.errors import CompactionError, StoreError
+from litellm_compaction.errors import CompactionError, ServerUnavailable, StoreError
 from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json
 from litellm_compaction.proxy.client import note_credential, tenant_of
 from litellm_compaction.proxy.litellm_inside import Seam, current_router
@@ -116,27 +116,25 @@ async def visitor_of(request: Request) -> Visitor | None:
 
 def add_page(service: Service) -> None:
     """Adds the page and its routes to the proxy that is being started; nothing happens outside of one."""
-    app = Seam.PAGE.get()
-    if app is None:
+    if (app := Seam.PAGE.get()) is None:
         return
     page = _Page(service)
     # A configuration that is loaded anew brings a new handler; the page must belong to that one.
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "name", "") != _ROUTE_NAME]
-    served: dict[str, _Endpoint] = {
-        "GET ": _static,
-        "GET /": _static,
-        "GET /settings": _endpoint(page.settings),
-        "POST /settings": _endpoint(page.write),
-        "GET /deployments": _endpoint(page.deployments),
-        "GET /conversations": _endpoint(page.conversations),
-        "GET /events": _endpoint(page.events),
-        "GET /records/{record}": _endpoint(page.record),
-        "POST /records/{record}/undo": _endpoint(page.undo),
-        "POST /recall": _endpoint(page.recall),
-    }
-    for name, endpoint in served.items():
-        method, _, path = name.partition(" ")
-        app.add_api_route(f"{PATH}{path}", endpoint, methods=[method], name=_ROUTE_NAME, include_in_schema=False)
+    for method, path, answer in (
+        ("GET", "/settings", page.settings),
+        ("POST", "/settings", page.write),
+        ("GET", "/deployments", page.deployments),
+        ("GET", "/conversations", page.conversations),
+        ("GET", "/events", page.events),
+        ("GET", "/records/{record}", page.record),
+        ("POST", "/records/{record}/undo", page.undo),
+        ("POST", "/recall", page.recall),
+        ("GET", "", None),
+        ("GET", "/", None),
+    ):
+        serve = _static if answer is None else _endpoint(answer)
+        app.add_api_route(f"{PATH}{path}", serve, methods=[method], name=_ROUTE_NAME, include_in_schema=False)
 
 
 async def _static(request: Request) -> Response:
@@ -191,8 +189,7 @@ def _limit(asked: object, most: int) -> int:
 
 
 def _record_of(request: Request) -> str:
-    record = str(request.path_params["record"])
-    if not _ID.fullmatch(record):
+    if not _ID.fullmatch(record := str(request.path_params["record"])):
         raise HTTPException(404, "not found")
     return record
 
@@ -223,12 +220,14 @@ class _Page:
         live, values = self._service.live, (await _body_of(request)).get("values")
         if not isinstance(values, dict):
             raise HTTPException(400, 'the body is JSON like {"values": {"mode": "observe"}}')
+        name = values.get("pruning_model")
+        if name not in (None, SAME_MODEL, live.in_force.settings.pruning_model) and not _is_served(name):
+            said = f"pruning_model = {str(name)[:100]!r}: not a model of this proxy"
+            raise _not_saved(WrongSettings("", {"pruning_model": said}))
         try:
-            if values.get("pruning_model") not in (None, SAME_MODEL, live.in_force.settings.pruning_model):
-                _check_served(values["pruning_model"])
             await live.write(values, role=visitor.role)
         except WrongSettings as error:
-            raise HTTPException(422, {"message": f"Not saved. {error}", "problems": error.problems}) from None
+            raise _not_saved(error) from None
         return self._settings(visitor)
 
     def _settings(self, visitor: Visitor) -> JsonObject:
@@ -353,11 +352,13 @@ class _Page:
         return found_fields(await lookup.search(visitor.tenant, query, limit=limit))
 
 
-def _check_served(model: object) -> None:
+def _not_saved(error: WrongSettings) -> HTTPException:
+    return HTTPException(422, {"message": f"Not saved. {error}", "problems": error.problems})
+
+
+def _is_served(model: object) -> bool:
     router = current_router()
-    if not isinstance(model, str) or router is None or not reachable_entries(router, model, {}):
-        said = f"pruning_model = {str(model)[:100]!r}: not a model of this proxy."
-        raise WrongSettings("", {"pruning_model": said})
+    return isinstance(model, str) and router is not None and bool(reachable_entries(router, model, {}))
 
 
 def _setting(live: LiveSettings, key: str) -> JsonObject:
@@ -398,9 +399,8 @@ def _state(report: DeploymentReport, visitor: Visitor) -> str:
     """Says why a report has no window; which server that is, is not every visitor's business."""
     if "*" in report.target.model:
         return "of the model that is asked for"
-    if report.absence is None:
-        return "its server does not answer"
-    return str(report.absence) if visitor.sees_all else report.absence.for_clients
+    absence = report.absence or ServerUnavailable("its server does not answer")
+    return str(absence) if visitor.sees_all else absence.for_clients
 
 
 def _fields(event: Event) -> JsonObject:
