@@ -292,9 +292,9 @@ _REMOVED = {
 class WrongSettings(ConfigError):
     """Settings that cannot be: `problems` has a sentence by setting, "" for those that stand for the whole section."""
 
-    def __init__(self, place: str, problems: Mapping[str, str]) -> None:
-        self.problems = {key: said.lstrip(".: ") for key, said in problems.items()}
-        super().__init__("; ".join(f"{place}{said}" for said in dict.fromkeys(problems.values())).lstrip(".: "))
+    def __init__(self, place: str, *problems: tuple[str, str]) -> None:
+        self.problems = {key: said.lstrip(".: ") for key, said in problems}
+        super().__init__("; ".join(dict.fromkeys(f"{place}{said}".lstrip(".: ") for _, said in problems)))
 
 
 def settings_from(section: object) -> Settings:
@@ -322,7 +322,7 @@ def _refusing(kind: type[_Section], values: Mapping[Any, object], place: str) ->
         yield
     except ValidationError as error:
         problems = [each for wrong in error.errors() for each in _problems(kind, values, wrong)]
-        raise WrongSettings(place, dict(problems)) from None
+        raise WrongSettings(place, *problems) from None
 
 
 def _problems(kind: type[_Section], values: Mapping[Any, object], wrong: Any) -> Iterator[tuple[str, str]]:

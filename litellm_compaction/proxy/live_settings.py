@@ -29,8 +29,8 @@ _WAIT_S = 0.1
 
 def with_values(configured: Settings, values: Mapping[str, object]) -> Settings:
     """Config.yaml's settings with some values in place of its own, None for its own; or raises WrongSettings."""
-    if fixed := {key: f"{key} cannot be changed while the proxy runs." for key in values if key not in LIVE}:
-        raise WrongSettings("", fixed)
+    if fixed := [(key, f"{key} cannot be changed while the proxy runs.") for key in values if key not in LIVE]:
+        raise WrongSettings("", *fixed)
     return configured.with_values({key: value for key, value in values.items() if value is not None})
 
 

@@ -100,7 +100,9 @@ def reworded(
     """A client's error in place of LiteLLM's framed one, whose code is the status; None if it may stay as it is."""
     if isinstance(original, Refusal):
         return None
-    if refused is not None and refused.for_clients in str(original):
+    # On its way LiteLLM quotes a message, with quotation marks of its own in a name as others.
+    is_same_kind = isinstance(refused, DoesNotFit) and isinstance(original, litellm.ContextWindowExceededError)
+    if refused is not None and (is_same_kind or refused.for_clients in str(original)):
         return Refusal(refused)
     # LiteLLM does not know all servers' words for it.
     text = str(original) if getattr(original, "status_code", None) in _OVERFLOW_STATUSES else ""
@@ -148,14 +150,14 @@ def log_refused(model: str, error: CompactionError) -> None:
         logger.warning("refused model=%s: %s", model, error)
 
 
-class ToldOnce(logging.Filter):
-    """Keeps our refusals, which we log ourselves, out of LiteLLM's log."""
+def keep_out_of_litellms_log() -> None:
+    """Has LiteLLM not log our refusals, which we log ourselves; once in each process."""
+    filters = logging.getLogger("LiteLLM Proxy").filters
+    if _is_litellms not in filters:
+        # Before LiteLLM's own filters, which write the error into the message.
+        filters.insert(0, _is_litellms)
 
-    def install(self) -> None:
-        """Stands before LiteLLM's own filters, which write the error into the message; once in each process."""
-        filters = logging.getLogger("LiteLLM Proxy").filters
-        filters[:] = [self, *(each for each in filters if not isinstance(each, ToldOnce))]
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        errors = [str(value) for value in record.args or () if isinstance(value, Exception)]
-        return not any(words in error for error in errors for words in list(_told))
+def _is_litellms(record: logging.LogRecord) -> bool:
+    errors = [str(value) for value in record.args or () if isinstance(value, Exception)]
+    return not any(words in error for error in errors for words in list(_told))

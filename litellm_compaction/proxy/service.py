@@ -13,7 +13,7 @@ import gc
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from litellm_compaction.concurrency import Tasks
@@ -30,7 +30,7 @@ from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_redis, proxy_secret, wrap_requests
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
-from litellm_compaction.proxy.refusals import ToldOnce, failing_open
+from litellm_compaction.proxy.refusals import failing_open, keep_out_of_litellms_log
 from litellm_compaction.proxy.report import targets_of
 from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry
 from litellm_compaction.proxy.standards.orders import Items
@@ -66,13 +66,11 @@ def provide_environment() -> None:
     start; it reads `LITELLM_MASTER_KEY` if `general_settings` is there and has no `master_key` (proxy_server.py).
     """
     os.environ.setdefault("LM_STUDIO_API_BASE", DEFAULT_API_BASE)
-    general = configuration().get("general_settings")
-    if not isinstance(general, Mapping) or not general or "master_key" in general:
+    general = as_entry(configuration().get("general_settings"))
+    if not general or "master_key" in general or general.get("dangerously_permit_weak_or_unset_master_key"):
         return
-    if not general.get("dangerously_permit_weak_or_unset_master_key"):
-        made = ensure_master_key(os.environ)
-        if made.path is not None:
-            logger.warning("master_key file=%s clients must send the key in it; or set LITELLM_MASTER_KEY", made.path)
+    if (path := ensure_master_key(os.environ).path) is not None:
+        logger.warning("master_key file=%s clients must send the key in it; or set LITELLM_MASTER_KEY", path)
 
 
 class Service:
@@ -98,7 +96,7 @@ class Service:
         )
         self.live = LiveSettings(settings, store if settings.page == "on" else None)
         self.exchanges = Exchanges()
-        ToldOnce().install()
+        keep_out_of_litellms_log()
         self.guards = DeploymentSelector(self.live, self.compactor.windows)
         standards = Standards(self.compactor, self.exchanges, Items(secret))
         self.guard = Guard(self.guards, self.compactor, self.exchanges, standards, store)

@@ -34,7 +34,7 @@ _LIMIT_S = 10.0
 _ANSWER = {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": "seen"}}]}
 # The attribute of a function of ours that stands in place of one of LiteLLM's.
 _ORIGINAL = "litellm_compaction_original"
-_PROXY = "proxy.proxy_server"
+_PROXY, _CORE = "proxy.proxy_server", "litellm_core_utils"
 _CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
 _OLD_CHECKS = "llms.anthropic.pass_through.context_management.editors.compact"
 _SPEND = "proxy.spend_tracking.spend_tracking_utils"
@@ -54,16 +54,10 @@ class Seam(Enum):
     ROUTER = "", f"{_PROXY}:llm_router"
     REFUSAL = "", "proxy._types:ProxyException()"
     # A deployment's address may stand in one: without it nobody knows if that is guarded.
-    CREDENTIALS = "", "litellm_core_utils.credential_accessor:CredentialAccessor.get_credential_values()"
+    CREDENTIALS = "", f"{_CORE}.credential_accessor:CredentialAccessor.get_credential_values()"
 
-    OWN_CALLS = (
-        "no model writes summaries or counts prompts",
-        "litellm_core_utils.internal_call_metadata:sanitized_forwardable_call_metadata()",
-    )
-    STOPPED_STREAMS = (
-        "streams that are stopped are neither logged nor charged",
-        "litellm_core_utils.litellm_logging:Logging.dispatch_success_handlers()",
-    )
+    OWN_CALLS = "no model writes summaries", f"{_CORE}.internal_call_metadata:sanitized_forwardable_call_metadata()"
+    STOPPED_STREAMS = "stopped streams are not charged", f"{_CORE}.litellm_logging:Logging.dispatch_success_handlers()"
     CONFIG = "config.yaml is not checked, and no master key is made", f"{_PROXY}:proxy_config.get_config_state()"
     REQUESTS = "routes that count or compact alone are left to LiteLLM", f"{_PROXY}:app.router.middleware_stack()"
     PAGE = "the page and the routes of recall and records are missing", f"{_PROXY}:app"
@@ -72,16 +66,14 @@ class Seam(Enum):
     DATABASE = "what stands before a `previous_response_id` is not looked for", f"{_PROXY}:prisma_client"
     KEPT_PROMPTS = (
         "a `previous_response_id` whose messages are not kept is answered without them",
-        f"{_SPEND}:should_store_prompts_and_responses_in_spend_logs()",
-        f"{_SPEND}:_should_store_prompts_and_responses_in_spend_logs()",
+        *(f"{_SPEND}:{prefix}should_store_prompts_and_responses_in_spend_logs()" for prefix in ("", "_")),
     )
     REDIS = "`store: redis` has no connection", f"{_PROXY}:redis_usage_cache"
     REDIS_CLIENT = "commands cannot reach the proxy's Redis", "_redis:get_redis_async_client()"
     POOL = "streams cost more of the processor", "llms.custom_httpx.aiohttp_transport:LiteLLMAiohttpTransport()"
-
     CALLER = "lists of a key do not hold for a pruning model", "proxy._types:UserAPIKeyAuth()"
     ACCESS = (
-        "lists of models let nobody whose key has one use another pruning model, and users' lists do not hold for it",
+        "no key with a list of models may use a pruning model, and lists of users do not hold for it",
         *(f"{module}:caller_can_call_model()" for module in _CHECKS),
         f"{_OLD_CHECKS}:_check_summary_model_access()",
     )

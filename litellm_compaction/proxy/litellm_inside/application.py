@@ -18,17 +18,14 @@ _Application: TypeAlias = Callable[..., Awaitable[None]]
 _KEPT_IN_SCOPE = ("type", "app", "asgi", "client", "http_version", "scheme", "server")
 # The answers of LiteLLM's own checks for a call on a caller's behalf.
 _ALLOWS = ("allowed", True)
-# In the names of LiteLLM's fields for what a caller may spend.
-_LIMITS = ("limit", "budget")
 # What LiteLLM's words for the place of a Redis, and for signing in there, begin with.
 _REDIS_NAMES = (
     *("url", "host", "port", "db", "user", "pass", "startup_nodes", "sentinel_", "service_name"),
     *("ssl", "gcp_", "azure_", "aws_iam_", "credential_provider"),
 )
-_REDIS_CACHES = ("redis", "redis-semantic")
 _NO_REDIS = (
-    "store: the proxy has no Redis of its own: set general_settings.coordination_redis, "
-    "litellm_settings.cache_params, or REDIS_HOST and REDIS_PORT; or name one here: redis://host:6379/0"
+    "store: the proxy has no Redis of its own: set general_settings.coordination_redis, or REDIS_HOST and REDIS_PORT; "
+    "or name one here: redis://host:6379/0"
 )
 # One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot. Idle
 # connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
@@ -110,16 +107,11 @@ async def is_allowed(router: Any, model: str, metadata: Mapping[str, Any]) -> bo
 
 def has_limits(metadata: Mapping[str, Any]) -> bool:
     """True if any limit or budget is set for the caller, its metadata or its team's, whatever LiteLLM calls it."""
-    auth = _auth(metadata)
-    # Of a model of pydantic; another object's fields are its own.
-    fields = {} if auth is None else dict(auth) if hasattr(auth, "model_fields_set") else vars(auth)
+    fields = dict(_auth(metadata) or {})
     holders = [fields, *(fields.get(name) or {} for name in ("metadata", "team_metadata"))]
-    return any(
-        value is not None and value is not False and value not in ({}, [])  # a limit of 0 is one
-        for holder in holders
-        for name, value in holder.items()
-        if any(word in name for word in _LIMITS)
-    )
+    limits = [holder[name] for holder in holders for name in holder if "limit" in name or "budget" in name]
+    # A limit of 0 is one.
+    return any(value is not None and value is not False and value not in ({}, []) for value in limits)
 
 
 def _auth(metadata: Mapping[str, Any]) -> Any:
@@ -140,14 +132,8 @@ def proxy_redis() -> Any:
 
 
 def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
-    """Returns a maker of clients of the Redis that a proxy with this configuration has, for commands outside of it."""
-    general, own, router = (_mapping(config.get(f"{name}_settings")) for name in ("general", "litellm", "router"))
-    cache = _mapping(own.get("cache_params"))
-    blocks = [_mapping(general.get("coordination_redis"))]
-    if own.get("cache") is True and cache.get("type", "redis") in _REDIS_CACHES:
-        blocks.append({**cache, "startup_nodes": cache.get("redis_startup_nodes", cache.get("startup_nodes"))})
-    blocks.append({name.removeprefix("redis_"): value for name, value in router.items() if name.startswith("redis_")})
-    block = next(filter(None, blocks), {})
+    """Returns a maker of clients, outside of the proxy, of the Redis that `coordination_redis` or variables name."""
+    block = _mapping(_mapping(config.get("general_settings")).get("coordination_redis"))
     named = {name: value for name, value in block.items() if name.startswith(_REDIS_NAMES) and value is not None}
 
     def make() -> Any:
@@ -172,7 +158,8 @@ def connect() -> httpx.AsyncBaseTransport:
     verify = os.environ.get("SSL_VERIFY", getattr(litellm, "ssl_verify", True))
     verify = _SWITCH.get(verify.strip().lower(), verify) if isinstance(verify, str) else verify is not False
     context, inherited = httpx.create_ssl_context(verify=verify), Seam.POOL.get()
-    if inherited is None:
+    is_off = os.environ.get("DISABLE_AIOHTTP_TRANSPORT", "").strip().lower()
+    if inherited is None or _SWITCH.get(is_off, False) or getattr(litellm, "disable_aiohttp_transport", False):
         return httpx.AsyncHTTPTransport(verify=context, limits=_POOL_LIMITS)
     from aiohttp import ClientSession, DummyCookieJar, TCPConnector
 

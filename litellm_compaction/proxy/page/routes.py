@@ -223,7 +223,7 @@ class _Page:
         name = values.get("pruning_model")
         if name not in (None, SAME_MODEL, live.in_force.settings.pruning_model) and not _is_served(name):
             said = f"pruning_model = {str(name)[:100]!r}: not a model of this proxy"
-            raise _not_saved(WrongSettings("", {"pruning_model": said}))
+            raise _not_saved(WrongSettings("", ("pruning_model", said)))
         try:
             await live.write(values, role=visitor.role)
         except WrongSettings as error:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from fastapi import Request
+from starlette.requests import ClientDisconnect, Request
 
 from litellm_compaction.core.forms import ClearOrder, cleared
 from litellm_compaction.engine import Compactor, RequestContext
@@ -165,7 +165,10 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
         if route is None:
             await application(scope, receive, send)
             return
-        content = await Request(scope, receive).body()
+        try:
+            content = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
         body = await asyncio.to_thread(_json, content)
         asked = route.asked(body) if body is not None and await is_guarded(body.get("model")) else None
         if body is None or asked is None:
