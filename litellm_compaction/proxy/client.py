@@ -45,25 +45,25 @@ def metadata_of(body: Body) -> Mapping[str, Any]:
     return next(iter([*own, *named, places[1]]))
 
 
-def sections_of_owners(metadata: Body) -> Iterator[object]:
+def sections_of_owners(metadata: Mapping[str, Any]) -> Iterator[object]:
     """What the operator has written as `compaction` into the metadata of the key, and of its team; None for nothing."""
     for owner in ("user_api_key_metadata", "user_api_key_team_metadata"):
         yield _mapping(metadata.get(owner)).get("compaction")
 
 
-def is_off_for_owner(metadata: Body) -> bool:
+def is_off_for_owner(metadata: Mapping[str, Any]) -> bool:
     """Returns True if the operator has switched the guard off for the key, else for its team: `{"mode": "off"}`."""
     modes = (each.get("mode") if isinstance(each, Mapping) else each for each in sections_of_owners(metadata))
     return next((mode in ("off", False) for mode in modes if mode is not None), False)
 
 
-def identity_of(metadata: Body) -> str:
+def identity_of(metadata: Mapping[str, Any]) -> str:
     """The team, or else the user, the key, or the value that the client has shown as one; without keys all are one."""
     owners = ((name, metadata.get(f"user_api_key_{name}")) for name in ("team_id", "user_id", "hash"))
     return next((f"{name}:{value}" for name, value in owners if value), _credential.get() or "nobody")
 
 
-def tenant_of(metadata: Body) -> str:
+def tenant_of(metadata: Mapping[str, Any]) -> str:
     """A fingerprint of the client: events are shown to the same tenant."""
     return fingerprint(identity_of(metadata))
 
@@ -124,7 +124,7 @@ class _Words(BaseModel):
     ] = []
 
 
-def wish_of(body: Body, metadata: Body) -> Wish:
+def wish_of(body: Body, metadata: Mapping[str, Any]) -> Wish:
     """The wish of a request; `metadata` is LiteLLM's own, which holds the client's too. Metadata goes before headers.
 
     Raises:
@@ -146,7 +146,7 @@ def wish_of(body: Body, metadata: Body) -> Wish:
     return Wish(value in ("off", False), now, focus, None if pins is None else tuple(pins))
 
 
-def _written(body: Body, metadata: Body) -> object:
+def _written(body: Body, metadata: Mapping[str, Any]) -> object:
     """The value of `compaction` in the client's metadata, at LiteLLM's places for it on the request's route."""
     holders = (metadata, _mapping(body.get("metadata")), _mapping(sent_body(body).get("metadata")))
     places = [place for holder in holders for place in (holder, _mapping(holder.get("requester_metadata")))]

@@ -175,42 +175,56 @@ class Exchanges:
         self._orders: weakref.WeakKeyDictionary[object, Orders] = weakref.WeakKeyDictionary()
         self._conversations = Conversations()
 
-    async def of(
-        self, body: Body, group: str, settings: Settings, *, is_bridged: bool, is_chat: bool | None = None
-    ) -> Exchange | None:
-        """The request under way in a hook's `body`, read anew if its messages are others by now; None without any.
+    async def of(self, body: Body, group: str, settings: Settings, *, is_chat: bool = False) -> Exchange | None:
+        """The request under way in a hook's `body`, filed under `group`; read anew if its messages are others by now.
 
-        It is filed under `group`; LiteLLM makes a chat of a text completion if `is_bridged`.
+        None for one without a conversation.
         """
-        known, prompt, is_long_body = (
-            self.get(body),
-            body.get("prompt"),
-            is_long(body.get("messages"), body.get("tools")),
-        )
+        current, prompt = self.get(body), body.get("prompt")
+        long = is_long(body.get("messages"), body.get("tools"), prompt, [prompt])
         # LiteLLM also makes calls of its own on a request's behalf, and other callbacks change messages.
-        if known is not None and known.client.tenant != client.tenant_of(client.metadata_of(body)):
-            known = None
-        if known is not None:
-            received, is_chat = known.client.received, known.client.is_chat
+        if current is not None and current.client.tenant != client.tenant_of(client.metadata_of(body)):
+            current = None
+        if current is not None:
+            received, is_chat = current.client.received, current.client.is_chat
             # A text completion has none.
-            if not body.get("messages") or await off_loop_if(
-                is_long_body, lambda: wire.is_same_request(body, received)
-            ):
-                return known
-
-        def read() -> ClientRequest | None:
-            received = wire.decode(body) or wire.decode_text(body, is_bridged=is_bridged)
-            if received is None:
-                return None
-            asked = _client_request(received, body, group, self.orders(body), settings, is_chat=bool(is_chat))
-            return self._conversations.placed(asked, body) if settings.mode == "guard" else asked
-
-        asked = await off_loop_if(is_long_body or is_long(prompt, [prompt]), read)
-        if asked is None:
+            if not body.get("messages") or await off_loop_if(long, lambda: wire.is_same_request(body, received)):
+                return current
+        if (asked := await off_loop_if(long, lambda: self._read(body, group, settings, is_chat))) is None:
             self.close(body)
             return None
         attempts = engine.Attempts(summary_calls_left=settings.constants.max_summary_calls)
-        return self.open(body, Exchange(asked, attempts if known is None else known.attempts))
+        return self.open(body, Exchange(asked, attempts if current is None else current.attempts))
+
+    def _read(self, body: Body, group: str, settings: Settings, is_chat: bool) -> ClientRequest | None:
+        if (received := wire.decode(body) or wire.decode_text(body)) is None:
+            return None
+        metadata, orders = client.metadata_of(body), self.orders(body)
+        unfolded, bases = (received.messages, ()) if orders is None else orders.unfolded(received.messages)
+        messages = tuple(map(cleaned, unfolded))
+        is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
+        wish, route = client.NONE, str(metadata.get("user_api_key_request_route") or "")
+        bad_wish: CompactionError | None
+        bad_wish = wire.not_served(client.sent_body(body), route, keeps=keeps_responses, is_read=orders is not None)
+        try:
+            wish = client.wish_of(body, metadata)
+        except BadWish as error:
+            # Told only if it is guarded: a deployment that is just observed answers as ever.
+            bad_wish = error
+        asked = ClientRequest(
+            received=received,
+            original=received if is_same else replace(received, messages=messages),
+            group=group,
+            tenant=client.tenant_of(metadata),
+            client_text=wire.client_texts(body),
+            is_chat=is_chat,
+            opted_out=(settings.allow_opt_out and wish.off) or client.is_off_for_owner(metadata),
+            wish=wish,
+            bad_wish=bad_wish,
+            orders=orders or NO_ORDERS,
+            bases=bases,
+        )
+        return self._conversations.placed(asked, body) if settings.mode == "guard" else asked
 
     def note_orders(self, body: Body, orders: Orders) -> bool:
         """Notes what a client's protocol says of its context; returns False if LiteLLM has no object to note it by."""
@@ -259,37 +273,6 @@ def _owner(body: Body) -> object | None:
 def _asker(body: Body) -> object | None:
     reference = _served.get()
     return _owner(body) or (reference() if reference is not None else None)
-
-
-def _client_request(
-    received: Request, body: Body, group: str, orders: Orders | None, settings: Settings, *, is_chat: bool
-) -> ClientRequest:
-    """A request as `Exchanges.read` has it; `orders` are None if its protocol was not read."""
-    metadata = client.metadata_of(body)
-    unfolded, bases = (received.messages, ()) if orders is None else orders.unfolded(received.messages)
-    messages = tuple(map(cleaned, unfolded))
-    is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
-    wish, route = client.NONE, str(metadata.get("user_api_key_request_route") or "")
-    bad_wish: CompactionError | None
-    bad_wish = wire.not_served(client.sent_body(body), route, keeps=keeps_responses, is_read=orders is not None)
-    try:
-        wish = client.wish_of(body, metadata)
-    except BadWish as error:
-        # Told only if it is guarded: a deployment that is just observed answers as ever.
-        bad_wish = error
-    return ClientRequest(
-        received=received,
-        original=received if is_same else replace(received, messages=messages),
-        group=group,
-        tenant=client.tenant_of(metadata),
-        client_text=wire.client_texts(body),
-        is_chat=is_chat,
-        opted_out=(settings.allow_opt_out and wish.off) or client.is_off_for_owner(metadata),
-        wish=wish,
-        bad_wish=bad_wish,
-        orders=orders or NO_ORDERS,
-        bases=bases,
-    )
 
 
 async def context_of(
@@ -380,6 +363,20 @@ class _Seen(NamedTuple):
     has_tools: bool
     is_bounded: bool
 
+    def has_beside(self, messages: Sequence[Message], hashes: tuple[int, ...], *, is_bounded: bool) -> bool:
+        """True for a copy of its end with one short message that asks, behind it or before it."""
+        for asking, start, end in ((messages[-1], 0, len(messages) - 1), (messages[0], 1, len(messages))):
+            # The answer that the conversation's next turn will have.
+            has_answer = end > start and messages[end - 1].role == "assistant" and not messages[end - 1].calls
+            copy = hashes[start : end - has_answer]
+            is_copy = 0 < len(copy) >= _LEAST_COPIED - has_answer and copy[-_END:] == self.end[-len(copy) :]
+            is_whole = len(copy) == self.length and hashes[start] == self.first
+            differs = is_bounded > self.is_bounded or (self.has_tools and not is_whole)
+            is_short = (asking.is_system or asking.role == "user") and len(asking.text) <= _MOST_CHARS
+            if is_copy and differs and is_short and (start == 0 or hashes[0] != self.first):
+                return True
+        return False
+
 
 class Conversations:
     """The newest conversations of each tenant, without their texts, by which requests beside them are told by form.
@@ -406,24 +403,9 @@ class Conversations:
             return False
         hashes = tuple(hash((message.role, message.text, message.calls)) for message in messages)
         seen = self._seen.get(tenant, ())
-        if not has_tools and any(_is_beside(messages, hashes, each, is_bounded=is_bounded) for each in seen):
+        if not has_tools and any(each.has_beside(messages, hashes, is_bounded=is_bounded) for each in seen):
             return True
         own = _Seen(len(messages), hashes[0], hashes[-_END:], has_tools, is_bounded)
         others = (each for each in seen if each.end[-1] not in hashes or each.first != own.first)
         self._seen[tenant] = (own, *others)[:_MOST_CONVERSATIONS]
         return False
-
-
-def _is_beside(messages: Sequence[Message], hashes: tuple[int, ...], seen: _Seen, *, is_bounded: bool) -> bool:
-    """The message that asks stands behind the copy, or before it."""
-    for added, start, end in ((messages[-1], 0, len(messages) - 1), (messages[0], 1, len(messages))):
-        # The answer that the conversation's next turn will have.
-        has_answer = end > start and messages[end - 1].role == "assistant" and not messages[end - 1].calls
-        copy = hashes[start : end - has_answer]
-        is_copy = 0 < len(copy) >= _LEAST_COPIED - has_answer and copy[-_END:] == seen.end[-len(copy) :]
-        is_whole = len(copy) == seen.length and hashes[start] == seen.first
-        differs = is_bounded > seen.is_bounded or (seen.has_tools and not is_whole)
-        is_short = (added.is_system or added.role == "user") and len(added.text) <= _MOST_CHARS
-        if is_copy and differs and is_short and (start == 0 or hashes[0] != seen.first):
-            return True
-    return False

@@ -27,7 +27,7 @@ from litellm_compaction.proxy.client import Body, metadata_of, sent_body
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, context_of
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_inside.application import connect
-from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment, is_bridged
+from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.standards.orders import NO_ORDERS
 from litellm_compaction.proxy.standards.protocols import field_of_item
 from litellm_compaction.proxy.standards.standards import Standards
@@ -105,11 +105,8 @@ class Guard:
         guards = await self._reachable(router, data) if call_type in _GUARDED_CALLS else []
         if (first := next(filter(None, guards), None)) is None:
             return
-        is_chat = call_type == "acompletion"
-        becomes_chat = all(is_bridged(each.deployment.provider) for each in guards if each is not None)
-        exchange = await self._exchanges.of(
-            data, str(data.get("model")), self.guards.configured, is_bridged=becomes_chat, is_chat=is_chat
-        )
+        is_chat, group = call_type == "acompletion", str(data.get("model"))
+        exchange = await self._exchanges.of(data, group, self.guards.configured, is_chat=is_chat)
         is_certain = first.does_guard and all(each is not None and each.shape == first.shape for each in guards)
         if exchange is None or not is_certain or exchange.client.opted_out or not exchange.client.original.messages:
             return
@@ -164,7 +161,7 @@ class Guard:
         name_call(router, kwargs)
         deployment = self.guards.called(kwargs)
         # A summary of half of a text, or a count of it, is as wrong as an answer to it.
-        extra = wire.with_extra(kwargs, routing.refuses_by(deployment.provider))
+        extra = wire.refusing(kwargs, deployment.provider)
         if deployment.kind != "foreign" and routing.carrier_of(deployment, self.guards.configured) == "transport":
             extra |= wire.as_chat(kwargs)
         return {**kwargs, **extra} if extra else kwargs
@@ -220,9 +217,7 @@ class Guard:
     async def _guarded(self, guard: GuardedDeployment, router: Any, kwargs: Body) -> Body:
         """The arguments of a chat or text completion for a guarded deployment."""
         deployment = guard.deployment
-        exchange = await self._exchanges.of(
-            kwargs, deployment.group, self.guards.configured, is_bridged=is_bridged(deployment.provider)
-        )
+        exchange = await self._exchanges.of(kwargs, deployment.group, self.guards.configured)
         if exchange is None:
             return kwargs
         exchange.begins_attempt(deployment.id)
@@ -259,10 +254,9 @@ class Guard:
             prepared.max_output_tokens(wire.asked_output_tokens(kwargs)),
             is_watched=is_stream and is_chat and wire.can_be_continued(kwargs),
             answers=wire.asked_answers(kwargs),
-            prompts=1 if is_bridged(provider) else wire.asked_prompts(kwargs),
         )
         exchange.sent(context, prepared)
-        changed = wire.with_output_limit(kwargs, limit) | wire.with_extra(kwargs, routing.refuses_by(provider))
+        changed = wire.with_output_limit(kwargs, limit) | wire.refusing(kwargs, provider)
         if is_stream and is_chat:
             changed |= wire.with_usage(kwargs)
         if prepared.messages is not None:

@@ -39,11 +39,11 @@ Carrier: TypeAlias = Literal["transport", "hooks"]
 WAYS_OF: Mapping[Carrier, frozenset[Way]] = {"transport": frozenset(ALL_WAYS), "hooks": frozenset(("prefill", "turn"))}
 # Of a hosted pruning model without any other number; never of a model that is guarded.
 DEFAULT_WINDOW_TOKENS = 128_000
-_OPENAI_PROVIDERS, _OLLAMA = ("openai", "custom_openai"), ("ollama", "ollama_chat")
+_OPENAI_PROVIDERS, OLLAMA = ("openai", "custom_openai"), ("ollama", "ollama_chat")
 # Where LiteLLM finds a server whose entry has no address: in a variable, or at an address of its own.
 _PLACES: Mapping[str, tuple[str, str | None]] = {
     "lm_studio": ("LM_STUDIO_API_BASE", None),
-    **dict.fromkeys(_OLLAMA, ("OLLAMA_API_BASE", "http://localhost:11434")),
+    **dict.fromkeys(OLLAMA, ("OLLAMA_API_BASE", "http://localhost:11434")),
 }
 _LOCAL_SUFFIXES = (".local", ".lan", ".home", ".internal", ".localdomain", ".home.arpa", ".ts.net", ".test")
 # LiteLLM takes a model of such a name, without a provider, for OpenAI's.
@@ -94,19 +94,22 @@ def deployment_of(
     section = {**as_entry(info.get("compaction")), "enabled": True} if is_asked else info.get("compaction")
     own = deployment_settings_from(section, f"model_info.compaction of {group or full_name!r}")
     api_base, api_key = _address(provider, params, environ)
-    kind: Kind = "opted_in" if own.enabled else "foreign"
-    if own.enabled is not False and provider == "lm_studio":
-        kind = "lm_studio"
-    elif own.enabled is not False and provider in _OPENAI_PROVIDERS and is_local_address(api_base):
-        kind = "maybe_lm_studio"
-    identity, is_lmstudio = _text(info.get("id")) or full_name, kind in ("lm_studio", "maybe_lm_studio")
+    # The first that holds.
+    kinds: Mapping[Kind, bool] = {
+        "foreign": own.enabled is False,
+        "lm_studio": provider == "lm_studio",
+        "maybe_lm_studio": provider in _OPENAI_PROVIDERS and is_local_address(api_base),
+        "opted_in": bool(own.enabled),
+    }
+    kind: Kind = next((kind for kind, holds in kinds.items() if holds), "foreign")
+    identity = _text(info.get("id")) or full_name
     target = Target(
         key=f"{identity}|{model}",
         model=model,
         api_base=api_base,
         api_key=api_key,
         context_length=own.context_length,
-        is_lmstudio=is_lmstudio,
+        is_lmstudio=kind in ("lm_studio", "maybe_lm_studio"),
         tokenizer=str(own.changes.get("tokenizer", "")),
     )
     other = _opted_in(target, provider, info, is_asked) if own.enabled and kind != "lm_studio" else None
@@ -149,11 +152,6 @@ def _opted_in(target: Target, provider: str, info: Entry, is_asked: bool) -> Tar
     if tokens is None and is_asked and not apis and not is_local:
         tokens, source = DEFAULT_WINDOW_TOKENS, "default"
     return replace(target, context_length=tokens, context_source=source, is_lmstudio=False, apis=apis)
-
-
-def refuses_by(provider: str) -> Mapping[str, Any]:
-    """The fields by which Ollama refuses a prompt whose oldest messages it would drop in silence; {} for others."""
-    return {"truncate": False, "shift": False} if provider in _OLLAMA else {}
 
 
 def carrier_of(deployment: Deployment, settings: Settings) -> Carrier:
@@ -340,11 +338,8 @@ class DeploymentSelector:
             return target
         answer = target.api_base is not None and await self._windows.is_lmstudio(target.api_base, target.api_key)
         if answer is None and other is None:
-            message = (
-                "model=%s is not guarded while its server does not answer: if it is LM Studio, write "
-                "`model: lm_studio/…`, or `model_info: {compaction: {enabled: true}}`"
-            )
-            self.warn_once(f"{deployment.id}?", message, deployment.group)
+            message = "model=%s is not guarded while its server does not answer: if it is LM Studio, write %s"
+            self.warn_once(f"{deployment.id}?", message, deployment.group, "`model: lm_studio/…`")
         if answer or other is None:
             return target if answer else None
         # LM Studio, which it may be while it is silent, has no window by default.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message
 from litellm_compaction.errors import NotServed
 from litellm_compaction.proxy.client import Body
-from litellm_compaction.proxy.routing import without_route
+from litellm_compaction.proxy.routing import OLLAMA, without_route
 
 # LiteLLM's additions to a request.
 _LITELLM_KEYS = frozenset({"metadata", "litellm_metadata", "proxy_server_request", "secret_fields", "model_info"})
@@ -88,9 +88,6 @@ def _with_inner(body: Body) -> Body:
     return {**body, **inner} if isinstance(inner, Mapping) else body
 
 
-# ------------------------------------------------------------------ what a body says
-
-
 def decode(body: Body) -> Request | None:
     """The request in a chat completion's body; None if its shape is not ours to judge, so that it goes on unchanged."""
     messages = body.get("messages")
@@ -135,29 +132,19 @@ def extras_of(body: Body) -> Mapping[str, JsonValue]:
     return {} if is_tiny and not Request(messages=(), extras=extras).has_own_template else extras
 
 
-def decode_text(body: Body, *, is_bridged: bool) -> Request | None:
-    """A text completion as a request, of token ids by their number; of no message if it is not ours to judge."""
+def decode_text(body: Body) -> Request | None:
+    """All prompts of a text completion, of token ids by their number; without a message if it is not ours to judge."""
     if "prompt" not in body:
         return None
-    prompts = _prompts(body)
-    pieces = [piece for prompt in prompts for piece in prompt]
+    listed = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+    pieces = [piece for each in listed for piece in (each if isinstance(each, list) else [each])]
     if pieces and all(isinstance(piece, str) and piece for piece in pieces):
-        # LiteLLM makes one chat of them; otherwise each is answered, and the longest has to fit.
-        shown = pieces if is_bridged else [max(("".join(prompt) for prompt in prompts), key=len)]
-        return Request(messages=tuple(map(user_message, shown)), extras=extras_of(body))
+        return Request(messages=tuple(map(user_message, pieces)), extras=extras_of(body))
     if not any(type(piece) is int for piece in pieces) or not all(isinstance(piece, (int, str)) for piece in pieces):
         return Request(messages=())
     # A text between ids has at most a token for each of its bytes.
-    sizes = [[len(each.encode("utf-8", "replace")) if isinstance(each, str) else 1 for each in ids] for ids in prompts]
-    return Request(messages=(user_message(""),), token_ids=max(map(sum, sizes)))
-
-
-def _prompts(body: Body) -> list[list[Any]]:
-    """The prompts of a text completion, each as its ids and texts."""
-    prompt = body.get("prompt")
-    listed = prompt if isinstance(prompt, list) else [prompt]
-    are_many = any(isinstance(each, list) for each in listed) or all(isinstance(each, str) for each in listed)
-    return [each if isinstance(each, list) else [each] for each in listed] if are_many else [listed]
+    sizes = (len(each.encode("utf-8", "replace")) if isinstance(each, str) else 1 for each in pieces)
+    return Request(messages=(user_message(""),), token_ids=sum(sizes))
 
 
 def is_same_request(body: Body, request: Request) -> bool:
@@ -220,15 +207,12 @@ def can_be_continued(body: Body) -> bool:
 
 
 def asked_answers(body: Body) -> int:
-    """The number of answers to each prompt that a client wants, by the field that asks for most."""
-    texts = [str(_with_inner(body).get(key)) for key in _ANSWERS]
+    """The number of answers that a client wants: to each prompt of a text, by the field that asks for most."""
+    prompt, texts = body.get("prompt"), [str(_with_inner(body).get(key)) for key in _ANSWERS]
+    are_many = isinstance(prompt, list) and not any(type(each) is int for each in prompt)
     # As lenient servers read them.
-    return max([1, *(int(float(text)) for text in texts if _NUMBER.fullmatch(text))])
-
-
-def asked_prompts(body: Body) -> int:
-    """The number of prompts of a text completion that its server answers one by one."""
-    return max(len(_prompts(body)), 1)
+    answers = max([1, *(int(float(text)) for text in texts if _NUMBER.fullmatch(text))])
+    return answers * max(len(prompt or ()), 1) if are_many else answers
 
 
 def client_texts(body: Body) -> Callable[[], str]:
@@ -275,9 +259,6 @@ def not_served(body: Body, route: str, *, keeps: Callable[[], bool], is_read: bo
     return None
 
 
-# ------------------------------------------------------------------ what is written into a body
-
-
 def encode(messages: Sequence[Message], *, like: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """The list for LiteLLM, untouched messages with the client's own keys; roles as in `like`, which LiteLLM wrote."""
     encoded = [dict(message.raw) for message in messages]
@@ -293,9 +274,10 @@ def with_fields(body: Body, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, **{key: {**body[key], **value} if key in both else value for key, value in fields.items()}}
 
 
-def with_extra(body: Body, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The key of a body whose members LiteLLM writes into the request that leaves, with `fields`; {} without any."""
-    return {_EXTRA: with_fields(body, {_EXTRA: fields})[_EXTRA]} if fields else {}
+def refusing(body: Body, provider: str) -> dict[str, Any]:
+    """The key by which Ollama refuses a prompt whose oldest messages it would drop in silence; {} for others."""
+    fields = {_EXTRA: {"truncate": False, "shift": False}}
+    return {_EXTRA: with_fields(body, fields)[_EXTRA]} if provider in OLLAMA else {}
 
 
 def with_usage(body: Body) -> dict[str, Any]:
@@ -325,9 +307,6 @@ def begun(body: Body, prompt: str, end_of_turn: str) -> dict[str, Any]:
     kept = {key: value for key, value in body.items() if key in _COMPLETION_KEYS and value is not None}
     ends = [*stops(body), *filter(None, [end_of_turn])]
     return {**kept, "prompt": prompt, **({"stop": ends} if 0 < len(ends) <= _MOST_STOPS else {})}
-
-
-# ------------------------------------------------------------------ the arguments of a call, and where they lead
 
 
 def without_overrides(body: Body, provider: str) -> Body:
@@ -369,9 +348,6 @@ def as_chat(body: Body) -> dict[str, Any]:
     """The keys of a call to a chat that keep LiteLLM from asking for a response, past the client that we give."""
     # LiteLLM's own word to itself, as it makes a chat of a response (main.py).
     return {"model": without_route(str(body.get("model"))), "_skip_responses_api_bridge": True}
-
-
-# ------------------------------------------------------------------ LiteLLM's answers
 
 
 def usage_of(response: object) -> Usage | None:

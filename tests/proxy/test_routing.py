@@ -15,10 +15,9 @@ from litellm_compaction.proxy.routing import (
     carrier_of,
     deployment_of,
     limits_of,
-    refuses_by,
     unknown_model,
 )
-from litellm_compaction.proxy.wire import with_extra
+from litellm_compaction.proxy.wire import refusing
 from litellm_compaction.windows.windows import Target, Window, Windows
 from tests.constants import settings_of
 
@@ -201,6 +200,6 @@ def test_the_transport_carries_what_it_can_reach() -> None:
         assert carrier_of(deployment(model, ON, api_base=base), Settings()) == carrier
         assert carrier_of(deployment(model, ON, api_base=base), Settings(carrier="hooks")) == "hooks"
     # Ollama is told to refuse what it would cut, beside the client's own fields; no other server is told anything.
-    sent = with_extra({"extra_body": {"top_k": 1, "truncate": True}}, refuses_by("ollama_chat"))
+    sent = refusing({"extra_body": {"top_k": 1, "truncate": True}}, "ollama_chat")
     assert sent == {"extra_body": {"top_k": 1, "truncate": False, "shift": False}}
-    assert with_extra({}, refuses_by("hosted_vllm")) == {}
+    assert refusing({}, "hosted_vllm") == {}

@@ -61,9 +61,7 @@ class Reservation:
         admission = self._context.settings.admission
         return admission == "pool" or (admission == "auto" and window.parallel > 1)
 
-    async def acquire(
-        self, prepared: PreparedRequest, limit_tokens: int, *, is_watched: bool, answers: int = 1, prompts: int = 1
-    ) -> int:
+    async def acquire(self, prepared: PreparedRequest, limit_tokens: int, *, is_watched: bool, answers: int = 1) -> int:
         """Waits for room for a prompt and its answer; returns the bound on the answer that the server has to be told.
 
         An `Overloaded` says that there was none in time, a `DoesNotFit` that too many answers are asked for.
@@ -71,8 +69,7 @@ class Reservation:
         Args:
             limit_tokens: what the window leaves, and the client wants.
             is_watched: the answer comes in pieces, can be stopped, and can go on: such a one begins with less.
-            answers: how many are asked for to each prompt (`n`), each up to the bound.
-            prompts: how many of them the request has, none longer than the one that was counted.
+            answers: how many are asked for (`n`), each up to the bound.
         """
         self._keep()
         window, admission, context = prepared.window, self._admission, self._context
@@ -87,15 +84,15 @@ class Reservation:
         if self._taken_for is prepared.count:
             return min(limit_tokens, self._limit_tokens)
         # LM Studio has no field that asks for several answers to one prompt (lmstudio.ai, "OpenAI compatibility").
-        written = prompts if context.target.is_lmstudio else prompts * answers
-        prompt_tokens, least_tokens = prompts * _prompt_tokens(prepared), self._reserve_tokens(prepared)
+        written = 1 if context.target.is_lmstudio else answers
+        prompt_tokens, least_tokens = _prompt_tokens(prepared), self._reserve_tokens(prepared)
         most_tokens = prompt_tokens + written * limit_tokens
         if not is_watched:
             least_tokens = max(window.tokens // max(window.parallel, 1) - prepared.count.tokens, least_tokens)
         if written > 1:
             shortest_tokens = min(limit_tokens, prepared.budget.rules.answer_min_tokens)
             if prompt_tokens + written * shortest_tokens > window.tokens:
-                raise _too_many(prompts, prompt_tokens, written, shortest_tokens, window.tokens)
+                raise _too_many(prompt_tokens, written, shortest_tokens, window.tokens)
             least_tokens = min(least_tokens, (window.tokens - prompt_tokens) // written)
             most_tokens = min(most_tokens, window.tokens)
         seat = await self._hold(window, prompt_tokens + written * min(limit_tokens, least_tokens), most_tokens)
@@ -239,13 +236,13 @@ def _prompt_tokens(prepared: PreparedRequest) -> int:
     return prepared.count.tokens + margin_tokens(prepared.count.tokens, prepared.count.likely_ratio)
 
 
-def _too_many(prompts: int, prompt_tokens: int, written: int, shortest_tokens: int, window_tokens: int) -> DoesNotFit:
-    counted, written_tokens = "its prompt" if prompts == 1 else f"{prompts} prompts", written * shortest_tokens
+def _too_many(prompt_tokens: int, written: int, shortest_tokens: int, window_tokens: int) -> DoesNotFit:
+    written_tokens = written * shortest_tokens
     needed_tokens = prompt_tokens + written_tokens
     said = (
         f"This model's maximum context length is {window_tokens} tokens, which all answers of a request share. "
-        f"However, you asked for {written} answers: {counted} and {shortest_tokens} tokens for each of them need "
+        f"However, you asked for {written} answers: its prompt and {shortest_tokens} tokens for each of them need "
         f"{needed_tokens} tokens (context_length_exceeded). Ask for fewer at a time."
     )
-    shares = Share(counted, prompt_tokens), Share(f"{written} answers of {shortest_tokens}", written_tokens)
+    shares = Share("its prompt", prompt_tokens), Share(f"{written} answers of {shortest_tokens}", written_tokens)
     return DoesNotFit(said, shares=shares, window_tokens=window_tokens, needed_tokens=needed_tokens)

@@ -108,7 +108,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         """A text completion that the server itself knows, its answer as it comes; no part of it is a conversation."""
         body, prompt = upstream.body, upstream.body.get("prompt")
         long = is_long(prompt, [prompt])
-        completion = await off_loop_if(long, lambda: wire.decode_text(body, is_bridged=False))
+        completion = await off_loop_if(long, lambda: wire.decode_text(body))
         if completion is None or not completion.messages:
             response = await self.inner.handle_async_request(request)
             return response if response.status_code < 400 else await sse.read_whole(response, sse.ERROR_BYTES)
@@ -121,14 +121,14 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
     async def _passed(self, upstream: HttpUpstream, decided: Decided, room: Reservation) -> Batches:
         """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
-        answers, prompts = wire.asked_answers(upstream.body), wire.asked_prompts(upstream.body)
+        answers = wire.asked_answers(upstream.body)
         try:
             prepared = await self.compactor.finish(decided, room)
             self.exchange.sent(self.context, prepared)
             limit = prepared.max_output_tokens(wire.asked_output_tokens(upstream.body))
-            limit = await room.acquire(prepared, limit, is_watched=False, answers=answers, prompts=prompts)
+            limit = await room.acquire(prepared, limit, is_watched=False, answers=answers)
             room.started()
-            leg = Leg(prepared=prepared, max_tokens=limit, passed=answers * prompts)
+            leg = Leg(prepared=prepared, max_tokens=limit, passed=answers)
             async with upstream.open(leg) as batches:
                 async for batch in batches:
                     yield batch
