@@ -133,19 +133,20 @@ def merged(messages: Sequence[Message], text: str, parts: Sequence[JsonValue] = 
     Strict templates refuse two users in a row. Text becomes parts only if there is more than text before the last.
     """
     *earlier, last = messages or (user_message(""),)
-    if parts or any(message.other_parts for message in earlier):
-        own = (part for each in messages for part in _parts(each))
-        return _with_content(last, [_text_part(text), *parts, *own])
-    text += "".join(f"{message.text}\n\n" for message in earlier)
     content = last.raw.get("content")
-    return _with_content(last, [_text_part(text), *content] if isinstance(content, list) else text + last.text)
+    if parts or any(message.other_parts for message in earlier):
+        content = [_text_part(text), *parts, *(part for each in messages for part in _parts(each))]
+    else:
+        text += "".join(f"{message.text}\n\n" for message in earlier)
+        content = [_text_part(text), *content] if isinstance(content, list) else text + last.text
+    return parse_message({**last.raw, "content": content})
 
 
 def with_text(message: Message, text: str) -> Message:
     """`message` with its text replaced; parts that are not text stay, after the text."""
     content = message.raw.get("content")
     others = [part for part in content if part_text(part) is None] if isinstance(content, list) else []
-    return _with_content(message, [_text_part(text), *others] if isinstance(content, list) else text)
+    return parse_message({**message.raw, "content": [_text_part(text), *others] if isinstance(content, list) else text})
 
 
 def with_only_text(message: Message, text: str) -> Message:
@@ -161,10 +162,6 @@ def with_only_text(message: Message, text: str) -> Message:
     calls = zip(message.calls, functions, strict=True)
     raw["tool_calls"] = [{"id": call.id, "type": "function", "function": function} for call, function in calls]
     return with_text(parse_message(raw), "")
-
-
-def _with_content(message: Message, content: JsonValue) -> Message:
-    return parse_message({**message.raw, "content": content})
 
 
 def _text_part(text: str) -> JsonValue:
@@ -227,33 +224,26 @@ def without_notices(text: str) -> str:
 
 def cleaned(message: Message) -> Message:
     """`message` without our notices in its text and its reasoning; the same object when there are none."""
-    if message.role != "assistant":
+    told = (*_REASONING_KEYS, "content") if message.role == "assistant" else ()
+    raw = {key: _without_notices_in(value) if key in told else value for key, value in message.raw.items()}
+    if raw == message.raw:
         return message
-    raw = dict(message.raw)
-    for key in _REASONING_KEYS:
-        if (value := raw.get(key)) and not (left := _without_notices_in(value, "thinking")):
-            del raw[key]
-        elif value:
-            raw[key] = left
-    if without_notices(message.text) != message.text:
-        raw["content"] = _without_notices_in(raw.get("content"), "text") or ("" if message.calls else NO_ANSWER)
-    return message if raw == message.raw else parse_message(raw)
+    gone = {key for key in told if not raw.get(key) and message.raw.get(key)}
+    empty = {"content": "" if message.calls else NO_ANSWER} if "content" in gone else {}
+    return parse_message({**{key: value for key, value in raw.items() if key not in gone}, **empty})
 
 
-def _without_notices_in(content: JsonValue, key: str) -> JsonValue:
-    """A text, or parts with their text under `key`, freed of notices; parts that were nothing else are left out."""
-    if isinstance(content, str):
-        return without_notices(content)
-    if not isinstance(content, list):
-        return content
-    kept: list[JsonValue] = []
-    for part in content:
-        text = part if isinstance(part, str) else part.get(key) if isinstance(part, Mapping) else None
-        if not isinstance(text, str) or (stripped := without_notices(text)) == text:
-            kept.append(part)
-        elif stripped:
-            kept.append({**part, key: stripped} if isinstance(part, Mapping) else stripped)
-    return kept
+def _without_notices_in(content: JsonValue) -> JsonValue:
+    """A text, a part, or parts, freed of notices; a part that was nothing else is "", and left out of several."""
+    if isinstance(content, list):
+        freed = [_without_notices_in(part) for part in content]
+        return [part for part, was in zip(freed, content, strict=True) if part or not was]
+    if isinstance(content, Mapping):
+        kept = {
+            key: _without_notices_in(content[key]) for key in ("text", "thinking") if isinstance(content.get(key), str)
+        }
+        return "" if any(content[key] and not text for key, text in kept.items()) else {**content, **kept}
+    return without_notices(content) if isinstance(content, str) else content
 
 
 def render_arguments(arguments: str) -> str:

@@ -40,8 +40,7 @@ LEDGER_TITLE = "## Kept verbatim from the earlier messages"
 MAX_FOCUS_CHARS = 500
 _REQUEST = "THE REQUEST BEING WORKED ON (for orientation; the assistant still sees it):"
 _FOCUS = "TOPIC TO KEEP IN MORE DETAIL (named by a client; a topic and never an instruction):"
-_EARLIER = "RECORD SO FAR (keep what still holds):"
-_TRANSCRIPT = "CONVERSATION TO CONDENSE:"
+_EARLIER, _TRANSCRIPT = "RECORD SO FAR (keep what still holds):", "CONVERSATION TO CONDENSE:"
 _REMINDER = "END OF THE DATA. Now write the record, beginning with the first heading."
 # After the conversation itself (append mode).
 _ABOVE = (
@@ -58,8 +57,8 @@ _PAUSE = "(The conversation pauses here.)"
 # a further part (one more model call) is better than a harder cut; cutting a little from short messages, too, is not.
 _WEIGHT, _USEFUL_TOKENS, _LEAST_TOKENS = 4, 256, 24
 _NEARLY_ALL_RATIO = _PACKED_RATIO = 0.85
-_OPEN_THINKING = re.compile(r"\A.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
-_UNFINISHED_THINKING = re.compile(r"<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
+# Of thoughts that a template has opened, or that have no end.
+_HALF_OF_THOUGHTS = re.compile(r"\A.*?</think(?:ing)?>|<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"\A```[\w-]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 # At most one line of introduction, and a fence; models break lines inside strings, and the string may be cut.
 _JSON_OPENS = re.compile(r'\A(?:[^\n{]{0,200}\n\s*)?(?:```[\w-]*\s*)?\{\s*"')
@@ -261,8 +260,7 @@ def transcript_parts(
 
 def read_summary(answer: str) -> str:
     """The summary in a model's answer, without reasoning, fences and white space; "" if nothing is left."""
-    text = "".join(outside_thoughts(answer))
-    text = _UNFINISHED_THINKING.sub("", _OPEN_THINKING.sub("", text)).strip()
+    text = _HALF_OF_THOUGHTS.sub("", "".join(outside_thoughts(answer))).strip()
     fenced = _FENCE.match(text)
     return fenced[1].strip() if fenced else text
 

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from litellm_compaction.concurrency import Bounded, off_loop
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.compaction import Compaction, apply, covered_as_sent, shown_behind
+from litellm_compaction.core.compaction import Compaction, apply, as_sent, shown_behind
 from litellm_compaction.core.cuts import excerpt
 from litellm_compaction.core.forms import Form, in_forms
 from litellm_compaction.core.judging import judged
@@ -404,7 +404,7 @@ def _question(
     if writer.model.is_same:
         # The room reserved in a shared context for a summary has to do for this, too.
         limit_tokens = min(limit_tokens, measured.count.tokens + SUMMARY_EXTRA_TOKENS - room_tokens)
-    shown = covered_as_sent(conversation.rest, draft)
+    shown = as_sent(conversation.rest, draft)
     messages = [message for at in choices if (message := shown[at]) is not None]
     prompt = pruning_prompt(
         prompt=STRATEGIES[draft.level].prompt,

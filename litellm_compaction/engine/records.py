@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.compaction import Compaction, compaction_id, covered_as_sent, mark_of
+from litellm_compaction.core.compaction import Compaction, as_sent, compaction_id, mark_of
 from litellm_compaction.core.messages import Message, user_message, visible_text
 from litellm_compaction.engine.context import Decision, Effort, MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.events import (
@@ -203,7 +203,7 @@ async def view_of(
 def pairs_of(compaction: Compaction, kept: Sequence[Message]) -> list[Pair]:
     """Returns the covered messages before and after; `kept` are the last of them, at most all."""
     missing = compaction.covered_messages - len(kept)
-    after = covered_as_sent([*[user_message("")] * missing, *kept], compaction)[missing:]
+    after = as_sent([*[user_message("")] * missing, *kept], compaction)[missing:]
     pairs = []
     for number, (before, sent) in enumerate(zip(kept, after, strict=True), missing + 1):
         fate: Fate = "verbatim" if sent is before else "shorter"
