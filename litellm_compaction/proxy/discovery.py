@@ -61,9 +61,6 @@ class Discovery:
         if router is not None:
             await self._filled.soon(router, wait_s=_LIMIT_S)
 
-    async def aclose(self) -> None:
-        await self._filled.aclose()
-
     def serving(self, application: _Application, router: Callable[[], Any]) -> _Application:
         """LiteLLM's application, which is asked for a list after that is filled; keys are its own business."""
 

@@ -72,7 +72,6 @@ async def discovery(servers: Servers) -> AsyncIterator[Discovery]:
         made = Discovery(windows, DeploymentSelector(LiveSettings(Settings()), windows))
         yield made
         servers.gate.set()
-        await made.aclose()
         await windows.aclose()
 
 

@@ -28,29 +28,21 @@ def _entries(name: str | None = None, team_id: str | None = None) -> list[dict[s
     return [_ENTRY] if name in (None, "a") else []
 
 
+def _named(lacks: str, **members: Any) -> Any:
+    return SimpleNamespace(**{name: value for name, value in members.items() if name != lacks})
+
+
 def older(lacks: str = "") -> Any:
     """A router with members of its own, as far as we use it."""
-    members: dict[str, Any] = {
-        "get_deployment": lambda model_id: _ENTRY if model_id == "1" else None,
-        "get_model_list": lambda model_name=None, team_id=None: _entries(model_name, team_id),
-        "model_list": [_ENTRY],
-        **_SETTINGS,
-    }
-    return SimpleNamespace(**{name: value for name, value in members.items() if name != lacks})
+    get_deployment = {"1": _ENTRY}.get
+    return _named(lacks, get_deployment=get_deployment, get_model_list=_entries, model_list=[_ENTRY], **_SETTINGS)
 
 
 def newer(lacks: str = "") -> Any:
     """A router with entry points; its old members are gone."""
-    registry: dict[str, Any] = {
-        "deployment": lambda id: _ENTRY if id == "1" else None,  # noqa: A006 - LiteLLM's name
-        "deployments": _entries,
-        "all": lambda: [_ENTRY],
-    }
-    views = {
-        "registry": SimpleNamespace(**{name: value for name, value in registry.items() if name != lacks}),
-        "settings": SimpleNamespace(**{name: value for name, value in _SETTINGS.items() if name != lacks}),
-    }
-    return SimpleNamespace(**{name: lambda view=view: view for name, view in views.items() if name != lacks})
+    registry = _named(lacks, deployment={"1": _ENTRY}.get, deployments=_entries, all=lambda: [_ENTRY])
+    settings = _named(lacks, **_SETTINGS)
+    return _named(lacks, registry=lambda: registry, settings=lambda: settings)
 
 
 @pytest.mark.parametrize("make", [older, newer])

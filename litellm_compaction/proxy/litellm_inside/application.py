@@ -18,11 +18,6 @@ _Application: TypeAlias = Callable[..., Awaitable[None]]
 _KEPT_IN_SCOPE = ("type", "app", "asgi", "client", "http_version", "scheme", "server")
 # The answers of LiteLLM's own checks for a call on a caller's behalf.
 _ALLOWS = ("allowed", True)
-# What LiteLLM's words for the place of a Redis, and for signing in there, begin with.
-_REDIS_NAMES = (
-    *("url", "host", "port", "db", "user", "pass", "startup_nodes", "sentinel_", "service_name"),
-    *("ssl", "gcp_", "azure_", "aws_iam_", "credential_provider"),
-)
 _NO_REDIS = (
     "store: the proxy has no Redis of its own: set general_settings.coordination_redis, or REDIS_HOST and REDIS_PORT; "
     "or name one here: redis://host:6379/0"
@@ -134,12 +129,11 @@ def proxy_redis() -> Any:
 def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
     """Returns a maker of clients, outside of the proxy, of the Redis that `coordination_redis` or variables name."""
     block = _mapping(_mapping(config.get("general_settings")).get("coordination_redis"))
-    named = {name: value for name, value in block.items() if name.startswith(_REDIS_NAMES) and value is not None}
 
     def make() -> Any:
         try:
-            return Seam.REDIS_CLIENT.needed()(**named)
-        except (LiteLLMChanged, ValueError):
+            return Seam.REDIS_CLIENT.needed()(**{name: value for name, value in block.items() if value is not None})
+        except (LiteLLMChanged, TypeError, ValueError):
             raise StoreError(_NO_REDIS) from None
 
     return make

@@ -1,10 +1,8 @@
 """Follows what clients order about their context in their protocols' words, and tells them in the same.
 
-It is asked on a request's way in and on its answer's way out.
-
-Routes of the protocols that LiteLLM does not serve for a local model are compacting alone, and counting. A request on
-one of them is passed to LiteLLM as a request for an answer, so that keys, budgets, routing and the chat that is made of
-it are LiteLLM's, and its answer is passed back as the route's. It is answered without a model.
+Compacting alone and counting are routes that LiteLLM does not serve for a local model. A request on one of them is
+passed to LiteLLM as a request for an answer, so that keys, budgets, routing and the chat that is made of it are
+LiteLLM's, and its answer, which needs no model, is passed back as the route's.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from litellm_compaction.core.forms import ClearOrder, cleared
 from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.proxy.client import metadata_of, tenant_of
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
-from litellm_compaction.proxy.refusals import log_failure
+from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Items, Told, record_of
 from litellm_compaction.proxy.standards.protocols import TRIGGER, Messages, Responses, compacted_response, messages_of
 
@@ -95,7 +93,8 @@ class Standards:
         if exchange.alone is not None:
             return exchange.alone
         client, prepared, told = exchange.client, exchange.attempt.prepared, _of_edits(exchange)
-        try:
+        # The answer is whole without (P8).
+        with failing_open("item"):
             portable = client.orders.returned(client.original, prepared)
             if portable is not None:
                 text = await asyncio.to_thread(self._items.sealed, client.tenant, portable)
@@ -103,8 +102,6 @@ class Standards:
             if prepared is not None and prepared.action == "compacted" and prepared.compaction is not None:
                 written = prepared.count_text(prepared.compaction.model_text)
                 told = told._replace(read_tokens=prepared.tokens_before, written_tokens=written)
-        except Exception as error:  # noqa: BLE001 - the answer is whole without (P8)
-            log_failure("item", error)
         return told
 
     async def showing(
@@ -170,12 +167,14 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
         except ClientDisconnect:
             return
         body = await asyncio.to_thread(_json, content)
-        asked = route.asked(body) if body is not None and await is_guarded(body.get("model")) else None
-        if body is None or asked is None:
+        if body is None or not await is_guarded(body.get("model")):
             await application(scope, _again(content, receive), send)
             return
-        content = await asyncio.to_thread(lambda: json.dumps(asked).encode())
-        path, headers = path.rpartition("/")[0], _with_length(scope["headers"], content)
+        asked = route.asked(body)
+        # LiteLLM's own route names what is missing at once, and without the client's words.
+        path = path if asked is None else path.rpartition("/")[0]
+        content = await asyncio.to_thread(lambda: json.dumps(asked or {"model": body["model"]}).encode())
+        headers = _with_length(scope["headers"], content)
         scope = {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
         start: _Json = {}
         parts: list[bytes] = []

@@ -130,4 +130,4 @@ async def test_what_is_no_conversation_is_left_to_litellms_own_count(messages: A
     """Which says at once what is missing; to make an answer it would try for seconds."""
     application = Application(400, {"error": {}})
     await asked(application, "/v1/messages/count_tokens", {"messages": messages})
-    assert application.asked == [("/v1/messages/count_tokens", {"model": "small", "messages": messages})]
+    assert application.asked == [("/v1/messages/count_tokens", {"model": "small"})]
