@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import regex
 
@@ -20,22 +19,21 @@ GAP = "\n[…]\n"
 # CommonMark 0.31 §4.5, and deeper indentation as models write it in lists and quotations.
 FENCE = re.compile(r"^[ \t>]*(?P<marks>`{3,}|~{3,})(?P<info>[^\n]*)$", re.MULTILINE)
 _SIGN = re.compile(rf"{FENCE.pattern}|^[ \t]*<think>|</think>", re.MULTILINE)
-_BLOCK_OPENS = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
-_BLOCK_ENDS = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
-_LONGEST_WORD_CHARS = 64
-_HELD_OF_LONG_WORD_CHARS = 16
-# A stop string is followed no further: the held text stays a line at most.
-_WATCHED_STOP_CHARS = 128
+_BLOCK_OPENS, _BLOCK_ENDS = re.compile(r"(?i)<think(?:ing)?>"), re.compile(r"(?i)</think(?:ing)?>")
+_LONGEST_WORD_CHARS, _HELD_OF_LONG_WORD_CHARS = 64, 16
 # Characters are looked for from here on before the last word; of a longer row of flags one may be cut in two.
 _CONTEXT_CHARS = 128
-_PUNCTUATION = frozenset(string.punctuation)
 # A character as people see it (UAX #29); what a joiner or a first half of a surrogate pair ends in goes on, and nothing
 # starts with a mark or a joiner, not even after a line break.
-_CHARACTER = regex.compile(r"(?:[\ud800-\udbff][\udc00-\udfff]|\X)(?:[\p{M}\u200d]|(?<=\u200d)\X)*")
+_ONE = r"(?:[\ud800-\udbff][\udc00-\udfff]|\X)(?:[\p{M}\u200d]|(?<=\u200d)\X)*"
 # Scripts written without spaces (UAX #14), CJK punctuation, emoji, halves of surrogate pairs.
-_NO_SPACE = regex.compile(
+_WIDE = (
     r"[\p{lb=ID}\p{lb=SA}\p{lb=CJ}\p{lb=NS}\p{lb=EB}\p{lb=EM}\p{lb=RI}\p{lb=SG}\p{ExtPict}"
     r"\p{Block=CJK_Symbols_And_Punctuation}\p{Block=Halfwidth_And_Fullwidth_Forms}]"
+)
+_CHARACTER, _NO_SPACE = regex.compile(_ONE), regex.compile(_WIDE)
+_WORDS = regex.compile(
+    rf"(?={_WIDE}){_ONE}|(?:[!-~]+(?![^\x00-\x7f])|(?!{_WIDE}|\s(?![\p{{M}}\u200d])){_ONE})+",
 )
 
 
@@ -45,10 +43,7 @@ def open_fence(text: str) -> str | None:
 
 
 def open_think(text: str) -> bool:
-    """Returns True if `text` ends inside a `<think>` block.
-
-    Only a tag at the start of a line and outside a code fence opens one: others are mentioned in running text.
-    """
+    """True if `text` ends inside a `<think>` block, which a tag at the start of a line and outside a fence opens."""
     return _open_at_end(text)[1]
 
 
@@ -72,20 +67,18 @@ def fence_language(info: str) -> str:
 
 def outside_thoughts(text: str) -> list[str]:
     """The text before, between and after the closed `<think>` and `<thinking>` blocks of `text`."""
-    found: list[str] = []
+    outside: list[str] = []
     start = 0
     while (opening := _BLOCK_OPENS.search(text, start)) and (end := _BLOCK_ENDS.search(text, opening.end())):
-        found.append(text[start : opening.start()])
+        outside.append(text[start : opening.start()])
         start = end.end()
-    return [*found, text[start:]]
+    return [*outside, text[start:]]
 
 
 def is_only_thoughts(text: str) -> bool:
-    """Returns True if nothing of `text` stands outside its `<think>` blocks, the last of which may be open."""
-    *before, last = outside_thoughts(text)
-    return not any(part.strip() for part in before) and (
-        not last.strip() or _BLOCK_OPENS.match(last.lstrip()) is not None
-    )
+    """True if nothing of `text` stands outside its `<think>` blocks, the last of which may be open."""
+    outside = "".join(outside_thoughts(text)).strip()
+    return not outside or _BLOCK_OPENS.match(outside) is not None
 
 
 def without_think_tags(text: str) -> str:
@@ -102,17 +95,17 @@ def settled_length(text: str) -> int:
     """
     word_end = len(text.rstrip())
     earliest = word_end - _LONGEST_WORD_CHARS
-    characters = _CHARACTER.finditer(text, max(earliest - _CONTEXT_CHARS, 0), word_end)
-    starts: list[int] = [match.start() for match in characters]
-    for before, place in reversed([*pairwise(starts)]):
-        if place >= earliest and _starts_word(text, before, place):
-            return place
-    if earliest <= 0:
-        return 0
-    may_end = [place for place in starts if earliest <= place <= word_end - _HELD_OF_LONG_WORD_CHARS]
+    begin = max(earliest - _CONTEXT_CHARS, 0)
+    words = _WORDS.finditer(text, begin, word_end)
+    start = max((word.start() for word in words if not text[word.start()].isspace()), default=0)
+    if start >= earliest:
+        return start
+    latest = word_end - _HELD_OF_LONG_WORD_CHARS
+    starts = (one.start() for one in _CHARACTER.finditer(text, begin, word_end))
+    may_end = [place for place in starts if earliest <= place <= latest]
     # A long line of punctuation ("-----…"): cutting it is harmless, holding it for ever is not.
-    last = may_end[-1] if may_end else 0
-    return next((at for at in reversed(may_end) if not _PUNCTUATION.issuperset(text[at - 1 : at + 1])), last)
+    calm = [place for place in may_end if not set(string.punctuation).issuperset(text[place - 1 : place + 1])]
+    return max(calm or may_end, default=0)
 
 
 def unstopped_length(text: str, stops: Sequence[str]) -> int:
@@ -121,22 +114,13 @@ def unstopped_length(text: str, stops: Sequence[str]) -> int:
     A server that goes on with an answer knows nothing of what was sent before: held back, a stop string comes whole
     from the continuation. Of each string the first 128 characters count.
     """
-    begun = (stop[:size] for stop in stops for size in range(1, min(len(stop), _WATCHED_STOP_CHARS + 1)))
+    begun = (stop[:size] for stop in stops for size in range(1, min(len(stop), 128) + 1))
     return len(text) - max((len(start) for start in begun if text.endswith(start)), default=0)
 
 
 def is_no_space(char: str) -> bool:
-    """Returns True for a character of a script written without spaces, an emoji or a CJK sign."""
+    """True for a character of a script written without spaces, an emoji or a CJK sign."""
     return char >= "\u00a9" and _NO_SPACE.match(char) is not None
-
-
-def _starts_word(text: str, before: int, place: int) -> bool:
-    if text[place].isspace():
-        return False
-    return text[place - 1].isspace() or is_no_space(text[before]) or is_no_space(text[place])
-
-
-# ------------------------------------------------------------------ of a long text
 
 
 def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
@@ -149,13 +133,10 @@ def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
         return text
     keep_tokens = max(limit_tokens - 16, 0)
     keep_chars = len(text) * keep_tokens // total
-    while True:
-        head, tail = _ends(text, keep_chars)
-        kept = count(head) + count(tail)
-        if kept <= keep_tokens or keep_chars == 0:
-            return f"{head}\n[… {max(total - kept, 1)} tokens left out …]\n{tail}"
-        # The ends may be denser than the average text: shrink in proportion, at least by a twentieth.
-        keep_chars = min(keep_chars * keep_tokens // max(kept, 1), keep_chars * 19 // 20)
+    # The ends may be denser than the average text.
+    while (kept := sum(map(count, halves := _ends(text, keep_chars)))) > keep_tokens and keep_chars:
+        keep_chars = min(keep_chars * keep_tokens // kept, keep_chars * 19 // 20)
+    return f"\n[… {max(total - kept, 1)} tokens left out …]\n".join(halves)
 
 
 def about(text: str, words: Sequence[str], limit_tokens: int, count: Callable[[str], int]) -> str:

@@ -7,25 +7,25 @@ sentences in a row with half of its words, and a negation if it has one. Values 
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core import table
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD
 from litellm_compaction.core.prompts import FRAME_NOTE, INCORPORATES, LEDGER_TITLE
 
-Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "invented", "empty"]
+Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "invented", "empty", ""]
 
 _FRAME = (FRAME_NOTE, INCORPORATES, LEDGER_TITLE, WORDS_HEAD, OPERATOR_HEAD, ANCHORS_HEAD, NAMES_HEAD)
-# A line is the instruction's own if more than half of its runs of so many words stand there; so much of the beginning
-# is enough to know an instruction by.
-_RUN_WORDS, _ECHO_SHARE, _ECHO_CHARS = 4, 0.5, 60
+# So much of the beginning is enough to know an instruction by; a line is its own if more than half of its runs of so
+# many words stand there.
+_ECHO_CHARS, _RUN_WORDS, _ECHO_SHARE = 60, 4, 0.5
 # Prose takes a third to a half of its bytes, one phrase again and again a tenth.
 _LOOP_BYTES, _LOOP_RATIO = 200, 0.12
 # Words of a sentence that counts: "Done." may well stand in every row.
@@ -78,7 +78,7 @@ class Judgement(NamedTuple):
     """A summary as it may be used, or a word for events that says why nothing of it may."""
 
     text: str
-    fault: Fault | Literal[""]
+    fault: Fault
 
 
 class _Line(NamedTuple):
@@ -86,9 +86,9 @@ class _Line(NamedTuple):
 
     text: str
     end: str
+    words: int  # 0 for a heading.
     is_heading: bool
-    words: int = 0  # 0 for a heading.
-    fault: Fault | Literal[""] = ""
+    fault: Fault = ""
 
 
 def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgement:
@@ -101,25 +101,47 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
     lines = _looked_at(summary, instruction)
     believed = ["" if line.is_heading or line.fault else line.text for line in lines]
     invented = inventions(believed, (instruction, *source))
-    lines = [line._replace(fault="invented") if each else line for each, line in zip(invented, lines, strict=True)]
-    dropped: Counter[Fault | Literal[""]] = Counter()
+    lines = [line._replace(fault="invented") if bad else line for bad, line in zip(invented, lines, strict=True)]
+    words: Counter[Fault] = Counter()
     for line in lines:
-        dropped[line.fault] += line.words
-    words, kept = dropped.total(), dropped.pop("", 0)
-    if not words:
-        return Judgement("", "empty")
-    if _is_foreign(summary, instruction, source):
+        words[line.fault] += line.words
+    total, good = words.total(), words.pop("", 0)
+    if total and _is_foreign(summary, instruction, source):
         return Judgement("", "script")
-    if words - kept > _MOST_DROPPED_RATIO * words:
-        return Judgement("", dropped.most_common(1)[0][0])
-    left = "".join(_without_faults(lines)).strip() if kept < words else summary
-    if _says_nothing(" ".join(line.text for line in lines if not (line.is_heading or line.fault)), instruction, source):
+    if total - good > _MOST_DROPPED_RATIO * total:
+        return Judgement("", words.most_common(1)[0][0])
+    body = " ".join(line.text for line in lines if not (line.is_heading or line.fault))
+    if not total or _says_nothing(body, instruction, source):
         return Judgement("", "empty")
-    return Judgement(left, "")
+    return Judgement(_without_faults(lines) if good < total else summary, "")
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.casefold() for word in _WORD.findall(text))
+def _looked_at(summary: str, instruction: str) -> list[_Line]:
+    told = {run for text in (instruction, *_FRAME) for run in _runs(_words(text))}
+    lines: list[_Line] = []
+    seen: set[tuple[str, ...]] = set()
+    in_dialogue = False
+    for (text, end), (below, _) in pairwise([*_split(summary), ("", "")]):
+        # The row over a table's rule names its columns.
+        if _HEADING.match(text) or (text.startswith("|") and _TABLE_RULE.match(below)):
+            in_dialogue = False
+            lines.append(_Line(text, end, 0, is_heading=True))
+            continue
+        words, data = _words(text), text.encode("utf-8", "surrogatepass")
+        runs = _runs(words)
+        in_dialogue = in_dialogue or _TURN.match(text) is not None
+        # One phrase, in whatever script, again and again.
+        turns_round = len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
+        fault: Fault = ""
+        if in_dialogue:
+            fault = "dialogue"
+        elif sum(run in told for run in runs) > _ECHO_SHARE * len(runs):
+            fault = "echo"
+        elif turns_round or (len(words) >= _LEAST_SENTENCE_WORDS and words in seen):
+            fault = "loop"
+        lines.append(_Line(text, end, len(words), is_heading=False, fault=fault if words else ""))
+        seen.add(words)
+    return lines
 
 
 def _split(summary: str) -> Iterator[tuple[str, str]]:
@@ -129,33 +151,8 @@ def _split(summary: str) -> Iterator[tuple[str, str]]:
         yield from zip(sentences, [" "] * (len(sentences) - 1) + ["\n"], strict=True)
 
 
-def _looked_at(summary: str, instruction: str) -> list[_Line]:
-    told = {run for text in (instruction, *_FRAME) for run in _runs(_words(text))}
-    lines: list[_Line] = []
-    seen: set[tuple[str, ...]] = set()
-    in_dialogue = False
-    pieces = [*_split(summary), ("", "")]
-    for (text, end), (below, _) in itertools.pairwise(pieces):
-        words = _words(text)
-        # The row over a table's rule names its columns.
-        if _HEADING.match(text) or (text.startswith("|") and _TABLE_RULE.match(below)):
-            in_dialogue = False
-            lines.append(_Line(text, end, is_heading=True))
-            continue
-        in_dialogue = in_dialogue or _TURN.match(text) is not None
-        runs, data = _runs(words), text.encode("utf-8", "surrogatepass")
-        # One phrase, in whatever script, again and again.
-        turns_round = len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
-        fault: Fault | Literal[""] = ""
-        if in_dialogue:
-            fault = "dialogue"
-        elif sum(run in told for run in runs) > _ECHO_SHARE * len(runs):
-            fault = "echo"
-        elif turns_round or (len(words) >= _LEAST_SENTENCE_WORDS and words in seen):
-            fault = "loop"
-        seen.add(words)
-        lines.append(_Line(text, end, is_heading=False, words=len(words), fault=fault if words else ""))
-    return lines
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(_WORD.findall(text.casefold()))
 
 
 def _runs(words: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -166,12 +163,10 @@ def _runs(words: tuple[str, ...]) -> list[tuple[str, ...]]:
 def _says_nothing(body: str, instruction: str, source: Sequence[str]) -> bool:
     """A few words stand for a long source and none of them is of it ("OK.", "Sure, here you go!")."""
     size = len("".join(set(_words(body))).encode("utf-8", "surrogatepass"))
-    texts = [text.casefold() for text in source if instruction not in text] if size <= _FEW_BYTES else []
-    if sum(map(len, texts)) < _FAR_SHORTER_RATIO * size or not texts:
-        return False
+    shown = "\n".join(text for text in source if instruction not in text).casefold() if size <= _FEW_BYTES else ""
     # "none" is a word of many sources; "pars" of "parsing" stands in "parser".
     stems = {stem[:4] for stem in _stems(body) if len(stem) == _STEM_CHARS or not (stem.isascii() and stem.isalpha())}
-    return not any(stem in text for text in texts for stem in stems)
+    return len(shown) > _FAR_SHORTER_RATIO * size and not any(stem in shown for stem in stems)
 
 
 def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:
@@ -179,13 +174,12 @@ def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:
 
     Weak models answer an English instruction in English, and what they say of another language's conversation is true.
     """
-    said = _letters([summary])
-    script, times = said.most_common(1)[0] if said else ("", 0)
-    if said.total() < _LEAST_LETTERS or times < _MAIN_SCRIPT_RATIO * said.total() or script in _letters([instruction]):
-        return False
     # From all over the source, which may change its script on the way.
-    read = _letters([text[:_SAMPLE_CHARS] for text in source[:: -(-len(source) // _SAMPLE_TEXTS) or 1]])
-    return read.total() >= _LEAST_LETTERS and read[script] < _KNOWN_SCRIPT_RATIO * read.total()
+    read = _letters(text[:_SAMPLE_CHARS] for text in source[:: -(-len(source) // _SAMPLE_TEXTS) or 1])
+    said = _letters([summary])
+    script, times = next(iter(said.most_common(1)), ("", 0))
+    is_told = min(said.total(), read.total()) >= _LEAST_LETTERS and times >= _MAIN_SCRIPT_RATIO * said.total()
+    return is_told and read[script] < _KNOWN_SCRIPT_RATIO * read.total() and script not in _letters([instruction])
 
 
 def _letters(texts: Iterable[str]) -> Counter[str]:
@@ -194,25 +188,53 @@ def _letters(texts: Iterable[str]) -> Counter[str]:
     return Counter(_TOGETHER.get(script, script) for script in scripts)
 
 
-def _without_faults(lines: Sequence[_Line]) -> Iterator[str]:
+def _without_faults(lines: Sequence[_Line]) -> str:
     """The lines that stay; a heading goes with the last line under it."""
-    for at, line in enumerate(lines):
-        if line.fault:
-            continue
+    kept: list[str] = []
+    under: set[bool] = set()
+    for line in reversed(lines):
+        goes = under == {False} if line.is_heading else bool(line.fault)
         if line.is_heading:
-            under = list(itertools.takewhile(lambda each: not each.is_heading, lines[at + 1 :]))
-            if any(each.fault for each in under) and not any(each.words and not each.fault for each in under):
-                continue
-        yield line.text + line.end
+            under = set()
+        elif line.words:
+            under.add(not goes)
+        kept += [] if goes else [line.text + line.end]
+    return "".join(reversed(kept)).strip()
 
 
 def inventions(lines: Sequence[str], source: Sequence[str]) -> list[bool]:
-    """Tells of each line of a summary, "" for those that are believed, if one of its rules is not the source's."""
+    """Tells of each line of a summary, "" for those that are believed, if one of its rules is not the source's.
+
+    A rule has a source in two sentences with half of its words by weight, the rarer the more.
+    """
     rules = [_rules(line) for line in lines]
-    if not 0 < sum(map(len, rules)) <= _MOST_RULES:
-        return [False] * len(lines)
-    given = _given((rule for own in rules for rule in own), source)
-    return [not given.issuperset(own) for own in rules]
+    wanted = {rule: _stems(_RULE_WORDS.sub(" ", rule)) for own in rules for rule in own}
+    sought = frozenset[str]().union(*wanted.values()) if len(wanted) <= _MOST_RULES else frozenset[str]()
+    times: Counter[str] = Counter()
+    # The words of two sentences in a row, and if there is a negation in them.
+    passages: set[tuple[frozenset[str], bool]] = set()
+    number = 1
+    for text in source if sought else ():
+        before, was_negative = frozenset[str](), False
+        for sentence in _SENTENCE_END.split(text):
+            number += 1
+            stems = sought & _stems(sentence)
+            is_negative = bool(stems) and _NEGATION.search(sentence, 0, _SENTENCE_CHARS) is not None
+            passages.add((before | stems, was_negative or is_negative))
+            times.update(stems)
+            before, was_negative = stems, is_negative
+    weights = {stem: math.log(number / max(times[stem], 1)) + _LEAST_WEIGHT for stem in sought}
+
+    def is_given(rule: str) -> bool:
+        least = _SUPPORT_RATIO * math.fsum(weights.get(stem, 0.0) for stem in wanted[rule])
+        is_negative = _NEGATION.search(rule) is not None
+        return not least or any(
+            math.fsum(weights[stem] for stem in wanted[rule] & words) >= least
+            for words, has_negation in passages
+            if has_negation or not is_negative
+        )
+
+    return [not all(map(is_given, own)) for own in rules]
 
 
 def _rules(line: str) -> list[str]:
@@ -221,41 +243,9 @@ def _rules(line: str) -> list[str]:
     return [rule for each in sentences if _RULE.search(rule := each.lstrip(_BULLETS)[:_SENTENCE_CHARS])]
 
 
-def _given(rules: Iterable[str], texts: Iterable[str]) -> set[str]:
-    """The rules that have a source: two sentences with half of the rule's words by weight, the rarer the more."""
-    wanted = {rule: _stems(_RULE_WORDS.sub(" ", rule)) for rule in rules}
-    sought = frozenset[str]().union(*wanted.values())
-    times: Counter[str] = Counter()
-    # The words of two sentences in a row, and if there is a negation in them.
-    passages: dict[frozenset[str], bool] = {}
-    number = 1
-    for text in texts if sought else ():
-        before, was_negative = frozenset[str](), False
-        for sentence in _SENTENCE_END.split(text):
-            number += 1
-            found = sought & _stems(sentence)
-            is_negative = bool(found) and _NEGATION.search(sentence, 0, _SENTENCE_CHARS) is not None
-            times.update(found)
-            if both := before | found:
-                passages[both] = passages.get(both, False) or was_negative or is_negative
-            before, was_negative = found, is_negative
-    weights = {stem: math.log(number / max(times[stem], 1)) + _LEAST_WEIGHT for stem in sought}
-
-    def is_given(rule: str) -> bool:
-        least = _SUPPORT_RATIO * math.fsum(weights[stem] for stem in wanted[rule])
-        is_negative = _NEGATION.search(rule) is not None
-        return not wanted[rule] or any(
-            math.fsum(weights[stem] for stem in wanted[rule] & words) >= least
-            for words, has_negation in passages.items()
-            if has_negation or not is_negative
-        )
-
-    return {rule for rule in wanted if is_given(rule)}
-
-
 def _stems(text: str) -> frozenset[str]:
     """The beginnings of a text's words, its numbers, and of scripts without blanks each two signs."""
     words = _STEM.findall(text)
-    found = {word[:_STEM_CHARS].casefold() for word in words if word[0] < _WITHOUT_SPACES}
+    spaced = {word[:_STEM_CHARS].casefold() for word in words if word[0] < _WITHOUT_SPACES}
     wide = (word for word in words if word[0] >= _WITHOUT_SPACES)
-    return frozenset(found.union(word[at : at + 2] for word in wide for at in range(len(word) - 1)))
+    return frozenset(spaced.union(word[at : at + 2] for word in wide for at in range(len(word) - 1)))

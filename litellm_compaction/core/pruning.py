@@ -59,7 +59,7 @@ def offered(rest: Sequence[Message], compaction: Compaction) -> list[int]:
 
     `rest` are the messages after the leading system ones, here and below.
     """
-    stays = {*compaction.pinned, *compaction.gone}
+    stays = {*compaction.pinned, *compaction.gone, *([compaction.start] if compaction.covered_part else [])}
     return [at for at in _span(compaction) if at not in stays and not (rest[at].is_system or rest[at].is_synthetic)]
 
 
@@ -119,11 +119,11 @@ def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *,
     role, a call or a message that does not exist.
     """
     wish, is_cut = _object(answer, prompt)
+    summary = wish.get("summary") or ""
     if "prunedConversation" in wish:
         wishes = _from_conversation(wish["prunedConversation"], rest, choices, is_cut=is_cut)
     else:
         wishes = _from_plan(wish, rest, choices)
-    summary = wish.get("summary") or ""
     if not isinstance(summary, str) or not (wishes.dropped or wishes.shortened):
         raise ValueError("the summary is not a text, or nothing is to go")
     wishes = wishes._replace(summary="\n".join(filter(None, (summary.strip(), wishes.summary))))
@@ -133,36 +133,29 @@ def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *,
 
 
 def _object(answer: str, prompt: str) -> tuple[JsonObject, bool]:
-    """The last JSON object that is an answer, drafts may stand before it; and if the answer was cut in it."""
-    whole: JsonObject = {}
-    begun: JsonObject = {}
+    """The last JSON object that is an answer, drafts may stand before it; else the first that was cut, and True."""
+    objects: list[tuple[JsonObject, bool]] = []
     end = 0
-    for opening in islice(re.finditer(r"\{", answer), _MAX_OBJECTS):
-        if (at := opening.start()) < end:
-            continue
-        try:
-            value, end = json.JSONDecoder().raw_decode(answer, at)
-        except (ValueError, RecursionError):
-            begun = begun or _begun(answer[at:])
-            continue
-        if _KEYS.intersection(value) and answer[at:end] not in prompt:
-            whole = value
-    if not whole and not begun:
+    for at in (opening.start() for opening in islice(re.finditer(r"\{", answer), _MAX_OBJECTS)):
+        if at >= end:
+            try:
+                value, end = json.JSONDecoder().raw_decode(answer, at)
+                objects += [(value, False)] if _KEYS.intersection(value) and answer[at:end] not in prompt else []
+            except (ValueError, RecursionError):
+                objects += [(value, True)] if _KEYS.intersection(value := _begun(answer[at:])) else []
+    whole = [each for each in objects if not each[1]]
+    if not objects:
         raise ValueError("no JSON object with an edit plan")
-    return whole or begun, not whole
+    return whole[-1] if whole else objects[0]
 
 
 def _begun(text: str) -> JsonObject:
-    """A cut JSON object as far as it goes, without the last item, which may be another one than was meant."""
+    """A cut JSON object; the last item of a list may be another one than was meant."""
     try:
-        value: JsonValue = from_json(text, allow_partial="trailing-strings")
+        value: JsonObject = from_json(text, allow_partial="trailing-strings")
     except ValueError:
         return {}
-    if not isinstance(value, dict) or not _KEYS.intersection(value):
-        return {}
-    last = next(reversed(value))
-    items = value[last]
-    return {**value, last: items[:-1]} if isinstance(items, list) else value
+    return {key: items[:-1] if isinstance(items, list) else items for key, items in value.items()}
 
 
 def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]) -> Wishes:
@@ -184,7 +177,7 @@ def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]
 def _places(item: JsonValue) -> slice:
     if isinstance(item, Mapping):
         item = next((item[key] for key in ("n", "number", "message") if key in item), None)
-    numbers = None if isinstance(item, bool) else _RANGE.fullmatch(str(item))
+    numbers = _RANGE.fullmatch(str(item))
     return slice(max(int(numbers[1]) - 1, 0), int(numbers[2] or numbers[1])) if numbers else slice(0)
 
 
@@ -204,15 +197,16 @@ def _from_conversation(entries: JsonValue, rest: Sequence[Message], choices: Seq
             raise ValueError("`prunedConversation` holds something that is no message")
         message = parse_message(entry)
         identity = _identity(message)
-        place = next((at for at in left if originals[at] == identity), None)
-        if place is not None:
+        if (place := next((at for at in left if originals[at] == identity), None)) is not None:
             kept.add(place)
             left = left[left.index(place) + 1 :]
-        elif not (message.is_system or identity in stays):
-            if message.calls or message.call_id or any(originals[at] == identity for at in choices):
-                raise ValueError("`prunedConversation` holds a message that the conversation does not have there")
+        elif message.is_system or identity in stays:
+            continue
+        elif message.calls or message.call_id or identity in originals:
+            raise ValueError("`prunedConversation` holds a message that the conversation does not have there")
+        else:
             notes.append(message.text.strip())
-    read = set(choices).difference(left) if is_cut else set(choices)
+    read = set(choices).difference(left if is_cut else ())
     return Wishes(frozenset(read - kept), summary="\n".join(filter(None, notes)))
 
 
@@ -251,12 +245,8 @@ def pruning_prompt(
     weights = [1 if message.role == "tool" else _WEIGHT for message in messages]
     level = max(common_level(tokens, weights, max(room_tokens, 0)), _USEFUL_TOKENS)
     while level >= _LEAST_TOKENS:
-        is_brief = level < _USEFUL_TOKENS
         rows = enumerate(zip(messages, sizes, texts, tokens, weights, strict=True), start=1)
-        lines = "\n".join(
-            _line(number, message, size, _cut(text, len(text) * level * weight // max(own, 1), is_brief), is_brief)
-            for number, (message, size, text, own, weight) in rows
-        )
+        lines = "\n".join(_line(number, level, *row) for number, row in rows)
         # Quoting and the other fields come on top of the texts.
         if count(lines) <= room_tokens:
             return f"{head}{lines}\n\n{_REMINDER}"
@@ -264,19 +254,16 @@ def pruning_prompt(
     return ""
 
 
-def _cut(text: str, most_chars: int, is_brief: bool) -> str:
-    return f"{text[:most_chars]}…" if is_brief and len(text) > most_chars else ends(text, most_chars)
-
-
-def _line(number: int, message: Message, size: int, text: str, is_brief: bool) -> str:
+def _line(number: int, level: int, message: Message, size: int, text: str, tokens: int, weight: int) -> str:
     """One message as JSON; a brief one leaves the ids out, which only a conversation written anew would need."""
+    is_brief, most_chars = level < _USEFUL_TOKENS, len(text) * level * weight // max(tokens, 1)
+    calls = message.calls
     fields = {
-        "calls": [
-            f"{call.name}({defused(render_arguments(call.arguments))[:_ARGUMENTS_CHARS]})" for call in message.calls
-        ],
-        "ids": [] if is_brief else [defused(call.id) for call in message.calls],
+        "calls": [f"{call.name}({defused(render_arguments(call.arguments))[:_ARGUMENTS_CHARS]})" for call in calls],
+        "ids": [] if is_brief else [defused(call.id) for call in calls],
         "result_of": "" if is_brief else defused(message.call_id),
         "attached": list(message.other_parts),
     }
-    shown = {"n": number, "role": message.role, "tokens": size, "content": text}
+    content = f"{text[:most_chars]}…" if is_brief and len(text) > most_chars else ends(text, most_chars)
+    shown = {"n": number, "role": message.role, "tokens": size, "content": content}
     return json.dumps({**shown, **{key: value for key, value in fields.items() if value}}, ensure_ascii=False)

@@ -28,8 +28,28 @@ def _compiled(forms: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(forms).replace("{NAME}", _FORMS["name"]))
 
 
-_BROKEN = _compiled(_FORMS["broken"])
-_BROKEN_HINTS: Sequence[str] = _FORMS["broken_hints"]
+class _Search(NamedTuple):
+    """A pattern, and words of which a line has to hold one each, in lower case, to be searched.
+
+    Finding a word is 50 times as fast as a search for a pattern.
+    """
+
+    pattern: re.Pattern[str]
+    hints: Sequence[str]
+    signs: Sequence[str] = ("",)
+
+
+def _searches() -> Iterator[_Search]:
+    rows = _FORMS["issuers"]
+    issued = re.compile(f"(?<![A-Za-z0-9])(?:{'|'.join(form for form, _, _ in rows)})")
+    yield _Search(issued, [hint for _, hints, _ in rows for hint in hints])
+    for name in ("header", "url", "option", "signed", "command", "form", "assigned", "said"):
+        own = _FORMS[name]
+        yield _Search(_compiled(own["forms"]), own.get("hints", _FORMS["name_hints"]), own.get("signs", ("",)))
+
+
+_SEARCHES = tuple(_searches())
+_BROKEN = _Search(_compiled(_FORMS["broken"]), _FORMS["broken_hints"])
 _PLACEHOLDER, _NAME_ALONE = _compiled(_FORMS["placeholder"]), _compiled(["(?i){NAME}\\Z"])
 _NO_SECRETS = frozenset(_FORMS["harmless"])
 # Colour codes, as they are and as JSON, shells and Python write them, and characters without a width.
@@ -48,7 +68,7 @@ _KEY_LINE = re.compile(r"[A-Za-z0-9+/=]{16,80}\r?\Z")
 _KEY_ENDS, _KEY_CHARS = "-----END", 20_000
 _CODE = re.compile(r"(?:[A-Za-z_]\w{0,60}[.])?[A-Za-z_]\w{0,60}(?:(?:[.]|::)\w{1,60}){0,4}\Z", re.ASCII)
 _SPEAKS = re.compile(r"(?i)pass|token|secret|key|pwd|cred")
-_KEY_HINTS = ("private key", *_BROKEN_HINTS)
+_KEY_HINTS = ("private key", *_BROKEN.hints)
 # One search through more than this would hold up other threads. Nothing but private keys reaches over lines.
 _SLICE_CHARS = 32_768
 # For one of an operator's patterns in one piece: a good one takes a few ms on a slow machine.
@@ -113,50 +133,44 @@ def _searched(piece: str, search: _Search) -> str:
     """Searches the lines of a text that hold one of a search's hints and, in ASCII, one of its signs."""
     if not _holds(piece, search.hints):
         return piece
-
-    def may_hold(line: str) -> bool:
-        lower = line.lower()
-        is_hinted = any(map(lower.__contains__, search.hints))
-        return is_hinted and (not line.isascii() or any(map(lower.__contains__, search.signs)))
-
-    lines = piece.split("\n")
-    return "\n".join(search.pattern.sub(search.replaced, line) if may_hold(line) else line for line in lines)
+    return "\n".join(
+        search.pattern.sub(_hidden, line)
+        if _holds(line, search.hints) and (not line.isascii() or _holds(line, search.signs))
+        else line
+        for line in piece.split("\n")
+    )
 
 
-def _unnamed(found: re.Match[str]) -> str:
-    """A match with the marker in place of its one group that is a secret."""
-    for name, value in found.groupdict().items():
-        if value is not None and not name.startswith("name"):
-            return found[0] if _is_harmless(value) else _put(found, name)
-    return found[0]
-
-
-def _is_harmless(value: str) -> bool:
-    """A placeholder, a word of code, or a secret's name as a value, as translations have it."""
+def _hidden(found: re.Match[str]) -> str:
+    """A match with the marker in place of its one group that is a secret; of a form without groups all of it goes."""
+    groups = {name: value for name, value in found.groupdict().items() if value and not name.startswith("name")}
+    if not groups:
+        return MARKER
+    name, value = next(iter(groups.items()))
     is_word = value.lower().rstrip(".!?:") in _NO_SECRETS
-    return is_word or _PLACEHOLDER.match(value) is not None or _NAME_ALONE.match(value) is not None
+    # A placeholder, a word of code, or a secret's name as a value, as translations have it.
+    is_harmless = is_word or _PLACEHOLDER.match(value) or _NAME_ALONE.match(value)
+    is_code = "name_sign" in found.groupdict() and _is_code(found, value)
+    return found[0] if is_harmless or is_code else _put(found, name)
 
 
-def _assigned(found: re.Match[str]) -> str:
-    quoted, value = found["quoted"], found["secret"]
-    if _is_harmless(quoted or value):
-        return found[0]
-    if quoted is not None:
-        # A sentence in quotation marks is no secret.
-        return found[0] if quoted.count(" ") > 3 else _put(found, "quoted")
+def _is_code(found: re.Match[str], value: str) -> bool:
+    """What is given to a name of secrets is no secret: a sentence in quotation marks, a call, another name."""
+    name, sign = found["name"], found["name_sign"]
+    if found["quoted"] is not None:
+        return value.count(" ") > 3
     if found.string[found.end() : found.end() + 1] in ("(", "[", "{"):
-        return found[0]
-    is_code = _CODE.match(value) is not None and not any(map(str.isdigit, value))
-    is_assigned = found["sign"][:1].isspace() or found["sign"][-1:] == "="
-    # `token = parse`, `password=password`; an upper-case name is a variable of the environment.
-    is_code = is_code and (is_assigned or "." in value or "::" in value) and not found["name"].isupper()
-    # `first_pass: results` is no password.
-    is_code = is_code or (found["name"][0] in "_-" and not any(map(str.isdigit, value)) and not is_assigned)
-    if is_code or (_SPEAKS.search(value) and _CODE.match(value) and not any(map(str.isdigit, value))):
-        return found[0]
-    if value.isdigit() and found["name"].lower() == "token" and len(value) < 7:
-        return found[0]
-    return _put(found, "secret")
+        return True
+    has_digits = any(map(str.isdigit, value))
+    is_assigned = sign[:1].isspace() or sign[-1:] == "="
+    if _CODE.match(value) and not has_digits:
+        # `token = parse`, `password=password`; an upper-case name is a variable of the environment.
+        is_named = (is_assigned or "." in value or "::" in value) and not name.isupper()
+        if is_named or _SPEAKS.search(value):
+            return True
+    # `first_pass: results` is no password, and `token = 42` is a number of them.
+    is_part = name[0] in "_-" and not has_digits and not is_assigned
+    return is_part or (value.isdigit() and name.lower() == "token" and len(value) < 7)
 
 
 def _own(found: regex.Match[str]) -> str:
@@ -183,7 +197,7 @@ def _without_keys(text: str) -> str:
         body = _KEY_BODY.match(text, start)
         start = end if end >= 0 else body.end() if body is not None else start
     pieces = _pieces(_without_tails("".join((*kept, text[start:]))))
-    return "".join(_BROKEN.sub(_unnamed, piece) if _holds(piece, _BROKEN_HINTS) else piece for piece in pieces)
+    return "".join(_BROKEN.pattern.sub(_hidden, piece) if _holds(piece, _BROKEN.hints) else piece for piece in pieces)
 
 
 def _without_tails(text: str) -> str:
@@ -196,35 +210,3 @@ def _without_tails(text: str) -> str:
             kept.append(MARKER)
         kept.append(line)
     return "\n".join(kept)
-
-
-class _Search(NamedTuple):
-    """A pattern, what takes its place, and words of which a line has to hold one each, in lower case, to be searched.
-
-    Finding a word is 50 times as fast as a search for a pattern.
-    """
-
-    pattern: re.Pattern[str]
-    replaced: str | Callable[[re.Match[str]], str]
-    hints: Sequence[str]
-    signs: Sequence[str]
-
-
-def _search(name: str, replaced: str | Callable[[re.Match[str]], str] = _unnamed) -> _Search:
-    table = _FORMS[name]
-    hints, signs = table.get("hints", _FORMS["name_hints"]), table.get("signs", ("",))
-    return _Search(_compiled(table["forms"]), replaced, hints, signs)
-
-
-def _search_by_issuers() -> _Search:
-    rows = _FORMS["issuers"]
-    pattern = re.compile(f"(?<![A-Za-z0-9])(?:{'|'.join(form for form, _, _ in rows)})")
-    return _Search(pattern, MARKER, [hint for _, hints, _ in rows for hint in hints], ("",))
-
-
-_SEARCHES = (
-    _search_by_issuers(),
-    *map(_search, ("header", "url", "option", "signed", "command", "form")),
-    _search("assigned", _assigned),
-    _search("said"),
-)

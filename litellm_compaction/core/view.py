@@ -203,6 +203,11 @@ class View:
         """The index at which the protected tail begins."""
         return latest_cut(self.messages)
 
+    @property
+    def tail(self) -> range:
+        """The indices of the protected tail, without leading system messages."""
+        return range(max(self.latest_cut, self.prefix), len(self.messages))
+
     @cached_property
     def cuts(self) -> tuple[int, ...]:
         """The legal cuts, ascending, as numbers of covered messages."""

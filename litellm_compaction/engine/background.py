@@ -1,10 +1,10 @@
 """Writes the record that a conversation's next compaction will need, while no client waits.
 
 After an answer that leaves a conversation near its trigger, and once its server has been idle for a moment, the summary
-is asked for after the very conversation that the server's cache holds; it takes effect at the trigger (`plan_ahead`).
-If the next turn is expected to cross it, the server is made to read the compacted conversation, too (`plan_reading`). A
-request that comes meanwhile has the engine at once. It costs electricity, and money if calls are paid for: one call at
-a time for each server, and some in an hour for each tenant and model.
+is asked for after the very conversation that the server's cache holds; it takes effect at the trigger (`plan_next`). If
+the next turn is expected to cross it, the server is made to read the compacted conversation, too. A request that comes
+meanwhile has the engine at once. It costs electricity, and money if calls are paid for: one call at a time for each
+server, and some in an hour for each tenant and model.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from litellm_compaction.concurrency import Bounded, Tasks, ended, off_loop_if
-from litellm_compaction.core.budget import gains
+from litellm_compaction.core.budget import gained_tokens
 from litellm_compaction.core.compaction import Compaction, applied_tokens
 from litellm_compaction.core.messages import Request, user_message
-from litellm_compaction.core.plan import Step, plan_ahead, plan_reading, turn_ended
+from litellm_compaction.core.plan import Step, expected_growth_tokens, plan_next, turn_ended
 from litellm_compaction.engine.context import (
     Attempts,
+    Decision,
     Effort,
     MeasuredRequest,
     PreparedRequest,
@@ -46,6 +47,8 @@ QUIET_S = 1.0
 MOST_PER_HOUR, _HOUR_S = 20, 3600.0
 # To close a stream takes milliseconds; it only bounds a hang.
 _CLOSING_S = 1.0
+# 60 % of a small window by default: a record written then has two or three turns to be ready.
+_IN_SIGHT_RATIO = 0.85
 _MAX_OWNERS = 4096
 
 
@@ -83,7 +86,8 @@ class Background:
         if not context.is_beside:
             may_write = settings.background != "off" and settings.constants.max_summary_calls > 0
             ends_in_answer = bool(request.messages) and request.messages[-1].role == "assistant"
-            is_ready = prepared.budget.is_filling(used_tokens) and not (ends_in_answer or request.has_own_template)
+            is_filling = used_tokens > _IN_SIGHT_RATIO * prepared.budget.trigger_tokens
+            is_ready = is_filling and not (ends_in_answer or request.has_own_template)
             if not (may_write and is_ready):
                 return
             turn = self._turns[name] = _Turn(request, context, answer)
@@ -139,17 +143,23 @@ class Background:
         if not is_alone or await engine.windows.is_busy(context.target):
             return
         same = next((model for model in context.pruning_models if model.is_same), None)
-        planned = (measured.conversation, measured.budget, measured.options)
+        planned, view = (measured.conversation, measured.budget, measured.options), measured.conversation
         # After the instruction a server that rereads cannot go back to the conversation: it would read all of it anew.
-        if not (measured.rereads and same) or measured.budget.own.triggers(measured.count.tokens):
-            ahead = await off_loop_if(measured.is_long, partial(plan_ahead, *planned, stored))
-            written = await self._made(measured, ahead) if ahead is not None else None
-            stored = [written, *stored] if written is not None else stored
+        if not (measured.family.rereads and same) or measured.budget.own.triggers(measured.count.tokens):
+            # Whatever the next turn adds.
+            ahead = partial(plan_next, *planned, stored, growth_tokens=measured.window.tokens)
+            step = await off_loop_if(measured.is_long, ahead)
+            if isinstance(step, Step) and step.is_record and (written := await self._made(measured, step)) is not None:
+                stored = [written, *stored]
         if same is not None:
-            reading = await off_loop_if(measured.is_long, partial(plan_reading, *planned, stored))
+            # After what it was made to read a server that rereads cannot go on with another ending.
+            growth_tokens = 0 if measured.family.rereads else expected_growth_tokens(view, measured.window.tokens)
+            step = await off_loop_if(
+                measured.is_long, partial(plan_next, *planned, stored, growth_tokens=growth_tokens)
+            )
             # A record was counted when it was begun, and is read once; an edit is made now.
-            compaction = await self._made(measured, reading) if isinstance(reading, Step) else reading
-            if compaction is not None:
+            compaction = await self._made(measured, step) if isinstance(step, Step) and step.is_edit else step
+            if isinstance(compaction, Compaction):
                 await self._read(measured, compaction, same)
 
     async def _made(self, measured: MeasuredRequest, step: Step) -> Compaction | None:
@@ -163,20 +173,20 @@ class Background:
             async with self._room(measured, tokens):
                 made = await self._engine.maker.make(measured, (step,), effort)
         except asyncio.CancelledError:
-            tell("given_up", after=tokens, effort=Effort(reason="arrived"))
+            tell(Decision("given_up", Effort(reason="arrived")), after=tokens)
             raise
         if made is None or (step.is_record and not effort.calls):
             # No model could be asked in a way that leaves the conversation in the cache.
             return None
         made = replace(made, state="ready")
         after_tokens = applied_tokens(measured.conversation, made)
-        if made.level == "truncate" or not gains(after_tokens, tokens):
+        if made.level == "truncate" or after_tokens > gained_tokens(tokens):
             effort.reason = effort.reason or "no_gain"
-            tell("given_up", after=tokens, effort=effort)
+            tell(Decision("given_up", effort), after=tokens)
             return None
         if not await self._engine.maker.put(measured, made):
             return None
-        tell("prepared", after=after_tokens, made=made, effort=effort, base=step.base)
+        tell(Decision("prepared", effort, step.base), after=after_tokens, made=made)
         return made
 
     async def _read(self, measured: MeasuredRequest, compaction: Compaction, model: PruningModel) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from litellm_compaction.core.go_on import Partial, Way, asked_to_go_on, can_end_in_answer, continued_request
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Make
+from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.background import QUIET_S, Background
@@ -23,14 +24,16 @@ from litellm_compaction.engine.context import (
     Continuation,
     ContinuationPlan,
     Decided,
+    Decision,
     Effort,
+    MeasuredRequest,
     PreparedRequest,
     RequestContext,
     nothing,
 )
 from litellm_compaction.engine.deciding import Decider
 from litellm_compaction.engine.make import Maker
-from litellm_compaction.engine.measure import RequestMeasurer, hashed, note_length
+from litellm_compaction.engine.measure import RequestMeasurer, hashed
 from litellm_compaction.engine.records import Reporter
 from litellm_compaction.engine.servers import ALL_WAYS, Asker, KnownWays, ReplyReader
 from litellm_compaction.engine.sharing.admission import Admission
@@ -124,9 +127,9 @@ class Compactor:
         if foreseen and foreseen.measured.context == context and await self.measurer.window(context) == foreseen.window:
             # Its calls go the way that is known now.
             return replace(foreseen, measured=replace(foreseen.measured, context=context))
-        await self.background.make_way(server_of(context), is_beside=context.is_beside)
-        measured = await self.measurer.measure(request, context)
-        note_length(measured)
+        measured = await self._arrived(context, self.measurer.measure(request, context))
+        if request.token_ids is not None:
+            return await self._bound(measured)
         decided = await self.decider.first(measured)
         if isinstance(decided, PreparedRequest) and decided.messages is None and not context.goes_on:
             # The server may have counted fewer tokens than we did.
@@ -145,14 +148,20 @@ class Compactor:
         # Texts of the request may have been cut already.
         return replace(again, messages=again.messages or measured.request.messages)
 
-    async def bound(self, prompt_tokens: int, context: RequestContext) -> PreparedRequest:
-        """As `guard`, for a prompt of so many token ids, which nothing can compact: itself, with a bound."""
-        await self.background.make_way(server_of(context), is_beside=context.is_beside)
-        measured = await self.measurer.measure_ids(prompt_tokens, context)
-        note_length(measured)
-        if not measured.budget.own.fits(prompt_tokens):
+    async def _bound(self, measured: MeasuredRequest) -> PreparedRequest:
+        """A prompt of token ids, which nothing can compact: itself, with a bound."""
+        if not measured.budget.own.fits(measured.count.tokens):
             raise await self.decider.refusal(measured)
         return self.measurer.unchanged(measured)
+
+    async def _arrived(self, context: RequestContext, measuring: Awaitable[MeasuredRequest]) -> MeasuredRequest:
+        """A request that has the engine from now on; notes if it may not be sent as it came (promise P8)."""
+        await self.background.make_way(server_of(context), is_beside=context.is_beside)
+        measured = await measuring
+        tokens, does_fit = measured.count.tokens, measured.budget.own.fits(measured.count.tokens)
+        if not context.goes_on:
+            context.attempts.too_long = None if does_fit else unprepared(context.label, tokens, measured.window.tokens)
+        return measured
 
     async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:
         """Returns True if the window is smaller than the one that `prepared` was made for; errors as `guard`."""
@@ -173,7 +182,7 @@ class Compactor:
             step = decision.steps[0] if isinstance(decision, Make) else None
             after = step.predicted_tokens if step is not None else measured.count.tokens
             reason = step.draft.level if step is not None else type(decision).__name__.lower()
-            self.reporter.decided(measured, "observed", after=after, effort=Effort(reason=reason))
+            self.reporter.decided(measured, Decision("observed", Effort(reason=reason)), after=after)
 
     async def count(self, request: Request, context: RequestContext) -> int:
         """Returns the tokens of a prompt as it came; no model is asked or loaded for it; errors as `guard`."""
@@ -261,30 +270,31 @@ class Compactor:
         """Returns what to send so that the model goes on, in the best way of the plan's that is left; as `finish`."""
         request, partial, context, messages, decided, own_ways = plan
         prepared = await self.finish(decided, room)
-        sent, window = messages if prepared.messages is None else prepared.messages, prepared.window
-        prepared = replace(prepared, messages=sent)
+        sent, target, window = (
+            messages if prepared.messages is None else prepared.messages,
+            context.target,
+            prepared.window,
+        )
         # Those that the server does not take after all get the same messages in another way.
-        plan = plan._replace(messages=sent, prepared=prepared)
+        plan, left = plan._replace(messages=sent, prepared=prepared), [way for way in own_ways if way in ways]
+        prompt = await self._begun_prompt(target, window, sent, closes=partial.closes) if "raw" in left else None
         if not own_ways:
-            name = self.sources.family(context.target, window).name
-            closing = no_thoughts(context.target, window.source, name) if partial.closes else None
-            return replace(prepared, continuation=Continuation(plan, "turn", closing=closing))
-        if "raw" in own_ways and "raw" in ways:
-            prompt = await self._begun_prompt(context.target, window, sent, closes=partial.closes)
-            if prompt is not None:
-                is_trusted = self.known_ways.has_gone_on(context.target, "raw")
-                closing = {} if partial.closes else None
-                return replace(prepared, continuation=Continuation(plan, "raw", prompt, is_trusted, closing))
-        if "prefill" in own_ways and "prefill" in ways:
-            return replace(prepared, continuation=Continuation(plan, "prefill"))
-        if not partial.closes:
-            asked = asked_to_go_on(sent, partial)
-            measured = await self.measurer.measure(replace(request, messages=asked), context)
-            if measured.budget.own.fits(measured.count.tokens):
-                prepared = replace(prepared, messages=asked, count=measured.count, budget=measured.budget.own)
-                return replace(prepared, continuation=Continuation(plan, "turn"))
-        # Our request is too much for it, or quotes less of the thoughts than the server has in its cache.
-        return await self.continue_answer(request, partial, replace(context, trigger_ratio=None), room)
+            name = self.sources.family(target, window).name
+            closing = no_thoughts(target, window.source, name) if partial.closes else None
+            how = Continuation(plan, "turn", closing=closing)
+        elif prompt is not None:
+            is_trusted, closing = self.known_ways.has_gone_on(target, "raw"), {} if partial.closes else None
+            how = Continuation(plan, "raw", prompt, is_trusted, closing)
+        elif "prefill" in left:
+            how = Continuation(plan, "prefill")
+        else:
+            sent, how = asked_to_go_on(sent, partial), Continuation(plan, "turn")
+            measured = await self.measurer.measure(replace(request, messages=sent), context)
+            if partial.closes or not measured.budget.own.fits(measured.count.tokens):
+                # Our request is too much for it, or quotes less of the thoughts than the server has in its cache.
+                return await self.continue_answer(request, partial, replace(context, trigger_ratio=None), room)
+            prepared = replace(prepared, count=measured.count, budget=measured.budget.own)
+        return replace(prepared, messages=sent, continuation=how)
 
     async def _begun_prompt(
         self, target: Target, window: Window, sent: Sequence[Message], *, closes: bool

@@ -194,15 +194,17 @@ class Asker:
         if context.measure is None or not (may_ask and count.surely_fits(window_tokens)):
             return False
         context.attempts.questions_left -= 1
-        told, room = None, Reservation(self._admission, context)
+        room, has_room = Reservation(self._admission, context), self._admission.holds(context.attempts)
         # A request that holds room already asks in it: it would wait for itself.
-        has_room = self._admission.holds(context.attempts)
         held = contextlib.nullcontext() if has_room else room.for_summary(measured.window, count.high, extra_tokens=0)
         limit_s = min(_LIMIT_S + _LIMIT_S_PER_TOKEN * count.high, context.settings.summary_timeout_s)
-        with contextlib.suppress(asyncio.TimeoutError, Overloaded), contextlib.ExitStack() as left:
-            left.callback(room.release)
+        try:
             async with held:
                 told = await asyncio.wait_for(context.measure(request), limit_s)
+        except (asyncio.TimeoutError, Overloaded):
+            told = None
+        finally:
+            room.release()
         if told is None:
             self._silent.begin(target.key)
             return False
@@ -291,7 +293,7 @@ class ReplyReader:
     def __init__(self, *, windows: Windows, counter: TokenCounter, reporter: Reporter) -> None:
         self._windows, self._counter, self._reporter = windows, counter, reporter
         self._asking = Tasks()
-        self._warned: Bounded[str, bool] = Bounded(_MAX_TARGETS)
+        self._warned: Rests[str] = Rests(0.0, 0.0, time.monotonic)
 
     def learn(
         self, context: RequestContext, prepared: PreparedRequest, *, prompt_tokens: int, completion_tokens: int
@@ -342,8 +344,7 @@ class ReplyReader:
         key, expected = context.target.key, max(1.0, count.own.tokens)
         is_learned = self._counter.learn(key, count, prompt_tokens, label=context.label)
         is_off = count.own.exact and expected > _LEAST_TOLD_TOKENS and abs(prompt_tokens / expected - 1) > _WARN_RATIO
-        if (is_off or not is_learned) and prompt_tokens > 0 and key not in self._warned:
-            self._warned[key] = True
+        if (is_off or not is_learned) and prompt_tokens > 0 and self._warned.begin(key):
             said = "count_deviation model=%s expected=%d reported=%d tokens; counts follow the server from now on"
             logger.warning(said, context.label, expected, prompt_tokens)
 
@@ -394,9 +395,7 @@ class KnownWays:
 
     def in_words(self, target: Target, source: Source, possible: Collection[Way]) -> str:
         """The best way of those that are `possible`, for people; "" for none."""
-        best = next((way for way in self.ways(target, source) if way in possible), None)
-        shown = ", as it has done" if best is not None and self.has_gone_on(target, best) else ""
-        return "" if best is None else f"{best}: {_WAYS_IN_WORDS[best]}{shown}"
+        return next((f"{way}: {_WAYS_IN_WORDS[way]}" for way in self.ways(target, source) if way in possible), "")
 
     def learn(self, target: Target, label: str, way: Way, outcome: Outcome) -> None:
         """Takes note of an outcome; a repeat that the model meant outweighs no success. `label` is for logs."""

@@ -250,9 +250,9 @@ def test_what_recurs_beside_words_is_the_clients(wrap: Wrap) -> None:
         [f"To do:\n- mend the crane\n- call dock {n}" for n in range(4)],
         [f"## Task\nadd case {n}\n\n## Limits\nkeep the API" for n in range(4)],
         ["# Task\n\nPort it:\n\n- a\n- b\n\n" + "word " * 400 + "now.", "Go on.", "Go on.", "Go on."],
-        # An element that holds the words, by its name or since nothing else does.
+        # An element that holds the words, by its name, or one of all that there are.
         [f"<user_query>\n{each}\n</user_query>\n<state>\nbranch: main\n</state>" for each in SAID],
-        [f"<ask>\n{each}\n</ask>\n<state>\nbranch: main\n</state>" for each in SAID],
+        [f"<ask>\n{each}\n</ask>\n<tabs>\na.py\n</tabs>" for each in SAID],
         [f"# Question\n{each}" for each in ("What is a?", "Why b?", "How?", "And c?")],
     ],
 )

@@ -9,7 +9,8 @@ import pytest
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.plan import Question, Step
-from litellm_compaction.engine.measure import RequestMeasurer, is_enough
+from litellm_compaction.engine.deciding import is_enough
+from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.tokenizers.registry import Sources
 from tests.builders import chat, parsed
 from tests.engine.bench import Bench

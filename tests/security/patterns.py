@@ -53,7 +53,7 @@ SEEN_CHARS = {
     **dict.fromkeys((f"core.judging._{name}" for name in ("RULE", "RULE_WORDS", "NEGATION")), 600),  # _SENTENCE_CHARS
     # Of the first line of a continuation (_LINE_CHARS).
     **dict.fromkeys(("core.joiner._ANNOUNCEMENT", "core.joiner._SAYS_NO_MORE"), 160),
-    "core.cuts._CHARACTER": 192,  # the end of a text (_CONTEXT_CHARS)
+    **dict.fromkeys(("core.cuts._CHARACTER", "core.cuts._WORDS"), 192),  # the end of a text (_CONTEXT_CHARS)
     "core.cuts._NO_SPACE": 1,
     **dict.fromkeys(
         ("core.secrets._SEARCHES", "core.secrets._BROKEN", "core.secrets._HIDDEN"),

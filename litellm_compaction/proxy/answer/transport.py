@@ -108,12 +108,11 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         """A text completion that the server itself knows, its answer as it comes; no part of it is a conversation."""
         body, prompt = upstream.body, upstream.body.get("prompt")
         long = is_long(prompt, [prompt])
-        completion, ids = await off_loop_if(long, lambda: wire.decode_text(body, is_bridged=False))
-        if completion is None:
+        completion = await off_loop_if(long, lambda: wire.decode_text(body, is_bridged=False))
+        if completion is None or not completion.messages:
             response = await self.inner.handle_async_request(request)
             return response if response.status_code < 400 else await sse.read_whole(response, sse.ERROR_BYTES)
-        compactor, context = self.compactor, self.context
-        prepared = await (compactor.guard(completion, context) if ids is None else compactor.bound(ids, context))
+        prepared = await self.compactor.guard(completion, self.context)
         return await self._answered(self._passed(upstream, prepared, room), upstream, room)
 
     def _refused(self, error: CompactionError) -> httpx.Response:
