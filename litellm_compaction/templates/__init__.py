@@ -1,7 +1,6 @@
 """This package's chat templates: compiled once, as transformers does it, and rendered in bounded time.
 
-None comes from a stranger, so they need no sandbox. Messages reach a template as llama.cpp's server hands them over
-(common/chat.cpp and common/parsers in llama-cpp-python 0.3.36): joined by newlines unless it joins them, and so on.
+None comes from a stranger, so they need no sandbox. Messages reach a template as llama.cpp's server hands them over.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ _NOW = datetime(2026, 11, 21, 12, 34, 56, tzinfo=timezone.utc)
 _MAX_WHOLE = 1e21
 # More than any window holds; indented schemas of any depth would take all memory.
 _MAX_CHARS = 16_000_000
-# gpt-oss and Gemma 4 look at other messages for each tool call: 1,000 rounds of tools take 0.1 and 0.4 s. A request
-# that takes longer is estimated by the family's constants; looked at each so many parts.
+# A request that takes longer is estimated by the family's constants; looked at each so many parts.
 _MAX_RENDER_S, _PARTS_PER_LOOK = 2.0, 256
 # If Gemma 4's template leaves the model's next turn out, llama.cpp begins it (common/parsers/gemma4.cpp).
 _GEMMA_END, _GEMMA_BEGIN = "<turn|>\n", "<|turn>model\n"

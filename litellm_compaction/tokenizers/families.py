@@ -1,7 +1,7 @@
 """Model families: which vocabulary and which template costs stand for a model, and how it is told not to think.
 
-The tables are data (`families.toml`). Summaries and prunings ask for no thinking, which would only cost time: by the
-model's own switch, since LM Studio 0.4 takes `reasoning_effort` and does nothing with it (its bugs 988, 1990, 2413).
+The tables are data (`families.toml`). Summaries and prunings ask for no thinking by the model's own switch, since LM
+Studio takes `reasoning_effort` and does nothing with it (its bugs 988, 1990, 2413).
 """
 
 from __future__ import annotations
@@ -39,12 +39,9 @@ class Family:
     """A group of models that count alike: its values, of which `families.toml` says what they are by default.
 
     Attributes:
-        vocabulary: the name of the one that is used (`registry.py`).
         template: the name of the chat template that is rendered (`templates/`); "" if there is none at hand.
         owns_vocabulary: the vocabulary is the model's own, or so near that all kinds of text fit.
         exact: the vocabulary is the model's own and the template, or its costs, are known.
-        reasons: the model thinks before it answers, so an answer needs more room.
-        costs: stand for the template where it is not rendered.
         default_system_tokens: what it adds when the client sends no system message.
         image_tokens: one part that is not text, at the usual upper limit of its size.
         image_patch_px: pixels on a side of what one image token sees; 0 if every image costs the limit.
@@ -67,9 +64,7 @@ class Family:
     error_ratio: float = 0.35
 
 
-_TABLES: dict[str, Any] = tomllib.loads(
-    resources.files(__package__).joinpath("families.toml").read_text(encoding="utf-8")
-)
+_TABLES: dict[str, Any] = tomllib.loads((resources.files(__package__) / "families.toml").read_text("utf-8"))
 
 
 def _families() -> dict[str, Family]:

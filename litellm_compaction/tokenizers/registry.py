@@ -1,9 +1,8 @@
-"""Vocabularies by name: offline, loaded once per process, for any string; and which of them counts a deployment.
+"""Vocabularies by name: offline, loaded once per process, in any thread; and which of them counts a deployment.
 
 That is the one that its operator names, else its model family's. Names are those of the packs inside this package,
-`heuristic` for four characters per token, and `file:PATH` for the tokenizer.json that an operator has named. Safe to
-call from worker threads. tools/build_packs.py builds the packs; OpenAI's ranks are read from the files that LiteLLM
-ships. What cannot be loaded refuses no request: a stand-in counts.
+`heuristic` for four characters per token, and `file:PATH` for an operator's tokenizer.json. OpenAI's ranks are read
+from the files that LiteLLM ships. What cannot be loaded refuses no request: a stand-in counts.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ _HOW = (
     "family (llama-3.1-8b)"
 )
 logger = logging.getLogger("litellm_compaction")
-# Before the path of an operator's tokenizer.json.
 FILE_PREFIX = "file:"
 # Gemma's tokenizer.json is the largest known, 33 MB.
 _MAX_BYTES = 128 * 2**20

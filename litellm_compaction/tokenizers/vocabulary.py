@@ -20,7 +20,6 @@ _PIECE_CHARS = 4096
 _BOUNDARY = re.compile(r"(?<=\S)(?= [A-Za-z])|(?<=\n)(?=[A-Za-z0-9])|(?<=[一-龥])(?=[，。！？；：、])")
 # From the end, since all of them would take 40 ms per MB.
 _LOOK_BACK_CHARS = 512
-# About 150 bytes each, per vocabulary.
 _MAX_WORDS = 16_384
 # llama.cpp's type of a special token.
 CONTROL = 3

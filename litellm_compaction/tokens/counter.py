@@ -18,11 +18,9 @@ from litellm_compaction.tokens.prompt import TextCounts, own_count, strings
 
 # More text and more messages are counted outside the event loop's thread (2 to 4 ms); within it so much of one text.
 _THREAD_CHARS, _THREAD_MESSAGES, _QUICK_CHARS = 30_000, 200, 131_072
-# A running answer is counted by so many characters: an encoding of everything again would be quadratic, and a count of
-# chunks wrong by up to 75 % if several tokens come in one. Between two counts: what the last pieces took, and never
-# less than English takes.
+# A running answer is counted by so many characters, once: chunks may have several tokens. Between two counts stands
+# what the last pieces took, and never less than English takes.
 _SETTLED_CHARS, _CHARS_PER_TOKEN = 256, 4.0
-# Whole counts, of about 30 bytes per message.
 _MAX_RECENT = 256
 # Numbers so far below the least that we expect are those of cut prompts, if the prompts are longer than this.
 _CUT_RATIO, _DOUBTFUL_RATIO, _LEAST_CUT_TOKENS = 0.85, 0.98, 1024
@@ -31,8 +29,7 @@ _CUT_RATIO, _DOUBTFUL_RATIO, _LEAST_CUT_TOKENS = 0.85, 0.98, 1024
 _MOST_LEFT_OUT, _MOST_ADDED_TOKENS = 50, 512
 # No model is loaded with a window that cuts so few.
 _UNCUT_TOKENS = 2048
-# No vocabulary has a longer token (128 blanks in cl100k and o200k), so more text than this for each token of the window
-# fits by no count: all of it would only cost time, 0.15 s a megabyte.
+# No vocabulary has a longer token (128 blanks in cl100k and o200k): more text for each token of the window never fits.
 _MOST_CHARS_PER_TOKEN, _ALWAYS_COUNTED_CHARS = 256, 1_000_000
 
 
@@ -48,12 +45,9 @@ class TokenCounter:
     async def count(
         self, target_key: str, family: Family, request: Request, *, asker: str = "", window_tokens: int = 0
     ) -> Estimate:
-        """The tokens of a request. Raises nothing.
+        """The tokens of a request, by the numbers of its deployment's server for this tenant, the `asker`.
 
-        Args:
-            target_key: the deployment, whose server's numbers are used.
-            asker: the tenant (`Target.asker`); what was remembered of another's requests is not used.
-            window_tokens: a part stands for all of a request that no such window can hold; 0 counts all of any.
+        A part stands for all of a request that no window of so many tokens can hold; with 0 all of any is counted.
         """
         family = await usable_soon(family)
         chars = _chars(request)
@@ -99,8 +93,8 @@ class TokenCounter:
     def learn(self, target_key: str, count: Estimate, prompt_tokens: int, *, label: str = "") -> bool:
         """Learns from the server's number for the request that `count` is of; `label` is for logs.
 
-        Returns False for no number (≤ 0), a ratio that no vocabulary explains, and a number far below what is expected,
-        of which a window that is smaller than it said may be the reason, until a second one agrees.
+        Returns False for no number (≤ 0), one that no vocabulary explains, and one far below what is expected, as of a
+        window that is smaller than it said, until a second one agrees.
         """
         is_likely = 0 < prompt_tokens <= most_tokens(count.own) + _MOST_ADDED_TOKENS and count.own.tokens > 0
         is_low = prompt_tokens < _DOUBTFUL_RATIO * count.low and count.high > _UNCUT_TOKENS

@@ -49,10 +49,10 @@ def _size_class(amounts: Amounts) -> int:
 
 
 def fingerprints(request: Request, asker: str = "") -> Prints:
-    """Entry i stands for the first i messages, to the letter, with the request's tools and extras: 0.5 ms per new MB.
+    """Entry i stands for the first i messages, to the letter, with tools and extras; empty for what is no JSON.
 
-    Empty if the request cannot be written as JSON. The same request of two tenants (`asker`) has no entry in common, so
-    that the count and the time of one's request do not tell what the other has sent.
+    The same request of two tenants (`asker`) has no entry in common, so that the count and the time of one's request do
+    not tell what the other has sent.
     """
     try:
         entries = [hash((asker, json.dumps([request.tools, request.tool_choice, request.extras])))]
@@ -84,8 +84,7 @@ class Known:
     def prompt(self, target_key: str, method: str, prints: Prints, *, asks: bool) -> Told | None:
         """The server's number for the longest prompt that a request begins with, the whole of it included.
 
-        Of those that end alike: before a tool's result some templates leave the system message out (`Own.asks`). An
-        answer that goes on may begin with the prompt of a person, which is never less.
+        Of those that end alike (`Own.asks`); an answer that goes on may begin with a person's, which is never less.
         """
         ends = (True,) if asks else (False, True)
         keys = ((target_key, method, end, entry) for end in ends for entry in reversed(prints[1:]))
@@ -97,7 +96,6 @@ class Known:
 
     def text(self, target_key: str, method: str, family: Family, *, rendered: bool) -> Span:
         """What a server makes of text, counted by its family; a stand-in counts far too much of some."""
-        # A template that refuses a request counts otherwise than its constants.
         is_own, refused_error = family.owns_vocabulary, _REFUSED_ERROR if family.template and not rendered else 0.0
         high = 1 + max(family.error_ratio, refused_error)
         low = 1 / high if is_own else _STAND_IN_RATIO
