@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
-from litellm_compaction.concurrency import off_loop
+from litellm_compaction.concurrency import Rests, off_loop
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply, as_sent, shown_behind
 from litellm_compaction.core.cuts import excerpt
@@ -55,6 +55,9 @@ _TEMPLATE_TOKENS = 32
 _BRIEF_BELOW_TOKENS = 4096
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
 _WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "dialogue", "reasoning_only", "longer"})
+# It had its time and gave nothing: it is left alone for a while, twice as long with each in a row.
+_USELESS = frozenset({"echo", "loop", "dialogue", "script", "invented", "empty", "refusal", "timeout"})
+_FIRST_REST_S, _LONGEST_REST_S = 15.0, 120.0
 _INVALID = "invalid"
 _Found = TypeVar("_Found")
 _Count = Callable[[str], int]
@@ -207,6 +210,8 @@ class SummaryClient:
     ) -> None:
         self._windows, self._counter, self._sources = windows, counter, sources
         self._recaller, self._clock = recaller, clock
+        # By tenant and model: one tenant's prompts must not take another one's summaries away.
+        self._resting: Rests[tuple[str, str]] = Rests(_FIRST_REST_S, _LONGEST_REST_S, clock)
 
     async def summary(self, measured: MeasuredRequest, step: Step, effort: Effort) -> str:
         """Returns the first usable summary of the messages that `step` covers, or ""."""
@@ -265,6 +270,8 @@ class SummaryClient:
         context, attempts = measured.context, measured.context.attempts
 
         async def asked(model: PruningModel) -> _Found | None:
+            if not self._resting.is_over((context.scope, model.label)):
+                raise SummaryFailed("paused")
             writer = await self._writer(measured, model, answer_tokens)
             left = await modes(writer)
             while left:
@@ -278,11 +285,14 @@ class SummaryClient:
             return None
 
         for model in context.pruning_models:
-            started_s = self._clock()
+            started_s, key = self._clock(), (context.scope, model.label)
             try:
                 if found := await within_s(asked(model), context.settings.summary_timeout_s):
+                    self._resting.end(key)
                     return found
             except SummaryFailed as error:
+                if error.reason in _USELESS:
+                    self._resting.begin(key)
                 # That of the configured model, which is the first.
                 effort.reason = effort.reason or error.reason
                 if error.reason == _INVALID:
