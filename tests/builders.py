@@ -20,7 +20,7 @@ from litellm_compaction.core.budget import Budget, CompactionOptions, Rules
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, chain, newest_user_index, parse_message, system_prefix_length
 from litellm_compaction.core.plan import Make, Refuse, Send, Step, plan
-from litellm_compaction.core.view import View, is_injected
+from litellm_compaction.core.view import View, is_persons
 from tests.lmstudio_double.rendering import count as simulated_tokens
 
 JsonDict = dict[str, Any]
@@ -328,11 +328,7 @@ def _protected(original: Sequence[Message], upstream: Sequence[Message]) -> list
         for message in upstream
     ):
         found.append("the newest user message is not an unbroken suffix")
-    own = [
-        message
-        for message in original
-        if message.role == "user" and message.text and not (message.is_synthetic or is_injected(message))
-    ]
+    own = [message for message in original if message.text and is_persons(message)]
     if own and not any(message.role == "user" and own[-1].text in message.text for message in upstream):
         found.append("the person's last request is not verbatim")
     tail = _open_tail(original)

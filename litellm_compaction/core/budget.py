@@ -6,7 +6,7 @@ All numbers are tokens. A prompt is always an estimate; `likely_ratio` says how 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -105,14 +105,12 @@ class Budget:
         rules, window = self.rules, range(self.window_tokens + 1)
         if rules.keeps_what_fits:
             return self._limit_tokens(math.ceil(_SUMMARY_ROOM_RATIO * self.window_tokens))
-        line_tokens = self.outside_tokens + (
-            rules.threshold_tokens or int(rules.pre_request_ratio * self.usable_tokens)
-        )
-        if not (rules.threshold_tokens or rules.reserve_tokens):
+        if rules.threshold_tokens:
+            return min(self.fixed_tokens + rules.threshold_tokens, self.prompt_limit_tokens)
+        line_tokens = int(rules.pre_request_ratio * self.usable_tokens)
+        if not rules.reserve_tokens:
             # With the room for its answer.
-            line_tokens = (
-                bisect_left(window, line_tokens + 1, key=lambda each: each + self.output_buffer_tokens(each)) - 1
-            )
+            line_tokens = bisect_right(window, line_tokens, key=lambda each: each + self.output_buffer_tokens(each)) - 1
         return min(max(line_tokens, 0), self.prompt_limit_tokens)
 
     @cached_property

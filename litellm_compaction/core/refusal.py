@@ -38,18 +38,17 @@ _REMEDIES = {
 
 def protected_shares(view: View, tools_tokens: int) -> tuple[Share, ...]:
     """Shares of the floor: system, tools, the request in work, each result that no answer has used, and its call."""
-    messages, sizes, calls = view.messages, view.floor_sizes, calls_by_position(view.messages)
-    fixed = {"tools": tools_tokens, "template": view.fixed_tokens - tools_tokens}
-    shares = [*fixed.items(), ("system messages", sum(sizes[: view.prefix]))]
+    sizes, calls = view.floor_sizes, calls_by_position(view.messages)
+    shares = [Share("tools", tools_tokens), Share("template", view.fixed_tokens - tools_tokens)]
+    shares.append(Share("system messages", sum(sizes[: view.prefix])))
     for index in sorted({*view.requests, *view.tail}):
-        message, name = messages[index], f"newest {messages[index].role} message"
+        message = view.messages[index]
+        name = "last request of the user" if index in view.requests[:-1] else f"newest {message.role} message"
         if message.role == "tool":
             name = f"result of tool {calls[index].name if index in calls else '(unknown)'}"
-        elif index in view.requests[:-1]:
-            name = "last request of the user"
         added_tokens = int(sizes[index] * (1 - words_ratio(message))) if message.role == "user" else 0
-        shares += [(name, sizes[index] - added_tokens), (_ADDED + name, added_tokens)]
-    return tuple(Share(name, tokens) for name, tokens in shares if tokens)
+        shares += [Share(name, sizes[index] - added_tokens), Share(_ADDED + name, added_tokens)]
+    return tuple(share for share in shares if share.tokens)
 
 
 def refusal(model: str, view: View, budget: Budget, tools_tokens: int) -> DoesNotFit:
@@ -60,28 +59,27 @@ def refusal(model: str, view: View, budget: Budget, tools_tokens: int) -> DoesNo
     for share in shares:
         sums[next((words for name, words in _REMEDIES.items() if share.name.startswith(name)), "")] += share.tokens
     items = ", ".join(f"{each.name} {each.tokens} tokens" for each in sorted(shares, key=lambda each: -each.tokens))
-    remedy = max(sums, key=lambda words: sums[words], default="")
+    ((remedy, _),) = sums.most_common(1) or [("", 0)]
     said = (
         f" that cannot be compacted (context_length_exceeded). They are: {items}. Besides them "
         f"{margin_tokens(floor, budget.likely_ratio)} tokens, by which the server may count more, and {answer} tokens "
         f"for the answer are kept free. Load {model} with a context length of at least {needed} tokens{remedy}."
     )
-    return _does_not_fit(budget.window_tokens, floor, said, needed, shares)
+    return _does_not_fit(budget, floor, said, needed, shares)
 
 
 def too_long(model: str, tokens: int, budget: Budget, why: str) -> DoesNotFit:
     """The error for a request that does not fit as it came, and is not compacted: one of the two reasons above."""
     needed = budget.needed_window_tokens(tokens)
     said = f" (context_length_exceeded), and {why}, or load {model} with a context length of {needed} tokens or more."
-    return _does_not_fit(budget.window_tokens, tokens, said, needed, (Share("messages and tools", tokens),))
+    return _does_not_fit(budget, tokens, said, needed, (Share("messages and tools", tokens),))
 
 
-def _does_not_fit(window: int, tokens: int, said: str, needed: int, shares: tuple[Share, ...]) -> DoesNotFit:
-    """An error whose first sentence has the wording that agents recognize as "context length exceeded"."""
-    opening = (
-        f"This model's maximum context length is {window} tokens. However, your messages resulted in {tokens} tokens"
-    )
-    return DoesNotFit(opening + said, shares=shares, window_tokens=window, needed_tokens=needed)
+def _does_not_fit(budget: Budget, tokens: int, said: str, needed: int, shares: tuple[Share, ...]) -> DoesNotFit:
+    """An error whose first sentences have the wording that agents recognize as "context length exceeded"."""
+    limit = f"This model's maximum context length is {budget.window_tokens} tokens. "
+    said = f"{limit}However, your messages resulted in {tokens} tokens{said}"
+    return DoesNotFit(said, shares=shares, window_tokens=budget.window_tokens, needed_tokens=needed)
 
 
 def shortened(view: View, budget: Budget, *, tool_results: bool, user_message: bool) -> tuple[Message, ...] | None:
@@ -90,9 +88,9 @@ def shortened(view: View, budget: Budget, *, tool_results: bool, user_message: b
     Results in the open tool round may be cut, or unanswered user messages and the requests, or both.
     """
     changed, sizes, count = list(view.messages), view.sizes, view.count_text
-    results = [index for index in view.tail if tool_results and changed[index].role == "tool"]
-    said = {index for index in view.tail if changed[index].role == "user" and not changed[index].is_synthetic}
-    candidates = [*results, *sorted({*view.requests, *said} if user_message else ())]
+    may_change = {"tool": tool_results, "user": user_message}
+    found = sorted({*view.requests, *view.tail})
+    candidates = [at for at in found if may_change.get(changed[at].role) and not changed[at].is_synthetic]
     room = budget.prompt_limit_tokens - budget.floor_tokens + sum(sizes[index] for index in candidates)
     # If there is history to record, a summary and a ledger need room besides the excerpts.
     room -= min(room // 2, int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens)) if view.cuts else 0

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from litellm_compaction.core.cuts import excerpt
@@ -42,10 +41,6 @@ _MARK = re.compile(
     r"|['\"]role['\"]\s{0,3}:\s{0,3}['\"](\w+)['\"]\s{0,9}\}|\(['\"](\w+)['\"], |\b(\w{2,12})Message\(",
     re.IGNORECASE,
 )
-_NAME = re.compile(
-    r"^(?:\d|[^\w\n]){0,40}([^\W\d_][\w.'-]{0,20}(?: [^\W\d_][\w.'-]{0,20})?)[\]*_]{0,3}(?:: |：|:\*\* )(?=\S)",
-    re.MULTILINE,
-)
 # Marks of a client's around rendered turns; a person who pastes some writes no such line before or behind them.
 _FRAME = re.compile(r"[ \t]*(?:</?[A-Za-z|][^<>\n]{0,200}>|#{1,6} [^\n]*|[-=*_]{3,}|[\[{])[ \t]*\Z")
 # The last turn ends with its own mark, or before a line that is none of its words, or with its paragraph.
@@ -55,7 +50,7 @@ _END = re.compile(
 )
 _ASKS = re.compile("[?？؟]")
 _SHORT_CHARS = 300
-_LEAST_TURNS, _LEAST_TIMES_NAMED, _MOST_SPEAKERS = 3, 3, 12
+_LEAST_TURNS = 3
 # More takes seconds to read: some 250,000 tokens.
 _MOST_CHARS = 1_000_000
 _LEFT_OUT = "[The oldest {turns} of {all} messages were left out here, about {tokens} tokens.]\n"
@@ -63,11 +58,11 @@ _MARGIN_TOKENS, _LEAST_TURN_TOKENS = 32, 64
 
 
 class Turn(NamedTuple):
-    """The place of a rendered turn in a text, whose words begin at `said`."""
+    """The place of a rendered turn in a text, whose words begin at `said`; the user's or the model's."""
 
     start: int
     said: int
-    speaker: str
+    is_users: bool
     end: int = 0
 
 
@@ -101,10 +96,9 @@ def rendered_in(messages: Sequence[Message]) -> int | None:
     above, below = text[: found[0].start].strip(), text[found[-1].end :].strip()
     beside = (above.rpartition("\n")[2], below.partition("\n")[0])
     is_framed = any(_FRAME.match(line) for line in beside if line) or below.endswith((":", "："))
-    # A person asks beside what they paste; and anything may have names and colons.
+    # A person asks beside what they paste.
     is_asked = any(_ASKS.search(text[-1:] if len(text) > _SHORT_CHARS else text) for text in (above, below))
-    is_doubted = is_asked or any(turn.speaker not in _IS_USERS for turn in found)
-    return at if messages[at].is_system or is_framed or not is_doubted else None
+    return at if messages[at].is_system or is_framed or not is_asked else None
 
 
 def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str], int]) -> Message:
@@ -113,67 +107,58 @@ def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str]
     found = turns(text)
     if not found or excess_tokens <= 0:
         return message
-    limit_tokens = count(text) - excess_tokens
+    limit_tokens, numbers = count(text) - excess_tokens, range(len(found))
 
-    def without(oldest: int) -> str:
+    def above(oldest: int) -> str:
         start, end = found[0].start, found[oldest].start
         mark = _LEFT_OUT.format(turns=oldest, all=len(found), tokens=count(text[start:end])) if oldest else ""
-        return text[:start] + mark + text[end:]
+        return text[:start] + mark
 
-    oldest = bisect_left(range(len(found)), True, key=lambda number: count(without(number)) <= limit_tokens)
-    if oldest < len(found):
+    def without(oldest: int) -> str:
+        return above(oldest) + text[found[oldest].start :]
+
+    oldest = bisect_left(numbers, True, key=lambda number: count(without(number)) <= limit_tokens)
+    if oldest in numbers:
         return with_text(message, without(oldest))
-    shown = without(len(found) - 1)
     # What stands below may be an instruction; most of a long text is the turn's, whose end is shown as well.
     below = text[found[-1].end :]
     below = below if 2 * count(below) <= limit_tokens else ""
-    last = text[found[-1].start : len(text) - len(below)]
     # The parts of a text may count for more than the whole.
-    room_tokens = count(last) - (count(shown) - limit_tokens) - _MARGIN_TOKENS
-    ends = excerpt(last, max(room_tokens, _LEAST_TURN_TOKENS), count)
-    return with_text(message, shown[: len(shown) - len(last) - len(below)] + ends + below)
-
-
-# ------------------------------------------------------------------ rendered turns
+    room_tokens = limit_tokens - count(above(numbers[-1]) + below) - _MARGIN_TOKENS
+    last = excerpt(text[found[-1].start : len(text) - len(below)], max(room_tokens, _LEAST_TURN_TOKENS), count)
+    return with_text(message, above(numbers[-1]) + last + below)
 
 
 def turns(text: str) -> list[Turn]:
     """The rendered turns of a text, oldest first; the last ends where its form or paragraph does; [] for no talk.
 
-    A talk has enough turns of both sides, or of names that hardly follow themselves, which say more than values.
+    A talk has enough turns of both sides, which say more than values.
     """
     found = _turns(text) if len(text) <= _MOST_CHARS else []
-    times = Counter(turn.speaker for turn in found)
-    if len(found) < _LEAST_TURNS or not 1 < len(times) <= _MOST_SPEAKERS or max(times.values()) < 2:
+    if len(found) < _LEAST_TURNS:
         return []
     mark, line = (form.search(text, found[-1].said) for form in (_MARK_END, _END))
     ends = [*(turn.start for turn in found[1:]), mark.end() if mark else line.start() if line else len(text)]
     found = [turn._replace(end=end) for turn, end in zip(found, ends, strict=True)]
-    changes = sum(one.speaker != other.speaker for one, other in pairwise(found))
     said = {" ".join(text[turn.said : turn.end].split()) for turn in found}
-    is_telling = 2 * sum(" " in each or not each.isascii() for each in said) > len(found)
-    return found if is_telling and (times.keys() <= _IS_USERS.keys() or 2 * changes >= len(found)) else []
+    return found if 2 * sum(" " in each or not each.isascii() for each in said) > len(found) else []
 
 
 def _turns(text: str) -> list[Turn]:
-    """Turns all in one form, that in which both sides speak most, or else lines with a few names that come again."""
+    """Turns all in one form, that in which both sides speak most."""
     forms: defaultdict[str, list[Turn]] = defaultdict(list)
     for mark in _MARK.finditer(text):
-        if (speaker := mark[mark.lastindex or 0].casefold()) in _IS_USERS:
-            forms["\n"].append(Turn(mark.start(), mark.start(), speaker))
+        if (is_users := _IS_USERS.get(mark[mark.lastindex or 0].casefold())) is not None:
+            forms["\n"].append(Turn(mark.start(), mark.start(), is_users))
     # A program has several lists, a conversation is one.
     if sum(text[turn.start - 1 : turn.start + 1] in ("[{", "[(") for turn in forms["\n"] if turn.start) > 1:
         forms.clear()
     for line in _LINE.finditer(text):
         for word in _WORD.finditer(text, line.start(), line.end()):
-            behind = _BEHIND.match(text, word.end()) if word[0].casefold() in _IS_USERS else None
-            if behind is not None and _BEFORE.match(before := text[line.start() : word.start()]):
-                turn = Turn(line.start(), behind.end(), word[0].casefold())
-                forms[_WORDS.sub("a", before).strip()].append(turn)
+            is_users, before = _IS_USERS.get(word[0].casefold()), text[line.start() : word.start()]
+            behind = None if is_users is None else _BEHIND.match(text, word.end())
+            if is_users is not None and behind is not None and _BEFORE.match(before):
+                forms[_WORDS.sub("a", before).strip()].append(Turn(line.start(), behind.end(), is_users))
                 break
-    both = [found for found in forms.values() if len({_IS_USERS[turn.speaker] for turn in found}) > 1]
-    if both:
-        return max(both, key=len)
-    named = [Turn(each.start(), each.end(), each[1]) for each in _NAME.finditer(text)]
-    times = Counter(turn.speaker for turn in named)
-    return [turn for turn in named if times[turn.speaker] >= _LEAST_TIMES_NAMED]
+    both = (found for found in forms.values() if len({turn.is_users for turn in found}) > 1)
+    return max(both, key=len, default=[])

@@ -8,7 +8,7 @@ is known by its form, and counts as the person's if that is not certain (promise
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -37,15 +37,10 @@ def shows_results(message: Message) -> bool:
     return message.role == "user" and bool(message.other_parts) and message.text in _RESULTS_IMAGES
 
 
-def is_injected(message: Message) -> bool:
-    """Returns True if a user message holds nothing that the person wrote; a picture or a file is the person's."""
-    has_nothing = not message.other_parts and not has_words(message)
-    return message.role == "user" and (has_nothing or shows_results(message))
-
-
 def is_persons(message: Message) -> bool:
-    """Returns True for a message that the person may have written."""
-    return message.role == "user" and not message.is_synthetic and not is_injected(message)
+    """Returns True for a message that the person may have written; a picture or a file is the person's."""
+    is_theirs = message.role == "user" and not message.is_synthetic and not shows_results(message)
+    return is_theirs and (bool(message.other_parts) or has_words(message))
 
 
 def _speaks(message: Message) -> bool:
@@ -132,16 +127,6 @@ def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:
     )
 
 
-def words_sizes(messages: Sequence[Message], sizes: Sequence[int], count: Callable[[str], int]) -> dict[int, int]:
-    """Returns the tokens of requests without the data attached to them; requests without data are left out."""
-    words = {index: without_data(messages[index]) for index in request_indices(messages)}
-    return {
-        index: max(sizes[index] - count(messages[index].text) + count(each.text), 0)
-        for index, each in words.items()
-        if each is not messages[index]
-    }
-
-
 @dataclass(frozen=True, kw_only=True)
 class View:
     """Messages with their sizes. Facts that follow from them are worked out once, when first asked for."""
@@ -155,8 +140,6 @@ class View:
     seen: tuple[Seen, ...] = ()  # What the first messages were before the client edited them, if a record says so.
     own_tokens: int | None = None  # The whole prompt as it came, if it is known better than by its parts.
     pins: tuple[int, ...] = ()  # Indices of further messages that stay verbatim: they count as requests.
-    # Of requests with data attached to them: their tokens without it, by index.
-    words_sizes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -210,8 +193,15 @@ class View:
     @cached_property
     def floor_sizes(self) -> tuple[int, ...]:
         """The messages' sizes, of requests that a compaction may cover without the data that is attached to them."""
-        words = {at: size for at, size in self.words_sizes.items() if at < self.latest_cut}
-        return tuple(words.get(at, size) for at, size in enumerate(self.sizes))
+        sizes = [*self.sizes]
+        for index in (index for index in self.requests if index < self.latest_cut):
+            message, shown = self.messages[index], without_data(self.messages[index])
+            if shown is not message:
+                text_tokens, words_tokens = self.count_text(message.text), self.count_text(shown.text)
+                # The sizes may be by another count than the texts.
+                share_tokens = sizes[index] * words_tokens // max(text_tokens, 1)
+                sizes[index] = max(sizes[index] - text_tokens + words_tokens, share_tokens)
+        return tuple(sizes)
 
     def kept_tokens(self, covered_messages: int, staying: Iterable[int] | None = None) -> int:
         """Returns the tokens beside a record that stands for all but the positions `staying`, which go without data."""

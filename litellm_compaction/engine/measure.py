@@ -16,7 +16,7 @@ from litellm_compaction.core.identity import words_chain
 from litellm_compaction.core.messages import Message, Request, chain
 from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.stretches import marked
-from litellm_compaction.core.view import RECORD_TOKENS, View, words_sizes
+from litellm_compaction.core.view import RECORD_TOKENS, View
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.context import Action, MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.sharing.leases import Leases, shared_name
@@ -106,7 +106,6 @@ class RequestMeasurer:
         view = replace(
             view,
             sizes=tuple(sizes),
-            words_sizes={at: math.ceil(size * ratio) for at, size in view.words_sizes.items()},
             fixed_tokens=math.ceil(view.fixed_tokens * ratio),
         )
         # In the result only the added part is still in doubt, as much as fits; it is counted again before it is sent.
@@ -187,7 +186,6 @@ class RequestMeasurer:
         view = View(
             messages=request.messages,
             sizes=sizes,
-            words_sizes=words_sizes(request.messages, sizes, count_text),
             fixed_tokens=math.ceil((count.tools_tokens + count.overhead_tokens) * count.other_ratio),
             count_text=count_text,
             hashes=(),

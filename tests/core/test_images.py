@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.compaction import apply
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.plan import Send, Step
-from litellm_compaction.core.view import View, is_injected, legal_cuts, request_indices
+from litellm_compaction.core.view import View, is_persons, legal_cuts, request_indices
 from tests.builders import (
     DEPTH,
     JsonDict,
@@ -126,7 +126,7 @@ def test_images_that_litellm_takes_out_of_results_are_nobodys_request(words: str
     assert is_record(summary)
     carrier = apply(view.messages, replace(summary.draft, ledger="Words.", images=((3, 0),)))[1]
     assert "[An image from earlier in the conversation, result of screenshot(page: shot0)]" in carrier.text
-    assert not is_injected(parsed([photo("photo1", f"{words} And what do you say?")])[0])
+    assert is_persons(parsed([photo("photo1", f"{words} And what do you say?")])[0])
 
 
 @given(raw=raw_conversations(repeats=5), data=st.data())

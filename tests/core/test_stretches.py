@@ -17,7 +17,7 @@ from litellm_compaction.core.messages import FRAME_END, parse_message
 from litellm_compaction.core.refusal import with_less_data
 from litellm_compaction.core.stretches import divided, marked, own_words, stretches
 from litellm_compaction.core.transcripts import is_client_summary
-from litellm_compaction.core.view import is_injected, request_indices, request_text
+from litellm_compaction.core.view import is_persons, request_indices, request_text
 from tests.builders import JsonDict, assistant, budget, calls, conversation, count, parsed, result, user
 
 BODY = "\n".join(f"line {n} of the file" for n in range(40))
@@ -281,8 +281,8 @@ def test_a_message_with_words_is_never_empty(texts: list[str]) -> None:
 def test_an_element_or_json_of_a_program_beside_another_message(text: str, beside: list[JsonDict]) -> None:
     """Alone between a request and its answer it is the person's."""
     first = marked(parsed([user(text), *beside]))[0]
-    assert is_injected(first) is bool(beside)
-    assert not is_injected(marked(parsed([user("<user_request>\nx\n</user_request>"), *beside]))[0])
+    assert is_persons(first) is not bool(beside)
+    assert is_persons(marked(parsed([user("<user_request>\nx\n</user_request>"), *beside]))[0])
 
 
 def test_beside_results_a_part_that_opens_with_the_clients_words_is_all_theirs() -> None:

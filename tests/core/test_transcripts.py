@@ -37,7 +37,6 @@ MARKUP = rendered(lambda role, text: f"<|im_start|>{role}\n{text}<|im_end|>")
 HEADS = rendered(lambda role, text: f"# {role.upper()}\n{text}")
 TIGHT = rendered(lambda role, text: f"{role}: {' '.join(text.split())}", "Human", "AI")
 INST = rendered(lambda role, text: f"[INST] {text} [/INST]" if role == "user" else text)
-NAMED = rendered(lambda role, text: f"{role}: {text}", "Alice", "Dr. Bob")
 
 REQUESTS: dict[str, list[JsonDict]] = {
     "in the system message": [system(f"Write a record:\n<history>\n{LABELS}\n</history>"), user(BELOW)],
@@ -49,7 +48,6 @@ REQUESTS: dict[str, list[JsonDict]] = {
     "chat markup": [user(f"{BELOW}\n---\n{MARKUP}\n---")],
     "above alone": [system(), user(f"Name the topic of this chat.\n\n{TIGHT}")],
     "[INST]": [user(f"{BELOW}\n<chat>\n{INST}\n</chat>")],
-    "names": [user(f"Summarize the conversation.\n---\n{NAMED}\n---")],
     "nothing else": [system("Condense this conversation."), user(HEADS)],
     "below alone": [user(f"{TIGHT}\n\n{BELOW}\n\n- in words\n- no list")],
     "of another language": [
@@ -111,12 +109,10 @@ PASTED = f"Here is a chat with the support:\n{rendered(lambda role, text: f'{rol
         ([user("Hi."), assistant("Hello."), user(f"<log>\n{LABELS}\n</log>\nWhy?")], False),
         ([user(f"<log>\n{LABELS}\n</log>\nWhy?")], True),
         ([user("<doc>\nThe user is right.\n</doc>\n" * 9 + "Is he?")], False),
-        ([user(f"{NAMED}\n\nSummarize the conversation.")], False),
         ([user(f"{INST}\n\n谁说得对？")], False),
         ([user(f"Make it shorter.\n```\n{CODE}```")], False),
         ([user(f"Sort it.\n{json.dumps([{'type': 'user', 'name': text} for text in TEXTS])}")], False),
         ([user("Is it right?\n" + "interface A {\n  user: string;\n  model: string;\n}\n" * 9)], False),
-        ([user("Check it:\n---\n" + "Host: a.example\nPort: 80\n" * 9 + "---")], False),
         ([user("user: a\nassistant: b\n" + "word " * 400)], False),
         # A few examples in a long system prompt.
         ([system("Q: a?\nA: b.\nQ: c?\nA: d.\n\n" + "Be kind. " * 90), user("Hello.")], False),

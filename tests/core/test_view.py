@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import newest_user_index, parse_message, system_prefix_length
-from litellm_compaction.core.view import is_injected, latest_cut, legal_cuts, request_indices
+from litellm_compaction.core.view import is_persons, latest_cut, legal_cuts, request_indices
 from tests.builders import (
     ADDITIONS,
     JsonDict,
@@ -137,7 +137,7 @@ def test_results_that_nobody_has_read_are_protected(raw: list[JsonDict]) -> None
     assert protected >= ({read, *range(unread[0], len(messages))} if unread else set())
     users = [at for at, message in enumerate(messages) if message.role == "user"]
     assert users[-1] in protected
-    own = [at for at in users if not is_injected(messages[at])]
+    own = [at for at in users if is_persons(messages[at])]
     # Of a person who shows something and says nothing about it, the words before it are the last ones.
     assert ([at for at in own if messages[at].text or "image_url" not in messages[at].other_parts] or own)[
         -1
@@ -183,13 +183,13 @@ DETAILS = "<environment_details>\n# Time\n10:00\n</environment_details>"
 )
 def test_additions_are_recognized(content: object) -> None:
     """Wrapped, announced, results as text, and messages that say nothing."""
-    assert is_injected(parse_message({"role": "user", "content": content}))
+    assert not is_persons(parse_message({"role": "user", "content": content}))
 
 
 def test_long_texts_are_read_in_no_time() -> None:
     """Torn or whole wrappers: the time does not grow with their square; millions of characters are the person's."""
     for text in ("<skill>" * 200_000, "<skill></skill>" * 100_000, "</skill>" * 200_000):
-        assert not is_injected(parse_message(user(text)))
+        assert is_persons(parse_message(user(text)))
     text = "<system-reminder>\n" + "word " * 400_000 + "\n</system-reminder>"
-    assert is_injected(parse_message(user(text[:1_000] + text[-1_000:])))
-    assert not is_injected(parse_message(user(text)))
+    assert not is_persons(parse_message(user(text[:1_000] + text[-1_000:])))
+    assert is_persons(parse_message(user(text)))
