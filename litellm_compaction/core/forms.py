@@ -71,19 +71,19 @@ def in_forms(
             return None
         if how in ("whole", "words"):
             return message if how == "whole" else without_data(message)
+        shown = _bare(without_data(message) if how == "line" else message, at, images)
         if isinstance(how, int):
-            return with_text(_bare(message, at, images), ends(normal_text(message), how) if how else REMOVED)
-        if how == "line" and message.role == "tool":
-            return with_text(_bare(message, at, images), line_for(message, calls.get(at), size))
-        return _bare(without_data(message) if how else message, at, images)
+            return with_text(shown, ends(normal_text(message), how) if how else REMOVED)
+        is_result = how == "line" and message.role == "tool"
+        return with_text(shown, line_for(message, calls.get(at), size)) if is_result else shown
 
     return [sent(at, message) for at, message in enumerate(messages)]
 
 
 def line_for(result: Message, call: ToolCall | None, size: str = "") -> str:
     """The text that stands for an old tool result: tool, short arguments, size ("" for today's), how to get it back."""
-    said = f"{called(call)}, {size or size_of(result)}"
-    return f"[Old result of {said}, was removed. Call the tool again if it is needed.]"
+    size = size or size_of(result)
+    return f"[Old result of {called(call)}, {size}, was removed. Call the tool again if it is needed.]"
 
 
 def size_of(result: Message) -> str:
@@ -113,9 +113,6 @@ def lines_for(messages: Sequence[Message]) -> dict[int, str]:
     return {at: shorter[at] for at in sorted(shrinking, key=lambda at: (at not in again, at))}
 
 
-# ------------------------------------------------------------------ data that a client attached
-
-
 def data_of(message: Message, kinds: Collection[Kind] = _SHRINKING) -> Message | None:
     """The data that `without_data` leaves out, as a result of a tool; None for none."""
     data: list[str] = []
@@ -141,10 +138,9 @@ def with_shorter_data(
 
     def shown(text: str, stretches: Sequence[Stretch]) -> str:
         pieces, kept = [], 0
-        for each in stretches:
+        for each in (each for each in stretches if each.kind in kinds):
             data = text[each.body : each.body_end]
-            is_long = len(data) - len(_REMOVED_DATA) >= _LEAST_SAVED_CHARS
-            shorter = shorten(data) if is_long and each.kind in kinds else None
+            shorter = shorten(data) if len(data) - len(_REMOVED_DATA) >= _LEAST_SAVED_CHARS else None
             shorter = _REMOVED_DATA.format(tokens=roughly_tokens(data)) if shorter == "" else shorter
             if shorter is not None and len(shorter) < len(data):
                 pieces += [text[kept : each.body], "\n", shorter.strip("\n"), "\n" * (each.body_end < each.end)]
@@ -154,9 +150,6 @@ def with_shorter_data(
     texts = texts_of(message)
     changed = list(map(shown, texts, parts_of(message)))
     return message if changed == texts else replace(with_texts(message, changed), marks=message.marks)
-
-
-# ------------------------------------------------------------------ reasoning and images
 
 
 def image_parts(message: Message) -> list[JsonValue]:
@@ -180,9 +173,6 @@ def _bare(message: Message, at: int, images: Collection[ImagePlace]) -> Message:
         note = {"type": "text", "text": "[An image was here; it was removed.]"}
         raw = {**raw, "content": [note if id(part) in going else part for part in content]}
     return message if raw == message.raw else parse_message(raw)
-
-
-# ------------------------------------------------------------------ as a client orders it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,9 +214,6 @@ def _without_input(message: Message, place: int) -> Message:
     return parse_message({**message.raw, "tool_calls": shown})
 
 
-# ------------------------------------------------------------------ calls that carry a state
-
-
 def state_calls(messages: Sequence[Message]) -> dict[tuple[int, int], bool]:
     """The calls that carry a whole state, such as a list of tasks, by message and place there: True for the newest.
 
@@ -251,7 +238,7 @@ def state_texts(call: ToolCall) -> set[str]:
         values = json.loads(call.arguments) if "[{" in call.arguments.replace(" ", "") else None
     except (ValueError, RecursionError):
         return set()
-    lists = (value for value in (values.values() if isinstance(values, dict) else ()) if isinstance(value, list))
+    lists = [value for value in values.values() if isinstance(value, list)] if isinstance(values, dict) else []
     states = (value for value in lists if len(value) > 1 and all(isinstance(item, dict) for item in value))
-    items = (item.values() for value in states for item in value)
-    return {max((text for text in item if isinstance(text, str)), key=len, default="") for item in items}
+    texts = ([text for text in item.values() if isinstance(text, str)] for value in states for item in value)
+    return {max(each, key=len, default="") for each in texts}

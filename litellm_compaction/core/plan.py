@@ -24,7 +24,7 @@ from litellm_compaction.core.view import RECORD_TOKENS, View, answered_round
 _SUMMARY_SHARE, _SUMMARY_MOST_SHARE, _GOOD_SUMMARY_TOKENS, _LEAST_SUMMARY_TOKENS = 0.20, 0.40, 150, 96
 _LEDGER_SHARE, _EDIT_LEDGER_SHARE, _IMAGES_SHARE = 0.55, 0.15, 0.50
 # The user's own words: of the target, the person's first ones of the window; and the marks of their lines.
-_WORDS_TARGET_RATIO, TASK_WINDOW_RATIO, _TASK_ROOM_RATIO, _WORDS_HEAD_TOKENS = 0.25, 0.1, 1.1, 12
+_WORDS_TARGET_RATIO, TASK_WINDOW_RATIO, _WORDS_HEAD_TOKENS = 0.25, 0.1, 12
 # Of frozen summaries; and of the target, if all that stays is read again and every change costs that.
 _FROZEN_TARGET_RATIO, _DEEP_RATIO = 0.25, 0.65
 # Of the trigger, up to which recent messages stay where a caller wants that.
@@ -238,8 +238,8 @@ class _Planner:
 
     def edits(self) -> tuple[Step, ...]:
         """The edit that reaches the target with as few lines as possible, with images if that is enough; or ()."""
-        most_images, cuts = self._options.keep_images, self._edit_cuts if self._options.edits else ()
-        edits = (self._edit(cut, images) for images in sorted({most_images, 0}, reverse=True) for cut in cuts)
+        cuts = self._edit_cuts if self._options.edits else ()
+        edits = (self._edit(cut, most_images) for most_images in (self._options.keep_images, 0) for cut in cuts)
         return tuple(islice(filter(None, edits), 1))
 
     def _edit(self, cut: int, most_images: int) -> Step | None:
@@ -331,14 +331,11 @@ class _Planner:
         view, room = self._view, self._room_tokens
         needed = view.own_words_tokens(range(covered_messages))
         task = view.own_words_tokens(at for at in (view.task,) if at is not None and at < covered_messages)
-        task_tokens = min(int(_TASK_ROOM_RATIO * task), int(TASK_WINDOW_RATIO * self._budget.window_tokens))
+        task_tokens = min(task + task // 10, int(TASK_WINDOW_RATIO * self._budget.window_tokens))
         most = max(min(int(_WORDS_TARGET_RATIO * self._target_tokens), room // 2), task_tokens)
         summary_room = int(_LEAST_SUMMARY_TOKENS / _SUMMARY_MOST_SHARE) + 1
         left = room - summary_room if summary_room <= room else room
         return min(min(needed, most) + _WORDS_HEAD_TOKENS, left) if needed else 0
-
-
-# ------------------------------------------------------------------ ahead of the next turn
 
 
 def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
@@ -354,7 +351,7 @@ def plan_next(
     """Plans for the turn after `turn_ended` as if it went just beyond the trigger, or only if that `is_expected`.
 
     A record to write now, an edit to make, or what was written ahead; None if the prompt will be what is cached, or a
-    record would gain too little: half as much comes twice as often. What is made for a larger turn is made more often.
+    record would gain too little: half as much comes twice as often.
     """
     growth_tokens = expected_growth_tokens(view, budget.window_tokens) if is_expected else budget.window_tokens
     # After what it was made to read a server that rereads cannot go on with another ending.

@@ -1,10 +1,8 @@
 """Tells a person's words in a user message from what their client wrote: notes and attached data.
 
-Clients put files, outputs of commands and reminders under the role `user`, often into the message with the person's
-words. A text is divided into elements, what a listed opening begins, and paragraphs; each is a client's by its form, by
-what recurs beside other words, or by the short list in `clients.toml`. Data shrinks as tool results do, and so does
-what recurs; a note stays; neither is quoted as the person's (promise P2). In doubt text counts as the person's, so that
-it stays, but is not quoted.
+A text is divided into elements, what a listed opening begins, and paragraphs; each is a client's by its form, by what
+recurs beside other words, or by the short list in `clients.toml`. Data shrinks as tool results do, and so does what
+recurs; a note stays; neither is quoted as the person's (promise P2). In doubt text stays, but is not quoted.
 """
 
 from __future__ import annotations
@@ -54,9 +52,6 @@ class Stretch(NamedTuple):
         return self.text[self.start : self.end].strip()
 
 
-# ------------------------------------------------------------------ of a message
-
-
 def has_words(message: Message) -> bool:
     """Returns True if a user message may hold something that the person wrote."""
     return any(each.speaks for each in stretches_of(message))
@@ -80,7 +75,7 @@ def last_words(message: Message) -> str:
 def words_ratio(message: Message) -> float:
     """The share of a user message's characters that is not certainly a client's."""
     added_chars = sum(each.end - each.start for each in stretches_of(message) if not each.speaks)
-    return 1 - added_chars / max(sum(map(len, texts_of(message))), 1)
+    return 1 - added_chars / max(len(message.text), 1)
 
 
 def divided(message: Message) -> list[Message]:
@@ -124,27 +119,26 @@ def parts_of(message: Message) -> list[list[Stretch]]:
     words, 0 for a program's element, less for what recurs, which is theirs where one speaks and says nothing else.
     """
     texts, is_beside = texts_of(message), message.marks.is_beside
-    for_words = {text: _is_for_words(text) for text in texts}
     parts = [stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
-    found = [*chain.from_iterable(parts)]
+    found, for_words = [*chain.from_iterable(parts)], {*filter(_is_for_words, texts)}
 
     def rank(each: Stretch) -> int:
         if each.kind == "recurring":
             return -2 if each.name else -1
-        return 2 if for_words[each.text] else 1 - _is_programs(each.words, is_beside)
+        return 2 if each.text in for_words else 1 - _is_programs(each.words, is_beside)
 
     ranks = {each: rank(each) for each in found if each.speaks or each.kind == "recurring"}
     is_programs = any(each.kind == "note" and not each.words.startswith("<") for each in found)
-    least = 1 if is_beside else 0 if is_programs else -2
-    least = 2 if any(map(_TEXT_RESULT.match, map(str.lstrip, texts[:-1]))) else least
-    least = 3 if texts[:1] and texts[0].startswith(LITELLMS_NOTE) else least
+    is_note, has_results = texts[:1] and texts[0].startswith(LITELLMS_NOTE), any(map(_RESULT_BEGINS.match, texts[:-1]))
+    least = 3 if is_note else 2 if has_results else 1 if is_beside else 0 if is_programs else -2
     most = max((*ranks.values(), least))
 
     def decided(each: Stretch) -> Stretch:
-        is_less = ranks.get(each, most) < most
-        if is_less and each.speaks and (most == 3 or not each.text.rstrip().endswith(_QUESTION_ENDS)):
-            return each._replace(kind="note")
-        return each if is_less or each.kind != "recurring" else each._replace(kind="words")
+        is_most = ranks.get(each, most) == most
+        if is_most:
+            return each._replace(kind="words") if each.kind == "recurring" else each
+        is_asked = most < 3 and each.text.rstrip().endswith(_QUESTION_ENDS)
+        return each._replace(kind="note") if each.speaks and not is_asked else each
 
     return [[decided(each) for each in own] for own in parts]
 
@@ -178,8 +172,6 @@ def _is_programs(words: str, is_beside: bool) -> bool:
     return wrapped is not None and bool(_SEVERAL_WORDS.search(wrapped[1])) and not _OF_THE_PERSON.search(wrapped[1])
 
 
-# ------------------------------------------------------------------ of a text
-
 _ELEMENTS: Mapping[str, Kind] = {
     name: "data" if kind == "data" else "note" for kind, names in RULES["elements"].items() for name in names
 }
@@ -199,12 +191,11 @@ _OPENING = re.compile("|".join(map(re.escape, RULES["openings"])))
 _INNER_OPENING = re.compile(
     "\n(?=" + "|".join(re.escape(each) for each in RULES["openings"] if each.startswith("--")) + ")"
 )
-# Cline and Roo Code without native tool calls: a result under the role `user`, some with what the person answered; and
-# how they begin what they say themselves. Tags of Hermes, Qwen and Anthropic's older protocol.
+# Cline and Roo Code without native tool calls: a result under the role `user`, some with what the person answered. Tags
+# of Hermes, Qwen and Anthropic's older protocol.
 _TEXT_RESULT = re.compile(r"\[[a-z_]{2,40}(?: for '[^\n]{0,2000}')?\.?[^\n]{0,200}\] Result:")
 _RESULT_BEGINS = re.compile(rf"\s*(?:{_TEXT_RESULT.pattern}|<(?:tool_response|tool_result|function_results)>)")
 _PERSONS_WORDS = re.compile(r"<(?:feedback|answer|user_message|task)>")
-_TITLE = re.compile(r"\[[A-Z]{2,30}(?: [A-Z]{2,30}){1,3}\] ")
 # The beginning of a tool's result, inside a note.
 _RESULT = re.compile(
     r"\s*(?:(?:Called|Result of calling) the [\w.:-]{1,80} tool(?: with the following input)?:"
@@ -216,7 +207,7 @@ _SIGN = re.compile(r"\S")
 def stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool = True) -> list[Stretch]:
     """Divides a part of a user's message, in order, without what is blank.
 
-    Beside other parts, not `is_alone`, a result as text reaches to the part's end, and so does a title.
+    Beside other parts, not `is_alone`, a result as text reaches to the part's end.
     """
     # The person's, but it was not looked at.
     doubted = [Stretch("doubted", text, 0, len(text))]
@@ -273,11 +264,10 @@ def _block(text: str, start: int, begin: int, end: int, is_alone: bool) -> Stret
     """What begins with the first sign at `begin`, before an element or the end at `end`: an opening, or words."""
     opening, result = _OPENING.match(text, begin), _TEXT_RESULT.match(text, begin)
     rule = RULES["openings"][opening[0]] if opening else {}
-    kind, mark = rule.get("kind", "data" if result else "note"), rule.get("to", "")
+    kind, mark = rule.get("kind", "data"), rule.get("to", "")
     # A file may hold the mark that ends it.
     at = -1 if mark == "part" else text.find(mark, begin) if kind == "note" else text.rfind(mark, begin)
-    begins_form = result or (not is_alone and _TITLE.match(text))
-    if (at < 0 and kind == "data") if rule else (not begins_form or _PERSONS_WORDS.search(text, begin)):
+    if (at < 0 and kind == "data") if rule else (not result or _PERSONS_WORDS.search(text, begin)):
         inner = _INNER_OPENING.search(text, begin, end)
         return Stretch("words", text, start, end if inner is None else inner.start())
     paragraph = None if mark or (not rule and end < len(text)) else _PARAGRAPH.match(text, begin, end)
@@ -302,8 +292,6 @@ def _line_end(text: str, start: int, end: int) -> int:
     at = text.find("\n", start, min(start + _MOST_HEAD_CHARS, end))
     return at if at >= 0 else min(start + _MOST_HEAD_CHARS, end)
 
-
-# ------------------------------------------------------------------ what a client writes again and again
 
 _PART = re.compile(r"\S.*?(?=\n[ \t\r]*\n|\Z)", re.DOTALL)
 _NUMBERS = re.compile(r"\d+")
@@ -339,25 +327,20 @@ def _marks(messages: Sequence[Sequence[str]]) -> Marks:
     """The names and lines that recur in the texts of user messages, oldest first."""
     tags = ({tag[2] for text in texts for tag in _TAG.finditer(text) if not tag[1]} for texts in messages)
     names = frozenset(name for name in _often(tags) if not _OF_THE_PERSON.search(name))
-    messages_paragraphs: list[list[_Lines]] = []
-    plain: set[str] = set()
+    said: list[list[_Lines]] = []
     whole: set[_Lines] = set()
     for texts in messages:
         found = [each for text in texts for each in stretches(text, Marks(names=names))]
         paragraphs = [_levelled(part[0]) for each in found if each.speaks for part in _parts(each)]
-        messages_paragraphs += [paragraphs] if paragraphs else []
-        plain.update(*paragraphs if all(each.speaks for each in found) else ())
+        said += [paragraphs] if paragraphs else []
         whole.update(paragraphs if len(found) == len(paragraphs) == 1 else ())
     # Of a paragraph that is all of several messages its lines count once; one of a single line is the person's.
-    counted = [[part] for part in whole] + [each for each in messages_paragraphs if whole.isdisjoint(each)]
-    often = _often({line for lines in paragraphs for line in lines} for paragraphs in counted)
-    # A sentence is the client's if it is never left out, from the beginning or at least beside what it attaches.
-    said = [{line for lines in paragraphs for line in lines} for paragraphs in messages_paragraphs]
-    times = Counter(line for lines in said for line in lines)
-    since = {line: 0 if line in plain else at for at in range(len(said) - 1, -1, -1) for line in said[at]}
-    lines = {line for line in often if (line,) not in whole and not line.startswith("<")}
-    left_out = {line for line in lines if _SENTENCE.match(line) and times[line] < len(said) - since[line]}
-    return Marks(names=names, lines=frozenset(lines - left_out))
+    counted = [[part] for part in whole] + [each for each in said if whole.isdisjoint(each)]
+    often = _often({*chain.from_iterable(paragraphs)} for paragraphs in counted)
+    # A sentence is the client's if it is never left out.
+    always = set.intersection(*({*chain.from_iterable(paragraphs)} for paragraphs in said)) if said else set()
+    lines = (line for line in often if (line,) not in whole and not line.startswith("<"))
+    return Marks(names=names, lines=frozenset(line for line in lines if line in always or not _SENTENCE.match(line)))
 
 
 def _without_recurring(words: Stretch, marks: Marks) -> Iterator[Stretch]:

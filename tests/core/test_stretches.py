@@ -80,9 +80,7 @@ def test_beside_the_element_with_the_persons_words_other_parts_are_the_clients()
     task, said_once = f"<task>\n{ASKED}\n</task>", "# HOW TO PLAN\n\nPlan it first."
     assert own_words(message(task, said_once)) == task
     assert own_words(message("[TASK GOES ON] Look again.\n\nNow.", f"New words:\n{task}", said_once)).endswith(task)
-    assert own_words(message("[TASK GOES ON] Look again.\n\nNow.", said_once)) == said_once
     assert own_words(message(f"[read_file for 'a.py'] Result:\n{BODY}", said_once)) == ""
-    assert ASKED in own_words(message(f"[TASK GOES ON] Look again.\n\n{task}", said_once))
     assert own_words(message(f"{task}\n\n{said_once}")) == f"{task}\n\n{said_once}"
 
 
