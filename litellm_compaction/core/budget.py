@@ -176,7 +176,7 @@ class Budget:
 
     @property
     def waiting_tokens(self) -> int:
-        """Up to where a compacted prompt may outgrow the trigger: above a high floor one turn takes all the room.
+        """Up to where a compacted prompt may outgrow the trigger, since above a high floor one turn takes all the room.
 
         -1 for nowhere; also if everything triggers: then the server has shown that too much was let through.
         """
@@ -185,11 +185,10 @@ class Budget:
         return self.latest_start_tokens if is_narrow and not (is_pressed or self.is_wanted) else -1
 
     def target_tokens(self, prompt_tokens: int, depth_ratio: float = 1.0) -> int:
-        """The size to which a prompt is compacted: min(target_ratio of the window, half of the prompt).
+        """The size to which a prompt is compacted: min(target_ratio of the conversation's room, half of the prompt).
 
         That is at least the floor and a record's room, half of the rest at most, and never so much that the answer
-        would be stopped at once. With a reserve or a threshold: of the conversation's room, and of the conversation. If
-        the client wants it, no more than a third of the compactable part stays.
+        would be stopped at once. If the client wants it, no more than a third of the compactable part stays.
         """
         room = int(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
         room = min(room, self._span_tokens // 2 or room)

@@ -49,8 +49,8 @@ class Form(NamedTuple):
     """The form in which a message is sent; one without a form is sent without its reasoning and images."""
 
     position: int  # After the leading system messages.
-    # `whole`; `words` for all but attached data; `line` for a tool's result as one line, or a message with a line for
-    # its data; `gone`; or how many characters of head and tail, 0 for a line in their place.
+    # `words` is all but attached data; `line` one for a tool's result or for a message's data; a number the characters
+    # of head and tail, 0 for a line in their place.
     how: How
     size: str = ""  # That a result had when it became a line, since a client may have cleared it later.
 

@@ -1,7 +1,7 @@
 """The request that makes a model go on with an answer that was stopped at the limit.
 
-It is a conversation like any other, valid for strict chat templates: the partial answer as the assistant's message,
-whose end stays verbatim, then a request of ours to go on, unless the server goes on with that message itself.
+The partial answer is the assistant's message, whose end stays verbatim; then comes a request of ours to go on, unless
+the server goes on with that message itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from litellm_compaction.core.compaction import Compaction, part_covered_by
 from litellm_compaction.core.cuts import is_only_thoughts, open_think, without_think_tags
-from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
+from litellm_compaction.core.messages import NO_ANSWER, Message, parse_message, system_prefix_length, user_message
 
 # How a server is made to go on, best first: by a prompt that we have rendered up to the end of the answer (`raw`), by
 # the answer's end as the last message (`prefill`), by a request of ours in the user's place (`turn`).
@@ -20,22 +20,22 @@ Way: TypeAlias = Literal["raw", "prefill", "turn"]
 
 GO_ON_START = "Your last message was cut off by the length limit."
 _REQUEST = (
-    f"{GO_ON_START} Continue it exactly where it stopped: the next characters "
-    "after the last ones above. Do not repeat anything, do not comment, do not start over."
+    f"{GO_ON_START} Continue it exactly where it stopped: the next characters after the last ones above. "
+    "Do not repeat anything, do not comment, do not start over."
 )
 _REQUEST_JSON = (
-    f"{GO_ON_START} Output only the missing rest of the same JSON document, "
-    "beginning with the next characters after the last ones above. Do not repeat anything, do not start over, "
-    "no code fence."
+    f"{GO_ON_START} Output only the missing rest of the same JSON document, beginning with the next characters "
+    "after the last ones above. Do not repeat anything, do not start over, no code fence."
 )
+_WHILE_THINKING = "You were interrupted by the length limit while you were thinking."
 _THINK_ON = (
-    "You were interrupted by the length limit while you were thinking. Your last thoughts are quoted below; "
-    "do not start over. Finish thinking briefly, then answer.\n\n{thoughts}"
+    f"{_WHILE_THINKING} Your last thoughts are quoted below; do not start over. "
+    "Finish thinking briefly, then answer.\n\n{thoughts}"
 )
 # After the thoughts: a model follows the last words.
 _CLOSE_THINKING = (
-    "You were interrupted by the length limit while you were thinking. The end of your thoughts is quoted here.\n\n"
-    "{thoughts}\n\nDo not think any further: answer now, with what you have.{switch}"
+    f"{_WHILE_THINKING} The end of your thoughts is quoted here.\n\n{{thoughts}}\n\n"
+    "Do not think any further: answer now, with what you have.{switch}"
 )
 
 
@@ -100,18 +100,17 @@ def continued_request(
 def asked_to_go_on(messages: Sequence[Message], partial: Partial, switch: str = "") -> tuple[Message, ...]:
     """Adds the request to go on to a list of `continued_request`, perhaps compacted; it quotes thoughts."""
     *before, ending = messages
-    if partial.is_quoted:
-        asked = _CLOSE_THINKING if partial.closes else _THINK_ON
-        word = f" {switch}" if switch else ""
-        return (*before, _assistant("(interrupted)"), _ours(asked.format(thoughts=ending.text, switch=word)))
-    return (*before, replace(ending, is_synthetic=False), _ours(_REQUEST_JSON if partial.is_json else _REQUEST))
+    if not partial.is_quoted:
+        return (*before, replace(ending, is_synthetic=False), _ours(_REQUEST_JSON if partial.is_json else _REQUEST))
+    asked = _CLOSE_THINKING if partial.closes else _THINK_ON
+    words = asked.format(thoughts=ending.text, switch=switch and f" {switch}")
+    return (*before, _assistant(NO_ANSWER), _ours(words))
 
 
 def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compaction) -> Compaction:
     """`compaction`, made for `messages` with the chain `hashes`, as the client's next turn finds it.
 
-    It has the whole answer in one message: the record is keyed by the client's own messages, and says how much of the
-    answer after them it stands for.
+    That has the whole answer in one message, so the record says how much of it, after the client's own, it stands for.
     """
     prefix = system_prefix_length(messages)
     # The answer's first part stands before our first request to go on.

@@ -1,7 +1,6 @@
 """Decides about a request: send it, perhaps with an earlier compaction, make a new one by steps, or refuse it.
 
-And what to have ready for the next turn while no client waits: a record, and the server's cache. The engine brings the
-sizes, the budget and the stored compactions, and carries the decision out.
+And what to have ready for the next turn while no client waits: a record, and the server's cache.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class Step:
     """A new compaction to make."""
 
     draft: Compaction  # Still without its ledger and without a model's words.
-    # What a model is asked for: a summary, which messages may go or become shorter, or nothing.
-    question: Literal["none", "choice", "summary"]
+    question: Literal["none", "choice", "summary"]  # A choice is of messages that may go or become shorter.
     base: Compaction | None = None  # Its summaries go on, rewritten into one if the step `integrates` them.
     integrates: bool = False
     summary_tokens: int = 0  # Bound on the model's words, or on the base's summary.
@@ -179,16 +177,11 @@ class _Planner:
         return tuple(filter(None, (whole if whole and whole.question != "none" else None, keeping)))
 
     def _record(self, *, asks: bool, keeps_recent: bool) -> Step | None:
-        """The record that reaches the target by a model's words, or, unless it `asks` one, by copied text alone.
-
-        None if nothing may be covered.
-        """
+        """The record that reaches the target by a model's words, or else by copied text; None if nothing may go."""
         view, base, options, target = self._view, self._base, self._options, self._target_tokens
         last_cut, frozen, strategy = max(view.cuts, default=0), self._frozen_tokens, options.strategy
-        # The user's own words come first: their room is shared out no more.
         words, images = self._words_tokens(last_cut), self._images(last_cut)
         rest = self._room_tokens - words - view.image_tokens(images)
-        # If its share is too small for a summary, it may have more of it.
         summary = int(max(_SUMMARY_SHARE * rest, min(_GOOD_SUMMARY_TOKENS, _SUMMARY_MOST_SHARE * rest)))
         summary = min(options.summary_max_tokens, summary)
         asks = asks and summary >= min(_LEAST_SUMMARY_TOKENS, options.summary_max_tokens)
@@ -280,10 +273,7 @@ class _Planner:
         return ()
 
     def _draft(self, covered_messages: int, level: str, images: Sequence[ImagePlace], *, start: int) -> Compaction:
-        """What so many messages become, without a model's words and a ledger: a record, or forms behind the base's.
-
-        Gone messages stay gone: the server's cache ends where something comes back.
-        """
+        """What so many messages become, before a model's words and a ledger; what is gone stays so, for the cache."""
         view, base = self._view, self._base
         forms = {each.position: each for each in view.as_words(view.pinned(covered_messages))}
         if level == "edit":
@@ -324,10 +314,7 @@ class _Planner:
         return words_tokens + int(_EDIT_LEDGER_SHARE * (self._room_tokens - words_tokens))
 
     def _words_tokens(self, covered_messages: int) -> int:
-        """The room for the user's own words: up to a quarter of the target, for the task a tenth of the window.
-
-        A summary has room beside them, unless there is none in any case.
-        """
+        """The room for the user's own words: up to a quarter of the target, for the task a tenth of the window."""
         view, room = self._view, self._room_tokens
         needed = view.own_words_tokens(range(covered_messages))
         task = view.own_words_tokens(at for at in (view.task,) if at is not None and at < covered_messages)
@@ -376,8 +363,7 @@ def plan_next(
 
 def expected_growth_tokens(view: View, window_tokens: int) -> int:
     """The tokens that the next turn will add to a conversation of `turn_ended`: the most between its last answers."""
-    messages, sizes, usual = view.messages, view.sizes, math.ceil(_USUAL_GROWTH_RATIO * window_tokens)
-    answers = [at for at, each in enumerate(messages) if each.role == "assistant"]
+    answers = [at for at, each in enumerate(view.messages) if each.role == "assistant"]
     # A call counts with its results.
-    steps = [sum(sizes[at + (not messages[at].calls) : end]) for at, end in pairwise(answers)]
-    return max(steps[-_LATEST_STEPS:], default=usual)
+    steps = [sum(view.sizes[at + (not view.messages[at].calls) : end]) for at, end in pairwise(answers)]
+    return max(steps[-_LATEST_STEPS:], default=math.ceil(_USUAL_GROWTH_RATIO * window_tokens))

@@ -1,7 +1,7 @@
 """Finds which results answer which calls, and where a tool round ends.
 
-A call's result is the message that answers its id, wherever it stands before the next assistant message; of calls with
-one id by its place. A few clients send it as a block or a text under the role `user`, or OpenAI's older `function`.
+A result answers a call's id, wherever it stands before the next assistant message; of calls with one id by its place. A
+few clients send it as a block or a text under the role `user`, or OpenAI's older `function`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,10 @@ class Made(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The calls of neighbouring assistant messages, one at least, and what answers them before the next such message.
-
-    `results` has the call that each result answers, by the result's index.
-    """
+    """The calls of neighbouring assistant messages, and what answers them before the next such message."""
 
     made: Sequence[Made]
-    results: Mapping[int, Made]
+    results: Mapping[int, Made]  # The call that each result answers, by the result's index.
     unanswered: Sequence[Made]
 
     @property
@@ -48,9 +45,8 @@ class Round(NamedTuple):
 
 
 def rounds(messages: Sequence[Message], start: int = 0) -> Iterator[Round]:
-    """The rounds from an index on, oldest first."""
+    """The rounds from an index on, oldest first; some clients send each of several calls in a message of its own."""
     speaking = [at for at in range(start, len(messages)) if messages[at].role == "assistant"]
-    # Some clients send each of several calls in a message of its own.
     turns = [at for at in speaking if at == start or messages[at - 1].role != "assistant"]
     for first, end in pairwise((*turns, len(messages))):
         if made := [Made(at, *each) for at in range(first, end) for each in enumerate(messages[at].calls)]:
@@ -114,9 +110,8 @@ def open_round_start(messages: Sequence[Message]) -> int | None:
 def cleaned_history(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages without open ends: every call has a result, and the last word is not a tool's."""
     shown = with_every_result(messages)
-    if shown and shown[-1].role == "tool":
-        return (*shown, parse_message({"role": "assistant", "content": "Understood."}))
-    return shown
+    understood = parse_message({"role": "assistant", "content": "Understood."})
+    return (*shown, understood) if shown and shown[-1].role == "tool" else shown
 
 
 def with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:

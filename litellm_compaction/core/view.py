@@ -1,8 +1,7 @@
 """The facts of a conversation, worked out once: sizes, requests, what is protected, and where it may be cut.
 
 A position counts from the first message after the leading system ones, an index from the first message. A cut k covers
-`messages[prefix:k]`. Agents put words of their own under the role `user` (reminders, results as text): such a message
-is known by its form, and counts as the person's if that is not certain (promise P2).
+`messages[prefix:k]`. A message of the role `user` counts as the person's unless its form is an agent's (promise P2).
 """
 
 from __future__ import annotations
@@ -97,10 +96,9 @@ def answered_round(messages: Sequence[Message]) -> tuple[int, ...]:
 
 
 def latest_cut(messages: Sequence[Message]) -> int:
-    """The largest index at which the protected tail (promise P2) is still whole.
+    """The index of the protected tail (promise P2): the open round, else the first unanswered request, or last message.
 
-    It begins with the open tool round, else the first unanswered request, else the last message; of an answer that we
-    carry over the limit it is the end, with our request to go on.
+    Of an answer that we carry over the limit it is the end, with our request to go on.
     """
     if messages and messages[-1].asks_to_go_on:
         return max(len(messages) - 2, 0)
