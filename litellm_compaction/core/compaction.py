@@ -188,7 +188,7 @@ def bare(view: View) -> Compaction | None:
     if not view.cuts:
         return None
     covered = view.cuts[-1]
-    forms = view.as_words(view.pinned(covered))
+    forms = view.pinned_forms(covered)
     return Compaction(covered_messages=covered, covered_hash=view.hashes[covered], start=covered, forms=forms)
 
 

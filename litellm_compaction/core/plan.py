@@ -18,8 +18,7 @@ from litellm_compaction.core.forms import Form, ImagePlace, lines_for, size_of
 from litellm_compaction.core.messages import Message, parse_message, user_message
 from litellm_compaction.core.view import RECORD_TOKENS, View, answered_round
 
-# A summary costs the most of what stays, and says the least of what the next step needs. It may have the second share
-# if the first is too small for a good one; one below the least says too little for its cost.
+# A summary may have the second share if the first is too small for a good one; below the least it says too little.
 _SUMMARY_SHARE, _SUMMARY_MOST_SHARE, _GOOD_SUMMARY_TOKENS, _LEAST_SUMMARY_TOKENS = 0.20, 0.40, 150, 96
 _LEDGER_SHARE, _EDIT_LEDGER_SHARE, _IMAGES_SHARE = 0.55, 0.15, 0.50
 # The user's own words: of the target, the person's first ones of the window; and the marks of their lines.
@@ -108,8 +107,8 @@ def _candidates(
     own, keeps_what_fits = budget.own, budget.rules.keeps_what_fits
     reusable = () if keeps_what_fits else known
     in_effect = [each for each in reusable if each.state != "ready"]
-    # A compacted prompt stays compacted, although the count has settled a little lower since: the same bytes, and the
-    # server's cache stays warm. A window that has grown is worth a fresh start.
+    # A compacted prompt stays so, although the count has settled a little lower: the cache is warm. A window that has
+    # grown is worth a fresh start.
     lasting = next((each for each in in_effect if each.window_tokens >= budget.window_tokens), None)
     yield Send(compaction=lasting), view.tokens, _NONE_TOKENS if budget.is_wanted else own.trigger_tokens
     view, budget = _with_answered_round(view, budget, known)
@@ -185,8 +184,8 @@ class _Planner:
         summary = int(max(_SUMMARY_SHARE * rest, min(_GOOD_SUMMARY_TOKENS, _SUMMARY_MOST_SHARE * rest)))
         summary = min(options.summary_max_tokens, summary)
         asks = asks and summary >= min(_LEAST_SUMMARY_TOKENS, options.summary_max_tokens)
-        # The base's summaries are written anew in records that are whole, of two of which only the newer one holds; if
-        # they have outgrown their room; or if nothing new is to be covered: the window shrank, or the record has to.
+        # The base's summaries are written anew in records that are whole, if they have outgrown their room, or if
+        # nothing new is to be covered: the window shrank, or the record has to.
         has_outgrown = frozen > min(_FROZEN_TARGET_RATIO * target, rest - summary) or last_cut <= self._start
         integrates = not asks or has_outgrown or options.writes_whole_records or not keeps_recent
         start = self._start + (base is not None and not integrates)
@@ -263,11 +262,10 @@ class _Planner:
         if not strategy.chooses or fresh.question == "none" or view.messages[-1].is_synthetic:
             return ()
         for cut in self._edit_cuts:
-            draft = self._draft(cut, strategy.name, self._images(cut), start=self._start)
             ledger_tokens = self._edit_ledger_tokens(cut)
             record_tokens = RECORD_TOKENS + fresh.summary_tokens + ledger_tokens + self._frozen_tokens
-            least_tokens = view.kept_tokens(cut, draft.pinned) + record_tokens
-            if least_tokens <= min(gained_tokens(now_tokens), self._budget.trigger_tokens):
+            if view.kept_tokens(cut) + record_tokens <= min(gained_tokens(now_tokens), self._budget.trigger_tokens):
+                draft = self._draft(cut, strategy.name, self._images(cut), start=self._start)
                 asked = replace(fresh, draft=draft, question="choice", integrates=False, ledger_tokens=ledger_tokens)
                 return (replace(asked, now_tokens=now_tokens, predicted_tokens=self._target_tokens),)
         return ()
@@ -275,7 +273,7 @@ class _Planner:
     def _draft(self, covered_messages: int, level: str, images: Sequence[ImagePlace], *, start: int) -> Compaction:
         """What so many messages become, before a model's words and a ledger; what is gone stays so, for the cache."""
         view, base = self._view, self._base
-        forms = {each.position: each for each in view.as_words(view.pinned(covered_messages))}
+        forms = {each.position: each for each in view.pinned_forms(covered_messages)}
         if level == "edit":
             forms = {at: Form(at, "whole") for at in forms}
         before = base if start < covered_messages else None

@@ -11,7 +11,7 @@ from litellm_compaction.core.cuts import common_level, excerpt
 from litellm_compaction.core.forms import REMOVED_TOKENS, with_shorter_data
 from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.rounds import calls_by_position
-from litellm_compaction.core.stretches import Kind, words_ratio
+from litellm_compaction.core.stretches import Kind, stretches_of
 from litellm_compaction.core.transcripts import rendered_in, with_fewer_turns
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit, Share
@@ -46,7 +46,8 @@ def protected_shares(view: View, tools_tokens: int) -> tuple[Share, ...]:
         name = "last request of the user" if index in view.requests[:-1] else f"newest {message.role} message"
         if message.role == "tool":
             name = f"result of tool {calls[index].name if index in calls else '(unknown)'}"
-        added_tokens = int(sizes[index] * (1 - words_ratio(message))) if message.role == "user" else 0
+        added = [each for each in stretches_of(message) if not each.speaks] if message.role == "user" else []
+        added_tokens = sizes[index] * sum(each.end - each.start for each in added) // max(len(message.text), 1)
         shares += [Share(name, sizes[index] - added_tokens), Share(_ADDED + name, added_tokens)]
     return tuple(share for share in shares if share.tokens)
 

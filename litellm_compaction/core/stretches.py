@@ -29,10 +29,7 @@ _MOST_HEAD_CHARS = 200
 
 
 class Stretch(NamedTuple):
-    """A part of `text`, from `start` to `end`; of data, the part that may be left out is from `body` to `body_end`.
-
-    Of an element that recurs, its `name`.
-    """
+    """A part of `text`, from `start` to `end`; of data, the part that may be left out is from `body` to `body_end`."""
 
     kind: Kind
     text: str
@@ -40,7 +37,7 @@ class Stretch(NamedTuple):
     end: int
     body: int = 0
     body_end: int = 0
-    name: str = ""
+    name: str = ""  # Of an element that recurs.
 
     @property
     def speaks(self) -> bool:
@@ -65,17 +62,6 @@ def is_text_result(message: Message) -> bool:
 def own_words(message: Message) -> str:
     """The words of a user message that are certainly the person's; "" for none."""
     return "\n".join(each.words for each in stretches_of(message) if each.kind == "words")
-
-
-def last_words(message: Message) -> str:
-    """The last stretch that the person may have written; "" for none."""
-    return next((each.words for each in reversed(stretches_of(message)) if each.speaks), "")
-
-
-def words_ratio(message: Message) -> float:
-    """The share of a user message's characters that is not certainly a client's."""
-    added_chars = sum(each.end - each.start for each in stretches_of(message) if not each.speaks)
-    return 1 - added_chars / max(len(message.text), 1)
 
 
 def divided(message: Message) -> list[Message]:
@@ -143,8 +129,7 @@ def parts_of(message: Message) -> list[list[Stretch]]:
     return [[decided(each) for each in own] for own in parts]
 
 
-# Alone in its part, or beside another message, an element with a name of several words is a program's; a name may also
-# tell of the person's words in it.
+# Alone in its part an element with a name of several words is a program's, unless it tells of the person's words.
 _WRAPPED = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>.*</\1>", re.DOTALL)
 _SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 _LAST_CLOSED = re.compile(r"</([A-Za-z][\w.:-]{1,60})>\s*\Z")
@@ -209,7 +194,6 @@ def stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool = True) -> l
 
     Beside other parts, not `is_alone`, a result as text reaches to the part's end.
     """
-    # The person's, but it was not looked at.
     doubted = [Stretch("doubted", text, 0, len(text))]
     if len(text) > _MAX_CHARS or text.count("<") > _MAX_TAGS:
         return doubted

@@ -1,7 +1,7 @@
 """Tells a client's own request about a conversation: for its summary, its title, its topic.
 
 A header or the beginning of its instruction says so (`clients.toml`), or the conversation is rendered into one message:
-then nothing of it is ours to summarize, its instruction stays, and the oldest rendered turns give way.
+then its instruction stays, and the oldest rendered turns give way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from litellm_compaction.core.cuts import excerpt
 from litellm_compaction.core.messages import Message, with_text
-from litellm_compaction.core.stretches import LITELLMS_NOTE, RULES, last_words
+from litellm_compaction.core.stretches import LITELLMS_NOTE, RULES, stretches_of
 
 _SUMMARIES = tuple(RULES["summaries"]["begins"])
 # The names under which conversations are rendered, by side.
@@ -67,17 +67,17 @@ class Turn(NamedTuple):
 
 
 def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *, has_tools: bool = False) -> bool:
-    """Returns True if a client asks for a summary of its own, with which it goes on in place of its history.
+    """Returns True if a client asks for a summary of its own, or without tools about a conversation in one message.
 
-    So is a request without tools and answers for something about a conversation that stands in one message. Names of
-    `headers` are in lower case; a body's field in place of one counts.
+    Names of `headers` are in lower case; a body's field in place of one counts.
     """
     if any(re.search(form, headers.get(name, "")) for name, form in RULES["headers"].items()):
         return True
     # Claude Code sends a reminder as a system message after its instruction.
     asking = [each for each in messages if not (each.is_system or each.text.startswith(LITELLMS_NOTE))]
     begins = [each.text.lstrip() for each in messages[:1] if each.is_system]
-    begins += [last_words(each) for each in asking[-1:] if each.role == "user"]
+    said = [part.words for each in asking[-1:] if each.role == "user" for part in stretches_of(each) if part.speaks]
+    begins += said[-1:]
     return any(text.startswith(_SUMMARIES) for text in begins) or (not has_tools and rendered_in(messages) is not None)
 
 

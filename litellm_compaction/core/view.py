@@ -113,8 +113,7 @@ def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:
     The rules are those of llama.cpp's collection of chat templates:
     * never between a call and its results, and no `tool` message opens the tail (Mistral, gpt-oss, Llama 4 refuse it);
     * the tail opens with `user` or `assistant`: Qwen 3.5 refuses a system message after the summary, gpt-oss drops it;
-    * the protected tail is whole, and the images of tool results stay with them;
-    * a request of ours never opens the tail: the record travels with the user's own words.
+    * the protected tail is whole, images of tool results stay with them, and no request of ours opens the tail.
     """
     within = within_rounds(messages)
     return tuple(
@@ -201,10 +200,9 @@ class View:
                 sizes[index] = max(sizes[index] - text_tokens + words_tokens, share_tokens)
         return tuple(sizes)
 
-    def kept_tokens(self, covered_messages: int, staying: Iterable[int] | None = None) -> int:
-        """Returns the tokens beside a record that stands for all but the positions `staying`, which go without data."""
-        staying = self.pinned(covered_messages) if staying is None else staying
-        beside = (self.floor_sizes[self.prefix + at] for at in staying)
+    def kept_tokens(self, covered_messages: int) -> int:
+        """Returns the tokens beside a record that stands for so many messages, but for the requests among them."""
+        beside = (self.floor_sizes[self.prefix + at] for at in self.pinned(covered_messages))
         return self.prefix_tokens + sum(self.sizes[self.prefix + covered_messages :]) + sum(beside)
 
     @cached_property
@@ -226,9 +224,10 @@ class View:
         """Returns the positions of covered messages that stay verbatim, the requests."""
         return tuple(at for index in self.requests if 0 <= (at := index - self.prefix) < covered_messages)
 
-    def as_words(self, positions: Iterable[int]) -> tuple[Form, ...]:
-        """Returns the forms of messages that stay without the data that is attached to them."""
-        return tuple(Form(at, "whole" if without_data(self.rest[at]) is self.rest[at] else "words") for at in positions)
+    def pinned_forms(self, covered_messages: int) -> tuple[Form, ...]:
+        """Returns the forms of those, which stay without the data that is attached to them."""
+        pinned = [(at, self.rest[at]) for at in self.pinned(covered_messages)]
+        return tuple(Form(at, "whole" if without_data(each) is each else "words") for at, each in pinned)
 
     def grown(self, tokens: int) -> View:
         """The conversation as if its last message were so many tokens larger."""
