@@ -107,26 +107,22 @@ def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str]
     found = turns(text)
     if not found or excess_tokens <= 0:
         return message
-    limit_tokens, numbers = count(text) - excess_tokens, range(len(found))
+    limit_tokens, last = count(text) - excess_tokens, len(found) - 1
 
     def above(oldest: int) -> str:
         start, end = found[0].start, found[oldest].start
         mark = _LEFT_OUT.format(turns=oldest, all=len(found), tokens=count(text[start:end])) if oldest else ""
         return text[:start] + mark
 
-    def without(oldest: int) -> str:
-        return above(oldest) + text[found[oldest].start :]
+    def fits(oldest: int) -> bool:
+        return count(above(oldest) + text[found[oldest].start :]) <= limit_tokens
 
-    oldest = bisect_left(numbers, True, key=lambda number: count(without(number)) <= limit_tokens)
-    if oldest in numbers:
-        return with_text(message, without(oldest))
-    # What stands below may be an instruction; most of a long text is the turn's, whose end is shown as well.
-    below = text[found[-1].end :]
-    below = below if 2 * count(below) <= limit_tokens else ""
-    # The parts of a text may count for more than the whole.
-    room_tokens = limit_tokens - count(above(numbers[-1]) + below) - _MARGIN_TOKENS
-    last = excerpt(text[found[-1].start : len(text) - len(below)], max(room_tokens, _LEAST_TURN_TOKENS), count)
-    return with_text(message, above(numbers[-1]) + last + below)
+    oldest = bisect_left(range(len(found)), True, key=fits)
+    if oldest <= last:
+        return with_text(message, above(oldest) + text[found[oldest].start :])
+    # Its ends stay, with what stands below. The parts of a text may count for more than the whole.
+    room_tokens = max(limit_tokens - count(above(last)) - _MARGIN_TOKENS, _LEAST_TURN_TOKENS)
+    return with_text(message, above(last) + excerpt(text[found[last].start :], room_tokens, count))
 
 
 def turns(text: str) -> list[Turn]:

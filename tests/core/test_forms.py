@@ -52,9 +52,6 @@ def test_reasoning_and_images_go() -> None:
     assert in_forms(messages, [Form(0, "whole")])[0] is messages[0]
 
 
-# ------------------------------------------------------------------ properties
-
-
 @st.composite
 def edits(draw: st.DrawFn) -> tuple[list[JsonDict], Compaction]:
     """A conversation and an edit of it: any legal length, any of its results."""
@@ -107,8 +104,6 @@ def test_what_is_hidden_is_what_is_not_sent_as_it_was(made: tuple[list[JsonDict]
         assert edit.gone <= hidden_messages(rest, edit).keys() <= edit.hidden
         assert all(sent[at] is rest[at] for at in edit.pinned)
 
-
-# ------------------------------------------------------------------ as a client orders it
 
 RAW = [user("Look."), *(each for n in "abcd" for each in (calls(n, name=f"tool_{n}"), result(n, f"Result of {n}.")))]
 

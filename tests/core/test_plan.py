@@ -67,17 +67,11 @@ def written(step: Step) -> Compaction:
     return replace(draft, segments=(*earlier, segment), ledger="l" * 4 * step.ledger_tokens)
 
 
-# ------------------------------------------------------------------ single decisions
-
-
 def test_below_the_trigger_nothing_happens() -> None:
     """Not even a stored compaction is applied to a conversation that is small enough."""
     decision, _, _ = decide(chat(40, words=60), 8192)
     assert is_record(decision)
     assert decide(chat(40, words=60), 100_000, [written(decision)])[0] == Send()
-
-
-# ------------------------------------------------------------------ properties
 
 
 @given(raw_conversations(), WINDOWS)
@@ -191,8 +185,6 @@ def test_a_second_round_goes_on_from_the_first(
         assert broken_promises(view.messages, apply(view.messages, made)) == []
 
 
-# ------------------------------------------------------------------ ahead of the next turn
-
 WINDOW = 8192
 # Over 60 % of 8192, under the trigger.
 FILLED = chat(30, words=72)
@@ -270,9 +262,6 @@ def test_whatever_is_written_ahead_is_unseen_until_the_trigger(
     elif isinstance(decided, Send) and decided.compaction:
         assert not limits.triggers(applied_tokens(view, made))
         assert broken_promises(parsed(later), apply(parsed(later), made)) == []
-
-
-# ------------------------------------------------------------------ what the server reads for the next turn
 
 
 def reading(

@@ -136,9 +136,6 @@ def test_stretches_are_in_order_and_shortening_is_stable(pieces: list[str]) -> N
     assert without_data(shown) is shown
 
 
-# ------------------------------------------------------------------ a client's own summary
-
-
 @pytest.mark.parametrize(
     "last",
     [
@@ -185,8 +182,6 @@ def test_thousands_of_records_in_one_text_are_read_without_recursion() -> None:
     assert [each.kind for each in stretches(text)] == ["doubted"]
     assert {each.kind for each in stretches(f"<file>x</file>\n{text}")} <= {"data", "doubted"}
 
-
-# ------------------------------------------------------------------ what a client repeats
 
 # Two of them whole messages that a person repeats.
 SAID = ["Fix the parser.", "Say why.", *["Run the tests again."] * 3, "Say why."]

@@ -78,8 +78,6 @@ def test_whatever_is_longer_than_its_protected_part_can_be_cut(raw: list[JsonDic
         assert legal_cuts(messages)[-1] == latest_cut(messages)
 
 
-# ------------------------------------------------------------------ what agents put behind requests and results
-
 REMINDER, NOTE, DETAILS, TEXT_RESULT, PLAIN, SKILLS = (user(text) for text in ADDITIONS)
 TASK, LONG = user("Port the parser."), user("word " * 1000)
 SHOT: JsonDict = {"role": "user", "content": [image()]}
@@ -154,8 +152,6 @@ def test_more_messages_never_make_an_older_one_the_request(raw: list[JsonDict], 
     old = {index for index in request_indices(messages) if index < len(before)}
     assert old <= set(request_indices(before))
 
-
-# ------------------------------------------------------------------ which user messages are a client's own
 
 REMINDER = "<system-reminder>\nThe todo list is empty.\n</system-reminder>"
 DETAILS = "<environment_details>\n# Time\n10:00\n</environment_details>"
