@@ -312,19 +312,24 @@ def _marks(messages: Sequence[Sequence[str]]) -> Marks:
     tags = ({tag[2] for text in texts for tag in _TAG.finditer(text) if not tag[1]} for texts in messages)
     names = frozenset(name for name in _often(tags) if not _OF_THE_PERSON.search(name))
     said: list[list[_Lines]] = []
+    plain: set[str] = set()
     whole: set[_Lines] = set()
     for texts in messages:
         found = [each for text in texts for each in stretches(text, Marks(names=names))]
         paragraphs = [_levelled(part[0]) for each in found if each.speaks for part in _parts(each)]
         said += [paragraphs] if paragraphs else []
+        plain.update(*paragraphs if all(each.speaks for each in found) else ())
         whole.update(paragraphs if len(found) == len(paragraphs) == 1 else ())
     # Of a paragraph that is all of several messages its lines count once; one of a single line is the person's.
     counted = [[part] for part in whole] + [each for each in said if whole.isdisjoint(each)]
     often = _often({*chain.from_iterable(paragraphs)} for paragraphs in counted)
-    # A sentence is the client's if it is never left out.
-    always = set.intersection(*({*chain.from_iterable(paragraphs)} for paragraphs in said)) if said else set()
-    lines = (line for line in often if (line,) not in whole and not line.startswith("<"))
-    return Marks(names=names, lines=frozenset(line for line in lines if line in always or not _SENTENCE.match(line)))
+    # A sentence is the client's if it is never left out, from the beginning or at least beside what it attaches.
+    times = Counter(line for paragraphs in said for line in {*chain.from_iterable(paragraphs)})
+    since = {line: at for at, paragraphs in reversed([*enumerate(said)]) for lines in paragraphs for line in lines}
+    since |= dict.fromkeys(plain, 0)
+    lines = {line for line in often if (line,) not in whole and not line.startswith("<")}
+    left_out = {line for line in lines if _SENTENCE.match(line) and times[line] < len(said) - since[line]}
+    return Marks(names=names, lines=frozenset(lines - left_out))
 
 
 def _without_recurring(words: Stretch, marks: Marks) -> Iterator[Stretch]:

@@ -191,6 +191,9 @@ Wrap = Callable[[int, str], str | list[str]]
 CLIENTS: dict[str, Wrap] = {
     "a line in brackets below": lambda at, words: f"{words}\n\n[Turn {at} of 40. One tool a turn.]",
     "a sentence below, in each": lambda at, words: f"{words}\n\nAnswer with one tool call, and nothing else.",
+    "a sentence below what it attaches": lambda at, words: (
+        f"<file path='a.py'>\n{at}\n</file>\n{words}\n\nAnswer with one tool call." if at else words
+    ),
     "a footer in the next line": lambda at, words: f"{words}\n(Turn {at} of 40, one tool a turn.)",
     "words around it, with a date": lambda at, words: (
         f"It is Mon, 0{at} Nov, 10:0{at}.\n\n{words}\n\n* be brief\n* be kind"
@@ -239,6 +242,7 @@ def test_what_recurs_beside_words_is_the_clients(wrap: Wrap) -> None:
         ["Never push.", "a", "Never push.", "b", "Never push."],
         # A rule at the end of some messages, and not of others between them.
         ["a\n\nNever push.", "b", "c\n\nNever push.", "d\n\nNever push.", "e"],
+        ["a", "b", *(f"{name}\n\nNever push." for name in "cdef")],
         ["First this.\n\nThen that."] * 3 + ["Well?"],
         # A form in which a person writes each time.
         [f"To do:\n- mend the crane\n- call dock {n}" for n in range(4)],
