@@ -31,8 +31,7 @@ _STAYING_RATIO = 0.85
 _LEAD_IN_TOKENS = 12
 # What the next turn adds: the most of so many before it; a sentence or two if there were none yet.
 _LATEST_STEPS, _USUAL_GROWTH_RATIO = 3, 0.02
-# Of a candidate that never does.
-_NONE_TOKENS = -1
+_NONE_TOKENS = -1  # Of a candidate that never does.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +114,6 @@ def _candidates(
     trigger_tokens = _NONE_TOKENS if budget.is_wanted else budget.trigger_tokens
     current, current_tokens = None, view.tokens
     for each in in_effect:
-        # One by one: of fifty rounds the newest does nearly always.
         tokens = applied_tokens(view, each)
         yield Send(compaction=each), tokens, trigger_tokens
         if current is None or tokens < current_tokens:

@@ -98,10 +98,9 @@ def shortened(view: View, budget: Budget, *, tool_results: bool, user_message: b
     level = common_level([sizes[index] for index in candidates], [1] * len(candidates), room)
     if level < _LEAST_EXCERPT_TOKENS:
         return None
-    for index in candidates:
+    for index in (index for index in candidates if sizes[index] > level):
         text = changed[index].text
-        if sizes[index] > level:
-            changed[index] = with_text(changed[index], excerpt(text, level - max(sizes[index] - count(text), 0), count))
+        changed[index] = with_text(changed[index], excerpt(text, level - max(sizes[index] - count(text), 0), count))
     return tuple(changed)
 
 

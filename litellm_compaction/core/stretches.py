@@ -166,8 +166,7 @@ _SOURCE = re.compile(r"[ \t](?:path|file|filename|file_path|ur[il])=[\"']")
 # Inside a line of the person's a shorter element is one that the person writes about.
 _LEAST_INLINE_CHARS = 120
 _QUESTION_ENDS = ("?", "？")
-# The rest of a paragraph, which reaches over the list behind it; a question in the last line may be the person's, who
-# has pasted what is above it.
+# The rest of a paragraph, and the list behind it; a question in the last line may be of the person who pasted the rest.
 _PARAGRAPH = re.compile(
     r".*?(?=(?:\n[^\n]*[?？][ \t]*)?(?:\n[ \t]*\n(?![ \t]*(?:[-*|{\[<]|\d+[.)]|\t| {2}))|\Z))", re.DOTALL
 )
@@ -176,8 +175,7 @@ _OPENING = re.compile("|".join(map(re.escape, RULES["openings"])))
 _INNER_OPENING = re.compile(
     "\n(?=" + "|".join(re.escape(each) for each in RULES["openings"] if each.startswith("--")) + ")"
 )
-# Cline and Roo Code without native tool calls: a result under the role `user`, some with what the person answered. Tags
-# of Hermes, Qwen and Anthropic's older protocol.
+# A result under the role `user`: of Cline and Roo Code, some with the person's answer; of Hermes, Qwen and Anthropic.
 _TEXT_RESULT = re.compile(r"\[[a-z_]{2,40}(?: for '[^\n]{0,2000}')?\.?[^\n]{0,200}\] Result:")
 _RESULT_BEGINS = re.compile(rf"\s*(?:{_TEXT_RESULT.pattern}|<(?:tool_response|tool_result|function_results)>)")
 _PERSONS_WORDS = re.compile(r"<(?:feedback|answer|user_message|task)>")
@@ -220,10 +218,9 @@ def stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool = True) -> l
 
 
 def _elements(text: str, names: Collection[str]) -> Iterator[Stretch]:
-    """Elements that clients write, in order.
+    """Elements that clients write, in order; a file may hold the very tag that ends it.
 
-    A file may hold the very tag that ends it. So an element reaches over all closing tags up to the next opening one of
-    its name, and over opening ones without a closing one between them.
+    So one reaches over all closing tags up to the next opening one of its name, and over opening ones before those.
     """
     spans: list[list[re.Match[str]]] = []
     last: dict[str, list[re.Match[str]]] = {}
