@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 _Result = TypeVar("_Result")
 _Key = TypeVar("_Key")
@@ -30,8 +30,7 @@ def hold_contexts() -> None:
     """Keeps the proxy process alive on Python before 3.12, where setting a context variable can crash it; idempotent.
 
     If a garbage collection inside `ContextVar.set` ends a generator that resets a variable, as LiteLLM's do, the map
-    that is being copied is freed under the copy (CPython 3.11, Python/context.c, `ctx->ctx_vars` is borrowed). So every
-    collection holds the context that is current, and with it the map that may be in use.
+    that is being copied is freed (Python/context.c). So every collection holds the context that is current.
     """
     if sys.version_info < (3, 12) and _hold not in gc.callbacks:
         gc.callbacks.append(_hold)
@@ -228,14 +227,7 @@ _OFF_LOOP_CHARS = 20_000
 _OFF_LOOP_ITEMS, _CHARS_OF_AN_ITEM = 400, 2_000
 
 
-class HasText(Protocol):
-    """A message, as far as its size is asked for; `raw` is its JSON."""
-
-    @property
-    def text(self) -> str: ...
-
-
-async def off_loop(messages: Sequence[HasText], run: Callable[[], _Result]) -> _Result:
+async def off_loop(messages: Sequence[Any], run: Callable[[], _Result]) -> _Result:
     """Returns the result of `run`, a walk over `messages`; uses a thread if it would hold up the event loop."""
     long = is_long(messages) or sum(len(message.text) for message in messages) >= _OFF_LOOP_CHARS
     return await off_loop_if(long, run)
@@ -249,25 +241,16 @@ def is_long(*lists: object) -> bool:
     """Returns True if lists of JSON, such as `messages` and `tools`, hold so much that a walk takes some ms."""
     left = _OFF_LOOP_ITEMS
     for values in lists:
-        for value in values if isinstance(values, Sequence) and not isinstance(values, str) else ():
-            left -= 1 + _items(value)
+        for value in values if isinstance(values, (list, tuple)) else ():
+            raw = getattr(value, "raw", value)
+            left -= 1 + sum(map(_size, raw.values() if isinstance(raw, dict) else (raw,)))
             if left < 0:
                 return True
     return False
 
 
-def _items(value: object) -> int:
-    """The weight of a message or a tool besides itself: the lists in it, and its texts.
-
-    JSON's types are asked for first: an abstract class takes ten times as long to answer.
-    """
-    value = getattr(value, "raw", value)
-    if isinstance(value, (dict, Mapping)):
-        return sum(_size(part) for part in value.values() if part is not None)
-    return _size(value)
-
-
 def _size(value: object) -> int:
+    """The weight of a part of a message or a tool: a list, or a text."""
     if isinstance(value, str):
         return len(value) // _CHARS_OF_AN_ITEM
-    return len(value) if isinstance(value, (list, dict, tuple, Sequence, Mapping)) else 0
+    return len(value) if isinstance(value, (list, tuple, dict)) else 0

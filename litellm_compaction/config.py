@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 import pydantic
 import regex
@@ -77,8 +78,6 @@ SAME_MODEL = "__same__"
 AUTO_TOKENIZER = "auto"
 # SQLite's own `:memory:` would be lost with each of our connections, and we do not read options after `?`.
 _STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
-
-
 _OFF_OR_ON = ("admission", "background", "keep_originals", "mode", "notices", "page", "recall")
 
 
@@ -96,38 +95,30 @@ _SETTINGS_PLACE = "callback_settings.litellm_compaction"
 _SectionT = TypeVar("_SectionT", bound=_Section)
 
 
-class Live(NamedTuple):
-    """Marks a setting that can be changed at run time; `text` is shown on the page in place of its description."""
-
-    label: str
-    text: str = ""
-
-
-_PRUNING_MODEL = Live(
-    "Pruning model",
-    "Model used to compact conversation history when approaching the context limit. Choose a fast, capable model.",
-)
+# Those that can be changed at run time, in the page's order.
+LIVE = ("pruning_model", "strategy", "notices", "mode", "pre_request_ratio", "streaming_ratio", "target_ratio")
 
 
 class _OwnSettings(_Section):
     """What a deployment may set for itself, too."""
 
-    pruning_model: Annotated[str, Field(min_length=1), _PRUNING_MODEL] = SAME_MODEL
-    """`model_name` that writes summaries; `__same__`: the model that answers."""
-    strategy: Annotated[StrategyName, Live("Strategy")] = "summary"
+    pruning_model: Annotated[str, Field(min_length=1)] = SAME_MODEL
+    """Model used to compact conversation history when approaching the context limit. Choose a fast, capable model: any
+    `model_name`, or `__same__`, the model that answers."""
+    strategy: StrategyName = "summary"
     """How the old part is condensed. summary: a record, then recent messages. prune: the model chooses the messages to
     drop. handoff: a record and the last request."""
-    notices: Annotated[Literal["auto", "content", "reasoning", "off"], Live("Notices")] = "auto"
+    notices: Literal["auto", "content", "reasoning", "off"] = "auto"
     """Where a streaming client reads of a compaction. auto: people (browsers, Open WebUI with its user headers) in the
     text; programs in a thought before the answer, or at the end of a cut one. content, reasoning: always there. off:
     nowhere."""
-    mode: Annotated[Literal["guard", "observe", "off"], Live("Mode")] = "guard"
+    mode: Literal["guard", "observe", "off"] = "guard"
     """guard: compacts. observe: only logs and counts the compactions that it would make. off: disabled."""
-    pre_request_ratio: Annotated[Ratio, Live("Compact a prompt above")] = 0.80
+    pre_request_ratio: Ratio = 0.80
     """Compact before sending if prompt + output buffer are above this share of the window."""
-    streaming_ratio: Annotated[Ratio, Live("Carry an answer over at")] = 0.90
+    streaming_ratio: Ratio = 0.90
     """Stop, compact and continue a running answer at this share of the window."""
-    target_ratio: Annotated[Ratio, Live("Compact down to")] = 0.40
+    target_ratio: Ratio = 0.40
     """Share of the window that a compaction shrinks to. Low, so that compactions are rare."""
     threshold_tokens: Annotated[int, Field(ge=0, le=100_000_000)] = 0
     """Compact above this many tokens of conversation (system messages and tools not counted). Replaces the ratio and
@@ -140,9 +131,8 @@ class _OwnSettings(_Section):
     (`llama-3.1-8b`); `heuristic`, 4 characters a token. `auto`: the vocabularies in this package, by the model's
     architecture and name."""
     background: Literal["off", "idle"] = "idle"
-    """idle: write a conversation's next record ahead, while its server is idle; the next request ends that call. At
-    most 20 an hour for each tenant and model. Only for local servers whose every user the proxy sees: off if other
-    programs use them."""
+    """idle: write a conversation's next record ahead, while its server is idle; the next request ends that call. Only
+    for local servers whose every user the proxy sees: off if other programs use them."""
     keep_originals: Literal["off", "compacted"] = "off"
     """compacted: keep the messages that a compaction covers, encrypted with the master key, for look-ups
     (docs/recall.md). off: keep none."""
@@ -220,8 +210,10 @@ class Settings(_OwnSettings):
         other._constants = constants
         return other
 
-    def with_values(self, values: Mapping[str, object]) -> Settings:
-        return Settings.model_validate({**self.model_dump(), **values}).with_constants(self._constants)
+    def with_values(self, values: Mapping[str, object], place: str = "") -> Settings:
+        """These settings with others on top; WrongSettings, at `place`, says which cannot be."""
+        with _refusing(Settings, values, place):
+            return Settings.model_validate({**self.model_dump(), **values}).with_constants(self._constants)
 
     @field_validator("redact_patterns")
     @classmethod
@@ -270,16 +262,13 @@ class Settings(_OwnSettings):
             return self
         if not (url := environ.get(name)):
             raise ConfigError(f"{_SETTINGS_PLACE}.store: the variable {name} is not set")
-        return _joined(self, {"store": url}, _SETTINGS_PLACE)
+        return self.with_values({"store": url}, _SETTINGS_PLACE)
 
     def for_deployment(self, own: DeploymentSettings, place: str = "model_info.compaction") -> Settings:
         """These settings with a deployment's own values on top; a ConfigError at `place` says that they contradict."""
-        return _joined(self, own.changes, place) if own.changes else self
+        return self.with_values(own.changes, place) if own.changes else self
 
 
-LIVE: Mapping[str, Live] = {
-    name: mark for name, field in Settings.model_fields.items() for mark in field.metadata if isinstance(mark, Live)
-}
 _RESERVE = "write the sum of the reserves as `reserve_tokens`"
 _BUFFER = "set `reserve_tokens`, if more of the window has to stay free for the answer"
 # Settings of earlier versions, and what to do in their place; CHANGELOG.md has them, too.
@@ -299,6 +288,14 @@ _REMOVED = {
 }
 
 
+class WrongSettings(ConfigError):
+    """Settings that cannot be: `problems` has a sentence by setting, "" for those that stand for the whole section."""
+
+    def __init__(self, place: str, *problems: tuple[str, str]) -> None:
+        self.problems = {key: said.lstrip(".: ") for key, said in problems}
+        super().__init__("; ".join(dict.fromkeys(f"{place}{said}".lstrip(".: ") for _, said in problems)))
+
+
 def settings_from(section: object) -> Settings:
     """Checks `callback_settings.litellm_compaction`; a ConfigError names each bad key, value and what is allowed."""
     return _parse(Settings, section, _SETTINGS_PLACE)
@@ -309,36 +306,36 @@ def deployment_settings_from(section: object, place: str = "model_info.compactio
     return _parse(DeploymentSettings, section, place)
 
 
-def _joined(settings: Settings, values: Mapping[str, object], place: str) -> Settings:
-    try:
-        return settings.with_values(values)
-    except ValidationError as error:
-        raise _refused(Settings, values, place, error) from None
-
-
 def _parse(kind: type[_SectionT], section: object, place: str) -> _SectionT:
     section = {} if section is None else section
     if not isinstance(section, Mapping):
         raise ConfigError(f"{place} must be a mapping of settings, not {type(section).__name__}")
-    try:
+    with _refusing(kind, section, place):
         return kind.model_validate(dict(section))
+
+
+@contextlib.contextmanager
+def _refusing(kind: type[_Section], values: Mapping[Any, object], place: str) -> Iterator[None]:
+    """Puts what pydantic refuses of `values` into words."""
+    try:
+        yield
     except ValidationError as error:
-        raise _refused(kind, section, place, error) from None
+        problems = [each for wrong in error.errors() for each in _problems(kind, values, wrong)]
+        raise WrongSettings(place, *problems) from None
 
 
-def _refused(kind: type[_Section], section: Mapping[Any, object], place: str, error: ValidationError) -> ConfigError:
-    findings = []
-    for found in error.errors():
-        key, *inner = map(str, found["loc"] or ("",))
-        message = ": ".join((*inner[:1], found["msg"].removeprefix("Value error, ")))
-        if found["type"] != "extra_forbidden":
-            is_open = key not in kind.model_fields or kind.model_fields[key].repr
-            value = f".{key} = {section.get(key)!r}" if is_open else f".{key}"
-            findings.append(f"{place}{value if key else ''}: {message}")
-        elif key in _REMOVED:
-            findings.append(f"{place}: {key!r} was removed: {_REMOVED[key]}")
-        else:
-            near = get_close_matches(key, kind.model_fields, n=1, cutoff=0.8)
-            meant = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(kind.model_fields))}"
-            findings.append(f"{place}: unknown key {key!r}; {meant}")
-    return ConfigError("; ".join(findings))
+def _problems(kind: type[_Section], values: Mapping[Any, object], wrong: Any) -> Iterator[tuple[str, str]]:
+    """One by the setting's name, or for a contradiction, which pydantic files under none, by each that it names."""
+    key, *inner = map(str, wrong["loc"] or ("",))
+    message = ": ".join((*inner[:1], wrong["msg"].removeprefix("Value error, ")))
+    if wrong["type"] != "extra_forbidden":
+        is_open = key not in kind.model_fields or kind.model_fields[key].repr
+        value = f".{key} = {values.get(key)!r}" if is_open else f".{key}"
+        named = [key] if key else [name for name in kind.model_fields if re.search(rf"\b{name}\b", message)]
+        yield from ((name, f"{value if key else ''}: {message}") for name in named)
+    elif key in _REMOVED:
+        yield key, f": {key!r} was removed: {_REMOVED[key]}"
+    else:
+        near = get_close_matches(key, kind.model_fields, n=1, cutoff=0.8)
+        meant = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(kind.model_fields))}"
+        yield key, f": unknown key {key!r}; {meant}"

@@ -11,15 +11,22 @@ from typing import NamedTuple
 # How `windows/fetch.py` names the server.
 _ASKED = re.compile(r"GET \S+(?=:)")
 _START_IT = "Start its server (lms server start) or correct api_base."
+# Status, kind and param of what another server, or the same one later, may serve.
+_DOWN = 503, "service_unavailable", None
 
 
 class CompactionError(Exception):
-    """Anything that this package raises on purpose."""
+    """Anything that this package raises on purpose, with the fields of OpenAI's errors by which clients read it."""
+
+    status: int = 400
+    kind: str = "invalid_request_error"
+    param: str | None = "model"
+    code: str = ""  # By which clients compact their side.
+    without_address: str = ""  # The message for clients, if the operator's own has the address of a server.
 
     @property
     def for_clients(self) -> str:
-        """The message without addresses of servers, which only the operator may know."""
-        return str(self)
+        return self.without_address or str(self)
 
 
 class ConfigError(CompactionError, ValueError):
@@ -31,29 +38,23 @@ class WindowUnknown(CompactionError):
 
     def __init__(self, model: str, *, tried: str = "") -> None:
         detail = f" Tried: {tried}." if tried else ""
-        super().__init__(f"Context limit not available for {model}. Please ensure model metadata is correct.{detail}")
-        self.model = model
-
-    @property
-    def for_clients(self) -> str:
-        return _ASKED.sub("its server", str(self))
+        said = f"Context limit not available for {model}. Please ensure model metadata is correct."
+        super().__init__(f"{said}{detail}")
+        self.model, self.without_address = model, f"{said}{_ASKED.sub('its server', detail)}"
 
 
 class WindowUnread(WindowUnknown):
     """The server that knows it does not answer now; `address` is LM Studio's, "" for other servers."""
 
+    status, kind, param = _DOWN
+
     def __init__(self, model: str, *, tried: str = "", address: str = "") -> None:
         super().__init__(model, tried=tried)
-        self.address = address
-
-    def __str__(self) -> str:
-        said = super().__str__()
-        return f"{ServerGone(self.address)} {said}" if self.address else said
-
-    @property
-    def for_clients(self) -> str:
+        if address:
+            self.args = (f"{ServerGone(address)} {self}",)
         # How the connection failed can name the server.
-        return f"{WindowUnknown(self.model)} Its server does not answer. {_START_IT if self.address else ''}".rstrip()
+        todo = f" {_START_IT}" if address else ""
+        self.without_address = f"{WindowUnknown(model)} Its server does not answer.{todo}"
 
 
 class ModelNotLoaded(CompactionError):
@@ -76,6 +77,8 @@ class Share(NamedTuple):
 class DoesNotFit(CompactionError):
     """A request cannot be made small enough for the window, but for one of `needed_tokens`; largest `shares` first."""
 
+    param, code = "messages", "context_length_exceeded"
+
     def __init__(self, message: str, *, shares: tuple[Share, ...], window_tokens: int, needed_tokens: int) -> None:
         super().__init__(message)
         self.shares = shares
@@ -85,6 +88,8 @@ class DoesNotFit(CompactionError):
 
 class BadWish(CompactionError):
     """A client's wish has an unknown shape; the message lists the allowed ones and never quotes the client."""
+
+    param = "metadata"
 
 
 NO_CHAT = (
@@ -103,7 +108,7 @@ class NotServed(CompactionError):
 
     def __init__(self, message: str, field: str = "model") -> None:
         super().__init__(message)
-        self.field = field
+        self.param = field
 
 
 class BadItem(NotServed):
@@ -124,6 +129,8 @@ class SummaryFailed(CompactionError):
 
 class Overloaded(CompactionError):
     """A request waited too long for room beside the others that share the context of a model, or of an instance."""
+
+    status, kind, param = 503, "overloaded_error", None
 
     def __init__(self, model: str, *, tokens: int, in_use_tokens: int, window_tokens: int, waited_s: float) -> None:
         super().__init__(
@@ -146,24 +153,23 @@ class LeftUnread(CompactionError):
 class ServerUnavailable(CompactionError):
     """A server did not answer, or its answer is not of the expected API."""
 
-    @property
-    def for_clients(self) -> str:
-        return "The model's server does not answer as expected."
+    status, kind, param = _DOWN
+    without_address = "The model's server does not answer as expected."
 
 
 class ServerGone(ServerUnavailable):
     """LM Studio takes no connection, though it did when its windows were read."""
 
+    without_address = f"LM Studio does not answer. {_START_IT}"
+
     def __init__(self, address: str) -> None:
         super().__init__(f"LM Studio at {address} does not answer. {_START_IT}")
-
-    @property
-    def for_clients(self) -> str:
-        return f"LM Studio does not answer. {_START_IT}"
 
 
 class LiteLLMChanged(CompactionError):
     """LiteLLM lacks something by which requests are guarded, or it does something else now; `member` is its name."""
+
+    status, kind, param = _DOWN
 
     def __init__(self, member: str, remedy: str = "") -> None:
         super().__init__(

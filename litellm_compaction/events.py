@@ -18,13 +18,11 @@ AHEAD: frozenset[Outcome] = frozenset(("prepared", "given_up"))
 USED_AHEAD = "prepared"
 # The same below the trigger: the turn was expected to cross it, and the server has read the compacted prompt for it.
 USED_EARLY = "early"
-# Why a model's answer was no summary, or came too late.
-USELESS = frozenset(("echo", "loop", "dialogue", "script", "invented", "empty", "refusal", "timeout"))
 # The owner has undone the compaction of a conversation: it is kept as it is, or compacted since it does not fit.
 UNDONE = "undone"
-# Why a compaction is not as configured although nothing is wrong: no summary has room, the client writes its own, texts
-# were shortened as the operator allows, or it was undone.
-BY_PLAN = frozenset(("no_room", "client_summary", "attached", "excerpt", UNDONE))
+# Why a compaction is not as configured although nothing is wrong: no summary has room, the client writes its own, or
+# texts were shortened as the operator allows.
+BY_PLAN = frozenset(("no_room", "client_summary", "attached", "excerpt"))
 # Of an answer that the window has cut.
 Cut: TypeAlias = Literal["attempts", "aborted", "unanswered"]
 AnswerOutcome: TypeAlias = Literal["completed"] | Cut
@@ -47,8 +45,6 @@ class CompactionEvent:
         compaction_id, continues_id: of the record that is sent, and of that from which a new one goes on.
         tenant: fingerprint of the request's owner (promise P9: never a name or a key).
         refusal: the earlier refusal as too long: `http_400`, `error_event`, `empty_stream`, `crash`.
-        result_tokens, projected_tokens: of the newest tool results in the phase `tool_response`, and of the prompt that
-            they made behind the part that was sent before them.
         messages: the client's, without the leading system ones.
     """
 
@@ -73,17 +69,9 @@ class CompactionEvent:
     continues_id: str = ""
     tenant: str = ""
     refusal: str = ""
-    result_tokens: int = 0
-    projected_tokens: int = 0
-    limit_tokens: int = 0
     messages: int = 0
     excerpts: int = 0
     excerpt_tokens: int = 0
-
-    @property
-    def has_overflowed(self) -> bool:
-        """True if tool results do not fit with the prompt before them."""
-        return self.result_tokens > 0 and self.projected_tokens > self.limit_tokens
 
     @property
     def filled_percent(self) -> float:
@@ -94,7 +82,7 @@ class CompactionEvent:
     def log_level(self) -> int:
         """WARNING if the operator may have something to change."""
         is_made = self.outcome in ("compacted", "fallback")
-        if self.outcome == "refused" or (is_made and (self.has_overflowed or self.reason not in ("", *BY_PLAN))):
+        if self.outcome == "refused" or (is_made and self.reason not in ("", *BY_PLAN)):
             return logging.WARNING
         is_told = is_made or self.outcome in ("observed", "prepared") or self.reason == UNDONE
         return logging.INFO if is_told else logging.DEBUG
@@ -109,9 +97,6 @@ class CompactionEvent:
             f"pruning_model={self.pruning_model or '-'} duration_ms={self.duration_ms:.0f} "
             f"summary_ms={self.summary_ms:.0f}"
         )
-        if self.result_tokens:
-            line += f" result={self.result_tokens} current={max(self.projected_tokens - self.result_tokens, 0)}"
-            line += f" projected={self.projected_tokens} limit={self.limit_tokens}"
         if self.excerpts:
             line += f" excerpts={self.excerpts} excerpt_tokens={self.excerpt_tokens}"
         line += f" reason={self.reason}" if self.reason else ""

@@ -58,7 +58,6 @@ def event(outcome: Outcome = "compacted", **changes: object) -> CompactionEvent:
         ("reused", "", logging.DEBUG),
         ("kept", "", logging.DEBUG),
         ("kept", "undone", logging.INFO),
-        ("compacted", "undone", logging.INFO),
     ],
 )
 def test_the_level_says_how_bad_it_is(
@@ -69,14 +68,6 @@ def test_the_level_says_how_bad_it_is(
         log_observer(LOGGER)(event(outcome, reason=reason))
     (record,) = caplog.records
     assert record.levelno == level
-
-
-def test_results_that_do_not_fit_are_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Although the compaction went as planned; at the limit they do."""
-    with caplog.at_level(logging.DEBUG, LOGGER.name):
-        for tokens in (9000, 8000):
-            log_observer(LOGGER)(event(result_tokens=3000, projected_tokens=tokens, limit_tokens=8000))
-    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO]
 
 
 def test_a_line_has_a_name_and_the_numbers(caplog: pytest.LogCaptureFixture) -> None:

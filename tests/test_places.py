@@ -91,20 +91,7 @@ OWN = {"host": "cache", "port": 6380, "password": "p#"}
         ({}, {"REDIS_HOST": "cache"}, {"host": "cache"}),
         ({}, {"REDIS_URL": "redis://:p@cache:1/3", "REDIS_HOST": "other"}, {"host": "cache", "port": 1, "db": 3}),
         ({"general_settings": {"coordination_redis": OWN}}, {"REDIS_URL": "redis://x"}, OWN),
-        (
-            {"litellm_settings": {"cache": True, "cache_params": {"type": "redis", "host": "os.environ/H", "ttl": 3}}},
-            {"H": "cache", "REDIS_PASSWORD": "p"},
-            {"host": "cache", "password": "p"},
-        ),
-        ({"litellm_settings": {"cache": True}}, {"REDIS_HOST": "cache"}, {"host": "cache"}),
-        (
-            {"router_settings": {"redis_host": "cache", "redis_port": "os.environ/P", "redis_password": "p"}},
-            {"P": "7"},
-            {"host": "cache", "password": "p"},
-        ),
-        ({"general_settings": {"coordination_redis": OWN}, "router_settings": {"redis_host": "other"}}, {}, OWN),
         ({}, {}, None),
-        ({"litellm_settings": {"cache": True, "cache_params": {"type": "s3"}}}, {}, None),
         ({"litellm_settings": {"cache_params": OWN}}, {}, None),
         ({}, {"REDIS_CLUSTER_NODES": "hunter2"}, None),
     ],
@@ -112,7 +99,7 @@ OWN = {"host": "cache", "port": 6380, "password": "p#"}
 def test_the_proxys_own_redis_is_found(
     config: dict[str, object], environ: dict[str, str], said: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where LiteLLM looks, in its order, blocks before variables; where none is, with what to change and no secret."""
+    """The block before variables; where none is, with what to change and no secret."""
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
 

@@ -203,7 +203,7 @@ def _far(mutant: Mutant, file: str) -> tuple[bool, str]:
 
 
 def _failed(copy: Path, tests: Sequence[str], *options: str, **environ: str) -> str:
-    """Runs tests; returns the first that fails, "" if none does.
+    """Runs tests; returns the first that fails and how, "" if none does.
 
     In a fork of this process, which has loaded LiteLLM and has not loaded the package: starting costs most otherwise.
     """
@@ -222,8 +222,9 @@ def _failed(copy: Path, tests: Sequence[str], *options: str, **environ: str) -> 
         return ""
     if status in (_EXIT_HANGS, -signal.SIGKILL):
         return "(hangs)"
-    lines = [line for line in told.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return lines[0].split(" ")[1] if lines else f"({status}: {told.splitlines()[-1:]})"
+    # A log that pytest shows may have lines that begin alike.
+    lines = [line for line in told.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
+    return lines[0].partition(" ")[2][:300] if lines else f"({status}: {told.splitlines()[-1:]})"
 
 
 def _load() -> None:

@@ -22,7 +22,7 @@ from litellm_compaction.cli.stores import opened_store
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.messages import JsonValue, Request, parse_message
 from litellm_compaction.engine import KnownWays
-from litellm_compaction.errors import ConfigError, ModelNotLoaded, StoreError, WindowUnread
+from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, StoreError, WindowUnread
 from litellm_compaction.places import is_redis
 from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, Finding, entry_name, note, problem
 from litellm_compaction.proxy.litellm_inside import LACKS
@@ -229,10 +229,8 @@ def _of(place: str, report: DeploymentReport, listed: Mapping[str, bool], when_n
     """The findings of a report; `listed` are the models that LM Studio lists."""
     target, window, absence = report.target, report.window, report.absence
     write = "write model_info.compaction.context_length"
-    if isinstance(absence, WindowUnread):
+    if isinstance(absence, (WindowUnread, ServerUnavailable)):
         yield problem(place, str(absence), passes=True)
-    elif window is None and absence is None:
-        yield problem(place, f"its server did not answer within {_REPORT_LIMIT_S:g} s.", passes=True)
     elif isinstance(absence, ModelNotLoaded) or (listed and "*" in target.model):
         what = f"{target.model} is not loaded, so its window is not known"
         if when_not_loaded == "warm_up":

@@ -19,8 +19,6 @@ ROOM_ABOVE_FLOOR_RATIO, MIN_GAIN_RATIO = 0.15, 0.10
 _LEAST_START_TOKENS, _ANSWER_DIVISOR = 64, 3
 # Of the window, for an answer, and for a summary that a client makes itself.
 _BUFFER_CAP_RATIO = _SUMMARY_ROOM_RATIO = 0.10
-# 60 % of the window by default: a record written then has two or three turns to be ready.
-_IN_SIGHT_RATIO = 0.75
 # A reserve counts for no more of a window: the rest has to hold a conversation. config.py refuses more.
 RESERVE_MAX_RATIO = 0.75
 
@@ -30,41 +28,30 @@ def margin_tokens(prompt_tokens: int, likely_ratio: float) -> int:
     return max(MARGIN_MIN_TOKENS, math.ceil(prompt_tokens * max(MARGIN_MIN_RATIO, round(likely_ratio - 1, 9))))
 
 
-def gains(tokens: int, now_tokens: int) -> bool:
-    """Returns True if a change from `now_tokens` to so many tokens is worth it."""
-    return tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
+def gained_tokens(now_tokens: int) -> int:
+    """The most to which a change from `now_tokens` has to lead to be worth it."""
+    return int(now_tokens * (1 - MIN_GAIN_RATIO))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionOptions:
-    """The operator's wishes about a compaction's depth.
+    """The operator's wishes about a compaction's depth."""
 
-    Attributes:
-        keep_recent_messages: at the end, if they fit; likewise `keep_images`, those of the kept messages among them.
-        edits: True if an edit may do alone.
-        rereads: True if the server reads all of a prompt again after any change of it, so that changes are to be rare
-            and an edit may as well take all that it can.
-        writes_whole_records: an earlier record is written anew with what is new; a compaction that is wanted covers
-            everything before the recent messages if what stays then is below the trigger.
-    """
-
-    keep_recent_messages: int
+    keep_recent_messages: int  # At the end, if they fit.
     summary_max_tokens: int
-    keep_images: int = 0
+    keep_images: int = 0  # The newest, those of the kept messages among them.
+    # The server reads all of a prompt again after any change of it, so changes are to be rare, and edits take all.
     rereads: bool = False
-    edits: bool = True
+    edits: bool = True  # An edit may do alone.
     strategy: Strategy = STRATEGIES["summary"]
+    # An earlier record is written anew with what is new, and one that is wanted leaves the recent messages as they are.
     writes_whole_records: bool = False
+    covers_all: bool = False  # A record stands for all that may go: the server's cache ends with its question.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The settings that shape a budget; ratios are shares of the window (0–1).
-
-    A compaction is triggered by `threshold_tokens` if that is above 0, else by `reserve_tokens`, else by
-    `pre_request_ratio` with the output buffer. With `keeps_what_fits` a tenth of the window is left for the answer, and
-    no more goes than has to.
-    """
+    """The settings that shape a budget; ratios are shares of the window (0–1)."""
 
     pre_request_ratio: float
     streaming_ratio: float
@@ -72,30 +59,22 @@ class Rules:
     output_buffer_ratio: float
     output_buffer_min_tokens: int
     answer_min_tokens: int
-    threshold_tokens: int = 0
+    threshold_tokens: int = 0  # Above 0 it decides alone, else the reserve, else the ratio with the output buffer.
     reserve_tokens: int = 0
-    keeps_what_fits: bool = False
+    keeps_what_fits: bool = False  # No more goes than has to, for an answer of a tenth of the window.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The room of one request in one window; a number that follows from the rules is worked out once.
-
-    Attributes:
-        floor_tokens: of system, tools and protected messages, which no compaction can shrink.
-        likely_ratio: the true prompt is at most so many times the estimate of one that is made of this one.
-        fixed_tokens: system messages and tools, which no threshold counts; part of the floor.
-        own_likely_ratio: of the request as it came, if the server has counted its beginning; None for no difference.
-        is_wanted: True if the client wants a compaction whatever the fill: it goes deep even if little is used.
-    """
+    """The room of one request in one window; a number that follows from the rules is worked out once."""
 
     rules: Rules
     window_tokens: int
-    floor_tokens: int
-    likely_ratio: float
-    fixed_tokens: int = 0
-    own_likely_ratio: float | None = None
-    is_wanted: bool = False
+    floor_tokens: int  # Of system, tools and protected messages, which no compaction can shrink.
+    likely_ratio: float  # The true prompt is at most so many times the estimate of one that is made of this one.
+    fixed_tokens: int = 0  # System messages and tools, which no threshold counts; part of the floor.
+    own_likely_ratio: float | None = None  # Of the request as it came, if the server has counted its beginning.
+    is_wanted: bool = False  # The client wants a compaction whatever the fill: it goes deep even if little is used.
 
     @cached_property
     def own(self) -> Budget:
@@ -104,15 +83,9 @@ class Budget:
 
     def with_trigger(self, prompt_tokens: int) -> Budget:
         """Returns the same with a trigger at so many tokens of a whole prompt, if that is below its own; 0 for none."""
-        if not 0 < prompt_tokens < self.trigger_tokens:
-            return self
         threshold_tokens = max(prompt_tokens - self.fixed_tokens, 1)
-        return replace(self, rules=replace(self.rules, threshold_tokens=threshold_tokens))
-
-    @property
-    def reserved_tokens(self) -> int:
-        """The window's part that the reserve takes; 0 if the ratio alone decides."""
-        return min(self.rules.reserve_tokens, math.floor(RESERVE_MAX_RATIO * self.window_tokens))
+        is_lower = 0 < prompt_tokens < self.trigger_tokens
+        return replace(self, rules=replace(self.rules, threshold_tokens=threshold_tokens)) if is_lower else self
 
     @property
     def outside_tokens(self) -> int:
@@ -124,29 +97,33 @@ class Budget:
         """The conversation's room: the window without its reserve, or the room whose trigger is `threshold_tokens`."""
         if self.rules.threshold_tokens:
             return min(math.ceil(self.rules.threshold_tokens / self.rules.pre_request_ratio), self.window_tokens)
-        return self.window_tokens - self.reserved_tokens
+        return self.window_tokens - min(self.rules.reserve_tokens, int(RESERVE_MAX_RATIO * self.window_tokens))
 
-    @property
-    def line_tokens(self) -> int:
-        """The settings' own line: a prompt is compacted above it, without a threshold with the room for its answer."""
-        room_tokens = self.rules.threshold_tokens or math.floor(self.rules.pre_request_ratio * self.usable_tokens)
-        return min(self.outside_tokens + room_tokens, self.window_tokens)
-
-    def _limit_tokens(self, answer_tokens: int) -> int:
-        room = self.window_tokens - max(answer_tokens, self.rules.answer_min_tokens)
-        by_ratio = math.floor(room / max(1 + MARGIN_MIN_RATIO, self.likely_ratio))
-        return max(min(by_ratio, room - MARGIN_MIN_TOKENS), 0)
+    @cached_property
+    def trigger_tokens(self) -> int:
+        """The largest prompt that does not have to be compacted."""
+        rules, window = self.rules, range(self.window_tokens + 1)
+        if rules.keeps_what_fits:
+            return self._limit_tokens(math.ceil(_SUMMARY_ROOM_RATIO * self.window_tokens))
+        line_tokens = self.outside_tokens + (
+            rules.threshold_tokens or int(rules.pre_request_ratio * self.usable_tokens)
+        )
+        if not (rules.threshold_tokens or rules.reserve_tokens):
+            # With the room for its answer.
+            line_tokens = (
+                bisect_left(window, line_tokens + 1, key=lambda each: each + self.output_buffer_tokens(each)) - 1
+            )
+        return min(max(line_tokens, 0), self.prompt_limit_tokens)
 
     @cached_property
     def prompt_limit_tokens(self) -> int:
         """The largest estimate with which prompt + margin + least answer stay inside the window (promise P1)."""
         return self._limit_tokens(0)
 
-    def output_buffer_tokens(self, prompt_tokens: int) -> int:
-        """The room set aside for the answer: max(ratio of the rest, min(minimum, 10 % of the window))."""
-        rest = max(self.window_tokens - prompt_tokens, 0)
-        least = min(self.rules.output_buffer_min_tokens, math.floor(_BUFFER_CAP_RATIO * self.window_tokens))
-        return max(math.floor(self.rules.output_buffer_ratio * rest), least)
+    def _limit_tokens(self, answer_tokens: int) -> int:
+        room = self.window_tokens - max(answer_tokens, self.rules.answer_min_tokens)
+        by_ratio = math.floor(room / max(1 + MARGIN_MIN_RATIO, self.likely_ratio))
+        return max(min(by_ratio, room - MARGIN_MIN_TOKENS), 0)
 
     def fits(self, prompt_tokens: int) -> bool:
         """Returns True if the prompt may be sent at all."""
@@ -156,27 +133,35 @@ class Budget:
         """Returns True if the prompt has to be compacted before it is sent: by the rules, and if it does not fit."""
         return prompt_tokens > self.trigger_tokens
 
-    @cached_property
-    def trigger_tokens(self) -> int:
-        """The largest prompt that does not have to be compacted."""
-        if self.rules.keeps_what_fits:
-            # It leaves room for a summary that the client makes.
-            return self._limit_tokens(math.ceil(_SUMMARY_ROOM_RATIO * self.window_tokens))
-        line_tokens = self.line_tokens
-        if not (self.rules.threshold_tokens or self.reserved_tokens):
-            prompts = range(self.window_tokens + 1)
-            above = bisect_left(prompts, True, key=lambda each: each + self.output_buffer_tokens(each) > line_tokens)
-            line_tokens = max(above - 1, 0)
-        return min(line_tokens, self.prompt_limit_tokens)
+    def needed_window_tokens(self, prompt_tokens: int) -> int:
+        """The context length with which a prompt of this size would fit, rounded up to 256."""
+        needed = prompt_tokens + margin_tokens(prompt_tokens, self.likely_ratio) + self.rules.answer_min_tokens
+        return math.ceil(needed / 256) * 256
 
-    def is_filling(self, prompt_tokens: int) -> bool:
-        """Returns True if a compaction comes into sight: three quarters of the way to its trigger are filled."""
-        return prompt_tokens > self.outside_tokens + _IN_SIGHT_RATIO * (self.line_tokens - self.outside_tokens)
+    def output_buffer_tokens(self, prompt_tokens: int) -> int:
+        """The room set aside for the answer: max(ratio of the rest, min(minimum, 10 % of the window))."""
+        least = min(self.rules.output_buffer_min_tokens, int(_BUFFER_CAP_RATIO * self.window_tokens))
+        return max(int(self.rules.output_buffer_ratio * (self.window_tokens - prompt_tokens)), least)
+
+    def max_output_tokens(self, prompt_tokens: int, asked_tokens: int | None) -> int:
+        """The upstream `max_tokens`: the window's rest, and no more than asked; None or negative is "unlimited"."""
+        free = max(self.window_tokens - prompt_tokens - margin_tokens(prompt_tokens, self.likely_ratio), 1)
+        return free if asked_tokens is None or asked_tokens < 0 else min(asked_tokens, free)
 
     @property
     def _stop_tokens(self) -> int:
         """The line at which a running answer is stopped."""
-        return math.floor(self.rules.streaming_ratio * self.window_tokens)
+        return int(self.rules.streaming_ratio * self.window_tokens)
+
+    @property
+    def _span_tokens(self) -> int:
+        """From the floor to that line; 0 if an answer has to run to the window's end."""
+        span_tokens = self._stop_tokens - self.floor_tokens
+        return span_tokens if span_tokens >= _LEAST_START_TOKENS else 0
+
+    def restart_room_tokens(self, used_tokens: int) -> int:
+        """The room after a restart at `used_tokens` (prompt and answer) that lets it begin (promise P5)."""
+        return max(self.output_buffer_tokens(used_tokens), self.window_tokens - self._stop_tokens + _LEAST_START_TOKENS)
 
     @cached_property
     def early_start_tokens(self) -> int:
@@ -186,61 +171,31 @@ class Budget:
 
     @cached_property
     def latest_start_tokens(self) -> int:
-        """The largest prompt after which an answer is not stopped at once; more is compacted if that leads below it.
+        """The largest prompt after which an answer is not stopped at once; more is compacted if that leads below it."""
+        least_tokens = max(self._span_tokens // _ANSWER_DIVISOR, _LEAST_START_TOKENS)
+        latest_tokens = max(self._stop_tokens - least_tokens, self.early_start_tokens)
+        return min(latest_tokens if self._span_tokens else self.window_tokens, self.prompt_limit_tokens)
 
-        A high floor leaves the answer a third of the room above. If that is nothing, it runs to the window's end.
-        """
-        span_tokens = self._stop_tokens - self.floor_tokens
-        if span_tokens < _LEAST_START_TOKENS:
-            return self.prompt_limit_tokens
-        least_tokens = max(span_tokens // _ANSWER_DIVISOR, _LEAST_START_TOKENS)
-        return min(max(self._stop_tokens - least_tokens, self.early_start_tokens), self.prompt_limit_tokens)
+    @property
+    def waiting_tokens(self) -> int:
+        """Up to where a compacted prompt may outgrow the trigger: above a high floor one turn takes all the room.
 
-    def restart_room_tokens(self, used_tokens: int) -> int:
-        """The room after a restart at `used_tokens` (prompt and answer) that lets it begin (promise P5)."""
-        before_stop_tokens = self.window_tokens - self._stop_tokens + _LEAST_START_TOKENS
-        return max(self.output_buffer_tokens(used_tokens), before_stop_tokens)
-
-    def max_output_tokens(self, prompt_tokens: int, asked_tokens: int | None) -> int:
-        """The upstream `max_tokens`: the window's rest, and no more than asked; None or negative is "unlimited"."""
-        free = max(self.window_tokens - prompt_tokens - margin_tokens(prompt_tokens, self.likely_ratio), 1)
-        return free if asked_tokens is None or asked_tokens < 0 else min(asked_tokens, free)
-
-    def needed_window_tokens(self, prompt_tokens: int) -> int:
-        """The context length with which a prompt of this size would fit, rounded up to 256."""
-        needed = prompt_tokens + margin_tokens(prompt_tokens, self.likely_ratio) + self.rules.answer_min_tokens
-        return math.ceil(needed / 256) * 256
-
-    def may_wait(self, prompt_tokens: int) -> bool:
-        """Returns True if a compacted prompt may outgrow the trigger: above a high floor one turn takes all the room.
-
-        Not if everything triggers: then the server has shown that too much was let through.
+        -1 for nowhere; also if everything triggers: then the server has shown that too much was let through.
         """
         is_pressed = self.rules.pre_request_ratio <= self.rules.target_ratio
-        if is_pressed or self.is_wanted or prompt_tokens > self.latest_start_tokens:
-            return False
-        return self.trigger_tokens - self.floor_tokens < 2 * math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
+        is_narrow = self.trigger_tokens - self.floor_tokens < 2 * int(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
+        return self.latest_start_tokens if is_narrow and not (is_pressed or self.is_wanted) else -1
 
-    @cached_property
-    def least_target_tokens(self) -> int:
-        """The least that stays of any prompt: the floor, and a record's room, at most half of the rest to the limit."""
-        span_tokens = self._stop_tokens - self.floor_tokens
-        room = math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
-        room = room if span_tokens < _LEAST_START_TOKENS else min(room, span_tokens // 2)
-        return min(self.floor_tokens + room, self.latest_start_tokens)
-
-    def target_tokens(self, prompt_tokens: int) -> int:
+    def target_tokens(self, prompt_tokens: int, depth_ratio: float = 1.0) -> int:
         """The size to which a prompt is compacted: min(target_ratio of the window, half of the prompt).
 
-        That is at least the floor and room for a record, and never so much that the answer would be stopped at once.
-        With a reserve or a threshold: of the conversation's room, and of the conversation. If the client wants it, no
-        more than a third of the compactable part stays.
+        That is at least the floor and a record's room, half of the rest at most, and never so much that the answer
+        would be stopped at once. With a reserve or a threshold: of the conversation's room, and of the conversation. If
+        the client wants it, no more than a third of the compactable part stays.
         """
-        if self.rules.keeps_what_fits:
-            return min(max(self.trigger_tokens, self.floor_tokens), self.prompt_limit_tokens)
+        room = int(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
+        room = min(room, self._span_tokens // 2 or room)
+        room = min(room, max(prompt_tokens - self.floor_tokens, 0) // 3) if self.is_wanted else room
         inside_tokens = max(prompt_tokens - self.outside_tokens, 0)
-        deep = min(math.floor(self.rules.target_ratio * self.usable_tokens), inside_tokens // 2)
-        least = self.least_target_tokens
-        if self.is_wanted:
-            least = min(least, self.floor_tokens + max(prompt_tokens - self.floor_tokens, 0) // 3)
-        return min(max(self.outside_tokens + deep, least), self.latest_start_tokens)
+        deep = min(int(depth_ratio * self.rules.target_ratio * self.usable_tokens), inside_tokens // 2)
+        return min(max(self.outside_tokens + deep, self.floor_tokens + room), self.latest_start_tokens)

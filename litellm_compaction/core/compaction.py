@@ -77,44 +77,30 @@ class Compaction:
     """Stands in for the first messages of a conversation.
 
     Its many fields are one stored value; positions count from the first message after the leading system ones.
-
-    Attributes:
-        covered_messages: how many of them it replaces or shows in another form; `covered_hash` is their chain entry.
-        start: the record stands for what is before this position, but for what has a form there, `whole` or `words`:
-            the user's in its message, after it a call and its results, whose answer was carried over the limit. From
-            here on messages are sent in their `forms`, ascending by position (`edit`, or pruned).
-        segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
-        ledger: verbatim anchors of everything covered.
-        level: of the newest part: a strategy's name, `edit` without a model, `truncate` if no model's text was usable.
-        state: `provisional` if it was made without room for a summary, so that the next compaction goes on from an
-            earlier one. `ready` if it was written ahead, and waits. `read` if the server has read what it leaves: it
-            takes effect at once.
-        omissions: a pruning model's words about messages that are gone or shorter; a later summary reads those.
-        covered_part: the beginning of the message at `start` if the record stands for that as well.
-        images: those of covered messages that are sent in their place, or beside the record; not those of messages that
-            stay.
-        undone_messages: above 0 for the mark in place of a record that its owner has undone, which stands for nothing:
-            a conversation of at most so many messages is sent as it is while it fits.
-        words_hash: the entry of the covered messages in the chain of words alone; "" if it must be these very messages.
-        seen: what the covered messages were, for a client that clears data in them; empty without `words_hash`.
     """
 
-    covered_messages: int
-    covered_hash: str
+    covered_messages: int  # So many it replaces or shows in another form.
+    covered_hash: str  # Their entry in the hash chain.
+    # The record stands for what is before this position, but for what has a form there, `whole` or `words`: the user's
+    # in its message, after it a call and its results, whose answer was carried over the limit.
     start: int
-    forms: tuple[Form, ...] = ()
+    forms: tuple[Form, ...] = ()  # Ascending by position; those from `start` on are an edit's, or a pruning's.
     round: int = 1
-    segments: tuple[Segment, ...] = ()
-    ledger: str = ""
-    level: str = "truncate"
+    segments: tuple[Segment, ...] = ()  # Frozen summaries, oldest first; they reach less far where one failed.
+    ledger: str = ""  # Verbatim anchors of everything covered.
+    level: str = "truncate"  # Of the newest part: a strategy's name, `edit`, `truncate` if no model's text was usable.
     window_tokens: int = 0
+    # `provisional` if it was made without room for a summary, so that the next one goes on from an earlier one. `ready`
+    # if it was written ahead, and waits. `read` if the server has read what it leaves: it takes effect at once.
     state: State = "applied"
-    omissions: str = ""
-    covered_part: PartialCoverage | None = None
-    images: tuple[ImagePlace, ...] = ()
+    omissions: str = ""  # A pruning model's words about messages that are gone or shorter; a later summary reads those.
+    covered_part: PartialCoverage | None = None  # Of the message at `start`, if the record stands for that as well.
+    images: tuple[ImagePlace, ...] = ()  # Of covered messages, not of ones that stay; in their place or beside it.
+    # Above 0 for the mark in place of a record that its owner has undone, which stands for nothing: a conversation of
+    # at most so many messages is sent as it is while it fits.
     undone_messages: int = 0
-    words_hash: str = ""
-    seen: tuple[Seen, ...] = ()
+    words_hash: str = ""  # Their entry in the chain of words alone; "" if it must be these very messages.
+    seen: tuple[Seen, ...] = ()  # What they were, for a client that clears data in them; empty without `words_hash`.
 
     @property
     def is_record(self) -> bool:
@@ -178,16 +164,15 @@ def mark_of(compaction: Compaction, *, undone_messages: int) -> Compaction:
 
 def is_sound(compaction: Compaction) -> bool:
     """Returns True if all positions lie within the covered messages: a shared store may hold anything."""
-    covered, start = compaction.covered_messages, compaction.start
-    positions = (*(each.position for each in compaction.forms), *(at for at, _ in compaction.images))
+    covered, start, part = compaction.covered_messages, compaction.start, compaction.covered_part
+    positions = [*(each.position for each in compaction.forms), *(at for at, _ in compaction.images)]
+    ends = [start, *(at + 1 for at in positions), *(each.covered_messages for each in compaction.segments)]
+    chars = [how for _, how, _ in compaction.forms if isinstance(how, int)]
+    numbers = [*ends, *positions, *chars, *(index for _, index in compaction.images), part.chars if part else 0]
     return (
-        0 <= start <= covered
-        and all(0 <= position < covered for position in positions)
+        min(numbers) >= 0
+        and max(ends) <= covered
         and all(start <= at or how in ("whole", "words") for at, how, _ in compaction.forms)
-        and not any(isinstance(how, int) and how < 0 for _, how, _ in compaction.forms)
-        and all(0 <= segment.covered_messages <= covered for segment in compaction.segments)
-        and all(index >= 0 for _, index in compaction.images)
-        and (compaction.covered_part is None or compaction.covered_part.chars >= 0)
         and len(compaction.seen) in (0, covered)
         and all(each.entry == compaction.covered_hash for each in compaction.seen[-1:])
     )
@@ -210,10 +195,12 @@ def bare(view: View) -> Compaction | None:
 # ------------------------------------------------------------------ applied
 
 
-def covered_as_sent(rest: Sequence[Message], compaction: Compaction) -> list[Message | None]:
-    """The covered messages as they are sent, None for one that is not; one that does not change is the same object."""
-    covered = _shown_rest(rest, compaction)[: compaction.covered_messages]
-    return in_forms(covered, compaction.forms, start=compaction.start, images=compaction.images)
+def as_sent(rest: Sequence[Message], compaction: Compaction) -> list[Message | None]:
+    """The messages as they are sent, None for one that is not; one that does not change is the same object."""
+    covered = compaction.covered_messages
+    shown = shown_behind(rest, compaction.start, compaction.covered_part)
+    in_place = in_forms(shown[:covered], compaction.forms, start=compaction.start, images=compaction.images)
+    return [*in_place, *shown[covered:]]
 
 
 def hidden_messages(rest: Sequence[Message], compaction: Compaction) -> dict[int, Message]:
@@ -232,14 +219,13 @@ def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message,
     The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (llama.cpp's collection).
     Kept messages stay as they are, but for `null` content, which Qwen 3 and gpt-oss refuse: it becomes "".
     """
-    prefix = system_prefix_length(messages)
-    rest = messages[prefix:]
-    record = compaction.record
-    beside, tail = _beside_record(rest, compaction)
+    prefix, record = system_prefix_length(messages), compaction.record
+    beside, tail = _beside_record(messages[prefix:], compaction)
     if record:
         if tail and tail[0].role == "user":
             beside.append(tail.pop(0))
-        tail.insert(0, _carrier(record, beside, _labelled(rest, compaction), strategy(compaction.level).lead_in))
+        alone = record.removesuffix(strategy(compaction.level).lead_in).rstrip("\n")
+        tail.insert(0, merged(beside, record if beside else alone, _labelled(messages[prefix:], compaction)))
     return (*messages[:prefix], *tail)
 
 
@@ -254,26 +240,14 @@ def kept_messages(messages: Sequence[Message], compaction: Compaction) -> tuple[
 
 def _beside_record(rest: Sequence[Message], compaction: Compaction) -> tuple[list[Message], list[Message]]:
     """The user's messages that travel with the record, and the messages that follow it."""
-    following = _shown_rest(rest, compaction)[compaction.covered_messages :]
     beside: list[Message] = []
     tail: list[Message] = []
-    for at, message in enumerate((*covered_as_sent(rest, compaction), *following)):
+    for at, message in enumerate(as_sent(rest, compaction)):
         if message is not None:
             is_null = message.role == "assistant" and message.raw.get("content") is None
             place = beside if at < compaction.start and message.role == "user" else tail
             place.append(with_text(message, "") if is_null else message)
     return beside, tail
-
-
-def _carrier(record: str, beside: Sequence[Message], images: Sequence[JsonValue], opening: str) -> Message:
-    """The first user message: the record, images of what it stands for, then, after `opening`, the user's own words."""
-    alone = record.removesuffix(opening).rstrip("\n")
-    if not beside:
-        content = [{"type": "text", "text": alone}, *images] if images else alone
-        return parse_message({"role": "user", "content": content})
-    if not images:
-        return merged(beside, record)
-    return merged(beside, alone, [*images, *([{"type": "text", "text": opening}] if opening else [])])
 
 
 def _labelled(rest: Sequence[Message], compaction: Compaction) -> list[JsonValue]:
@@ -282,22 +256,12 @@ def _labelled(rest: Sequence[Message], compaction: Compaction) -> list[JsonValue
     calls = calls_by_position(rest) if places else {}
     parts: list[JsonValue] = []
     for at, index in places:
-        message = rest[at]
-        words = " ".join(message.text[: 4 * _LABEL_CHARS].split())[:_LABEL_CHARS]
-        source = f"sent by the {message.role}{words and ': '}{words}"
-        if message.role == "tool" or shows_results(message):
-            source = f"result of {called(calls.get(at) or calls.get(at - 1))}"
+        call = calls.get(at) or (calls.get(at - 1) if shows_results(rest[at]) else None)
+        words = " ".join(rest[at].text[: 4 * _LABEL_CHARS].split())[:_LABEL_CHARS]
+        source = f"result of {called(call)}" if call else f"sent by the {rest[at].role}{words and ': '}{words}"
         parts.append({"type": "text", "text": defused(f"[An image from earlier in the conversation, {source}]")})
-        parts += image_parts(message)[index : index + 1]
+        parts += image_parts(rest[at])[index : index + 1]
     return parts
-
-
-def _shown_rest(rest: Sequence[Message], compaction: Compaction) -> Sequence[Message]:
-    """The messages after the prefix, without the beginning that the record stands for."""
-    if any(at == compaction.start and isinstance(how, int) for at, how, _ in compaction.forms):
-        # A pruning has chosen pieces of the whole message since.
-        return rest
-    return shown_behind(rest, compaction.start, compaction.covered_part)
 
 
 # ------------------------------------------------------------------ for a conversation
@@ -341,23 +305,20 @@ def as_it_was(view: View, stored: Sequence[Compaction]) -> View:
     alike = [each for each in stored if each.seen and words.get(each.covered_messages) == each.words_hash]
     covered = max((each.covered_messages for each in alike), default=0)
     records = {each.covered_hash: each.seen for each in alike if each.covered_messages == covered}
-    found = sorted((edited, key) for key, seen in records.items() if (edited := edits(view.rest, seen)) is not None)
-    if not found or found[0][0] == 0 or [edited for edited, _ in found].count(found[0][0]) > 1:
+    told = {key: edits(view.rest[:covered], [each.data for each in seen]) for key, seen in records.items()}
+    same = [key for key, edited in told.items() if None not in edited]
+    if len(same) != 1 or True not in told[same[0]]:
         return view
-    record = records[found[0][1]]
+    record = records[same[0]]
     return replace(view, hashes=chain_behind(view.rest, record), seen=record)
 
 
 def applied_tokens(view: View, compaction: Compaction) -> int:
     """The estimated prompt after `compaction` is applied."""
-    covered, start = compaction.covered_messages, compaction.start
-    sent = dict(enumerate(covered_as_sent(view.rest, compaction)))
-    if compaction.covered_part is not None and start == covered < len(view.rest):
-        sent[start] = _shown_rest(view.rest, compaction)[start]
-    kept = view.prefix_tokens + sum(view.sizes[view.prefix + len(sent) :])
-    kept += sum(_sent_size(view, view.prefix + at, message) for at, message in sent.items() if message is not None)
-    kept += view.image_tokens(place for place in compaction.images if place[0] < start)
-    return kept + view.count_text(compaction.record) + 8
+    sent = enumerate(as_sent(view.rest, compaction), view.prefix)
+    kept = view.prefix_tokens + sum(_sent_size(view, index, message) for index, message in sent if message is not None)
+    images = view.image_tokens(place for place in compaction.images if place[0] < compaction.start)
+    return kept + images + view.count_text(compaction.record) + 8
 
 
 def _sent_size(view: View, index: int, new: Message) -> int:

@@ -10,13 +10,11 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count as numbers
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.cuts import ends, outside_thoughts
 from litellm_compaction.core.messages import (
-    NO_MARKS,
     JsonValue,
     Message,
     ToolCall,
@@ -27,7 +25,7 @@ from litellm_compaction.core.messages import (
     with_text,
 )
 from litellm_compaction.core.rounds import calls_by_position, rounds
-from litellm_compaction.core.stretches import Kind, Stretch, parts_of, stretches_of
+from litellm_compaction.core.stretches import Kind, Stretch, parts_of, texts_of, with_texts
 
 REMOVED = "[An earlier message was removed.]"
 # Of the text in place of data, in any vocabulary.
@@ -39,7 +37,7 @@ _LEAST_SAVED_CHARS = 80
 _ARGUMENTS_CHARS = 120
 _SHRINKING: frozenset[Kind] = frozenset({"data", "recurring"})
 # Chat, responses and messages; LiteLLM has made chat parts of all of them before a guarded deployment is chosen.
-_IMAGE_KINDS = frozenset({"image_url", "input_image", "image"})
+_IMAGE_KINDS = ("image_url", "input_image", "image")
 _REASONING_KEYS = frozenset({"reasoning_content", "reasoning", "thinking_blocks", "reasoning_details"})
 
 How: TypeAlias = Literal["whole", "words", "line", "gone"] | int
@@ -48,18 +46,13 @@ ImagePlace: TypeAlias = tuple[int, int]
 
 
 class Form(NamedTuple):
-    """The form in which a message is sent; one without a form is sent without its reasoning and images.
+    """The form in which a message is sent; one without a form is sent without its reasoning and images."""
 
-    Attributes:
-        position: of the message, after the leading system ones.
-        how: `whole`; `words` for all but attached data; `line` for a tool's result as one line, or a message with a
-            line for its data; `gone`; or how many characters of head and tail, 0 for a line in their place.
-        size: that a result had when it became a line, since a client may have cleared it later.
-    """
-
-    position: int
+    position: int  # After the leading system messages.
+    # `whole`; `words` for all but attached data; `line` for a tool's result as one line, or a message with a line for
+    # its data; `gone`; or how many characters of head and tail, 0 for a line in their place.
     how: How
-    size: str = ""
+    size: str = ""  # That a result had when it became a line, since a client may have cleared it later.
 
 
 def in_forms(
@@ -69,23 +62,22 @@ def in_forms(
 
     Those before `start` are gone unless they have a form, the last one for a position; `images` stay.
     """
-    known = {each.position: each for each in forms}
-    calls = calls_by_position(messages) if any(each.how == "line" for each in known.values()) else {}
+    form_of = {each.position: each for each in forms}
+    calls = calls_by_position(messages) if any(each.how == "line" for each in form_of.values()) else {}
 
     def sent(at: int, message: Message) -> Message | None:
-        _, how, size = known.get(at, (at, None, ""))
-        if how == "gone":
+        _, how, size = form_of.get(at, (at, None, ""))
+        if how == "gone" or (how is None and at < start):
             return None
         if how in ("whole", "words"):
             return message if how == "whole" else without_data(message)
         if isinstance(how, int):
-            text = ends(normal_text(message), how) if how else REMOVED
-            return with_text(_bare(message, at, images), text)
+            return with_text(_bare(message, at, images), ends(normal_text(message), how) if how else REMOVED)
         if how == "line" and message.role == "tool":
-            return with_text(_without_images(message, at, images), line_for(message, calls.get(at), size))
+            return with_text(_bare(message, at, images), line_for(message, calls.get(at), size))
         return _bare(without_data(message) if how else message, at, images)
 
-    return [sent(at, message) if at >= start or at in known else None for at, message in enumerate(messages)]
+    return [sent(at, message) for at, message in enumerate(messages)]
 
 
 def line_for(result: Message, call: ToolCall | None, size: str = "") -> str:
@@ -96,9 +88,8 @@ def line_for(result: Message, call: ToolCall | None, size: str = "") -> str:
 
 def size_of(result: Message) -> str:
     """The size of a result as its line tells it."""
-    text = result.text
-    line_count = text.count("\n", 0, len(text) - 1) + 1
-    return f"{line_count} lines" if line_count > 1 else f"about {roughly_tokens(text)} tokens"
+    line_count = result.text.count("\n", 0, len(result.text) - 1) + 1
+    return f"{line_count} lines" if line_count > 1 else f"about {roughly_tokens(result.text)} tokens"
 
 
 def called(call: ToolCall | None) -> str:
@@ -112,25 +103,24 @@ def called(call: ToolCall | None) -> str:
 def lines_for(messages: Sequence[Message]) -> dict[int, str]:
     """The shorter text for each result and each message with data, what comes again later first, then the oldest."""
     calls = calls_by_position(messages)
-    marked = [at for at, each in enumerate(messages) if each.marks is not NO_MARKS]
-    again = [at for at in marked if any(_shrinks(each, {"recurring"}) for _, each in stretches_of(messages[at]))][:-1]
-    found = {
+    shorter = {
         at: line_for(message, calls.get(at)) if message.role == "tool" else without_data(message).text
         for at, message in enumerate(messages)
         if message.role in ("tool", "user")
     }
-    shrinking = [at for at, line in found.items() if len(messages[at].text) - len(line) >= _LEAST_SAVED_CHARS]
-    return {at: found[at] for at in sorted(shrinking, key=lambda at: (at not in again, at))}
+    shrinking = [at for at, text in shorter.items() if len(messages[at].text) - len(text) >= _LEAST_SAVED_CHARS]
+    again = [at for at in shrinking if messages[at].marks.lines and data_of(messages[at], {"recurring"})][:-1]
+    return {at: shorter[at] for at in sorted(shrinking, key=lambda at: (at not in again, at))}
 
 
 # ------------------------------------------------------------------ data that a client attached
 
 
-def data_of(message: Message) -> Message | None:
+def data_of(message: Message, kinds: Collection[Kind] = _SHRINKING) -> Message | None:
     """The data that `without_data` leaves out, as a result of a tool; None for none."""
-    found: list[str] = []
-    with_shorter_data(message, found.append)
-    return parse_message({"role": "tool", "content": "\n".join(found)}) if found else None
+    data: list[str] = []
+    with_shorter_data(message, data.append, kinds)
+    return parse_message({"role": "tool", "content": "\n".join(data)}) if data else None
 
 
 def without_data(message: Message) -> Message:
@@ -148,32 +138,22 @@ def with_shorter_data(
     """
     if message.role != "user" or message.is_synthetic:
         return message
-    content = message.raw.get("content")
-    found = iter(parts_of(message))
 
-    def shown(part: JsonValue) -> JsonValue:
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-            return {**part, "text": shown(part["text"])}
-        if not isinstance(part, str):
-            return part
+    def shown(text: str, stretches: Sequence[Stretch]) -> str:
         pieces, kept = [], 0
-        for each in next(found):
-            body = part[each.body : each.body_end]
-            shorter = shorten(body) if _shrinks(each, kinds) else None
-            shorter = _REMOVED_DATA.format(tokens=roughly_tokens(body)) if shorter == "" else shorter
-            if shorter is not None and len(shorter) < len(body):
-                pieces += [part[kept : each.body], "\n", shorter.strip("\n"), "\n" * (each.body_end < each.end)]
+        for each in stretches:
+            data = text[each.body : each.body_end]
+            is_long = len(data) - len(_REMOVED_DATA) >= _LEAST_SAVED_CHARS
+            shorter = shorten(data) if is_long and each.kind in kinds else None
+            shorter = _REMOVED_DATA.format(tokens=roughly_tokens(data)) if shorter == "" else shorter
+            if shorter is not None and len(shorter) < len(data):
+                pieces += [text[kept : each.body], "\n", shorter.strip("\n"), "\n" * (each.body_end < each.end)]
                 kept = each.body_end
-        return "".join((*pieces, part[kept:]))
+        return "".join((*pieces, text[kept:]))
 
-    changed = list(map(shown, content)) if isinstance(content, list) else shown(content)
-    if changed == content:
-        return message
-    return replace(parse_message({**message.raw, "content": changed}), marks=message.marks)
-
-
-def _shrinks(stretch: Stretch, kinds: Collection[Kind]) -> bool:
-    return stretch.kind in kinds and stretch.body_end - stretch.body - len(_REMOVED_DATA) >= _LEAST_SAVED_CHARS
+    texts = texts_of(message)
+    changed = list(map(shown, texts, parts_of(message)))
+    return message if changed == texts else replace(with_texts(message, changed), marks=message.marks)
 
 
 # ------------------------------------------------------------------ reasoning and images
@@ -181,34 +161,25 @@ def _shrinks(stretch: Stretch, kinds: Collection[Kind]) -> bool:
 
 def image_parts(message: Message) -> list[JsonValue]:
     content = message.raw.get("content")
-    return [part for part in content if _is_image(part)] if isinstance(content, list) else []
+    parts = content if isinstance(content, list) else []
+    return [part for part in parts if isinstance(part, Mapping) and part.get("type") in _IMAGE_KINDS]
 
 
 def _bare(message: Message, at: int, images: Collection[ImagePlace]) -> Message:
     """`message` without its reasoning, and without its images but those in `images`."""
+    raw, content = message.raw, message.raw.get("content")
     if message.role == "assistant":
-        if not _REASONING_KEYS.isdisjoint(message.raw):
-            message = parse_message({key: value for key, value in message.raw.items() if key not in _REASONING_KEYS})
-        if "<think" in message.text and isinstance(content := message.raw.get("content"), str):
+        raw = {key: value for key, value in raw.items() if key not in _REASONING_KEYS}
+        if isinstance(content, str) and "<think" in content:
             first, *others = outside_thoughts(content)
             said = "".join((first, *(part.lstrip() for part in others)))
             # Some templates refuse an assistant message that says nothing and calls nothing.
-            return with_text(message, said or ("" if message.calls else "[Old reasoning was removed.]"))
-    return _without_images(message, at, images)
-
-
-def _without_images(message: Message, at: int, staying: Collection[ImagePlace]) -> Message:
-    content = message.raw.get("content")
-    if not isinstance(content, list) or not image_parts(message):
-        return message
-    index, note = numbers(), {"type": "text", "text": "[An image was here; it was removed.]"}
-    parts = [note if _is_image(part) and (at, next(index)) not in staying else part for part in content]
-    return message if parts == content else parse_message({**message.raw, "content": parts})
-
-
-def _is_image(part: JsonValue) -> bool:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    return isinstance(kind, str) and kind in _IMAGE_KINDS
+            raw = {**raw, "content": said or ("" if message.calls else "[Old reasoning was removed.]")}
+    if isinstance(content, list):
+        going = {id(part) for index, part in enumerate(image_parts(message)) if (at, index) not in images}
+        note = {"type": "text", "text": "[An image was here; it was removed.]"}
+        raw = {**raw, "content": [note if id(part) in going else part for part in content]}
+    return message if raw == message.raw else parse_message(raw)
 
 
 # ------------------------------------------------------------------ as a client orders it
@@ -219,21 +190,14 @@ class ClearOrder:
     """Anthropic's `clear_tool_uses_20250919`: which old results to clear, and from which size on.
 
     Source: anthropic, `types/beta/beta_clear_tool_uses_20250919_edit_param.py`.
-
-    Attributes:
-        above_tokens: of the prompt; 0 if the number of calls decides, `above_calls`.
-        keep: so many calls, the newest ones, keep their results.
-        at_least_tokens: less is not worth a changed prefix; 0 for any.
-        excluded: tools whose results stay.
-        inputs: the calls' arguments go, too: of all tools, or of those named.
     """
 
-    above_tokens: int = 0
+    above_tokens: int = 0  # Of the prompt; 0 if the number of calls decides.
     above_calls: int = 0
-    keep: int = 3
-    at_least_tokens: int = 0
-    excluded: frozenset[str] = frozenset()
-    inputs: bool | frozenset[str] = False
+    keep: int = 3  # So many calls, the newest ones, keep their results.
+    at_least_tokens: int = 0  # Less is not worth a changed prefix.
+    excluded: frozenset[str] = frozenset()  # Tools whose results stay.
+    inputs: bool | frozenset[str] = False  # The calls' arguments go, too: of all tools, or of those named.
 
 
 def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) -> tuple[tuple[Message, ...], int]:
@@ -241,15 +205,15 @@ def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) 
     found = list(rounds(messages))
     calls = [made for each in found for made in each.made]
     is_due = prompt_tokens > order.above_tokens if order.above_tokens else len(calls) > order.above_calls
-    old = {each for each in calls[: max(len(calls) - order.keep, 0)] if each.call.name not in order.excluded}
-    answered = ((at, made) for each in found for at, made in each.results.items() if messages[at].role == "tool")
-    gone = {at: made for at, made in answered if is_due and made in old and messages[at].text != _CLEARED}
-    shown = list(messages)
-    for at, made in gone.items():
-        shown[at] = with_text(shown[at], _CLEARED)
-        if order.inputs is True or (order.inputs and made.call.name in order.inputs):
-            shown[made.at] = _without_input(shown[made.at], made.place)
-    return tuple(shown), len({*gone.values()})
+    old = {made for made in calls[: max(len(calls) - order.keep, 0)] if is_due and made.call.name not in order.excluded}
+    shown, gone = list(messages), set()
+    for at, made in (answer for each in found for answer in each.results.items()):
+        if made in old and messages[at].role == "tool" and messages[at].text != _CLEARED:
+            gone.add(made)
+            shown[at] = with_text(messages[at], _CLEARED)
+            if order.inputs is True or (order.inputs and made.call.name in order.inputs):
+                shown[made.at] = _without_input(shown[made.at], made.place)
+    return tuple(shown), len(gone)
 
 
 def _without_input(message: Message, place: int) -> Message:
@@ -268,17 +232,17 @@ def state_calls(messages: Sequence[Message]) -> dict[tuple[int, int], bool]:
 
     A tool has such calls if its lists of objects come again with at least half of their texts the same.
     """
-    groups: defaultdict[str, list[tuple[tuple[int, int], set[str]]]] = defaultdict(list)
+    tools: defaultdict[str, dict[tuple[int, int], set[str]]] = defaultdict(dict)
     for at, message in enumerate(messages):
         for place, call in enumerate(message.calls):
             if texts := state_texts(call):
-                groups[call.name].append(((at, place), texts))
-    return {
-        where: where == group[-1][0]
-        for group in groups.values()
-        if any(2 * len(one & other) >= max(len(one), len(other)) for (_, one), (_, other) in pairwise(group))
-        for where, _ in group
-    }
+                tools[call.name][at, place] = texts
+    again = (
+        list(states)
+        for states in tools.values()
+        if any(2 * len(one & other) >= max(len(one), len(other)) for one, other in pairwise(states.values()))
+    )
+    return {place: place == places[-1] for places in again for place in places}
 
 
 def state_texts(call: ToolCall) -> set[str]:
@@ -287,7 +251,7 @@ def state_texts(call: ToolCall) -> set[str]:
         values = json.loads(call.arguments) if "[{" in call.arguments.replace(" ", "") else None
     except (ValueError, RecursionError):
         return set()
-    lists = [value for value in (values.values() if isinstance(values, dict) else ()) if isinstance(value, list)]
+    lists = (value for value in (values.values() if isinstance(values, dict) else ()) if isinstance(value, list))
     states = (value for value in lists if len(value) > 1 and all(isinstance(item, dict) for item in value))
-    texts = ([text for text in item.values() if isinstance(text, str)] for value in states for item in value)
-    return {max(each, key=len, default="") for each in texts}
+    items = (item.values() for value in states for item in value)
+    return {max((text for text in item if isinstance(text, str)), key=len, default="") for item in items}

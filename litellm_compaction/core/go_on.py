@@ -37,10 +37,6 @@ _CLOSE_THINKING = (
     "You were interrupted by the length limit while you were thinking. The end of your thoughts is quoted here.\n\n"
     "{thoughts}\n\nDo not think any further: answer now, with what you have.{switch}"
 )
-_EMPTY = "(interrupted)"
-_BRIDGE = "Go on."
-# Share of the partial's own bound: of thoughts that are quoted only the end is worth its room.
-_THOUGHTS_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +52,11 @@ class Partial:
     def is_thoughts(self) -> bool:
         """Nothing but thinking has come."""
         return bool(self.text.strip() or self.reasoning.strip()) and is_only_thoughts(self.text)
+
+    @property
+    def is_quoted(self) -> bool:
+        """Its thoughts are shown in place of its text."""
+        return self.closes or not self.text.strip()
 
     @property
     def thoughts(self) -> str:
@@ -81,38 +82,28 @@ def continued_request(
 ) -> tuple[Message, ...]:
     """The conversation that was being answered, with the partial answer and the request to go on.
 
-    Args:
-        messages: as the client sent them.
-        partial: the answer so far.
-        tail_tokens: so much stays verbatim; an earlier part becomes a message of its own, which may be covered.
-        count: tokens of a text.
-        ends_in_answer: without the request (`can_end_in_answer` holds), nor white space at the end, which most
-            vocabularies join with the next word.
-        switch: a word for the model itself to think no more; "" for none.
+    So many tokens of the answer's end stay verbatim; an earlier part becomes a message of its own, which may be
+    covered. One that `ends_in_answer` (`can_end_in_answer` holds) has no request, nor white space at the end, which
+    most vocabularies join with the next word. `switch` is a word for the model itself to think no more; "" for none.
     """
-    if _is_quoted(partial):
-        share = 1.0 if ends_in_answer else _THOUGHTS_SHARE
-        thoughts = _last(partial.thoughts.rstrip(), int(tail_tokens * share), count)
-        if not thoughts:
-            return tuple(messages)
-        ending = (*messages, replace(_assistant(thoughts), is_synthetic=True))
-        return ending if ends_in_answer else asked_to_go_on(ending, partial, switch)
-    text = partial.text.rstrip() if ends_in_answer else partial.text
-    tail = _last(text, tail_tokens, count)
-    head = text[: len(text) - len(tail)]
-    opening = [_assistant(head), _ours(_BRIDGE)] if head.strip() else []
-    shown = tail if head.strip() else text
+    text = partial.thoughts if partial.is_quoted else partial.text
+    text = text.rstrip() if ends_in_answer or partial.is_quoted else text
+    shown = _last(text, tail_tokens, count)
+    if not shown:
+        return tuple(messages)
+    head = "" if partial.is_quoted else text[: len(text) - len(shown)]
+    opening = [_assistant(head), _ours("Go on.")] if head.strip() else []
     ending = (*messages, *opening, replace(_assistant(shown), is_synthetic=True))
-    return ending if ends_in_answer else asked_to_go_on(ending, partial)
+    return ending if ends_in_answer else asked_to_go_on(ending, partial, switch)
 
 
 def asked_to_go_on(messages: Sequence[Message], partial: Partial, switch: str = "") -> tuple[Message, ...]:
     """Adds the request to go on to a list of `continued_request`, perhaps compacted; it quotes thoughts."""
     *before, ending = messages
-    if _is_quoted(partial):
-        word = f" {switch}" if switch else ""
+    if partial.is_quoted:
         asked = _CLOSE_THINKING if partial.closes else _THINK_ON
-        return (*before, _assistant(_EMPTY), _ours(asked.format(thoughts=ending.text, switch=word)))
+        word = f" {switch}" if switch else ""
+        return (*before, _assistant("(interrupted)"), _ours(asked.format(thoughts=ending.text, switch=word)))
     return (*before, replace(ending, is_synthetic=False), _ours(_REQUEST_JSON if partial.is_json else _REQUEST))
 
 
@@ -123,33 +114,22 @@ def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compac
     answer after them it stands for.
     """
     prefix = system_prefix_length(messages)
-    ours = next((index for index, message in enumerate(messages) if message.asks_to_go_on), None)
     # The answer's first part stands before our first request to go on.
-    own = compaction.covered_messages if ours is None else ours - 1 - prefix
-    if compaction.covered_messages <= own:
+    ours = next((index for index, message in enumerate(messages) if message.asks_to_go_on), len(messages) + 1)
+    covered, own = compaction.covered_messages, ours - 1 - prefix
+    if covered <= own:
         return compaction
-    covered = messages[prefix + own : prefix + compaction.covered_messages]
-    covered_part = compaction.covered_part
-    if compaction.is_record:
-        covered_part = part_covered_by("".join(message.text for message in covered if not message.is_synthetic))
+    said = "".join(each.text for each in messages[prefix + own : prefix + covered] if not each.is_synthetic)
+    segments = compaction.segments
     return replace(
         compaction,
         covered_messages=own,
         start=min(compaction.start, own),
         forms=tuple(each for each in compaction.forms if each.position < own),
-        images=tuple(place for place in compaction.images if place[0] < own),
         covered_hash=hashes[own],
-        segments=tuple(
-            replace(segment, covered_messages=min(segment.covered_messages, own)) for segment in compaction.segments
-        ),
-        covered_part=covered_part,
-        words_hash="",
-        seen=(),
+        segments=tuple(replace(each, covered_messages=min(each.covered_messages, own)) for each in segments),
+        covered_part=part_covered_by(said) if compaction.is_record else compaction.covered_part,
     )
-
-
-def _is_quoted(partial: Partial) -> bool:
-    return partial.closes or not partial.text.strip()
 
 
 def _last(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:

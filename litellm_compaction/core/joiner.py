@@ -1,20 +1,16 @@
 """Joins a partial answer and its continuation: no word lost, none twice.
 
-Called by the relay, which sends what `Joiner.feed` returns. The beginning of a continuation loses a reasoning block
-(only its tag if the partial ends inside one), an announcement ("Sure, I'll continue:"), a reopened fence, and a repeat
-of the partial's end. Each way in which a model starts again (last words, line, paragraph, everything) is the same
-event: the continuation begins with an end of the partial. White space is not compared, since models lose and collapse
-it at the seam.
+The beginning of a continuation loses a reasoning block (only its tag if the partial ends inside one), an announcement
+("Sure, I'll continue:"), a reopened fence, and a repeat of the partial's end. Each way in which a model starts again
+(last words, line, paragraph, everything) is the same event: the continuation begins with an end of the partial. White
+space is not compared, since models lose and collapse it at the seam.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Callable
-from functools import cached_property
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from litellm_compaction.core.cuts import (
     FENCE,
@@ -26,16 +22,10 @@ from litellm_compaction.core.cuts import (
     open_think,
 )
 
-# A continuation begins with something new, with the shown text sent back, or with another part or words about it.
-Opening: TypeAlias = Literal["undecided", "new", "echo", "anew"]
-
 # Shorter ones could be the answer's own words.
 _LEAST_ECHO_CHARS, _LEAST_START_CHARS = 12, 24
-_LINE_CHARS = 160
 # An announcement may have two lines and a fence after them.
-_MOST_OPENINGS = 3
-# Of a partial answer that does not come again as a whole, from its start or from a place that was shown.
-_SEARCHED_CHARS = 8_000
+_LINE_CHARS, _MOST_OPENINGS = 160, 3
 # Of a repeat; of one from inside a word (a URL, base64); of one in the unfinished line that stands nowhere else.
 _TELLING_CHARS, _TELLING_WORDS, _INSIDE_WORD_CHARS, _RARE_CHARS = 12, 3, 24, 6
 _ROW = re.compile(r"[ \t>]*(?:\||[-*+] |\d+[.)] )")
@@ -56,8 +46,8 @@ _ANNOUNCEMENT = re.compile(
     r"[^:：]*[:：]?|\.{3,}|…",
     re.IGNORECASE,
 )
-# A longer sentence may be the answer's.
-_SAYS_NO_MORE = re.compile(r"[:：…][*_)\]）]*\Z|\bwhere I\b|\A(?:\S+ ){1,2}\S+\Z")
+# A longer sentence may be the answer's, and one word a program's output.
+_SAYS_NO_MORE = re.compile(r"[^!-~].*[:：…][*_)\]）]*\Z|\bwhere I\b|\A(?:\S+ ){1,2}\S+\Z")
 _OPENING_SIGNS = frozenset(":：\"'“„«‹「『(（[`>")
 
 
@@ -72,49 +62,38 @@ class Joiner:
             answer is not white space.
         shown: the end of the partial with which a server was told to go on itself; "" if the model was asked to.
         is_trusted: the server has shown that it does, so that nothing but an echo of `shown` is taken out.
-
-    Attributes:
-        opening: how the continuation begins.
-        echoed_text: the part of the shown text that the server has sent back; taken out as well.
     """
 
     # More than 12 attributes: the beginning of a continuation comes in pieces, and each is a fact known of it so far.
     def __init__(self, partial: str, *, shown: str = "", is_trusted: bool = False) -> None:
-        self.opening: Opening = "undecided" if partial else "new"
-        self.echoed_text = ""
+        # The continuation begins with something new, or with another part of the answer or words about it.
+        self.opening: Literal["undecided", "new", "anew"] = "undecided" if partial else "new"
+        # What was taken out: shown text that the server has sent back; all else but white space and tags.
+        self.echoed_text = self.removed_text = ""
         self._ending = Ending(partial)
         # In a text that repeats itself an echo looks like the next round.
         echo = _dense(shown)
         is_telling = len(echo) >= _LEAST_ECHO_CHARS and not self._ending.repeats_itself(echo)
         self._echo = echo if is_telling else ""
-        self._is_open_thought = open_think(partial)
-        self._is_inside_thought = self._drops_space = self._ended = False
-        self._removed: list[str] = []
-        self._held: list[str] = []
-        # Of what is held, without white space.
-        self._read = ""
+        self._is_trusted, self._is_open_thought = is_trusted, open_think(partial)
+        self._drops_space = self._ended = self._is_complete = False
+        # What is held, and the same without white space.
+        self._text = self._read = ""
         # Where it may start: in the held text, and in what is read of it.
         self._starts: list[tuple[int, int]] = []
-        # Each takes out of the held text what is its own, and returns True when it has no more to wait for.
-        rules = (self._take_echo,) if is_trusted else (self._take_thought, self._take_repeat)
-        self._rules: deque[Callable[[], bool]] = deque((*rules, self._take_space) if partial else ())
-
-    @property
-    def removed_text(self) -> str:
-        """The other text that was taken out of the continuation so far, but for white space and tags."""
-        return "".join(self._removed)
 
     def feed(self, delta: str) -> str:
         """Returns the text that can be sent now that `delta` has arrived; may be empty."""
-        if not self._rules:
-            return delta
-        self._held.append(delta)
-        self._read += _dense(delta)
-        if not (self._ended or delta.strip()):
-            return ""
-        while self._rules and self._rules[0]():
-            self._rules.popleft()
-        return "" if self._rules else self._taken()
+        if self.opening == "undecided":
+            self._text += delta
+            self._read += _dense(delta)
+            if not (self._ended or delta.strip()) or not (self._is_past_thought() and self._is_past_repeat()):
+                return ""
+            delta, self._text = self._text, ""
+        if self._drops_space:
+            delta = delta.lstrip()
+            self._drops_space = not delta
+        return delta
 
     def finish(self, *, is_complete: bool = False) -> str:
         """Returns the text that is left when the continuation has ended by itself.
@@ -122,83 +101,56 @@ class Joiner:
         Not called before a further restart, which brings the held text again. If it `is_complete`, a reasoning block
         that was never closed may hold the answer, and none of it is lost.
         """
-        self._ended = True
-        text = self.feed("")
-        if is_complete and self._is_inside_thought:
-            text = self.removed_text
-            self._removed.clear()
-        return text
-
-    def _taken(self) -> str:
-        text = "".join(self._held)
-        self._held, self._read = [], ""
-        return text
+        self._ended, self._is_complete = True, is_complete
+        return self.feed("")
 
     def _hold(self, text: str) -> None:
-        self._held, self._read = [text], _dense(text)
+        self._text, self._read = text, _dense(text)
 
-    def _decided(self, text: str, new: int, *, is_echo: bool) -> None:
-        """Goes on with the text from `new` on."""
-        if is_echo:
-            self.opening, self.echoed_text = "echo", text[:new]
-        else:
-            self.opening = "anew" if text[:new].strip() else "new"
-            self._removed.append(text[:new])
-        self._hold(text[new:])
+    def _is_past_thought(self) -> bool:
+        if self._is_trusted or not self._read.startswith(THINK_START):
+            return self._is_trusted or self._ended or not THINK_START.startswith(self._read)
+        inside = self._text.lstrip().removeprefix(THINK_START)
+        if self._is_open_thought:
+            self._hold(inside)
+            return True
+        thought, tag, rest = inside.partition(THINK_END)
+        is_answer = not tag and self._is_complete
+        self.removed_text = "" if is_answer else thought
+        if tag or self._ended:
+            self._hold(thought if is_answer else rest)
+        return bool(tag) or self._is_complete
 
-    def _take_echo(self) -> bool:
-        if len(self._read) < len(self._echo) and self._echo.startswith(self._read) and not self._ended:
-            return False
-        is_echo = self._echo != "" and self._read.startswith(self._echo)
-        text = self._taken()
-        self._decided(text, _place_behind(text, len(self._echo)) if is_echo else 0, is_echo=is_echo)
-        self._drops_space = self._ending.tail[-1].isspace()
-        return True
-
-    def _take_thought(self) -> bool:
-        if not self._is_inside_thought:
-            if len(self._read) < len(THINK_START) and THINK_START.startswith(self._read) and not self._ended:
-                return False
-            if not self._read.startswith(THINK_START):
-                return True
-            self._hold("".join(self._held).lstrip().removeprefix(THINK_START))
-            if self._is_open_thought:
-                return True
-        thought, tag, rest = self._taken().partition(THINK_END)
-        # The end may be the beginning of the tag.
-        settled = len(thought) if tag or self._ended else max(len(thought) - len(THINK_END) + 1, 0)
-        self._removed.append(thought[:settled])
-        self._hold(rest if tag else thought[settled:])
-        self._is_inside_thought = not tag
-        return bool(tag)
-
-    def _take_repeat(self) -> bool:
+    def _is_past_repeat(self) -> bool:
+        text, read, ending = self._text, self._read, self._ending
         if not self._starts:
-            text = "".join(self._held)
-            starts = _starts(text, self._ending, ended=self._ended)
+            starts = [0] if self._is_trusted else _starts(text, ending, ended=self._ended)
             self._starts = [(start, len(_dense(text[:start]))) for start in starts]
         # Once what was read says another thing than the partial, more text changes nothing.
-        may_repeat = any(self._read[begin:] in self._ending.dense for _, begin in self._starts)
+        may_be_echo = self._echo.startswith(read)
+        may_repeat = may_be_echo if self._is_trusted else any(read[at:] in ending.dense for _, at in self._starts)
         if not self._starts or (may_repeat and not self._ended):
             return False
-        begins_like_shown = self._read[:_LEAST_START_CHARS] == self._echo[:_LEAST_START_CHARS] != ""
-        text = self._taken()
         # A later start is taken for the repeat that follows it.
-        repeats = [(start, self._ending.repeated_chars(text[start:])) for start, _ in reversed(self._starts)]
-        start, repeated_chars = next((repeat for repeat in repeats if repeat[1]), (self._starts[0][0], 0))
+        repeats = [(start, self._repeated_chars(text[start:])) for start, _ in reversed(self._starts)]
+        start, repeated_chars = next((each for each in repeats if each[1]), (self._starts[0][0], 0))
         new = start + repeated_chars
-        self._decided(text, new, is_echo=self._echo == _dense(text[:new]) != "")
-        if self.opening == "new" and begins_like_shown:
-            self.opening = "anew"
+        begins_alike = read[:_LEAST_START_CHARS] == self._echo[:_LEAST_START_CHARS] != ""
+        if is_echo := self._echo == _dense(text[:new]) != "":
+            self.echoed_text = text[:new]
+        else:
+            self.removed_text += text[:new]
+        self.opening = "anew" if not is_echo and (text[:new].strip() or begins_alike) else "new"
+        self._text = text[new:]
         # The partial ends with the white space of the seam, or by `settled_length` none can follow.
-        last = self._ending.tail[-1]
-        self._drops_space = last.isspace() or (not repeated_chars and (new > 0 or is_no_space(last)))
+        is_certain = not self._is_trusted and not repeated_chars and (new > 0 or is_no_space(ending.last_char))
+        self._drops_space = ending.last_char.isspace() or is_certain
         return True
 
-    def _take_space(self) -> bool:
-        if self._drops_space:
-            self._hold(self._taken().lstrip())
-        return not self._drops_space or bool(self._read)
+    def _repeated_chars(self, text: str) -> int:
+        if not self._is_trusted:
+            return self._ending.repeated_chars(text)
+        return _place_behind(text, len(self._echo)) if self._echo and self._read.startswith(self._echo) else 0
 
 
 def _starts(text: str, ending: Ending, *, ended: bool) -> list[int]:
@@ -224,21 +176,14 @@ def _opening(line: str, ending: Ending) -> tuple[int, bool]:
     """The length of what may be left out of a first line, 0 for nothing, and if it is certain to be no answer."""
     opener = FENCE.fullmatch(line[:_LINE_CHARS])
     if opener is not None and ending.fence is not None:
-        language = fence_language(opener["info"])
-        return len(line), bool(language) and language == ending.fence
-    announcement = _ANNOUNCEMENT.match(line[:_LINE_CHARS])
-    if announcement is None or line[0].islower():
-        return 0, False
-    is_alone = announcement.end() == len(line.rstrip())
-    if not is_alone and not announcement[0].endswith((":", "：", "…", "...")):
+        return len(line), fence_language(opener["info"]) == ending.fence != ""
+    said = _ANNOUNCEMENT.match(line[:_LINE_CHARS])
+    is_alone = said is not None and said.end() == len(line.rstrip())
+    if said is None or line[0].islower() or not (is_alone or said[0].endswith((":", "：", "…", "..."))):
         return 0, False
     # On one line with its announcement, new text is only believed to be new if no sentence could start there.
-    said = announcement[0].strip()
-    # One word may be a program's output.
-    is_phrase = " " in said or not said.isascii()
-    is_certain = announcement["says"] is not None and is_phrase and _SAYS_NO_MORE.search(said) is not None
-    may_say = not ending.invites_speech and (is_alone or ending.is_inside_sentence)
-    return announcement.end(), may_say and is_certain
+    may_say = said["says"] is not None and not ending.invites_speech and (is_alone or ending.is_inside_sentence)
+    return said.end(), may_say and _SAYS_NO_MORE.search(said[0].strip()) is not None
 
 
 class Ending:
@@ -253,32 +198,26 @@ class Ending:
 
     def __init__(self, partial: str) -> None:
         self.dense = _dense(partial)
-        self.tail = partial[-_SEARCHED_CHARS:]
         self.fence = open_fence(partial)
-        written = self.tail.rstrip()
-        self.invites_speech = written[-1:] in _OPENING_SIGNS and self.fence is None
-        is_open = written[-1:].isalnum() or written[-1:] == ","
-        self.is_inside_sentence = is_open and "\n" not in self.tail[len(written) :]
-        self._places = [place for place, char in enumerate(self.tail) if not char.isspace()]
-        self._last_line = partial[partial.rfind("\n") + 1 :]
+        self.last_char = partial[-1:]
+        self._partial, self._last_line = partial, partial[partial.rfind("\n") + 1 :]
+        last = self.dense[-1:]
+        self.invites_speech = last in _OPENING_SIGNS and self.fence is None
+        self.is_inside_sentence = (last.isalnum() or last == ",") and self._last_line.strip() != ""
 
     def repeated_chars(self, text: str) -> int:
         """Returns how much of the beginning of `text`, in its characters, says the end of the partial again."""
-        read = _dense(text)
-        searched = min(len(read), len(self._places))
-        # A longer end is looked for by its beginning.
-        longer = self.dense.find(read[:_SEARCHED_CHARS])
-        for start in (max(longer, 0), *range(len(self.dense) - searched, len(self.dense))):
-            block = self.dense[start:]
-            if block[:1] != read[:1] or not read.startswith(block):
+        read, dense = _dense(text), self.dense
+        for start in range(max(len(dense) - len(read), 0), len(dense)):
+            # Most are other ones from their beginning on.
+            if not read.startswith(dense[start : start + _LEAST_START_CHARS]) or not read.startswith(dense[start:]):
                 continue
-            end = _place_behind(text, len(block))
-            if not block or not self._is_telling(start, text[end : end + 1]):
-                continue
-            if self.repeats_itself(block) or block + block in self.dense:
-                return 0
-            if not self._is_row(block):
-                return end
+            block, end = dense[start:], _place_behind(text, len(dense) - start)
+            if self._is_telling(start, text[end : end + 1]):
+                if self.repeats_itself(block) or block + block in dense:
+                    return 0
+                if not self._is_row(block):
+                    return end
         # A line of code that begins again, with its own indentation.
         again = text.lstrip("\n")
         if self._last_line[:2].isspace() and self._last_line.strip() and again.startswith(self._last_line):
@@ -289,17 +228,12 @@ class Ending:
         """Returns True if the partial goes round by `block`, its end without white space."""
         return (block + block).find(block, 1) < len(block) or self.dense.endswith(block + block)
 
-    @cached_property
-    def _doubles_words(self) -> bool:
-        words = self.tail.split()
-        return any(word == after and len(word) >= _RARE_CHARS and _has_letter(word) for word, after in pairwise(words))
-
     def _is_row(self, block: str) -> bool:
         """Rows have come twice in a row, and a repeat of `block` would make another one of them."""
         last_line = _dense(self._last_line)
         if len(last_line) >= _RARE_CHARS and self.dense.endswith(last_line + block):
             return True
-        lines = [line for line in self.tail.split("\n") if line.strip()]
+        lines = [line for line in self._partial.split("\n") if line.strip()]
         rows = [_dense(line) if _ROW.match(line) else "" for line in lines]
         if not rows[-1] or not any(row == after and len(row) >= _RARE_CHARS for row, after in pairwise(rows)):
             return False
@@ -309,23 +243,23 @@ class Ending:
 
     def _is_telling(self, start: int, follower: str) -> bool:
         """A repeat of `dense[start:]`, with `follower` after it ("" for nothing), can hardly be chance."""
-        chars = len(self.dense) - start
-        if chars > len(self._places):
-            return True
-        place = self._places[-chars]
-        block = self.tail[place:]
+        place, chars = _place_behind(self._partial, start + 1) - 1, len(self.dense) - start
+        block = self._partial[place:]
         # "the cat" is not repeated by "the cats".
         if block[-1].isspace() and _is_word(self.dense[-1]) and _is_word(follower):
             return False
-        if place > 0 and _is_word(self.tail[place - 1]) and _is_word(block[0]):
+        if place > 0 and _is_word(self._partial[place - 1]) and _is_word(block[0]):
             return chars >= _INSIDE_WORD_CHARS
-        wide = sum(is_no_space(char) and char.isalpha() for char in block)
+        wide = sum(is_no_space(char) and char.isalpha() for char in self.dense[start : start + _TELLING_CHARS])
         if chars + wide >= _TELLING_CHARS or sum(map(_has_letter, block.split())) >= _TELLING_WORDS:
             return True
         if len(block) > len(self._last_line) or self._last_line.lstrip()[:1] == "|" or follower.strip():
             return False
         is_line = chars == len(_dense(self._last_line)) and len(block.split()) > 1
-        is_long = is_line or (chars >= _RARE_CHARS and not self._doubles_words)
+        doubled = (
+            word for word, after in pairwise(self._partial.split()) if word == after and len(word) >= _RARE_CHARS
+        )
+        is_long = is_line or (chars >= _RARE_CHARS and not any(map(_has_letter, doubled)))
         return is_long and _has_letter(block) and self.dense.find(self.dense[start:]) == start
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -31,12 +31,12 @@ _NOTICES = regex.compile(
 )
 # A client that writes thoughts into its text leaves this if they were a notice only.
 _EMPTY_THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>\s*</think(?:ing)?>\s*")
-_REASONING_KEYS = ("reasoning_content", "reasoning")
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking_blocks")
 # For an answer of nothing but a notice: some templates refuse an empty message, or two users in a row.
 NO_ANSWER = "(interrupted)"
 _SYSTEM_ROLES = frozenset({"system", "developer"})
-# Reading and writing more at once would hold up other threads, and with them the event loop.
-_HASHED_CHARS, _MOST_PARSED_CHARS = 262_144, 1_000_000
+# Reading more at once would hold up other threads, and with them the event loop.
+_MOST_PARSED_CHARS = 1_000_000
 _THINK, _THINK_END = "<think>", "</think>"
 
 
@@ -54,8 +54,7 @@ class Marks:
     """The forms by which a conversation's client is known in it (`stretches.py`); texts are levelled."""
 
     names: frozenset[str] = frozenset()  # Of elements.
-    lines: frozenset[str] = frozenset()  # That begin the client's paragraphs, or end the person's.
-    items: frozenset[str] = frozenset()  # Those that follow in such paragraphs, and what such lines begin with.
+    lines: frozenset[str] = frozenset()  # Of the client's paragraphs, and at the end of the person's.
     is_beside: bool = False  # No answer separates a message from the one next to it.
 
 
@@ -96,6 +95,7 @@ class Request:
     tool_choice: JsonValue = None
     # Other fields that a server may write into the prompt, by their names (`documents`, `chat_template_kwargs`).
     extras: JsonObject = field(default_factory=dict)
+    token_ids: int | None = None  # The number of those that a text completion consists of, in place of a message.
 
     @property
     def has_own_template(self) -> bool:
@@ -106,15 +106,16 @@ class Request:
 
 def parse_message(raw: JsonObject) -> Message:
     """Parses the client's JSON; whatever a server may accept gets a place. A ValueError says that it has no role."""
-    role = raw.get("role")
+    role, content, calls = raw.get("role"), raw.get("content"), raw.get("tool_calls")
     if not isinstance(role, str):
         raise ValueError("a message without a role")  # noqa: TRY004 - one error type for every bad shape
-    text, other_parts = _content(raw.get("content"))
-    calls = raw.get("tool_calls")
+    if not isinstance(content, list):
+        content = [] if content is None else [content if isinstance(content, str) else _dumped(content)]
+    others = [part for part in content if part_text(part) is None]
     return Message(
         role=role,
-        text=text,
-        other_parts=other_parts,
+        text="\n".join(text for part in content if (text := part_text(part)) is not None),
+        other_parts=tuple(_string(part.get("type")) if isinstance(part, Mapping) else "unknown" for part in others),
         reasoning=_string(raw.get("reasoning_content") or raw.get("reasoning")),
         calls=tuple(map(_call, calls)) if isinstance(calls, list) else (),
         call_id=_string(raw.get("tool_call_id")),
@@ -131,21 +132,21 @@ def merged(messages: Sequence[Message], text: str, parts: Sequence[JsonValue] = 
 
     Strict templates refuse two users in a row. Text becomes parts only if there is more than text before the last.
     """
-    *earlier, last = messages
-    if parts or any(message.other_parts for message in earlier):
-        own = (part for each in messages for part in _parts(each))
-        return _with_content(last, [_text_part(text), *parts, *own])
-    text += "".join(f"{message.text}\n\n" for message in earlier)
+    *earlier, last = messages or (user_message(""),)
     content = last.raw.get("content")
-    return _with_content(last, [_text_part(text), *content] if isinstance(content, list) else text + last.text)
+    if parts or any(message.other_parts for message in earlier):
+        content = [_text_part(text), *parts, *(part for each in messages for part in _parts(each))]
+    else:
+        text += "".join(f"{message.text}\n\n" for message in earlier)
+        content = [_text_part(text), *content] if isinstance(content, list) else text + last.text
+    return parse_message({**last.raw, "content": content})
 
 
 def with_text(message: Message, text: str) -> Message:
     """`message` with its text replaced; parts that are not text stay, after the text."""
     content = message.raw.get("content")
-    if not isinstance(content, list):
-        return _with_content(message, text)
-    return _with_content(message, [_text_part(text), *(part for part in content if not is_text_part(part))])
+    others = [part for part in content if part_text(part) is None] if isinstance(content, list) else []
+    return parse_message({**message.raw, "content": [_text_part(text), *others] if isinstance(content, list) else text})
 
 
 def with_only_text(message: Message, text: str) -> Message:
@@ -163,92 +164,14 @@ def with_only_text(message: Message, text: str) -> Message:
     return with_text(parse_message(raw), "")
 
 
-def _with_content(message: Message, content: JsonValue) -> Message:
-    return parse_message({**message.raw, "content": content})
-
-
 def _text_part(text: str) -> JsonValue:
     return {"type": "text", "text": text}
 
 
-def system_prefix_length(messages: Sequence[Message]) -> int:
-    """The number of system or developer messages that open the list."""
-    return next((index for index, message in enumerate(messages) if not message.is_system), len(messages))
-
-
-def newest_user_index(messages: Sequence[Message]) -> int | None:
-    """The index of the newest message with the role `user` that is not ours, of any writer, or None."""
-    places = range(len(messages) - 1, -1, -1)
-    return next((at for at in places if messages[at].role == "user" and not messages[at].is_synthetic), None)
-
-
-def without_notices(text: str) -> str:
-    """`text` without the lines that we put into answers: clients send them back as the assistant's words."""
-    if not any(sign in text for sign in "⚙✅⚠"):
-        return text
-    # Other threads run meanwhile.
-    stripped: str = _NOTICES.sub("", text, concurrent=True)
-    return text if stripped == text else _EMPTY_THOUGHTS.sub("", stripped)
-
-
-def cleaned(message: Message) -> Message:
-    """`message` without our notices in its text and its reasoning; the same object when there are none."""
-    if message.role != "assistant":
-        return message
-    thoughts = {key: message.raw[key] for key in (*_REASONING_KEYS, "thinking_blocks") if key in message.raw}
-    left = {key: _without_notices_in(value, "thinking") for key, value in thoughts.items()}
-    gone = {key for key, value in left.items() if not value and thoughts[key]}
-    raw = {key: left.get(key, value) for key, value in message.raw.items() if key not in gone}
-    if without_notices(message.text) != message.text:
-        empty: JsonValue = "" if message.calls else NO_ANSWER
-        if isinstance(raw.get("content"), list) and empty:
-            empty = [{"type": "text", "text": empty}]
-        raw["content"] = _without_notices_in(raw.get("content"), "text") or empty
-    return message if raw == message.raw else parse_message(raw)
-
-
-def render_arguments(arguments: str) -> str:
-    """Tool arguments as they read, not as JSON escapes them."""
-    try:
-        parsed: JsonValue = json.loads(arguments)
-        if not isinstance(parsed, dict):
-            return arguments
-        return ", ".join(
-            f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-            for key, value in parsed.items()
-        )
-    except (ValueError, RecursionError):
-        return arguments
-
-
-def visible_text(message: Message) -> str:
-    """The text of a message as a model reads it, with its calls and their arguments."""
-    called = (f"{call.name}({render_arguments(call.arguments)})" for call in message.calls)
-    return "\n".join((without_notices(message.text), *called))
-
-
-def is_text_part(part: JsonValue) -> bool:
-    """Returns True for text in either shape that clients send."""
-    return isinstance(part, str) or (isinstance(part, Mapping) and isinstance(part.get("text"), str))
-
-
-def last_assistant_index(messages: Sequence[Message]) -> int:
-    """Returns -1 for none."""
-    return next((index for index in range(len(messages) - 1, -1, -1) if messages[index].role == "assistant"), -1)
-
-
-def _content(content: JsonValue) -> tuple[str, tuple[str, ...]]:
-    """The text of a content, and the types of its other parts."""
-    if not isinstance(content, list):
-        text = "" if content is None else content if isinstance(content, str) else _dumped(content)
-        return text, ()
-    others = (part for part in content if not is_text_part(part))
-    types = (_string(part.get("type")) if isinstance(part, Mapping) else "unknown" for part in others)
-    return "\n".join(_part_text(part) for part in content if is_text_part(part)), tuple(types)
-
-
-def _part_text(part: JsonValue) -> str:
-    return part if isinstance(part, str) else _string(part.get("text")) if isinstance(part, Mapping) else ""
+def part_text(part: JsonValue) -> str | None:
+    """Returns the text of a part of a content, in either shape that clients send; None for any other part."""
+    text = part.get("text") if isinstance(part, Mapping) else part
+    return text if isinstance(text, str) else None
 
 
 def _parts(message: Message) -> Sequence[JsonValue]:
@@ -265,22 +188,6 @@ def _call(call: JsonValue) -> ToolCall:
     return ToolCall(id=_string(call.get("id")), name=_string(function.get("name")), arguments=written)
 
 
-def _without_notices_in(content: JsonValue, key: str) -> JsonValue:
-    """A text, or parts with their text under `key`, freed of notices; parts that were nothing else are left out."""
-    if isinstance(content, str):
-        return without_notices(content)
-    if not isinstance(content, list):
-        return content
-    kept: list[JsonValue] = []
-    for part in content:
-        text = part if isinstance(part, str) else part.get(key) if isinstance(part, Mapping) else None
-        if not isinstance(text, str) or (stripped := without_notices(text)) == text:
-            kept.append(part)
-        elif stripped:
-            kept.append({**part, key: stripped} if isinstance(part, Mapping) else stripped)
-    return kept
-
-
 def _dumped(value: JsonValue) -> str:
     # Value by value: written at once, a large one would hold up all other threads.
     return "".join(json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value))
@@ -290,27 +197,101 @@ def _string(value: JsonValue) -> str:
     return value if isinstance(value, str) else ""
 
 
-def chain(messages: Sequence[Message], *, after: str = "") -> tuple[str, ...]:
-    """The hash chain of a conversation: entry i stands for exactly the first i messages after the leading system ones.
+def system_prefix_length(messages: Sequence[Message]) -> int:
+    """The number of system or developer messages that open the list."""
+    return next((index for index, message in enumerate(messages) if not message.is_system), len(messages))
 
-    Equal entries mean equal normal forms: notices, reasoning and cache markers do not count, null equals "", text is
-    trimmed, tool arguments are compared as parsed JSON. `after` is the entry that stands for all before the first one.
-    """
-    digest = bytes.fromhex(after) if after else hashlib.blake2b(b"litellm_compaction:1", digest_size=16).digest()
-    entries = [digest.hex()]
-    for message in messages[0 if after else system_prefix_length(messages) :]:
-        hashed = hashlib.blake2b(key=digest, digest_size=16)
-        for piece in _normal_form(message):
-            hashed.update(piece)
-        digest = hashed.digest()
-        entries.append(digest.hex())
-    return tuple(entries)
+
+def newest_user_index(messages: Sequence[Message]) -> int | None:
+    """The index of the newest message with the role `user` that is not ours, of any writer, or None."""
+    places = range(len(messages) - 1, -1, -1)
+    return next((at for at in places if messages[at].role == "user" and not messages[at].is_synthetic), None)
+
+
+def last_assistant_index(messages: Sequence[Message]) -> int:
+    """Returns -1 for none."""
+    return next((index for index in range(len(messages) - 1, -1, -1) if messages[index].role == "assistant"), -1)
+
+
+def without_notices(text: str) -> str:
+    """`text` without the lines that we put into answers: clients send them back as the assistant's words."""
+    if not any(sign in text for sign in "⚙✅⚠"):
+        return text
+    # Other threads run meanwhile.
+    stripped: str = _NOTICES.sub("", text, concurrent=True)
+    return text if stripped == text else _EMPTY_THOUGHTS.sub("", stripped)
+
+
+def cleaned(message: Message) -> Message:
+    """`message` without our notices in its text and its reasoning; the same object when there are none."""
+    told = (*_REASONING_KEYS, "content") if message.role == "assistant" else ()
+    raw = {key: _without_notices_in(value) if key in told else value for key, value in message.raw.items()}
+    if raw == message.raw:
+        return message
+    gone = {key for key in told if not raw.get(key) and message.raw.get(key)}
+    empty = {"content": "" if message.calls else NO_ANSWER} if "content" in gone else {}
+    return parse_message({**{key: value for key, value in raw.items() if key not in gone}, **empty})
+
+
+def _without_notices_in(content: JsonValue) -> JsonValue:
+    """A text, a part, or parts, freed of notices; a part that was nothing else is "", and left out of several."""
+    if isinstance(content, list):
+        freed = [_without_notices_in(part) for part in content]
+        return [part for part, was in zip(freed, content, strict=True) if part or not was]
+    if isinstance(content, Mapping):
+        kept = {
+            key: _without_notices_in(content[key]) for key in ("text", "thinking") if isinstance(content.get(key), str)
+        }
+        return "" if any(content[key] and not text for key, text in kept.items()) else {**content, **kept}
+    return without_notices(content) if isinstance(content, str) else content
+
+
+def render_arguments(arguments: str) -> str:
+    """Tool arguments as they read, not as JSON escapes them."""
+    try:
+        parsed: JsonValue = json.loads(arguments)
+        if not isinstance(parsed, dict):
+            return arguments
+        said = (
+            (key, each if isinstance(each, str) else json.dumps(each, ensure_ascii=False))
+            for key, each in parsed.items()
+        )
+        return ", ".join(f"{key}: {value}" for key, value in said)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def visible_text(message: Message) -> str:
+    """The text of a message as a model reads it, with its calls and their arguments."""
+    called = (f"{call.name}({render_arguments(call.arguments)})" for call in message.calls)
+    return "\n".join((without_notices(message.text), *called))
 
 
 def roughly_tokens(text: str) -> int:
     """One token for four ASCII characters, one for any other: if no counter is at hand (12 languages)."""
     plain = len(text.encode("ascii", "ignore"))
     return plain // 4 + len(text) - plain
+
+
+def chain(messages: Sequence[Message], *, after: str = "") -> tuple[str, ...]:
+    """The hash chain of a conversation: entry i stands for exactly the first i messages after the leading system ones.
+
+    Equal entries mean equal normal forms: notices, reasoning and cache markers do not count, null equals "", text is
+    trimmed, tool arguments are compared as parsed JSON. `after` is the entry that stands for all before the first one.
+    """
+    digest = bytes.fromhex(after) if after else hashlib.blake2b(b"litellm_compaction:2", digest_size=16).digest()
+    entries = [digest.hex()]
+    for message in messages[0 if after else system_prefix_length(messages) :]:
+        digest = hashlib.blake2b(_normal_form(message), key=digest, digest_size=16).digest()
+        entries.append(digest.hex())
+    return tuple(entries)
+
+
+def _normal_form(message: Message) -> bytes:
+    text, others = normal_text(message), [normal_part(part) for part in _parts(message) if part_text(part) is None]
+    calls = [[call.id, call.name, canonical_arguments(call.arguments)] for call in message.calls]
+    beside = json.dumps([message.role, calls, message.call_id, others], sort_keys=True, default=str)
+    return f"{beside}\n{text}".encode("utf-8", "surrogatepass")
 
 
 def normal_text(message: Message) -> str:
@@ -321,22 +302,6 @@ def normal_text(message: Message) -> str:
         end = text.find(_THINK_END) if text.startswith(_THINK) else -1
         text = text[end + len(_THINK_END) :] if end >= 0 else text
     return text.strip()
-
-
-def _normal_form(message: Message) -> Iterator[bytes]:
-    content = message.raw.get("content")
-    others = [normal_part(part) for part in content if not is_text_part(part)] if isinstance(content, list) else []
-    text = normal_text(message)
-    calls = [[call.id, call.name, canonical_arguments(call.arguments)] for call in message.calls]
-    yield _json([message.role, ""])[:-2]
-    for start in range(0, len(text), _HASHED_CHARS):
-        # As ASCII each character is written by itself.
-        yield _json(text[start : start + _HASHED_CHARS])[1:-1]
-    yield b'",' + _json([calls, message.call_id, others])[1:]
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"), default=str).encode()
 
 
 def canonical_arguments(arguments: str) -> str:
@@ -351,6 +316,4 @@ def canonical_arguments(arguments: str) -> str:
 
 def normal_part(part: JsonValue) -> JsonValue:
     """A part of a content as the hash chain sees it: without cache markers."""
-    if isinstance(part, Mapping):
-        return {key: value for key, value in part.items() if key != "cache_control"}
-    return part
+    return {key: part[key] for key in part if key != "cache_control"} if isinstance(part, Mapping) else part

@@ -7,14 +7,13 @@ sizes, the budget and the stored compactions, and carries the decision out.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
-from typing import Literal, NamedTuple, TypeAlias
+from itertools import islice, pairwise
+from typing import Literal, TypeAlias
 
-from litellm_compaction.core.budget import Budget, CompactionOptions, gains
+from litellm_compaction.core.budget import Budget, CompactionOptions, gained_tokens
 from litellm_compaction.core.compaction import Compaction, applied_tokens, is_undone, usable
 from litellm_compaction.core.forms import Form, ImagePlace, lines_for, size_of
 from litellm_compaction.core.messages import Message, parse_message, user_message
@@ -22,46 +21,36 @@ from litellm_compaction.core.view import RECORD_TOKENS, View, answered_round
 
 # A summary costs the most of what stays, and says the least of what the next step needs. It may have the second share
 # if the first is too small for a good one; one below the least says too little for its cost.
-_SUMMARY_SHARE, _SUMMARY_MOST_SHARE = 0.20, 0.40
-_GOOD_SUMMARY_TOKENS, _LEAST_SUMMARY_TOKENS, _SUMMARY_ROOM_SHARE = 150, 96, 0.75
-_LEDGER_SHARE, _EDIT_LEDGER_SHARE = 0.55, 0.15
+_SUMMARY_SHARE, _SUMMARY_MOST_SHARE, _GOOD_SUMMARY_TOKENS, _LEAST_SUMMARY_TOKENS = 0.20, 0.40, 150, 96
+_LEDGER_SHARE, _EDIT_LEDGER_SHARE, _IMAGES_SHARE = 0.55, 0.15, 0.50
 # The user's own words: of the target, the person's first ones of the window; and the marks of their lines.
-_WORDS_TARGET_RATIO, _WORDS_HEAD_TOKENS = 0.25, 12
-TASK_WINDOW_RATIO, _TASK_ROOM_RATIO = 0.1, 1.1
+_WORDS_TARGET_RATIO, TASK_WINDOW_RATIO, _TASK_ROOM_RATIO, _WORDS_HEAD_TOKENS = 0.25, 0.1, 1.1, 12
 # Of frozen summaries; and of the target, if all that stays is read again and every change costs that.
 _FROZEN_TARGET_RATIO, _DEEP_RATIO = 0.25, 0.65
-# Of images beside a record; and of the trigger's line, up to which recent messages stay where a caller wants that.
-_IMAGES_SHARE, _STAYING_RATIO = 0.50, 0.85
+# Of the trigger, up to which recent messages stay where a caller wants that.
+_STAYING_RATIO = 0.85
 # "Last request from user was: " in any vocabulary.
 _LEAD_IN_TOKENS = 12
 # What the next turn adds: the most of so many before it; a sentence or two if there were none yet.
 _LATEST_STEPS, _USUAL_GROWTH_RATIO = 3, 0.02
-
-Question: TypeAlias = Literal["none", "choice", "summary"]
+# Of a candidate that never does.
+_NONE_TOKENS = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A new compaction to make.
+    """A new compaction to make."""
 
-    Attributes:
-        draft: what it will be, still without its ledger and without a model's words.
-        question: what a model is asked for: a summary, which messages may go or become shorter, or nothing.
-        base: the compaction whose summaries it continues; rewritten into one if it `integrates` them.
-        summary_tokens: bound on the model's words, or on the base's summary, which goes on.
-        ledger_tokens: bound on the ledger; at least `ledger_min_tokens` if a summary is longer than planned.
-        now_tokens: the prompt without it, and afterwards at most `predicted_tokens`, if a model chooses about that.
-    """
-
-    draft: Compaction
-    question: Question
-    base: Compaction | None = None
+    draft: Compaction  # Still without its ledger and without a model's words.
+    # What a model is asked for: a summary, which messages may go or become shorter, or nothing.
+    question: Literal["none", "choice", "summary"]
+    base: Compaction | None = None  # Its summaries go on, rewritten into one if the step `integrates` them.
     integrates: bool = False
-    summary_tokens: int = 0
+    summary_tokens: int = 0  # Bound on the model's words, or on the base's summary.
     ledger_tokens: int
-    ledger_min_tokens: int = 0
-    now_tokens: int = 0
-    predicted_tokens: int
+    ledger_min_tokens: int = 0  # If a summary is longer than planned.
+    now_tokens: int = 0  # The prompt without it, for a model that chooses.
+    predicted_tokens: int  # The most that it leaves.
 
     @property
     def is_record(self) -> bool:
@@ -81,6 +70,11 @@ class Send:
     compaction: Compaction | None = None
     is_undone: bool = False
 
+    @property
+    def waiting(self) -> Compaction | None:
+        """The compaction, if it was written ahead and has not been sent yet."""
+        return self.compaction if self.compaction and self.compaction.state == "ready" else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Make:
@@ -99,57 +93,57 @@ Plan: TypeAlias = Send | Make | Refuse
 
 def plan(view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]) -> Plan:
     """Decides about a conversation: the first candidate that does, what changes the least and costs nothing first."""
-    is_wanted, known = budget.is_wanted, usable(view, stored)
-    if budget.rules.keeps_what_fits:
-        return _plan_client_summary(view, budget, options, known)
-    if not is_wanted and budget.own.fits(view.tokens) and is_undone(view, stored):
+    if not budget.is_wanted and budget.own.fits(view.tokens) and is_undone(view, stored):
         return Send(is_undone=True)
-    if not is_wanted and not budget.own.triggers(view.tokens):
-        # A compacted prompt stays compacted, although the count has settled a little lower since: the same bytes, and
-        # the server's cache stays warm. A window that has grown is worth a fresh start.
-        lasting = (each for each in known if each.state != "ready" and each.window_tokens >= budget.window_tokens)
-        return Send(compaction=next(lasting, None))
+    candidates = _candidates(view, budget, options, usable(view, stored))
+    return next(decision for decision, tokens, most_tokens in candidates if tokens <= most_tokens)
+
+
+def _candidates(
+    view: View, budget: Budget, options: CompactionOptions, known: Sequence[Compaction]
+) -> Iterator[tuple[Plan, int, int]]:
+    """What may be done, in the order of its cost; what it leaves; and the most that it may leave.
+
+    For a summary that the client goes on with in place of its history no model is asked, and no more goes than has to:
+    the known record stands for the oldest part.
+    """
+    own, keeps_what_fits = budget.own, budget.rules.keeps_what_fits
+    reusable = () if keeps_what_fits else known
+    in_effect = [each for each in reusable if each.state != "ready"]
+    # A compacted prompt stays compacted, although the count has settled a little lower since: the same bytes, and the
+    # server's cache stays warm. A window that has grown is worth a fresh start.
+    lasting = next((each for each in in_effect if each.window_tokens >= budget.window_tokens), None)
+    yield Send(compaction=lasting), view.tokens, _NONE_TOKENS if budget.is_wanted else own.trigger_tokens
     view, budget = _with_answered_round(view, budget, known)
-    current, current_tokens = _in_effect(view, budget, known)
-    is_due = is_wanted or budget.triggers(current_tokens)
-    if current and (not is_due or (budget.may_wait(current_tokens) and not view.messages[-1].is_synthetic)):
-        return Send(compaction=current)
-    now_tokens = min(view.tokens, current_tokens)
-    for each in (each for each in known if each.state == "ready" and not is_wanted):
-        if gains(tokens := applied_tokens(view, each), now_tokens) and not budget.triggers(tokens):
-            return Send(compaction=each)
-    rich = next((each for each in known if each.state != "provisional"), None)
-    planner = Planner(view=view, budget=budget, options=options, base=rich)
-    records = planner.records() if budget.fits(view.floor_tokens) else ()
-    is_worth_it = bool(records) and gains(records[0].predicted_tokens, now_tokens)
-    if records and not is_worth_it and now_tokens > budget.latest_start_tokens:
-        # Its answer would be stopped at once, so less gain will do; for that no model is asked.
-        records = planner.records(asks=False)
-        is_worth_it = records[0].predicted_tokens <= budget.latest_start_tokens
-    if is_worth_it:
-        return Make(steps=(*filter(None, (planner.edit(), planner.choice(records[0], now_tokens))), *records))
-    # No cut gains enough to be worth a model call: send what fits.
-    if current and budget.fits(current_tokens):
-        return Send(compaction=current)
-    return _sent_or_made(view, budget, records)
-
-
-def _in_effect(view: View, budget: Budget, known: Sequence[Compaction]) -> tuple[Compaction | None, int]:
-    """The first compaction in effect below the trigger, else the one that leaves the least; and what it leaves."""
-    found: list[tuple[Compaction | None, int]] = []
-    for each in (each for each in known if each.state != "ready"):
+    trigger_tokens = _NONE_TOKENS if budget.is_wanted else budget.trigger_tokens
+    current, current_tokens = None, view.tokens
+    for each in in_effect:
         # One by one: of fifty rounds the newest does nearly always.
-        found.append((each, applied_tokens(view, each)))
-        if not budget.is_wanted and not budget.triggers(found[-1][1]):
-            return found[-1]
-    return min(found, key=lambda each: each[1], default=(None, view.tokens))
-
-
-def _sent_or_made(view: View, budget: Budget, records: tuple[Step, ...]) -> Plan:
-    """The conversation as it is if it fits, else the records, else a refusal."""
-    if budget.own.fits(view.tokens):
-        return Send()
-    return Make(steps=records) if records else Refuse()
+        tokens = applied_tokens(view, each)
+        yield Send(compaction=each), tokens, trigger_tokens
+        if current is None or tokens < current_tokens:
+            current, current_tokens = each, tokens
+    if current is not None and not view.messages[-1].is_synthetic:
+        yield Send(compaction=current), current_tokens, budget.waiting_tokens
+    now_tokens = min(view.tokens, current_tokens)
+    most_tokens = now_tokens - 1 if keeps_what_fits else gained_tokens(now_tokens)
+    for each in (each for each in reusable if each.state == "ready"):
+        yield Send(compaction=each), applied_tokens(view, each), min(most_tokens, trigger_tokens)
+    bases = (each for each in known if each.state != "provisional" and (each.segments or not keeps_what_fits))
+    planner = _Planner(view, budget, options, next(bases, None))
+    copied = planner.records(asks=False) if budget.fits(view.floor_tokens) else ()
+    if copied:
+        records, edits = copied if keeps_what_fits else planner.records(asks=True), planner.edits()
+        steps = (*edits, *planner.choices(records[0], now_tokens), *records)
+        yield Make(steps=steps), records[0].predicted_tokens, most_tokens
+        # An answer would be stopped at once, so less gain will do; for that no model is asked.
+        most_tokens = budget.latest_start_tokens if now_tokens > budget.latest_start_tokens else _NONE_TOKENS
+        yield Make(steps=(*edits, *copied)), copied[0].predicted_tokens, most_tokens
+    # No cut gains enough to be worth a model call: what fits is sent.
+    if current is not None:
+        yield Send(compaction=current), current_tokens, budget.prompt_limit_tokens
+    yield Send(), view.tokens, own.prompt_limit_tokens
+    yield Make(steps=copied) if copied else Refuse(), 0, 0
 
 
 def _with_answered_round(view: View, budget: Budget, known: Sequence[Compaction]) -> tuple[View, Budget]:
@@ -157,157 +151,106 @@ def _with_answered_round(view: View, budget: Budget, known: Sequence[Compaction]
     staying = answered_round(view.messages)
     gone = {view.prefix + at for each in known for at in each.gone if at < each.start}
     held = replace(budget, floor_tokens=budget.floor_tokens + sum(view.sizes[index] for index in staying))
-    if not gone.isdisjoint(staying) or held.least_target_tokens > held.early_start_tokens or not staying:
+    if not gone.isdisjoint(staying) or held.target_tokens(0) > held.early_start_tokens or not staying:
         return view, budget
     return replace(view, pins=(*view.pins, *staying)), held
 
 
-def _plan_client_summary(view: View, budget: Budget, options: CompactionOptions, known: Sequence[Compaction]) -> Plan:
-    """Decides about a request for a summary that the client goes on with in place of its history.
-
-    If it is too long, the known record of the oldest part stands for as much of it as has to go, without a model call;
-    without one the oldest results become lines.
-    """
-    if not budget.own.triggers(view.tokens):
-        return Send()
-    base = next((each for each in known if each.segments and each.state != "provisional"), None)
-    planner = Planner(view=view, budget=budget, options=options, base=base)
-    record = planner.record(asks=False) if budget.fits(view.floor_tokens) else None
-    if record and record.predicted_tokens < view.tokens:
-        return Make(steps=tuple(filter(None, (planner.edit() if base is None else None, record))))
-    return _sent_or_made(view, budget, (record,) if record else ())
-
-
-class _Shares(NamedTuple):
-    """The tokens of a record's texts; `fixed` are there already, the user's own `words` are part of the ledger."""
-
-    summary: int
-    ledger: int
-    words: int
-    fixed: int
-    integrates: bool
-    asks: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planner:
+class _Planner:
     """Makes the steps for a conversation, going on from `base` if there is one."""
 
-    view: View
-    budget: Budget
-    options: CompactionOptions
-    base: Compaction | None
+    def __init__(self, view: View, budget: Budget, options: CompactionOptions, base: Compaction | None) -> None:
+        self._view, self._budget, self._options, self._base = view, budget, options, base
+        self._start, self._frozen_tokens = (base.start, view.count_text(base.summary)) if base else (0, 0)
+        # Less for a record if the server reads all of it again after every change.
+        self._target_tokens = budget.target_tokens(view.tokens, _DEEP_RATIO if options.rereads else 1.0)
+        self._room_tokens = max(self._target_tokens - budget.floor_tokens, 0)
+        self._keeps_what_fits = budget.rules.keeps_what_fits
+        self._most_tokens = min(max(budget.trigger_tokens, budget.floor_tokens), budget.prompt_limit_tokens)
+        self._recent_start = len(view.rest) - options.keep_recent_messages
+        new = [cut for cut in view.cuts if cut > (base.covered_messages if base else 0)]
+        # The last cut before the recent messages, which are spared if that is enough; and the last one of all.
+        self._edit_cuts = sorted({*[cut for cut in new if cut <= self._recent_start][-1:], *new[-1:]})
 
-    def target_tokens(self, prompt_tokens: int) -> int:
-        """The size to which a record compacts a prompt: less if the server reads all of it again after every change."""
-        target_ratio = self.budget.rules.target_ratio * (_DEEP_RATIO if self.options.rereads else 1)
-        rules = replace(self.budget.rules, keeps_what_fits=False, target_ratio=target_ratio)
-        return replace(self.budget, rules=rules).target_tokens(prompt_tokens)
-
-    def records(self, *, asks: bool = True) -> tuple[Step, ...]:
+    def records(self, *, asks: bool) -> tuple[Step, ...]:
         """The record of the strategy; after one in place of all comes what to make if no model writes it."""
-        whole, strategy = self.record(asks=asks), self.options.strategy
-        if whole is None or strategy.keeps_recent:
-            return () if whole is None else (whole,)
-        options = replace(self.options, strategy=replace(strategy, keeps_recent=True, lead_in=""))
-        keeping = replace(self, options=options).record(asks=asks)
-        return tuple(filter(None, (None if keeping and whole.question == "none" else whole, keeping)))
+        keeping = self._record(asks=asks, keeps_recent=True)
+        whole = None if self._options.strategy.keeps_recent else self._record(asks=asks, keeps_recent=False)
+        return tuple(filter(None, (whole if whole and whole.question != "none" else None, keeping)))
 
-    def record(self, *, growth_tokens: int | None = None, asks: bool = True) -> Step | None:
+    def _record(self, *, asks: bool, keeps_recent: bool) -> Step | None:
         """The record that reaches the target by a model's words, or, unless it `asks` one, by copied text alone.
 
-        It covers all there is if `growth_tokens` are still to come after it. If only what does not fit has to go, it
-        covers no more than that. None if nothing may be covered.
+        None if nothing may be covered.
         """
-        view, options, target = self.view, self.options, self.target_tokens(self.view.tokens)
-        if growth_tokens is not None:
-            target = min(max(target - growth_tokens, self.budget.least_target_tokens), target)
-        images = self._images(self._last_cut, target)
-        shares = self._shares(target, view.image_tokens(images), asks=asks)
-        start = self.base.start + (not shares.integrates) if self.base else 0
-        cuts = [cut for cut in view.cuts if cut >= start]
-        if growth_tokens is not None or not options.strategy.keeps_recent:
-            cuts = cuts[-1:]
-        if not cuts:
-            return None
-
-        def after_tokens(cut: int) -> int:
-            image_tokens = view.image_tokens(place for place in images if place[0] < cut)
-            return view.kept_tokens(cut) + shares.summary + shares.ledger + shares.fixed + image_tokens
-
-        cut = self._cut(cuts, target, after_tokens)
-        predicted_tokens = after_tokens(cut)
-        # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
-        has_spare = shares.asks and not options.writes_whole_records
-        spare = min(max(target - predicted_tokens, 0), shares.ledger) if has_spare else 0
-        draft = self._draft(
-            cut, options.strategy.writer or options.strategy.name, images, view.as_words(view.pinned(cut))
-        )
-        return Step(
-            draft=replace(draft, state="applied" if shares.asks else "provisional"),
-            question="summary" if shares.asks else "none",
-            base=self.base,
-            integrates=shares.integrates or not shares.asks,
-            summary_tokens=shares.summary,
-            ledger_tokens=shares.ledger + spare,
-            ledger_min_tokens=shares.words,
-            predicted_tokens=predicted_tokens + spare,
-        )
-
-    def _shares(self, target: int, images_tokens: int, *, asks: bool) -> _Shares:
-        options, frozen = self.options, self._frozen_tokens
+        view, base, options, target = self._view, self._base, self._options, self._target_tokens
+        last_cut, frozen, strategy = max(view.cuts, default=0), self._frozen_tokens, options.strategy
         # The user's own words come first: their room is shared out no more.
-        words = self._words_tokens(self._last_cut, target)
-        rest = self._room_tokens(target) - words - images_tokens
+        words, images = self._words_tokens(last_cut), self._images(last_cut)
+        rest = self._room_tokens - words - view.image_tokens(images)
         # If its share is too small for a summary, it may have more of it.
         summary = int(max(_SUMMARY_SHARE * rest, min(_GOOD_SUMMARY_TOKENS, _SUMMARY_MOST_SHARE * rest)))
         summary = min(options.summary_max_tokens, summary)
+        asks = asks and summary >= min(_LEAST_SUMMARY_TOKENS, options.summary_max_tokens)
         # The base's summaries are written anew in records that are whole, of two of which only the newer one holds; if
         # they have outgrown their room; or if nothing new is to be covered: the window shrank, or the record has to.
-        is_whole = options.writes_whole_records or not options.strategy.keeps_recent
-        has_outgrown = frozen > min(_FROZEN_TARGET_RATIO * target, rest - summary)
-        integrates = self.base is not None and (is_whole or has_outgrown or self._last_cut <= self.base.start)
-        asks = asks and summary >= min(_LEAST_SUMMARY_TOKENS, options.summary_max_tokens)
-        frozen = frozen if asks and not integrates else 0
-        return _Shares(
-            summary=summary if asks else int((1 - _LEDGER_SHARE) * rest),
-            # Frozen segments take from the other lines, not from the user's.
-            ledger=words + int(_LEDGER_SHARE * max(rest - frozen, 0)),
-            words=words,
-            fixed=RECORD_TOKENS + frozen + (_LEAD_IN_TOKENS if options.strategy.lead_in else 0),
+        has_outgrown = frozen > min(_FROZEN_TARGET_RATIO * target, rest - summary) or last_cut <= self._start
+        integrates = not asks or has_outgrown or options.writes_whole_records or not keeps_recent
+        start = self._start + (base is not None and not integrates)
+        cuts = [cut for cut in view.cuts if cut >= start][-1 if options.covers_all or not keeps_recent else 0 :]
+        if not cuts:
+            return None
+        frozen = 0 if integrates else frozen
+        summary = summary if asks else int((1 - _LEDGER_SHARE) * rest)
+        # Frozen segments take from the other lines, not from the user's.
+        ledger = words + int(_LEDGER_SHARE * max(rest - frozen, 0))
+        text_tokens = RECORD_TOKENS + frozen + summary + ledger + (_LEAD_IN_TOKENS if strategy.lead_in else 0)
+        cut, kept = self._cut(cuts, images, text_tokens)
+        # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
+        spare = max(target - kept - text_tokens, 0) if asks and not options.writes_whole_records else 0
+        draft = self._draft(cut, strategy.writer or strategy.name, images, start=cut)
+        return Step(
+            draft=replace(draft, state="applied" if asks else "provisional"),
+            question="summary" if asks else "none",
+            base=base,
             integrates=integrates,
-            asks=asks,
+            summary_tokens=summary,
+            ledger_tokens=ledger + min(spare, ledger),
+            ledger_min_tokens=words,
+            predicted_tokens=kept + text_tokens + min(spare, ledger),
         )
 
-    def _cut(self, cuts: Sequence[int], target: int, after_tokens: Callable[[int], int]) -> int:
-        """The first cut with which the prompt is not above `target`, else the last."""
-        budget = self.budget
-        if budget.rules.keeps_what_fits:
-            target = budget.target_tokens(self.view.tokens)
-        if self.options.writes_whole_records and budget.is_wanted:
+    def _cut(self, cuts: Sequence[int], images: Sequence[ImagePlace], text_tokens: int) -> tuple[int, int]:
+        """The first cut with which a record of so many tokens leaves little enough, else the last; and what stays."""
+        view, goal_tokens = self._view, self._most_tokens if self._keeps_what_fits else self._target_tokens
+        if self._options.writes_whole_records and self._budget.is_wanted:
             # The recent messages stay where nothing has to be compacted again at once.
-            recent = [each for each in cuts if each <= self._recent_start][-1:]
-            if recent and after_tokens(recent[0]) <= max(target, int(_STAYING_RATIO * budget.line_tokens)):
-                return recent[0]
+            cuts = cuts[max(bisect_right(cuts, self._recent_start) - 1, 0) :]
+            goal_tokens = max(goal_tokens, int(_STAYING_RATIO * self._budget.trigger_tokens))
+
+        def kept_tokens(cut: int) -> int:
+            return view.kept_tokens(cut) + view.image_tokens(place for place in images if place[0] < cut)
+
         # The kept part never grows with the cut; one look at each of 40,000 messages' cuts would add them all up.
-        return cuts[min(bisect_left(cuts, True, key=lambda each: after_tokens(each) <= target), len(cuts) - 1)]
+        at = bisect_left(cuts, True, key=lambda each: kept_tokens(each) + text_tokens <= goal_tokens)
+        cut = cuts[min(at, len(cuts) - 1)]
+        return cut, kept_tokens(cut)
 
-    def edit(self) -> Step | None:
-        """The edit that reaches the target with as few lines as possible, with images if that is enough."""
-        without_images = replace(self, options=replace(self.options, keep_images=0))
-        planners = (self, without_images) if self.options.keep_images else (self,)
-        cuts, target = self._edit_cuts if self.options.edits else (), self.budget.target_tokens(self.view.tokens)
-        return next(filter(None, (each._edit_up_to(cut, target) for each in planners for cut in cuts)), None)
+    def edits(self) -> tuple[Step, ...]:
+        """The edit that reaches the target with as few lines as possible, with images if that is enough; or ()."""
+        most_images, cuts = self._options.keep_images, self._edit_cuts if self._options.edits else ()
+        edits = (self._edit(cut, images) for images in sorted({most_images, 0}, reverse=True) for cut in cuts)
+        return tuple(islice(filter(None, edits), 1))
 
-    def _edit_up_to(self, cut: int, target: int) -> Step | None:
-        start, count = self.base.start if self.base else 0, self.view.count_text
-        draft = self._editing(cut, target, "edit")
-        ledger_tokens = self._edit_ledger_tokens(start, target)
-        tokens = applied_tokens(self.view, draft) + RECORD_TOKENS + ledger_tokens
-        covered = self.view.rest[start:cut]
-        forms = {each.position: each for each in draft.forms}
+    def _edit(self, cut: int, most_images: int) -> Step | None:
+        view, start, count = self._view, self._start, self._view.count_text
+        target = self._most_tokens if self._keeps_what_fits else self._budget.target_tokens(view.tokens)
+        draft = self._draft(cut, "edit", self._images(cut)[:most_images], start=start)
+        ledger_tokens = self._edit_ledger_tokens(start)
+        tokens = applied_tokens(view, draft) + RECORD_TOKENS + ledger_tokens
+        covered, forms = view.rest[start:cut], {each.position: each for each in draft.forms}
         for at, line in lines_for(covered).items():
-            if tokens <= target and not self.options.rereads:
+            if tokens <= target and not self._options.rereads:
                 break
             if start + at not in forms:
                 size = size_of(covered[at]) if covered[at].role == "tool" else ""
@@ -315,113 +258,84 @@ class Planner:
                 tokens -= count(covered[at].text) - count(line)
         if tokens > target:
             return None
-        draft = replace(draft, forms=tuple(sorted(forms.values())))
-        return Step(
-            draft=draft, question="none", ledger_tokens=ledger_tokens + target - tokens, predicted_tokens=target
-        )
+        draft, ledger_tokens = replace(draft, forms=tuple(sorted(forms.values()))), ledger_tokens + target - tokens
+        return Step(draft=draft, question="none", ledger_tokens=ledger_tokens, predicted_tokens=target)
 
-    def choice(self, fresh: Step, now_tokens: int) -> Step | None:
-        """The question for a pruning model before `fresh` is made; None if even the best answer leaves too much.
+    def choices(self, fresh: Step, now_tokens: int) -> tuple[Step, ...]:
+        """The question for a pruning model before `fresh` is made; () if even the best answer leaves too much.
 
         Not while an answer goes on: its client waits, and our messages are not to be judged.
         """
-        view, strategy = self.view, self.options.strategy
+        view, strategy = self._view, self._options.strategy
         if not strategy.chooses or fresh.question == "none" or view.messages[-1].is_synthetic:
-            return None
-        target = self.target_tokens(view.tokens)
+            return ()
         for cut in self._edit_cuts:
-            draft, ledger_tokens = self._editing(cut, target, strategy.name), self._edit_ledger_tokens(cut, target)
+            draft = self._draft(cut, strategy.name, self._images(cut), start=self._start)
+            ledger_tokens = self._edit_ledger_tokens(cut)
             record_tokens = RECORD_TOKENS + fresh.summary_tokens + ledger_tokens + self._frozen_tokens
             least_tokens = view.kept_tokens(cut, draft.pinned) + record_tokens
-            if gains(least_tokens, now_tokens) and not self.budget.triggers(least_tokens):
-                asked = replace(fresh, draft=draft, question="choice", integrates=False, ledger_min_tokens=0)
-                return replace(asked, now_tokens=now_tokens, ledger_tokens=ledger_tokens, predicted_tokens=target)
-        return None
+            if least_tokens <= min(gained_tokens(now_tokens), self._budget.trigger_tokens):
+                asked = replace(fresh, draft=draft, question="choice", integrates=False, ledger_tokens=ledger_tokens)
+                return (replace(asked, now_tokens=now_tokens, predicted_tokens=self._target_tokens),)
+        return ()
 
-    @property
-    def _edit_cuts(self) -> Sequence[int]:
-        """The last cut before the recent messages, which are spared if that is enough; and the last one of all."""
-        cuts = [cut for cut in self.view.cuts if cut > (self.base.covered_messages if self.base else 0)]
-        recent = [cut for cut in cuts if cut <= self._recent_start]
-        return [*dict.fromkeys((*recent[-1:], *cuts[-1:]))]
-
-    def _editing(self, covered_messages: int, target: int, level: str) -> Compaction:
-        """A compaction of the forms that the base had, and of the newly covered messages; still without a ledger.
+    def _draft(self, covered_messages: int, level: str, images: Sequence[ImagePlace], *, start: int) -> Compaction:
+        """What so many messages become, without a model's words and a ledger: a record, or forms behind the base's.
 
         Gone messages stay gone: the server's cache ends where something comes back.
         """
-        view, base = self.view, self.base
-        images = self._images(covered_messages, target)
-        stay = [at for at in base.pinned if at < base.start and view.rest[at].role != "user"] if base else []
-        pinned = tuple(sorted({*view.pinned(covered_messages), *stay}))
-        forms = {at: Form(at, "whole") for at in pinned}
-        if level != "edit":
-            # A model chooses among messages, and none of it is the person's request.
-            forms.update((each.position, each) for each in view.as_words(pinned))
-        if base is None:
-            return replace(self._draft(covered_messages, level, images, forms.values()), start=0)
-        for each in base.forms:
-            if each.position in forms:
-                forms[each.position] = each if each.how == "words" else forms[each.position]
-            elif each.position >= base.start and each.how != "whole":
+        view, base = self._view, self._base
+        forms = {each.position: each for each in view.as_words(view.pinned(covered_messages))}
+        if level == "edit":
+            forms = {at: Form(at, "whole") for at in forms}
+        before = base if start < covered_messages else None
+        for each in before.forms if before else ():
+            at, is_pinned = each.position, each.position in forms
+            if is_pinned and each.how == "words":
+                forms[at] = each
+            elif not is_pinned and at >= start and each.how != "whole":
                 # Words that are no request any more are old ones.
-                forms[each.position] = each._replace(how="line") if each.how == "words" else each
-        places = [at for at in images if at[0] >= base.covered_messages or at in base.images]
-        draft = self._draft(covered_messages, level, places, forms.values())
-        return replace(draft, start=base.start, omissions=base.omissions, covered_part=base.covered_part)
-
-    def _edit_ledger_tokens(self, covered_messages: int, target: int) -> int:
-        words_tokens = self._words_tokens(covered_messages, target)
-        return words_tokens + int(_EDIT_LEDGER_SHARE * (self._room_tokens(target) - words_tokens))
-
-    def _draft(
-        self, covered_messages: int, level: str, images: Collection[ImagePlace], forms: Collection[Form]
-    ) -> Compaction:
-        """What so many messages become after the base, without a model's words and a ledger."""
-        base, whole = self.base, {each.position for each in forms if each.how in ("whole", "words")}
+                forms[at] = each._replace(how="line") if each.how == "words" else each
+            elif not is_pinned and at < start and view.rest[at].role != "user":
+                forms[at] = each
+        whole = {at for at, how, _ in forms.values() if how in ("whole", "words")}
+        if before:
+            images = [place for place in images if place[0] >= before.covered_messages or place in before.images]
         return Compaction(
             covered_messages=covered_messages,
-            covered_hash=self.view.hashes[covered_messages],
-            start=covered_messages,
-            forms=tuple(sorted(forms)),
+            covered_hash=view.hashes[covered_messages],
+            start=start,
+            forms=tuple(sorted(forms.values())),
             round=base.round + 1 if base else 1,
             segments=base.segments if base else (),
             level=level,
-            window_tokens=self.budget.window_tokens,
-            images=tuple(sorted(at for at in images if at[0] < covered_messages and at[0] not in whole)),
+            window_tokens=self._budget.window_tokens,
+            omissions=before.omissions if before else "",
+            covered_part=before.covered_part if before else None,
+            images=tuple(at for at in images if at[0] < covered_messages and at[0] not in whole),
         )
 
-    @cached_property
-    def _frozen_tokens(self) -> int:
-        return self.view.count_text(self.base.summary) if self.base else 0
+    def _images(self, covered_messages: int) -> tuple[ImagePlace, ...]:
+        most_tokens = int(_IMAGES_SHARE * self._room_tokens)
+        return self._view.newest_images(covered_messages, most=self._options.keep_images, most_tokens=most_tokens)
 
-    @property
-    def _recent_start(self) -> int:
-        return len(self.view.rest) - self.options.keep_recent_messages
+    def _edit_ledger_tokens(self, covered_messages: int) -> int:
+        words_tokens = self._words_tokens(covered_messages)
+        return words_tokens + int(_EDIT_LEDGER_SHARE * (self._room_tokens - words_tokens))
 
-    @property
-    def _last_cut(self) -> int:
-        return max(self.view.cuts, default=0)
+    def _words_tokens(self, covered_messages: int) -> int:
+        """The room for the user's own words: up to a quarter of the target, for the task a tenth of the window.
 
-    def _room_tokens(self, target: int) -> int:
-        return max(target - self.budget.floor_tokens, 0)
-
-    def _images(self, last_cut: int, target: int) -> tuple[ImagePlace, ...]:
-        most_tokens = int(_IMAGES_SHARE * self._room_tokens(target))
-        return self.view.newest_images(last_cut, most=self.options.keep_images, most_tokens=most_tokens)
-
-    def _words_tokens(self, covered_messages: int, target: int) -> int:
-        """The room for the user's own words: up to a quarter of the target, for the task a tenth of the window."""
-        view, room = self.view, self._room_tokens(target)
+        A summary has room beside them, unless there is none in any case.
+        """
+        view, room = self._view, self._room_tokens
         needed = view.own_words_tokens(range(covered_messages))
-        task = [at for at in (view.task,) if at is not None and at < covered_messages]
-        task_tokens = int(_TASK_ROOM_RATIO * view.own_words_tokens(task))
-        task_tokens = min(task_tokens, int(TASK_WINDOW_RATIO * self.budget.window_tokens)) + _WORDS_HEAD_TOKENS
-        least, good = (int(each / _SUMMARY_MOST_SHARE) + 1 for each in (_LEAST_SUMMARY_TOKENS, _GOOD_SUMMARY_TOKENS))
-        kept = min(good, max(least, int(_SUMMARY_ROOM_SHARE * room)))
-        left = room - kept if kept <= room else room
-        most = min(max(min(int(_WORDS_TARGET_RATIO * target), room // 2), task_tokens), left)
-        return min(needed + _WORDS_HEAD_TOKENS, most) if needed else 0
+        task = view.own_words_tokens(at for at in (view.task,) if at is not None and at < covered_messages)
+        task_tokens = min(int(_TASK_ROOM_RATIO * task), int(TASK_WINDOW_RATIO * self._budget.window_tokens))
+        most = max(min(int(_WORDS_TARGET_RATIO * self._target_tokens), room // 2), task_tokens)
+        summary_room = int(_LEAST_SUMMARY_TOKENS / _SUMMARY_MOST_SHARE) + 1
+        left = room - summary_room if summary_room <= room else room
+        return min(min(needed, most) + _WORDS_HEAD_TOKENS, left) if needed else 0
 
 
 # ------------------------------------------------------------------ ahead of the next turn
@@ -434,67 +348,39 @@ def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
     return (*messages, said, user_message("")) if answer else (*messages, said)
 
 
-def plan_ahead(view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]) -> Step | None:
-    """Plans the summary of all that the server's cache holds, which a conversation of `turn_ended` will need.
-
-    None if a record exists, lines suffice, or it would gain too little: half as much comes twice as often.
-    """
-    known, trigger_tokens = usable(view, stored), budget.trigger_tokens
-    base = next((each for each in known if each.state not in ("provisional", "ready")), None)
-    covered = base.covered_messages if base else 0
-    if options.strategy.chooses or any(each.state == "ready" and each.covered_messages > covered for each in known):
-        return None
-    now_tokens = min([view.tokens, *(applied_tokens(view, each) for each in known)])
-    growth_tokens = max(trigger_tokens - now_tokens, 0)
-    planner = Planner(view=view, budget=budget, options=options, base=base)
-    fresh = planner.record(growth_tokens=growth_tokens)
-    if fresh is None or fresh.question == "none" or fresh.draft.covered_messages <= covered:
-        return None
-    most_tokens = (planner.target_tokens(trigger_tokens) + trigger_tokens) // 2
-    if fresh.predicted_tokens + growth_tokens > most_tokens or planner.edit() is not None:
-        return None
-    return replace(fresh, draft=replace(fresh.draft, state="ready"))
-
-
-def plan_reading(
-    view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]
+def plan_next(
+    view: View, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction], *, is_expected: bool
 ) -> Compaction | Step | None:
-    """Plans what the server reads for the turn after `turn_ended`; None if its cache holds the next prompt.
+    """Plans for the turn after `turn_ended` as if it went just beyond the trigger, or only if that `is_expected`.
 
-    It is a record that was written ahead, or an edit to make, if the client's usual addition would cross the trigger.
-    What the server has read is sent, even if the turn turns out too small for it.
+    A record to write now, an edit to make, or what was written ahead; None if the prompt will be what is cached, or a
+    record would gain too little: half as much comes twice as often. What is made for a larger turn is made more often.
     """
-    now = plan(view, budget, options, stored)
-    new = _new(now)
-    if new is not None or options.rereads or not isinstance(now, Send):
-        # After the text that it was made to read some servers cannot go on with another ending: they read all again.
-        return new
-    sent_tokens = applied_tokens(view, now.compaction) if now.compaction else view.tokens
-    left_tokens = (budget if now.compaction else budget.own).trigger_tokens - sent_tokens
-    if expected_growth_tokens(view, budget.window_tokens) <= left_tokens:
-        return None
-    # Just beyond the trigger: what is made for a larger turn is made more often.
-    later = view.grown(max(left_tokens + 1, 0))
-    return _new(plan(later, replace(budget, floor_tokens=later.floor_tokens), options, stored))
-
-
-def _new(decision: Plan) -> Compaction | Step | None:
-    """Returns what a decision changes of what is sent, if it needs no model for it, else None."""
-    if isinstance(decision, Make):
-        return decision.steps[0] if decision.steps[0].is_edit else None
-    sent = decision.compaction if isinstance(decision, Send) else None
-    return sent if sent and sent.state == "ready" else None
+    growth_tokens = expected_growth_tokens(view, budget.window_tokens) if is_expected else budget.window_tokens
+    # After what it was made to read a server that rereads cannot go on with another ending.
+    growth_tokens = 0 if is_expected and options.rereads else growth_tokens
+    options = replace(options, covers_all=True)
+    decision = plan(view, budget, options, stored)
+    if isinstance(decision, Send) and not decision.waiting:
+        compaction, limits = decision.compaction, budget if decision.compaction else budget.own
+        left_tokens = limits.trigger_tokens - (applied_tokens(view, compaction) if compaction else view.tokens)
+        if growth_tokens <= left_tokens:
+            return None
+        later = view.grown(max(left_tokens + 1, 0))
+        decision = plan(later, replace(budget, floor_tokens=later.floor_tokens), options, stored)
+    if not isinstance(decision, Make):
+        return decision.waiting if isinstance(decision, Send) else None
+    step, trigger_tokens = decision.steps[0], budget.trigger_tokens
+    most_tokens = (budget.target_tokens(trigger_tokens) + trigger_tokens) // 2
+    if step.question == "summary" and step.predicted_tokens <= most_tokens:
+        return replace(step, draft=replace(step.draft, state="ready"))
+    return step if step.is_edit else None
 
 
 def expected_growth_tokens(view: View, window_tokens: int) -> int:
-    """The tokens that the next turn will add to a conversation of `turn_ended`.
-
-    The largest of the last steps between two answers, of those after a call if the last answer has called tools.
-    """
-    messages, usual = view.messages, math.ceil(_USUAL_GROWTH_RATIO * window_tokens)
+    """The tokens that the next turn will add to a conversation of `turn_ended`: the most between its last answers."""
+    messages, sizes, usual = view.messages, view.sizes, math.ceil(_USUAL_GROWTH_RATIO * window_tokens)
     answers = [at for at, each in enumerate(messages) if each.role == "assistant"]
     # A call counts with its results.
-    steps = {at: sum(view.sizes[at + (not messages[at].calls) : end]) for at, end in pairwise(answers)}
-    ends_in_call = messages[-1].role == "assistant"
-    alike = [tokens for at, tokens in steps.items() if bool(messages[at].calls) == ends_in_call]
-    return max((alike if len(alike) >= _LATEST_STEPS else [*steps.values()])[-_LATEST_STEPS:], default=usual)
+    steps = [sum(sizes[at + (not messages[at].calls) : end]) for at, end in pairwise(answers)]
+    return max(steps[-_LATEST_STEPS:], default=usual)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from litellm_compaction.core.compaction import Compaction, Segment, kept_messages
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD
@@ -24,9 +24,9 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.core.prompts import FRAME_NOTE, INCORPORATES, LEDGER_TITLE, SUMMARY_TITLE, without_lead_in
 
-_HEADING = re.compile(r"\s*#{2,3} Session Summary\b(?P<rest>[^\n]*)\n?")
-_ROUND = re.compile(r"\bround\W{0,3}(\d{1,6})(?!\d)", re.IGNORECASE)
-_INCORPORATES = re.compile(r"\A" + re.escape(INCORPORATES).replace(r"\{rounds\}", r"\d{1,6}"))
+_HEADING = re.compile(r"\s*#{2,3} Session Summary\b(?:[^\n]*?\b(?i:round)\W{0,3}(\d{1,6})(?!\d))?[^\n]*\n?")
+_INCORPORATES = re.escape(INCORPORATES).replace(r"\{rounds\}", r"\d{1,6}")
+_OPENS_FRAME = re.compile(rf"{re.escape(FRAME_BEGIN)}\s*(?:{re.escape(FRAME_NOTE)}\s*)?(?:{_INCORPORATES})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ def portable(messages: Sequence[Message], compaction: Compaction | None, *, spar
     if compaction is None:
         rest = tuple(messages[system_prefix_length(messages) :])
         return Portable(base=None, kept=rest, spares_requests=spares_requests)
-    base = _as_base(compaction, covered_messages=1) if compaction.record else None
+    base = _covering(1, compaction) if compaction.record else None
     return Portable(base=base, kept=kept_messages(messages, compaction), spares_requests=spares_requests)
 
 
@@ -55,25 +55,16 @@ def portable(messages: Sequence[Message], compaction: Compaction | None, *, spar
 _RECORD = Compaction(covered_messages=1, covered_hash="", start=1, level="summary", window_tokens=2**31)
 
 
-def _as_base(compaction: Compaction, *, covered_messages: int) -> Compaction:
-    """The record of a compaction as one that covers the first messages of the conversation that it begins."""
-    return replace(
-        _RECORD,
-        covered_messages=covered_messages,
-        start=covered_messages,
-        round=compaction.round,
-        segments=tuple(replace(each, covered_messages=covered_messages) for each in compaction.segments),
-        ledger=compaction.ledger,
-        level=compaction.level,
-        omissions=compaction.omissions,
-    )
+def _covering(covered: int, record: Compaction) -> Compaction:
+    """A record as one that covers the first messages of the conversation that it begins."""
+    text, number = record.model_text, record.round
+    segments = (Segment(text=text, round=number, covered_messages=covered),) if text else ()
+    known = replace(_RECORD, round=number, ledger=record.ledger, level=record.level)
+    return replace(known, covered_messages=covered, start=covered, segments=segments)
 
 
-class Unfolded(NamedTuple):
-    """A conversation in full, and its record as compactions of its beginning; the larger one covers spared requests."""
-
-    messages: tuple[Message, ...]
-    bases: tuple[Compaction, ...] = ()
+# A conversation in full, and its record as compactions of its beginning; the larger one covers spared requests.
+Unfolded: TypeAlias = tuple[tuple[Message, ...], tuple[Compaction, ...]]
 
 
 def unfolded(messages: Sequence[Message], found: Portable, placeholder: str) -> Unfolded:
@@ -81,13 +72,12 @@ def unfolded(messages: Sequence[Message], found: Portable, placeholder: str) -> 
     prefix = system_prefix_length(messages)
     at = next((at for at, each in enumerate(messages) if at >= prefix and each.text == placeholder), None)
     if at is None:
-        return Unfolded(tuple(messages))
-    known = {each.text for each in found.kept if each.role == "user"}
-    spared = [each for each in messages[prefix:at] if each.role == "user" and each.text not in known]
+        return tuple(messages), ()
+    kept = {each.text for each in found.kept if each.role == "user"}
+    spared = [each for each in messages[prefix:at] if each.role == "user" and each.text not in kept]
     record = [_as_message(found.base)] if found.base else []
-    covered = dict.fromkeys((1, 1 + len(spared))) if found.base else {}
-    bases = tuple(_as_base(found.base, covered_messages=each) for each in covered if found.base)
-    return Unfolded((*messages[:prefix], *record, *spared, *found.kept, *messages[at + 1 :]), bases)
+    bases = tuple(_covering(each, found.base) for each in dict.fromkeys((1, 1 + len(spared))) if found.base)
+    return (*messages[:prefix], *record, *spared, *found.kept, *messages[at + 1 :]), bases
 
 
 def _as_message(base: Compaction) -> Message:
@@ -115,10 +105,8 @@ def ledger_messages(ledger: str) -> list[Message]:
             items[head][-1] += f"\n{line}"
     words, orders, lines, names = items.values()
     others = (("system", "\n".join(orders)), ("tool", "\n".join(lines)), ("assistant", ", ".join(names)))
-    return [
-        *map(user_message, words),
-        *(parse_message({"role": role, "content": content}) for role, content in others if content),
-    ]
+    raw = [{"role": role, "content": content} for role, content in others if content]
+    return [*map(user_message, words), *map(parse_message, raw)]
 
 
 class Found(NamedTuple):
@@ -143,48 +131,35 @@ def read_record(messages: Sequence[Message]) -> Found | None:
     if its heading has no number.
     """
     for at, message in enumerate(messages[: system_prefix_length(messages) + 1]):
-        text, _ = _opening(message)
+        text = _opening(message)
         heading = None if message.role == "tool" or message.calls else _HEADING.match(text)
-        if heading is None:
-            continue
-        number = _ROUND.search(heading["rest"])
-        body, words = text[heading.end() :], ""
-        if body.startswith(FRAME_BEGIN):
-            inside, _, behind = body.removeprefix(FRAME_BEGIN).partition(FRAME_END)
-            body = "\n" + _INCORPORATES.sub("", inside.strip().removeprefix(FRAME_NOTE).strip()).strip()
-            words = without_lead_in(behind.removeprefix("\n\n"))
-        return Found(at, _base(body, max(int(number[1]), 1) if number else 1), _opened_with(message, words))
+        if heading is not None:
+            body, words, number = text[heading.end() :], "", max(int(heading[1] or 1), 1)
+            if body.startswith(FRAME_BEGIN):
+                body, _, words = _OPENS_FRAME.sub("", body, count=1).partition(FRAME_END)
+            summary, _, ledger = f"\n{body.strip()}\n".partition(f"\n{LEDGER_TITLE}\n")
+            record = replace(_RECORD, round=number, omissions=summary.strip(), ledger=ledger.strip())
+            return Found(at, _covering(1, record), _opened_with(message, without_lead_in(words.removeprefix("\n\n"))))
     return None
 
 
 def headed(message: Message, round_number: int) -> Message:
     """The message that carries a record of ours, with the heading first of all, where `read_record` finds it."""
-    text, _ = _opening(message)
-    title = f"{SUMMARY_TITLE.format(round=round_number)}\n"
-    if not text.startswith(FRAME_BEGIN):
-        return message
-    return _opened_with(message, title + text.replace(title, "", 1)) or message
+    text, title = _opening(message), f"{SUMMARY_TITLE.format(round=round_number)}\n"
+    own = _opened_with(message, title + text.replace(title, "", 1)) if text.startswith(FRAME_BEGIN) else None
+    return own or message
 
 
-def _base(body: str, round_number: int) -> Compaction:
-    summary, _, ledger = (part.strip() for part in body.partition(f"\n{LEDGER_TITLE}\n"))
-    segments = (Segment(text=summary, round=round_number, covered_messages=1),) if summary else ()
-    return replace(_RECORD, round=round_number, segments=segments, ledger=ledger)
-
-
-def _opening(message: Message) -> tuple[str, list[JsonValue]]:
-    """The text that a message begins with, and the content parts behind it."""
+def _opening(message: Message) -> str:
+    """The text that a message begins with."""
     content = message.raw.get("content")
-    if isinstance(content, str):
-        return content, []
-    first, *others = content if isinstance(content, Sequence) and content else [""]
+    first = content[0] if isinstance(content, list) and content else content
     text = first.get("text") if isinstance(first, Mapping) else first
-    return text if isinstance(text, str) else "", others
+    return text if isinstance(text, str) else ""
 
 
 def _opened_with(message: Message, text: str) -> Message | None:
     """`message` with another text in front; None if nothing is left of it."""
-    content: JsonValue = text
-    if not isinstance(message.raw.get("content"), str):
-        content = [*([{"type": "text", "text": text}] if text else []), *_opening(message)[1]]
+    content: JsonValue = message.raw.get("content")
+    content = [*([{"type": "text", "text": text}] if text else []), *content[1:]] if isinstance(content, list) else text
     return parse_message({**message.raw, "content": content}) if content else None

@@ -59,7 +59,7 @@ def offered(rest: Sequence[Message], compaction: Compaction) -> list[int]:
 
     `rest` are the messages after the leading system ones, here and below.
     """
-    stays = {*compaction.pinned, *compaction.gone}
+    stays = {*compaction.pinned, *compaction.gone, *([compaction.start] if compaction.covered_part else [])}
     return [at for at in _span(compaction) if at not in stays and not (rest[at].is_system or rest[at].is_synthetic)]
 
 

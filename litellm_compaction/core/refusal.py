@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from dataclasses import replace
 
@@ -15,9 +16,10 @@ from litellm_compaction.core.transcripts import rendered_in, with_fewer_turns
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit, Share
 
+# Its client wants it sent as it is or not at all; or making it shorter failed by a fault of ours.
+UNCHANGEABLE = "nothing is compacted: `truncation` is `disabled`, or it is a text completion. Send less"
+UNPREPARED = "compacting them failed: the proxy's log has the error. Send the request again, send fewer messages"
 _LEAST_EXCERPT_TOKENS = 64
-# With less doubt a margin is what it says; with more, a number as large as the count itself.
-_SURE_RATIO = 1.05
 _GIVING_WAY: tuple[Kind, ...] = ("recurring", "data")
 _ADDED = "the client's own notes in the "
 _LESS = ", shorten the message, or set `oversized_user_message: excerpt`"
@@ -37,71 +39,49 @@ _REMEDIES = {
 def protected_shares(view: View, tools_tokens: int) -> tuple[Share, ...]:
     """Shares of the floor: system, tools, the request in work, each result that no answer has used, and its call."""
     messages, sizes, calls = view.messages, view.floor_sizes, calls_by_position(view.messages)
-    system = Share("system messages", sum(sizes[: view.prefix]))
-    found = [Share("tools", tools_tokens), Share("template", view.fixed_tokens - tools_tokens), system]
-    for index in sorted({*view.requests, *_tail(view)}):
+    fixed = {"tools": tools_tokens, "template": view.fixed_tokens - tools_tokens}
+    shares = [*fixed.items(), ("system messages", sum(sizes[: view.prefix]))]
+    for index in sorted({*view.requests, *view.tail}):
         message, name = messages[index], f"newest {messages[index].role} message"
         if message.role == "tool":
             name = f"result of tool {calls[index].name if index in calls else '(unknown)'}"
         elif index in view.requests[:-1]:
             name = "last request of the user"
         added_tokens = int(sizes[index] * (1 - words_ratio(message))) if message.role == "user" else 0
-        found += [Share(name, sizes[index] - added_tokens), Share(_ADDED + name, added_tokens)]
-    return tuple(share for share in found if share.tokens)
+        shares += [(name, sizes[index] - added_tokens), (_ADDED + name, added_tokens)]
+    return tuple(Share(name, tokens) for name, tokens in shares if tokens)
 
 
 def refusal(model: str, view: View, budget: Budget, tools_tokens: int) -> DoesNotFit:
     """The error for a request that cannot be made to fit: numbers, what takes them, and what to change."""
     shares, floor, answer = protected_shares(view, tools_tokens), budget.floor_tokens, budget.rules.answer_min_tokens
-    most, needed = floor + margin_tokens(floor, budget.likely_ratio), budget.needed_window_tokens(floor)
-    kept = f"Besides them a margin of {most - floor} tokens and {answer} tokens for the answer are kept free."
-    if budget.likely_ratio > _SURE_RATIO:
-        kept = (
-            f"These numbers are an estimate: the server may count up to {most} tokens, and has not said how many. "
-            f"{answer} tokens are kept free for the answer."
-        )
-        likely = replace(budget, likely_ratio=1.0).needed_window_tokens(floor)
-        needed = likely if likely > budget.window_tokens else needed
-    sums: Counter[str] = Counter()
+    likely, sums = replace(budget, likely_ratio=1.0).needed_window_tokens(floor), Counter[str]()
+    needed = likely if likely > budget.window_tokens else budget.needed_window_tokens(floor)
     for share in shares:
         sums[next((words for name, words in _REMEDIES.items() if share.name.startswith(name)), "")] += share.tokens
     items = ", ".join(f"{each.name} {each.tokens} tokens" for each in sorted(shares, key=lambda each: -each.tokens))
     remedy = max(sums, key=lambda words: sums[words], default="")
     said = (
-        f" that cannot be compacted (context_length_exceeded). They are: {items}. {kept} Load {model} with a context "
-        f"length of at least {needed} tokens{remedy}."
+        f" that cannot be compacted (context_length_exceeded). They are: {items}. Besides them "
+        f"{margin_tokens(floor, budget.likely_ratio)} tokens, by which the server may count more, and {answer} tokens "
+        f"for the answer are kept free. Load {model} with a context length of at least {needed} tokens{remedy}."
     )
     return _does_not_fit(budget.window_tokens, floor, said, needed, shares)
 
 
-def unchangeable(model: str, tokens: int, budget: Budget) -> DoesNotFit:
-    """The error for a request that does not fit, and that its client wants sent as it is or not at all."""
+def too_long(model: str, tokens: int, budget: Budget, why: str) -> DoesNotFit:
+    """The error for a request that does not fit as it came, and is not compacted: one of the two reasons above."""
     needed = budget.needed_window_tokens(tokens)
-    said = (
-        " (context_length_exceeded), and nothing is compacted: `truncation` is `disabled`, or it is a text completion. "
-        f"Send less, or load {model} with a context length of {needed} tokens or more."
-    )
-    return _does_not_fit(budget.window_tokens, tokens, said, needed)
+    said = f" (context_length_exceeded), and {why}, or load {model} with a context length of {needed} tokens or more."
+    return _does_not_fit(budget.window_tokens, tokens, said, needed, (Share("messages and tools", tokens),))
 
 
-def unprepared(model: str, tokens: int, window_tokens: int) -> DoesNotFit:
-    """The error for a request that is known to be too long, if making it shorter failed by a fault of ours."""
-    said = (
-        " (context_length_exceeded), and compacting them failed: the proxy's log has the error. Send the request "
-        f"again, send fewer messages, or load {model} with a larger context length."
-    )
-    return _does_not_fit(window_tokens, tokens, said, tokens)
-
-
-def _does_not_fit(window: int, tokens: int, said: str, needed: int, shares: tuple[Share, ...] = ()) -> DoesNotFit:
+def _does_not_fit(window: int, tokens: int, said: str, needed: int, shares: tuple[Share, ...]) -> DoesNotFit:
     """An error whose first sentence has the wording that agents recognize as "context length exceeded"."""
-    return DoesNotFit(
-        f"This model's maximum context length is {window} tokens. However, your messages resulted in {tokens} "
-        f"tokens{said}",
-        shares=shares or (Share("messages and tools", tokens),),
-        window_tokens=window,
-        needed_tokens=needed,
+    opening = (
+        f"This model's maximum context length is {window} tokens. However, your messages resulted in {tokens} tokens"
     )
+    return DoesNotFit(opening + said, shares=shares, window_tokens=window, needed_tokens=needed)
 
 
 def shortened(view: View, budget: Budget, *, tool_results: bool, user_message: bool) -> tuple[Message, ...] | None:
@@ -109,25 +89,20 @@ def shortened(view: View, budget: Budget, *, tool_results: bool, user_message: b
 
     Results in the open tool round may be cut, or unanswered user messages and the requests, or both.
     """
-    messages, sizes, count = view.messages, view.sizes, view.count_text
-    tail = range(view.latest_cut, len(messages))
-    results = [index for index in tail if tool_results and messages[index].role == "tool"]
-    said = (index for index in tail if messages[index].role == "user" and not messages[index].is_synthetic)
-    candidates = [*results, *(sorted({*view.requests, *said}) if user_message else [])]
-    if not candidates:
-        return None
+    changed, sizes, count = list(view.messages), view.sizes, view.count_text
+    results = [index for index in view.tail if tool_results and changed[index].role == "tool"]
+    said = {index for index in view.tail if changed[index].role == "user" and not changed[index].is_synthetic}
+    candidates = [*results, *sorted({*view.requests, *said} if user_message else ())]
     room = budget.prompt_limit_tokens - budget.floor_tokens + sum(sizes[index] for index in candidates)
-    if view.cuts:
-        # There is history to record: a summary and a ledger need room besides the excerpts.
-        room -= min(room // 2, int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens))
+    # If there is history to record, a summary and a ledger need room besides the excerpts.
+    room -= min(room // 2, int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens)) if view.cuts else 0
     level = common_level([sizes[index] for index in candidates], [1] * len(candidates), room)
     if level < _LEAST_EXCERPT_TOKENS:
         return None
-    changed = list(messages)
     for index in candidates:
+        text = changed[index].text
         if sizes[index] > level:
-            overhead = max(sizes[index] - count(messages[index].text), 0)
-            changed[index] = with_text(messages[index], excerpt(messages[index].text, level - overhead, count))
+            changed[index] = with_text(changed[index], excerpt(text, level - max(sizes[index] - count(text), 0), count))
     return tuple(changed)
 
 
@@ -137,16 +112,10 @@ def with_less_data(view: View, budget: Budget, limit_tokens: int) -> tuple[Messa
     Of a conversation that is rendered into one of them the oldest turns give way; else, if the protected messages take
     more than `limit_tokens`, a client's recurring words, then whole files, oldest first, the last to its head and tail.
     """
-    messages, count = view.messages, view.count_text
-    if budget.rules.keeps_what_fits and (at := rendered_in(messages)) is not None:
-        over_tokens = view.tokens - budget.trigger_tokens if budget.own.triggers(view.tokens) else 0
-        fewer = with_fewer_turns(messages[at], over_tokens, count)
-        return None if fewer is messages[at] else (*messages[:at], fewer, *messages[at + 1 :])
-    if budget.floor_tokens <= limit_tokens:
-        return None
+    changed, count = list(view.messages), view.count_text
     # Below the trigger, and with room for a record of the history.
-    room_tokens = int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens) if view.cuts else 0
-    excess_tokens = budget.floor_tokens - min(limit_tokens, budget.trigger_tokens - room_tokens)
+    record_tokens = int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens) if view.cuts else 0
+    excess_tokens = budget.floor_tokens - min(limit_tokens, budget.trigger_tokens - record_tokens)
 
     def shorten(data: str) -> str | None:
         nonlocal excess_tokens
@@ -158,12 +127,11 @@ def with_less_data(view: View, budget: Budget, limit_tokens: int) -> tuple[Messa
         excess_tokens -= size - (count(shown) if shown else REMOVED_TOKENS)
         return shown
 
-    changed = list(messages)
-    for kind in _GIVING_WAY:
-        for index in _tail(view):
-            changed[index] = with_shorter_data(changed[index], shorten, {kind})
-    return None if all(new is old for new, old in zip(changed, messages, strict=True)) else tuple(changed)
-
-
-def _tail(view: View) -> range:
-    return range(max(view.latest_cut, view.prefix), len(view.messages))
+    if budget.rules.keeps_what_fits and (at := rendered_in(view.messages)) is not None:
+        over_tokens = view.tokens - budget.trigger_tokens if budget.own.triggers(view.tokens) else 0
+        changed[at] = with_fewer_turns(changed[at], over_tokens, count)
+    elif budget.floor_tokens > limit_tokens:
+        for kind in _GIVING_WAY:
+            for index in view.tail:
+                changed[index] = with_shorter_data(changed[index], shorten, {kind})
+    return None if all(map(operator.is_, changed, view.messages)) else tuple(changed)

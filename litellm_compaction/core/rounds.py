@@ -6,8 +6,8 @@ one id by its place. A few clients send it as a block or a text under the role `
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -27,8 +27,7 @@ class Made(NamedTuple):
     call: ToolCall
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class Round(NamedTuple):
     """The calls of neighbouring assistant messages, one at least, and what answers them before the next such message.
 
     `results` has the call that each result answers, by the result's index.
@@ -55,47 +54,42 @@ def rounds(messages: Sequence[Message], start: int = 0) -> Iterator[Round]:
     turns = [at for at in speaking if at == start or messages[at - 1].role != "assistant"]
     for first, end in pairwise((*turns, len(messages))):
         if made := [Made(at, *each) for at in range(first, end) for each in enumerate(messages[at].calls)]:
-            yield _round(messages, made, end)
+            yield _round(messages, made, range(made[0].at + 1, end))
 
 
-def _round(messages: Sequence[Message], made: Sequence[Made], end: int) -> Round:
-    waiting: dict[str, list[int]] = {}
-    for number in reversed(range(len(made))):
-        waiting.setdefault(made[number].call.id, []).append(number)
-    behind = range(made[0].at + 1, end)
-    answered: dict[int, int] = {}
-    for at in (at for at in behind if messages[at].role == "tool"):
-        if numbers := waiting.get(messages[at].call_id):
-            # A result that comes once more is the last call's.
-            answered[at] = numbers.pop() if len(numbers) > 1 else numbers[0]
-    left = sorted({*range(len(made))}.difference(answered.values()))
+def _round(messages: Sequence[Message], made: Sequence[Made], behind: range) -> Round:
+    waiting: defaultdict[str, list[Made]] = defaultdict(list)
+    for each in reversed(made):
+        waiting[each.call.id].append(each)
+    results: dict[int, Made] = {}
+    for at in (at for at in behind if messages[at].role == "tool" and messages[at].call_id in waiting):
+        alike = waiting[messages[at].call_id]
+        # A result that comes once more is the last call's.
+        results[at] = alike.pop() if len(alike) > 1 else alike[0]
+    answered = {*results.values()}
+    left = [each for each in made if each not in answered]
     for at in (at for at in behind if left and messages[at].role in ("user", "function")):
-        numbers = [number for number in left[:_MOST_ODD_FORMS] if _answers(messages[at], made[number].call)]
-        if numbers := numbers or left[: is_text_result(messages[at])]:
-            answered[at] = numbers[0]
-            left = [number for number in left if number not in numbers]
-    return Round(
-        made=made,
-        results={at: made[number] for at, number in answered.items()},
-        unanswered=[made[number] for number in left],
-    )
+        named = [each for each in left[:_MOST_ODD_FORMS] if _names(messages[at], each.call)]
+        if named := named or left[: is_text_result(messages[at])]:
+            results[at] = named[0]
+            left = [each for each in left if each not in named]
+    return Round(made, results, left)
 
 
-def _answers(message: Message, call: ToolCall) -> bool:
-    """Returns True if a message that is no tool's names a call that no tool's message answers."""
+def _names(message: Message, call: ToolCall) -> bool:
+    """Returns True if a message that is no tool's names a call."""
     if message.role == "function":
         return message.raw.get("name") == call.name
     content = message.raw.get("content")
     parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
-    if call.id and any(call.id in (part.get("tool_use_id"), part.get("tool_call_id")) for part in parts):
-        return True
-    return len(call.id) >= _LEAST_ID_CHARS and call.id in message.text
+    ids = [part.get("tool_use_id", part.get("tool_call_id")) for part in parts]
+    return call.id != "" and (call.id in ids or (len(call.id) >= _LEAST_ID_CHARS and call.id in message.text))
 
 
 def calls_by_position(messages: Sequence[Message]) -> dict[int, ToolCall]:
     """For each tool result the call that it answers; ids may repeat over the rounds."""
     answers = (answer for each in rounds(messages) for answer in each.results.items())
-    return {at: made.call for at, made in sorted(answers) if messages[at].role == "tool"}
+    return {at: made.call for at, made in answers if messages[at].role == "tool"}
 
 
 def within_rounds(messages: Sequence[Message]) -> frozenset[int]:

@@ -14,9 +14,8 @@ import contextlib
 import json
 import logging
 import statistics
-import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
@@ -34,14 +33,12 @@ from litellm_compaction.core.messages import (
     visible_text,
 )
 from litellm_compaction.core.prompts import defused
-from litellm_compaction.core.secrets import plain, redactor
 from litellm_compaction.core.stretches import own_words
 from litellm_compaction.core.view import View, is_persons
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.errors import BadWish
 from litellm_compaction.recall import Beside, Index, Lookup, beside, search, told
 from litellm_compaction.stores import Originals, Store
-from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 if TYPE_CHECKING:
     from litellm_compaction.engine.measure import RequestMeasurer
@@ -67,11 +64,8 @@ _EXCERPTS_SHARE = 16
 # What a token that is written costs a local engine beside one that is read, about.
 _WRITTEN_WEIGHT = 15
 _MESSAGE_TOKENS, _MOST_REMEMBERED, _MOST_AT_ONE_PLACE, _MOST_QUERY_CHARS = 16, 512, 4, 1_000
-# A question and its answer tell most conversations apart; those that begin alike add to one index.
-_BEGINNING = 2
-# Of a conversation, the newest: to index so much takes half a second, in a thread; and of an index that grows, until it
-# is made anew.
-_MOST_INDEXES, _MOST_CHARS, _MOST_PASSAGES = 64, 1_000_000, 50_000
+# Of a conversation, the newest: to index so much takes half a second, in a thread.
+_MOST_CHARS = 1_000_000
 _NO_MORE = "No more look-ups for this answer: answer with what is known."
 _NO_ROOM = "There is no room to show what was found: answer with what is known."
 _FAILED = "The earlier conversation cannot be searched now: answer with what is known."
@@ -85,25 +79,20 @@ class Recaller:
     def __init__(self, originals: Originals | None = None) -> None:
         self.lookup = Lookup(originals) if originals is not None else None
         self._originals = originals
-        # By scope and the first messages of a conversation; what comes after them is added turn by turn.
-        self._indexes: Bounded[tuple[str, str], tuple[Index, threading.Lock]] = Bounded(_MOST_INDEXES)
         # By scope and entry of the hash chain: calls with their results, which stand behind that entry's message.
         self._found: Bounded[tuple[str, str], tuple[tuple[Message, ...], ...]] = Bounded(_MOST_REMEMBERED)
 
     # ------------------------------------------------------------------ excerpts
 
     async def quoted(self, prepared: PreparedRequest, measurer: RequestMeasurer) -> PreparedRequest:
-        """Returns a compacted request with excerpts in front of the newest words, or as it is.
-
-        The prompt never outgrows its trigger by them, and nothing in front of that message changes.
-        """
+        """Returns a compacted request, below its trigger with excerpts in front of the newest words, or as it is."""
         measured, compaction, budget = prepared.measured, prepared.applied, prepared.budget
         at = _question(measured)
         limit_tokens = min(prepared.window.tokens // _EXCERPTS_SHARE, budget.trigger_tokens - prepared.count.tokens)
         if at is None or compaction is None or limit_tokens <= 0:
             return prepared
         try:
-            text, excerpts = await asyncio.to_thread(self._excerpts, measured, compaction, at, limit_tokens)
+            text, excerpts = await asyncio.to_thread(_excerpts, measured, compaction, at, limit_tokens)
             if not excerpts:
                 return prepared
             messages = list(measured.conversation.messages)
@@ -120,58 +109,7 @@ class Recaller:
             prepared, messages=quoting.messages, count=quoting.count, excerpts=excerpts, excerpt_tokens=tokens
         )
 
-    def _excerpts(self, measured: MeasuredRequest, compaction: Compaction, at: int, limit_tokens: int) -> Beside:
-        """What was said about the question at index `at`, and is no longer shown."""
-        conversation = measured.conversation
-        messages, rest, entries = conversation.messages, conversation.rest, conversation.hashes[1:]
-        # A record quotes some messages in full.
-        gone = {at for at in compaction.hidden if visible_text(rest[at]).strip() not in compaction.record}
-        sized = list(zip(messages, conversation.sizes, strict=True))
-        said_tokens, answer_tokens = (
-            statistics.mean([size for message, size in sized if message.role == role] or [0])
-            for role in ("user", "assistant")
-        )
-        end = at - conversation.prefix
-        with self._index(measured, end) as index:
-            return beside(
-                index,
-                own_words(messages[at]),
-                visible=[entries[place] for place in range(end) if place not in gone],
-                within=[entries[place] for place in sorted(gone)],
-                limit_tokens=limit_tokens,
-                count=measured.count_text,
-                turn_tokens=said_tokens + _WRITTEN_WEIGHT * answer_tokens,
-                again_tokens=said_tokens + answer_tokens,
-                defuse=_defuser(measured),
-            )
-
-    @contextlib.contextmanager
-    def _index(self, measured: MeasuredRequest, end: int) -> Iterator[Index]:
-        """The index of the first `end` messages of a conversation, for one thread at a time."""
-        messages, hashes = measured.conversation.rest[:end], measured.conversation.hashes
-        chars = accumulate(len(visible_text(message)) for message in reversed(messages))
-        start = end - sum(total <= _MOST_CHARS for total in chars)
-        key = measured.context.scope, hashes[: _BEGINNING + 1][-1]
-        index, lock = self._indexes.get(key) or (None, threading.Lock())
-        if index is None or len(index.passages) > _MOST_PASSAGES:
-            index = Index(redactor(measured.context.settings.redact_patterns))
-        # Those that are used stay.
-        self._indexes[key] = index, lock
-        with lock:
-            index.add(messages[start:], hashes[start : end + 1])
-            yield index
-
     # ------------------------------------------------------------------ our tool
-
-    def added(
-        self, measured: MeasuredRequest, compaction: Compaction, messages: tuple[Message, ...]
-    ) -> tuple[tuple[Message, ...], tuple[JsonValue, ...] | None]:
-        """Returns what `compaction` has left of a request with what was looked up, and its tools; None for its own."""
-        tools = self.tools(measured)
-        if tools is None:
-            return messages, None
-        end = len(measured.conversation.rest)
-        return self.with_found(messages, measured, compaction.covered_messages, end), tools
 
     def tools(self, measured: MeasuredRequest) -> tuple[JsonValue, ...] | None:
         """Returns a compacted request's tools with ours; None if it is not offered.
@@ -209,7 +147,7 @@ class Recaller:
     async def look_up(self, prepared: PreparedRequest, said: str, calls: Sequence[ToolCall], left: int) -> None:
         """Looks up what a model asks for with `calls` behind what it `said`; its conversation's next request shows it.
 
-        Only so many as are `left` for this answer; `prepared` is the request, as it was sent, that offers the tool.
+        Only so many as are `left` for this answer to `prepared`.
         """
         if prepared.applied is None:
             return
@@ -223,10 +161,9 @@ class Recaller:
         within = {conversation.hashes[at + 1] for at in prepared.applied.hidden}
 
         def results() -> list[str]:
-            with self._index(measured, len(rest)) as index:
-                found = [search(index, query, within=within, limit=_HITS) for query in answered]
-            texts = (told(each, limit_tokens=limit_tokens, count=count) for each in found)
-            return [text or _NO_ROOM for text in map(_defuser(measured), texts)]
+            index, defuse = _index(measured, len(rest)), measured.defuse
+            found = (search(index, query, within=within, limit=_HITS) for query in answered)
+            return [defused(defuse(told(each, limit_tokens=limit_tokens, count=count))) or _NO_ROOM for each in found]
 
         try:
             texts = await asyncio.wait_for(asyncio.to_thread(results), _LIMIT_S)
@@ -242,17 +179,46 @@ class Recaller:
         logger.info("recall model=%s lookups=%d tokens=%d window=%d tokens", label, *numbers)
 
 
+def _excerpts(measured: MeasuredRequest, compaction: Compaction, at: int, limit_tokens: int) -> Beside:
+    """What was said about the question at index `at`, and is no longer shown."""
+    view, end = measured.conversation, at - measured.conversation.prefix
+    rest, entries = view.rest, view.hashes[1:]
+    # A record quotes some messages in full.
+    gone = {at for at in compaction.hidden if visible_text(rest[at]).strip() not in compaction.record}
+    sizes = list(zip(view.messages, view.sizes, strict=True))
+    said_tokens, answer_tokens = (
+        statistics.mean([size for message, size in sizes if message.role == role] or [0])
+        for role in ("user", "assistant")
+    )
+    return beside(
+        _index(measured, end),
+        own_words(view.messages[at]),
+        visible=[entries[place] for place in range(end) if place not in gone],
+        within=[entries[place] for place in sorted(gone)],
+        limit_tokens=limit_tokens,
+        count=measured.count_text,
+        turn_tokens=said_tokens + _WRITTEN_WEIGHT * answer_tokens,
+        again_tokens=said_tokens + answer_tokens,
+        defuse=lambda text: defused(measured.defuse(text)),
+    )
+
+
+def _index(measured: MeasuredRequest, end: int) -> Index:
+    """The index of the newest of the first `end` messages of a conversation."""
+    messages, hashes = measured.conversation.rest[:end], measured.conversation.hashes
+    chars = accumulate(len(visible_text(message)) for message in reversed(messages))
+    start, index = (
+        end - sum(total <= _MOST_CHARS for total in chars),
+        Index(measured.redact),
+    )
+    index.add(messages[start:], hashes[start : end + 1])
+    return index
+
+
 def _may_recall(measured: MeasuredRequest) -> bool:
     """A compacted request may be shown more of what is covered."""
     settings = measured.context.settings
     return settings.recall != "off" and settings.keep_originals != "off" and not measured.context.is_client_summary
-
-
-def _defuser(measured: MeasuredRequest) -> Callable[[str], str]:
-    """What breaks control tokens of a request's model, and marks of ours, in a text that it is shown."""
-    name = measured.family.vocabulary
-    own = vocabulary(name).defused if is_loaded(name) else plain
-    return lambda text: defused(own(text))
 
 
 def _question(measured: MeasuredRequest) -> int | None:
@@ -298,33 +264,30 @@ async def with_pins(store: Store, measured: MeasuredRequest) -> MeasuredRequest:
     The list of a request is the conversation's from then on, kept as entries of the hash chain under its first message,
     without any text; a request without one goes by the last list.
     """
-    conversation, pins, scope = measured.conversation, measured.context.pins, measured.context.scope
-    entries, limit_tokens = conversation.hashes[1:], int(_PINNED_SHARE * measured.window.tokens)
+    view, pins, scope = measured.conversation, measured.context.pins, measured.context.scope
+    entries, limit_tokens = view.hashes[1:], int(_PINNED_SHARE * measured.window.tokens)
     if not entries or measured.context.is_client_summary:
         return measured
     fact, kept = f"pins:{entries[0]}", list[str]()
     # The store tells its own troubles; the request is too long either way.
     with contextlib.suppress(Exception):
         kept = (await store.get_fact(scope, fact) or "").split()
-    if pins is None:
-        places = {entry: conversation.prefix + at for at, entry in enumerate(entries)}
-        indices = [places[entry] for entry in kept if entry in places]
-        # A window may have shrunk.
-        tokens = accumulate(conversation.sizes[index] for index in indices)
-        indices = indices[: sum(total <= limit_tokens for total in tokens)]
-    else:
-        indices = _pinned(conversation, pins, limit_tokens)
+    if pins is not None:
         # Those of conversations that only begin alike stay.
         others = [entry for entry in kept if entry not in entries]
-        listed = [*others, *(entries[index - conversation.prefix] for index in indices)][-_MOST_PINNED:]
-        if listed != kept:
+        before, kept = kept, [*others, *(entries[at - view.prefix] for at in _pinned(view, pins, limit_tokens))]
+        kept = kept[-_MOST_PINNED:]
+        if kept != before:
             with contextlib.suppress(Exception):
-                await store.put_fact(scope, fact, " ".join(listed))
-    if not indices:
+                await store.put_fact(scope, fact, " ".join(kept))
+    places = {entry: view.prefix + at for at, entry in enumerate(entries)}
+    indices = [places[entry] for entry in kept if entry in places]
+    # A window may have shrunk.
+    tokens = accumulate(view.sizes[index] for index in indices)
+    view = replace(view, pins=tuple(indices[: sum(total <= limit_tokens for total in tokens)]))
+    if not view.pins:
         return measured
-    conversation = replace(conversation, pins=tuple(indices))
-    budget = replace(measured.budget, floor_tokens=conversation.floor_tokens)
-    return replace(measured, conversation=conversation, budget=budget)
+    return replace(measured, conversation=view, budget=replace(measured.budget, floor_tokens=view.floor_tokens))
 
 
 def _pinned(conversation: View, pins: Sequence[str], limit_tokens: int) -> list[int]:

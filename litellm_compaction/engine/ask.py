@@ -9,17 +9,14 @@ enough, part after part is integrated into the record so far. `core/pruning.py` 
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
-from litellm_compaction.concurrency import Bounded, off_loop
+from litellm_compaction.concurrency import off_loop
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.compaction import Compaction, apply, covered_as_sent, shown_behind
+from litellm_compaction.core.compaction import Compaction, apply, as_sent, shown_behind
 from litellm_compaction.core.cuts import excerpt
 from litellm_compaction.core.forms import Form, in_forms
 from litellm_compaction.core.judging import judged
@@ -40,13 +37,10 @@ from litellm_compaction.core.view import request_text
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.context import Ask, Effort, MeasuredRequest, PruningModel, SummaryAnswer
 from litellm_compaction.engine.sharing.reservation import SUMMARY_EXTRA_TOKENS
-from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
-from litellm_compaction.events import USELESS
+from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown
 from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Target, Windows
-
-logger = logging.getLogger("litellm_compaction")
+from litellm_compaction.windows.windows import Windows
 
 # So much a summariser is told of the request that is being worked on.
 REQUEST_TOKENS = 200
@@ -57,23 +51,15 @@ _MAX_PARTS, _OVERRUN_RATIO = 6, 1.25
 _HEADING_TOKENS, _LEAST_ROOM_TOKENS = 64, 200
 # The chat template's own tokens around the summariser's one user message, rounded up.
 _TEMPLATE_TOKENS = 32
-# So much of a text shows what a server's tokenizer makes of it.
-_SAMPLE_CHARS = 100_000
 # Below this the usual instruction, 450 tokens, takes a summary's room: restarts at 2,048 never got one.
 _BRIEF_BELOW_TOKENS = 4096
-# Two useless summaries cost a person two waits; a model that was only busy, or reloaded, is soon asked once more.
-_USELESS_IN_A_ROW, _PAUSE_S, _MAX_PAUSES = 2, 120.0, 4096
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
 _WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "dialogue", "reasoning_only", "longer"})
 _INVALID = "invalid"
-_WHY: Mapping[type[Exception], str] = {ModelNotLoaded: "not_loaded", WindowUnread: "unreachable"}
-_REJECTED = (
-    "summaries_rejected model=%s: two in a row said nothing or came too late; it is not asked for two minutes, or "
-    "until an answer is good. To end this, name another pruning_model"
-)
-
 _Found = TypeVar("_Found")
 _Count = Callable[[str], int]
+# One way of asking a model, which takes one call.
+_Mode: TypeAlias = "Callable[[], Awaitable[_Found]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,9 +207,6 @@ class SummaryClient:
     ) -> None:
         self._windows, self._counter, self._sources = windows, counter, sources
         self._recaller, self._clock = recaller, clock
-        # By tenant and model, since one tenant's prompts must not take another one's summaries away: how many useless
-        # summaries came in a row, and when the last one did.
-        self._useless: Bounded[tuple[str, str], tuple[int, float]] = Bounded(_MAX_PAUSES)
 
     async def summary(self, measured: MeasuredRequest, step: Step, effort: Effort) -> str:
         """Returns the first usable summary of the messages that `step` covers, or ""."""
@@ -232,99 +215,97 @@ class SummaryClient:
             effort.reason = "nothing_new"
             return ""
 
-        async def asked(writer: _Writer) -> str:
-            ask, count, is_same = writer.model.quiet_ask, writer.count, writer.model.is_same
+        async def modes(writer: _Writer) -> list[_Mode[str]]:
+            model, window_tokens = writer.model, min(measured.window.tokens, writer.budget.window_tokens)
             own = replace(
                 job,
                 prompt_limit_tokens=writer.limit_tokens,
                 thinking_tokens=writer.thinking_tokens,
-                is_brief=min(measured.window.tokens, writer.budget.window_tokens) < _BRIEF_BELOW_TOKENS,
+                is_brief=window_tokens < _BRIEF_BELOW_TOKENS,
             )
+            appending = await self._appended(measured, step, own, writer) if model.is_same else None
+            found: list[_Mode[str]] = []
+            if appending is not None:
+                found.append(partial(written, own, model.quiet_ask, writer.count, *appending))
             # A record written ahead must leave the conversation in the server's cache.
-            may_reformat = not (is_same and step.draft.state == "ready")
-            if is_same and (request := await self._appended(measured, step, own, writer)) is not None:
-                # Its writer sees more than the part that the summary replaces.
-                source = (own.request, own.focus, *map(visible_text, request[0].messages))
-                try:
-                    with self._call(measured, writer, effort):
-                        return await written(own, ask, count, request[0], source, request[1])
-                except SummaryFailed as error:
-                    has_calls = measured.context.attempts.summary_calls_left > 0
-                    if not (may_reformat and has_calls and error.reason in _WORTH_REFORMATTING):
-                        raise
-            if not may_reformat:
-                return ""
-            with self._call(measured, writer, effort):
-                return await summarize(await self._bounded(measured, writer, own), ask, count)
+            if not (model.is_same and step.draft.state == "ready"):
+                found.append(partial(summarize, own, model.quiet_ask, writer.count))
+            return found
 
-        return await self._first(measured, job.summary_tokens, effort, asked) or ""
+        return await self._first(measured, job.summary_tokens, effort, modes) or ""
 
     async def prune(self, measured: MeasuredRequest, step: Step, effort: Effort) -> Compaction | None:
         """Returns the pruning that the first answer gives, still without a ledger; None if that is no edit plan."""
-        messages = measured.conversation.messages
-        choices = offered(measured.conversation.rest, step.draft)
+        view = measured.conversation
+        choices = offered(view.rest, step.draft)
         answer_tokens = plan_tokens(step.summary_tokens, len(choices))
 
-        async def asked(writer: _Writer) -> Compaction:
+        async def modes(writer: _Writer) -> list[_Mode[Compaction]]:
             asking = partial(_question, measured, step, choices, writer, answer_tokens)
-            prompt, most_tokens = await off_loop(messages, asking)
+            prompt, most_tokens = await off_loop(view.messages, asking)
             if not prompt:
                 raise SummaryFailed("small_window")
-            with self._call(measured, writer, effort):
-                answer, _ = await _asked(writer.model.quiet_ask, _asking(prompt), most_tokens)
-            return await off_loop(messages, partial(_chosen, measured, step, prompt, choices, answer))
 
-        return await self._first(measured, answer_tokens, effort, asked)
+            async def chosen() -> Compaction:
+                answer, _ = await _asked(writer.model.quiet_ask, _asking(prompt), most_tokens)
+                return await off_loop(view.messages, partial(_chosen, measured, step, prompt, choices, answer))
+
+            return [chosen]
+
+        return await self._first(measured, answer_tokens, effort, modes)
 
     async def _first(
         self,
         measured: MeasuredRequest,
         answer_tokens: int,
         effort: Effort,
-        asked: Callable[[_Writer], Awaitable[_Found]],
+        modes: Callable[[_Writer], Awaitable[list[_Mode[_Found]]]],
     ) -> _Found | None:
-        """What the first model gives that gives anything; one time limit for all calls of a model."""
-        context = measured.context
+        """What the first model gives that gives anything, by the first of its modes; one time limit for all of them."""
+        context, attempts = measured.context, measured.context.attempts
+
+        async def asked(model: PruningModel) -> _Found | None:
+            writer = await self._writer(measured, model, answer_tokens)
+            left = await modes(writer)
+            while left:
+                attempts.summary_calls_left -= 1
+                effort.calls, effort.pruning_model = effort.calls + 1, model.label
+                try:
+                    return await left.pop(0)()
+                except SummaryFailed as error:
+                    if not (left and attempts.summary_calls_left > 0 and error.reason in _WORTH_REFORMATTING):
+                        raise
+            return None
+
         for model in context.pruning_models:
-            key = (context.scope, model.target.key)
-            useless, when_s = self._useless.get(key, (0, -math.inf))
-            is_paused = useless >= _USELESS_IN_A_ROW and self._clock() < when_s + _PAUSE_S
-            writer = "paused" if is_paused else await self._writer(measured, model, answer_tokens)
-            if isinstance(writer, str):
-                effort.reason = effort.reason or writer
-                continue
+            started_s = self._clock()
             try:
-                found = await within_s(asked(writer), context.settings.summary_timeout_s)
+                if found := await within_s(asked(model), context.settings.summary_timeout_s):
+                    return found
             except SummaryFailed as error:
-                effort.reason = error.reason
+                # That of the configured model, which is the first.
+                effort.reason = effort.reason or error.reason
                 if error.reason == _INVALID:
                     # A summary may be within its reach.
                     return None
-                if error.reason in USELESS:
-                    self._useless[key] = useless + 1, self._clock()
-                    if useless + 1 == _USELESS_IN_A_ROW:
-                        logger.warning(_REJECTED, model.label)
-                continue
-            if found:
-                self._useless.pop(key, None)
-                return found
-            effort.reason = ""
+            finally:
+                effort.seconds += self._clock() - started_s
         return None
 
-    async def _writer(self, measured: MeasuredRequest, model: PruningModel, answer_tokens: int) -> _Writer | str:
-        """A model as it can be asked, or in a word why it cannot.
+    async def _writer(self, measured: MeasuredRequest, model: PruningModel, answer_tokens: int) -> _Writer:
+        """A model as it can be asked; a SummaryFailed says why it cannot.
 
         One that LM Studio would have to load is not: that may evict the model that is being served.
         """
         if measured.context.attempts.summary_calls_left <= 0:
-            return "attempts"
+            raise SummaryFailed("attempts")
         window, family, count = measured.window, measured.family, measured.count_text
         likely_ratio = measured.count.other_likely_ratio
         if not model.is_same:
             try:
                 window = await self._windows.resolve(model.target)
             except (ModelNotLoaded, WindowUnknown) as error:
-                return f"pruning_model_{_WHY.get(type(error), 'no_window')}"
+                raise SummaryFailed("pruning_model_not_ready") from error
             family = self._sources.family(model.target, window)
             # In the shape of every prompt for it; a list without messages is refused by many templates.
             likely_ratio = (await self._counter.count(model.target.key, family, _asking(""))).other_likely_ratio
@@ -339,71 +320,43 @@ class SummaryClient:
         )
         return _Writer(model, budget, thinking_tokens, count)
 
-    @contextmanager
-    def _call(self, measured: MeasuredRequest, writer: _Writer, effort: Effort) -> Iterator[None]:
-        measured.context.attempts.summary_calls_left -= 1
-        effort.calls, effort.pruning_model = effort.calls + 1, writer.model.label
-        started_s = self._clock()
-        try:
-            yield
-        finally:
-            effort.seconds += self._clock() - started_s
-
-    async def _told(self, target: Target, request: Request) -> int | None:
-        """The server's count of a request; None if its protocol is not believed."""
-        is_believed = self._counter.protocol.is_believed(target.key)
-        return await self._windows.tokens_of(target, request) if is_believed else None
-
-    async def _bounded(self, measured: MeasuredRequest, writer: _Writer, job: SummaryJob) -> SummaryJob:
-        """`job` with a smaller limit if the server's tokenizer counts more tokens for its text than ours."""
-        text = "\n".join((job.instruction, *job.source))[:_SAMPLE_CHARS]
-        target = measured.context.target if writer.model.is_same else writer.model.target
-        told, count = await self._told(target, _asking(text)), writer.count
-        # A text may be counted by another ratio than its lines, each of which is of another script.
-        ours = await off_loop(job.messages, lambda: min(count(text), sum(map(count, text.splitlines()))))
-        ours += _TEMPLATE_TOKENS
-        return replace(job, prompt_limit_tokens=job.prompt_limit_tokens * ours // max(told or 0, ours))
-
     async def _appended(
         self, measured: MeasuredRequest, step: Step, job: SummaryJob, writer: _Writer
-    ) -> tuple[Request, int] | None:
-        """The conversation to send again in append mode, and the tokens that its summary replaces; None if it cannot.
+    ) -> tuple[Request, Sequence[str], int] | None:
+        """The conversation to send again in append mode, its texts, and the tokens that its summary replaces.
 
-        It has to fit, and to show everything: no lines in place of results, and no gap after its last summary.
+        None if it does not fit, or shows not everything: lines in place of results, or a gap after its last summary.
         """
-        base, conversation, target = step.base, measured.conversation, measured.context.target
+        base, view, target = step.base, measured.conversation, measured.context.target
         shows_all = base is None or (base.is_record and base.summarized_messages == base.covered_messages)
         # A forced call would be all that comes back, and the older `functions`, without a `type`, cannot be sent here.
         has_tools_only = all(isinstance(tool, Mapping) and "type" in tool for tool in measured.request.tools)
         if not (shows_all and has_tools_only and measured.request.tool_choice in (None, "auto", "none")):
             return None
-        kept, asked = await off_loop(conversation.messages, lambda: self._in_append_mode(measured, step, job))
+        shown, asked = await off_loop(view.messages, lambda: self._in_append_mode(measured, step, job))
         tools = self._recaller.tools(measured) if base is not None else None
         # The client's other parameters are not sent here.
         request = replace(measured.request, messages=asked, tools=measured.request.tools if tools is None else tools)
         counted = await self._counter.count(target.key, measured.family, request, asker=target.asker)
-        told = await self._told(target, request)
-        if told is None:
-            # Of this prompt the server may have counted the beginning, or not.
-            does_fit = replace(writer.budget, likely_ratio=counted.likely_ratio).fits(counted.tokens)
-        else:
-            media_tokens = math.ceil(counted.own.amounts.media * counted.rates[1].usual)
-            does_fit = told + media_tokens <= writer.limit_tokens
-        return (request, sum(counted.sizes[conversation.prefix : len(kept)])) if does_fit else None
+        if not replace(writer.budget, likely_ratio=counted.likely_ratio).fits(counted.tokens):
+            return None
+        # Its writer sees more than the part that the summary replaces.
+        texts = (job.request, job.focus, *map(visible_text, asked))
+        return request, texts, sum(counted.sizes[view.prefix : len(shown)])
 
     def _in_append_mode(
         self, measured: MeasuredRequest, step: Step, job: SummaryJob
     ) -> tuple[Sequence[Message], tuple[Message, ...]]:
         """The covered conversation as the server was last sent it, and the same with the instruction after it."""
-        messages, base, end = measured.conversation.messages, step.base, step.draft.covered_messages
-        current = apply(messages, base) if base else messages
-        sent = current[: len(current) - (len(messages) - measured.conversation.prefix - end)]
+        view, base, end = measured.conversation, step.base, step.draft.covered_messages
+        sent = apply(view.messages, base) if base else view.messages
+        sent = sent[: len(sent) - (len(view.rest) - end)]
         if base is not None:
             sent = self._recaller.with_found(sent, measured, base.covered_messages, end)
-        prefix = job.strategy.history(sent)
+        history = job.strategy.history(sent)
         earlier: Literal["none", "stays", "goes"]
         earlier = "goes" if job.earlier else "none" if base is None else "stays"
-        return prefix, appended(prefix, instruction=job.instruction, earlier=earlier, focus=job.focus)
+        return history, appended(history, instruction=job.instruction, earlier=earlier, focus=job.focus)
 
 
 def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
@@ -436,7 +389,7 @@ def _question(
     if writer.model.is_same:
         # The room reserved in a shared context for a summary has to do for this, too.
         limit_tokens = min(limit_tokens, measured.count.tokens + SUMMARY_EXTRA_TOKENS - room_tokens)
-    shown = covered_as_sent(conversation.rest, draft)
+    shown = as_sent(conversation.rest, draft)
     messages = [message for at in choices if (message := shown[at]) is not None]
     prompt = pruning_prompt(
         prompt=STRATEGIES[draft.level].prompt,

@@ -1,30 +1,27 @@
 """Writes the record that a conversation's next compaction will need, while no client waits.
 
 After an answer that leaves a conversation near its trigger, and once its server has been idle for a moment, the summary
-is asked for after the very conversation that the server's cache holds; it takes effect at the trigger (`plan_ahead`).
-If the next turn is expected to cross it, the server is made to read the compacted conversation, too (`plan_reading`). A
-request that comes meanwhile has the engine at once. It costs electricity, and money if calls are paid for: one call at
-a time for each server, and some in an hour for each tenant and model.
+is asked for after the very conversation that the server's cache holds; it takes effect at the trigger (`plan_next`). If
+the next turn is expected to cross it, the server is made to read the compacted conversation, too. A request that comes
+meanwhile has the engine at once. One call at a time for each server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from litellm_compaction.concurrency import Bounded, Tasks, ended, off_loop_if
-from litellm_compaction.core.budget import gains
+from litellm_compaction.concurrency import Tasks, ended, off_loop_if
+from litellm_compaction.core.budget import gained_tokens
 from litellm_compaction.core.compaction import Compaction, applied_tokens
 from litellm_compaction.core.messages import Request, user_message
-from litellm_compaction.core.plan import Step, plan_ahead, plan_reading, turn_ended
+from litellm_compaction.core.plan import Step, plan_next, turn_ended
 from litellm_compaction.engine.context import (
     Attempts,
+    Decision,
     Effort,
     MeasuredRequest,
     PreparedRequest,
@@ -43,10 +40,10 @@ logger = logging.getLogger("litellm_compaction")
 
 # An agent is back with its tool results before that; a person reads for longer.
 QUIET_S = 1.0
-MOST_PER_HOUR, _HOUR_S = 20, 3600.0
 # To close a stream takes milliseconds; it only bounds a hang.
 _CLOSING_S = 1.0
-_MAX_OWNERS = 4096
+# About 60 % of the window by default: a record written then has two or three turns to be ready.
+_IN_SIGHT_RATIO = 0.80
 
 
 @dataclass(slots=True, eq=False)
@@ -62,28 +59,26 @@ class _Turn:
 class Background:
     """Writes records ahead; `quiet_s` is for how long a server has been idle before it is asked."""
 
-    def __init__(self, engine: Compactor, *, clock: Callable[[], float], quiet_s: float) -> None:
-        self._engine, self._clock, self._quiet_s = engine, clock, quiet_s
+    def __init__(self, engine: Compactor, quiet_s: float) -> None:
+        self._engine, self._quiet_s = engine, quiet_s
         # By server: for what something may still be written there, or is, for another server's conversation.
         self._turns: dict[str, _Turn] = {}
         self._tasks = Tasks()
-        # When calls were begun for a tenant's conversations with one model, oldest first.
-        self._begun_s: Bounded[str, deque[float]] = Bounded(_MAX_OWNERS)
 
     def answered(
         self, request: Request, context: RequestContext, prepared: PreparedRequest, *, answer: str, used_tokens: int
     ) -> None:
         """Takes note of the end of an answer to a client's `request`; begins nothing before its server has been idle.
 
-        After one beside a conversation the wait begins anew for that conversation. `answer` is its text, "" if the
-        model has called tools, and `used_tokens` are of the window, with it.
+        `answer` is its text, "" if the model has called tools, and `used_tokens` are of the window, with it.
         """
         name, settings = server_of(context), context.settings
         before = turn = self._turns.get(name)
         if not context.is_beside:
             may_write = settings.background != "off" and settings.constants.max_summary_calls > 0
             ends_in_answer = bool(request.messages) and request.messages[-1].role == "assistant"
-            is_ready = prepared.budget.is_filling(used_tokens) and not (ends_in_answer or request.has_own_template)
+            is_filling = used_tokens > _IN_SIGHT_RATIO * prepared.budget.trigger_tokens
+            is_ready = is_filling and not (ends_in_answer or request.has_own_template)
             if not (may_write and is_ready):
                 return
             turn = self._turns[name] = _Turn(request, context, answer)
@@ -138,45 +133,51 @@ class Background:
         # Another program may use the model without this proxy, such as LM Studio's own window.
         if not is_alone or await engine.windows.is_busy(context.target):
             return
-        same = next((model for model in context.pruning_models if model.is_same), None)
-        planned = (measured.conversation, measured.budget, measured.options)
+        room = engine.room(context)
+        try:
+            async with room.for_summary(measured.window, measured.count.tokens):
+                room.started()
+                await self._prepare(measured, stored)
+                room.ended()
+        finally:
+            room.release()
+
+    async def _prepare(self, measured: MeasuredRequest, stored: list[Compaction]) -> None:
+        """Writes what is planned for the next turn, and has it read."""
+        same = next((model for model in measured.context.pruning_models if model.is_same), None)
+        plan = partial(plan_next, measured.conversation, measured.budget, measured.options)
         # After the instruction a server that rereads cannot go back to the conversation: it would read all of it anew.
-        if not (measured.rereads and same) or measured.budget.own.triggers(measured.count.tokens):
-            ahead = await off_loop_if(measured.is_long, partial(plan_ahead, *planned, stored))
-            written = await self._made(measured, ahead) if ahead is not None else None
-            stored = [written, *stored] if written is not None else stored
+        if not (measured.family.rereads and same) or measured.budget.own.triggers(measured.count.tokens):
+            step = await off_loop_if(measured.is_long, partial(plan, stored, is_expected=False))
+            if isinstance(step, Step) and step.is_record and (written := await self._made(measured, step)) is not None:
+                stored = [written, *stored]
         if same is not None:
-            reading = await off_loop_if(measured.is_long, partial(plan_reading, *planned, stored))
+            step = await off_loop_if(measured.is_long, partial(plan, stored, is_expected=True))
             # A record was counted when it was begun, and is read once; an edit is made now.
-            compaction = await self._made(measured, reading) if isinstance(reading, Step) else reading
-            if compaction is not None:
+            compaction = await self._made(measured, step) if isinstance(step, Step) and step.is_edit else step
+            if isinstance(compaction, Compaction):
                 await self._read(measured, compaction, same)
 
     async def _made(self, measured: MeasuredRequest, step: Step) -> Compaction | None:
         """The record or the edit of a step, stored for when it is needed; None for none."""
-        begun_s = self._begun_s.setdefault(measured.context.scope, deque(maxlen=MOST_PER_HOUR))
-        if len(begun_s) == MOST_PER_HOUR and self._clock() - begun_s[0] < _HOUR_S:
-            return None
-        begun_s.append(self._clock())
         effort, tell, tokens = Effort(), partial(self._engine.reporter.decided, measured), measured.count.tokens
         try:
-            async with self._room(measured, tokens):
-                made = await self._engine.maker.make(measured, (step,), effort)
+            made = await self._engine.maker.make(measured, (step,), effort)
         except asyncio.CancelledError:
-            tell("given_up", after=tokens, effort=Effort(reason="arrived"))
+            tell(Decision("given_up", Effort(reason="arrived")), after=tokens)
             raise
         if made is None or (step.is_record and not effort.calls):
             # No model could be asked in a way that leaves the conversation in the cache.
             return None
         made = replace(made, state="ready")
         after_tokens = applied_tokens(measured.conversation, made)
-        if made.level == "truncate" or not gains(after_tokens, tokens):
+        if made.level == "truncate" or after_tokens > gained_tokens(tokens):
             effort.reason = effort.reason or "no_gain"
-            tell("given_up", after=tokens, effort=effort)
+            tell(Decision("given_up", effort), after=tokens)
             return None
         if not await self._engine.maker.put(measured, made):
             return None
-        tell("prepared", after=after_tokens, made=made, effort=effort, base=step.base)
+        tell(Decision("prepared", effort, step.base), after=after_tokens, made=made)
         return made
 
     async def _read(self, measured: MeasuredRequest, compaction: Compaction, model: PruningModel) -> None:
@@ -191,18 +192,6 @@ class Background:
             sent = sent[:-1]
         elif sent and not sent[-1].text:
             sent = (*sent[:-1], user_message("."))
-        async with self._room(measured, prepared.count.tokens):
-            if await self._engine.maker.put(measured, replace(compaction, state="read")):
-                request = prepared.sent(measured.request)
-                await model.ask(sent, max_tokens=1, tools=request.tools, tool_choice=request.tool_choice)
-
-    @asynccontextmanager
-    async def _room(self, measured: MeasuredRequest, tokens: int) -> AsyncGenerator[None, None]:
-        room = self._engine.room(measured.context)
-        try:
-            async with room.for_summary(measured.window, tokens):
-                room.started()
-                yield
-                room.ended()
-        finally:
-            room.release()
+        if await self._engine.maker.put(measured, replace(compaction, state="read")):
+            request = prepared.sent(measured.request)
+            await model.ask(sent, max_tokens=1, tools=request.tools, tool_choice=request.tool_choice)

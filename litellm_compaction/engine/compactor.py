@@ -15,6 +15,7 @@ from datetime import datetime
 from litellm_compaction.core.go_on import Partial, Way, asked_to_go_on, can_end_in_answer, continued_request
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Make
+from litellm_compaction.core.refusal import UNPREPARED, too_long
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.background import QUIET_S, Background
@@ -23,6 +24,7 @@ from litellm_compaction.engine.context import (
     Continuation,
     ContinuationPlan,
     Decided,
+    Decision,
     Effort,
     PreparedRequest,
     RequestContext,
@@ -30,7 +32,7 @@ from litellm_compaction.engine.context import (
 )
 from litellm_compaction.engine.deciding import Decider
 from litellm_compaction.engine.make import Maker
-from litellm_compaction.engine.measure import RequestMeasurer, hashed, note_length
+from litellm_compaction.engine.measure import RequestMeasurer, hashed
 from litellm_compaction.engine.records import Reporter
 from litellm_compaction.engine.servers import ALL_WAYS, Asker, KnownWays, ReplyReader
 from litellm_compaction.engine.sharing.admission import Admission
@@ -41,7 +43,7 @@ from litellm_compaction.events import Observer
 from litellm_compaction.stores import Originals, Store
 from litellm_compaction.stores.rows import Rows
 from litellm_compaction.tokenizers.families import no_thinking_switch
-from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon
+from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.begun import BegunPrompt, begun_prompt, needed_renderings
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Window, Windows, no_thoughts
@@ -96,7 +98,7 @@ class Compactor:
         self.maker = Maker(client, store, originals)
         self.asker = Asker(measurer, admission, clock)
         self.decider = Decider(self, leases)
-        self.background = Background(self, clock=clock, quiet_s=quiet_s)
+        self.background = Background(self, quiet_s)
         admission.make_way = self.background.make_way
 
     # ------------------------------------------------------------------ a request
@@ -106,12 +108,9 @@ class Compactor:
     ) -> PreparedRequest:
         """Returns what to send instead of `request`, so that the server never has to cut it.
 
-        A summary waits for room in the place of `room`, which the answer holds of a shared context.
-
-        Raises:
-            WindowUnknown, ModelNotLoaded: as `RequestMeasurer.measure`.
-            DoesNotFit: the protected messages alone are too large.
-            Overloaded: there was no room for a summary in time.
+        A summary waits for room in the place of `room`, which the answer holds of a shared context. Errors as
+        `RequestMeasurer.measure`; a DoesNotFit if the protected messages alone are too large, and an Overloaded if
+        there was no room for a summary in time.
         """
         return await self.finish(await self.prepare(request, context), room)
 
@@ -121,12 +120,21 @@ class Compactor:
         What can be refused is refused here, before the first slow step (promise P8); `finish` tells and keeps.
         Nothing is done again that was done for the same request when this deployment was `foreseen`.
         """
-        if foreseen and foreseen.measured.context == context and await self.measurer.window(context) == foreseen.window:
+        before = foreseen.measured if foreseen else None
+        if foreseen and before and before.context == context and await self.measurer.window(context) == before.window:
             # Its calls go the way that is known now.
-            return replace(foreseen, measured=replace(foreseen.measured, context=context))
+            return replace(foreseen, measured=replace(before, context=context))
         await self.background.make_way(server_of(context), is_beside=context.is_beside)
         measured = await self.measurer.measure(request, context)
-        note_length(measured)
+        tokens, does_fit = measured.count.tokens, measured.budget.own.fits(measured.count.tokens)
+        if not context.goes_on:
+            unprepared = None if does_fit else too_long(context.label, tokens, measured.budget, UNPREPARED)
+            context.attempts.too_long = unprepared
+        if request.token_ids is not None:
+            # Nothing can compact it.
+            if not does_fit:
+                raise await self.decider.refusal(measured)
+            return self.measurer.unchanged(measured)
         decided = await self.decider.first(measured)
         if isinstance(decided, PreparedRequest) and decided.messages is None and not context.goes_on:
             # The server may have counted fewer tokens than we did.
@@ -144,15 +152,6 @@ class Compactor:
         again = await self.guard(measured.request, measured.context, room)
         # Texts of the request may have been cut already.
         return replace(again, messages=again.messages or measured.request.messages)
-
-    async def bound(self, prompt_tokens: int, context: RequestContext) -> PreparedRequest:
-        """As `guard`, for a prompt of so many token ids, which nothing can compact: itself, with a bound."""
-        await self.background.make_way(server_of(context), is_beside=context.is_beside)
-        measured = await self.measurer.measure_ids(prompt_tokens, context)
-        note_length(measured)
-        if not measured.budget.own.fits(prompt_tokens):
-            raise await self.decider.refusal(measured)
-        return self.measurer.unchanged(measured)
 
     async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:
         """Returns True if the window is smaller than the one that `prepared` was made for; errors as `guard`."""
@@ -173,7 +172,7 @@ class Compactor:
             step = decision.steps[0] if isinstance(decision, Make) else None
             after = step.predicted_tokens if step is not None else measured.count.tokens
             reason = step.draft.level if step is not None else type(decision).__name__.lower()
-            self.reporter.decided(measured, "observed", after=after, effort=Effort(reason=reason))
+            self.reporter.decided(measured, Decision("observed", Effort(reason=reason)), after=after)
 
     async def count(self, request: Request, context: RequestContext) -> int:
         """Returns the tokens of a prompt as it came; no model is asked or loaded for it; errors as `guard`."""
@@ -181,18 +180,6 @@ class Compactor:
         return (await self.asker.counted(measured)).tokens
 
     # ------------------------------------------------------------------ an answer that goes on (phase 3)
-
-    async def continue_answer(
-        self,
-        request: Request,
-        partial: Partial,
-        context: RequestContext,
-        room: Reservation | None = None,
-        *,
-        ways: Collection[Way] = _ASKING,
-    ) -> PreparedRequest:
-        """Returns what to send so that the model goes on; arguments and errors as `go_on` and `finish`."""
-        return await self.continued(await self.go_on(request, partial, context, ways=ways), room)
 
     async def go_on(
         self,
@@ -203,12 +190,10 @@ class Compactor:
         room_tokens: int = 0,
         ways: Collection[Way] = _ASKING,
     ) -> ContinuationPlan:
-        """Plans how the model could go on with an answer; no model call, and nothing is told, taught or kept.
+        """Plans how the model could go on with an answer, `partial`; no model call, and nothing is told or kept.
 
-        Args:
-            partial: the answer to the client's request so far.
-            room_tokens: the least room for its rest, or a DoesNotFit; without it no compaction is worth a stop.
-            ways: those that the carrier can send; `turn` always is.
+        A DoesNotFit says that its rest cannot have `room_tokens`; without them no compaction is worth a stop. The
+        carrier can send the `ways`, and `turn` always.
         """
         window, count = await self.measurer.text_counter(context)
         own_ways = self._own_ways(request, partial, context.target, window, ways)
@@ -246,12 +231,10 @@ class Compactor:
         self, request: Request, partial: Partial, target: Target, window: Window, ways: Collection[Way]
     ) -> tuple[Way, ...]:
         """The ways in which the server can go on itself, best first; none if the model has to be asked to."""
-        good = [way for way in self.known_ways.ways(target, window.source) if way in ways]
-        if request.tools or partial.is_json:
-            good = [way for way in good if way != "raw"]
-        if partial.closes:
-            # Templates leave out what is thought in a last message; a prompt of ours can end behind it.
-            good = [way for way in good if way == "raw"]
+        barred: set[Way] = {"raw"} if request.tools or partial.is_json else set()
+        # Templates leave out what is thought in a last message; a prompt of ours can end behind it.
+        barred |= {"prefill", "turn"} if partial.closes else set()
+        good = [way for way in self.known_ways.ways(target, window.source) if way in ways and way not in barred]
         is_own = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
         return tuple(good) if is_own else ()
 
@@ -261,30 +244,29 @@ class Compactor:
         """Returns what to send so that the model goes on, in the best way of the plan's that is left; as `finish`."""
         request, partial, context, messages, decided, own_ways = plan
         prepared = await self.finish(decided, room)
-        sent, window = messages if prepared.messages is None else prepared.messages, prepared.window
-        prepared = replace(prepared, messages=sent)
+        sent = messages if prepared.messages is None else prepared.messages
+        target, window = context.target, prepared.window
         # Those that the server does not take after all get the same messages in another way.
-        plan = plan._replace(messages=sent, prepared=prepared)
+        plan, left = plan._replace(messages=sent, prepared=prepared), [way for way in own_ways if way in ways]
+        prompt = await self._begun_prompt(target, window, sent, closes=partial.closes) if "raw" in left else None
         if not own_ways:
-            name = self.sources.family(context.target, window).name
-            closing = no_thoughts(context.target, window.source, name) if partial.closes else None
-            return replace(prepared, continuation=Continuation(plan, "turn", closing=closing))
-        if "raw" in own_ways and "raw" in ways:
-            prompt = await self._begun_prompt(context.target, window, sent, closes=partial.closes)
-            if prompt is not None:
-                is_trusted = self.known_ways.has_gone_on(context.target, "raw")
-                closing = {} if partial.closes else None
-                return replace(prepared, continuation=Continuation(plan, "raw", prompt, is_trusted, closing))
-        if "prefill" in own_ways and "prefill" in ways:
-            return replace(prepared, continuation=Continuation(plan, "prefill"))
-        if not partial.closes:
-            asked = asked_to_go_on(sent, partial)
-            measured = await self.measurer.measure(replace(request, messages=asked), context)
-            if measured.budget.own.fits(measured.count.tokens):
-                prepared = replace(prepared, messages=asked, count=measured.count, budget=measured.budget.own)
-                return replace(prepared, continuation=Continuation(plan, "turn"))
-        # Our request is too much for it, or quotes less of the thoughts than the server has in its cache.
-        return await self.continue_answer(request, partial, replace(context, trigger_ratio=None), room)
+            name = self.sources.family(target, window).name
+            closing = no_thoughts(target, window.source, name) if partial.closes else None
+            how = Continuation(plan, "turn", closing=closing)
+        elif prompt is not None:
+            is_trusted, closing = self.known_ways.has_gone_on(target, "raw"), {} if partial.closes else None
+            how = Continuation(plan, "raw", prompt, is_trusted, closing)
+        elif "prefill" in left:
+            how = Continuation(plan, "prefill")
+        else:
+            sent, how = asked_to_go_on(sent, partial), Continuation(plan, "turn")
+            measured = await self.measurer.measure(replace(request, messages=sent), context)
+            if partial.closes or not measured.budget.own.fits(measured.count.tokens):
+                # Our request is too much for it, or quotes less of the thoughts than the server has in its cache.
+                again = await self.go_on(request, partial, replace(context, trigger_ratio=None))
+                return await self.continued(again, room)
+            prepared = replace(prepared, count=measured.count, budget=measured.budget.own)
+        return replace(prepared, messages=sent, continuation=how)
 
     async def _begun_prompt(
         self, target: Target, window: Window, sent: Sequence[Message], *, closes: bool
@@ -297,13 +279,6 @@ class Compactor:
         return await asyncio.to_thread(begun_prompt, family, sent, now, texts, adds_bos=window.adds_bos, closes=closes)
 
     # ------------------------------------------------------------------ beside requests
-
-    async def prepare_counting(self, target: Target) -> TokenizerSource:
-        """Loads a target's vocabulary and template, which holds the interpreter lock up to 1 s; errors as `guard`."""
-        window = await self.windows.resolve(target)
-        source = self.sources.source(target, window.architecture)
-        await usable_soon(source.family)
-        return source
 
     def room(self, context: RequestContext) -> Reservation:
         """A place for one answer beside the others that share its instance's context."""

@@ -14,10 +14,12 @@ from litellm_compaction.core.messages import JsonValue, Message, Request, with_t
 from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import STRATEGIES
 from litellm_compaction.core.rounds import open_round_start
+from litellm_compaction.core.secrets import Redact, plain, redactor
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.events import Outcome, Phase
 from litellm_compaction.tokenizers.families import Family, no_thinking_switch
+from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 from litellm_compaction.tokens.begun import BegunPrompt
 from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.windows import Target, Window
@@ -55,6 +57,14 @@ class Effort:
     seconds: float = 0.0
     pruning_model: str = ""  # The last one that was asked.
     reason: str = ""  # In one word, why there is no summary, or not the configured model's.
+
+
+class Decision(NamedTuple):
+    """What observers are told of a request: what was done, at which cost, and what a new record continues."""
+
+    outcome: Outcome
+    effort: Effort | None = None
+    base: Compaction | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,12 +170,11 @@ class MeasuredRequest:
     request: Request
     conversation: View
     count: Estimate
-    tokens_before: int  # The prompt as it came, before any text was cut to an excerpt.
     budget: Budget
     window: Window
     family: Family
     is_long: bool = False  # A walk over its messages takes some ms.
-    is_shortened: bool = False  # Its messages are excerpts of the client's, so that they must be sent in any case.
+    whole_tokens: int = 0  # Of what came, if its messages are excerpts of the client's, to be sent in any case.
     # Of the part that no compaction can shrink, as a request of its own, if the server was asked for it.
     floor_count: Estimate | None = None
     started_s: float  # Of the compactor's monotonic clock.
@@ -175,9 +184,23 @@ class MeasuredRequest:
         return self.conversation.count_text
 
     @property
-    def rereads(self) -> bool:
-        """The server reads a whole prompt again after any change, as far as is known."""
-        return self.family.rereads
+    def redact(self) -> Redact:
+        """Takes secrets out of a text, by the settings."""
+        return redactor(self.context.settings.redact_patterns)
+
+    @property
+    def defuse(self) -> Redact:
+        """Breaks the model's control tokens in a text; which it has, only its own vocabulary knows."""
+        name = self.family.vocabulary
+        return vocabulary(name).defused if is_loaded(name) else plain
+
+    @property
+    def is_shortened(self) -> bool:
+        return self.whole_tokens > 0
+
+    @property
+    def tokens_before(self) -> int:
+        return self.whole_tokens or self.count.tokens
 
     @property
     def options(self) -> CompactionOptions:
@@ -190,7 +213,7 @@ class MeasuredRequest:
             strategy=STRATEGIES[settings.strategy],
             keep_images=constants.keep_images,
             writes_whole_records=context.writes_whole_records,
-            rereads=self.rereads,
+            rereads=self.family.rereads,
         )
 
     def keyed(self, compaction: Compaction) -> Compaction:
@@ -216,10 +239,6 @@ class CompactionNeeded:
     measured: MeasuredRequest
     steps: tuple[Step, ...]
     stored: tuple[Compaction, ...]
-
-    @property
-    def window(self) -> Window:
-        return self.measured.window
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +271,7 @@ class PreparedRequest:
     tools: tuple[JsonValue, ...] | None = None
     applied: Compaction | None = field(default=None, compare=False, repr=False)  # By which `messages` were made.
     continuation: Continuation = field(default=STARTS, repr=False)  # How an answer goes on.
-    outcome: Outcome | None = field(default=None, compare=False)  # Observers are told of it once this is sent,
-    reason: str = field(default="", compare=False)  # with one word why.
+    decision: Decision | None = field(default=None, compare=False, repr=False)  # To be told of once this is sent.
 
     @property
     def window(self) -> Window:
@@ -293,7 +311,7 @@ class PreparedRequest:
         """Returns the upstream `max_tokens` for what the client asked (None or negative: unlimited).
 
         Room is left for the most that the prompt may take. `is_certain`: an answer of it ended at such a bound before,
-        so that the rest is for what it is likely to take; what an image costs that answer may not have told.
+        so that the rest is for what it is likely to take.
         """
         count, budget, window_tokens = self.count, self.budget, self.budget.window_tokens
         left_tokens = budget.max_output_tokens(count.tokens + count.unpriced_tokens, None)

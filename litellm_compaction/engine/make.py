@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from litellm_compaction.concurrency import off_loop
-from litellm_compaction.core.budget import gains
+from litellm_compaction.core.budget import gained_tokens
 from litellm_compaction.core.compaction import (
     Compaction,
     Segment,
@@ -30,14 +30,12 @@ from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import visible_text
 from litellm_compaction.core.plan import TASK_WINDOW_RATIO, Step
 from litellm_compaction.core.portable import bases_of, ledger_messages
-from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.core.view import View
 from litellm_compaction.engine.additions import with_pins
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.stores import Covered, Originals, Store
-from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 logger = logging.getLogger("litellm_compaction")
 # Of a ledger that holds the task alone: its head, and that of what else it might hold.
@@ -59,15 +57,13 @@ class Maker:
 
         The hashes are those that it had before its client edited messages that a compaction covers.
         """
-        stored: list[Compaction] = []
+        stored, view = list[Compaction](), measured.conversation
         # The store tells its own troubles; the request is too long either way.
         with contextlib.suppress(Exception):
-            found = await self._store.find(
-                measured.context.scope, measured.conversation.hashes[1:], measured.conversation.words_hashes[1:]
-            )
-            make = partial(as_it_was, measured.conversation, found)
-            measured = replace(measured, conversation=await off_loop(measured.conversation.rest, make))
-            hashes = frozenset(measured.conversation.hashes)
+            found = await self._store.find(measured.context.scope, view.hashes[1:], view.words_hashes[1:])
+            view = await off_loop(view.rest, partial(as_it_was, view, found))
+            measured = replace(measured, conversation=view)
+            hashes = frozenset(view.hashes)
             stored = [each for each in found if each.covered_hash in hashes]
         return await with_pins(self._store, measured), [*stored, *_bases(measured)]
 
@@ -88,12 +84,8 @@ class Maker:
         except Exception as error:
             if not stored:
                 raise
-            result = await attempt(())
-            logger.warning(
-                "record_deleted error=%s records=%d; a stored compaction did not fit its conversation",
-                type(error).__name__,
-                len(stored),
-            )
+            result, kind = await attempt(()), type(error).__name__
+            logger.warning("record_deleted error=%s records=%d; they did not fit their conversation", kind, len(stored))
             for each in stored:
                 with contextlib.suppress(Exception):
                     await self._store.delete(scope=measured.context.scope, covered_hash=each.covered_hash)
@@ -109,7 +101,11 @@ class Maker:
             return await self._record(measured, steps, effort)
         draft = step.draft if step.is_edit else await self._summary_client.prune(measured, step, effort)
         made = await asyncio.to_thread(_copied, measured, draft, step.ledger_tokens) if draft is not None else None
-        if made is None or step.is_edit or gains(applied_tokens(measured.conversation, made), step.now_tokens):
+        if (
+            made is None
+            or step.is_edit
+            or applied_tokens(measured.conversation, made) <= gained_tokens(step.now_tokens)
+        ):
             return made
         effort.reason = "no_gain"
         return None
@@ -128,8 +124,8 @@ class Maker:
         draft, ledger_tokens = _worded(step if summary else steps[-1], summary, measured.count_text)
         compaction = await asyncio.to_thread(_copied, measured, draft, ledger_tokens)
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
-        base_hash = step.base.covered_hash if step.base is not None else ""
-        is_poorer = compaction.state == "provisional" and base_hash == measured.keyed(compaction).covered_hash
+        is_of_the_same = step.base is not None and step.base.covered_hash == measured.keyed(compaction).covered_hash
+        is_poorer = compaction.state == "provisional" and is_of_the_same
         # An unneeded record without a summary is not kept; one that is not needed yet is kept by the caller.
         if not is_poorer and draft.state != "ready" and (summary or not measured.is_voluntary):
             await self.put(measured, compaction)
@@ -161,9 +157,8 @@ class Maker:
             if any(each.data for each in known):
                 compaction = replace(compaction, words_hash=conversation.words_hashes[covered], seen=known)
         if is_in_effect and self._originals is not None and context.settings.keep_originals != "off":
-            hashes, redact = conversation.hashes[: covered + 1], redact_of(measured)
-            whose = {"scope": context.scope, "tenant": context.tenant}
-            self._originals.keep(Covered(**whose, messages=rest, hashes=hashes, redact=redact))
+            whose, hashes = {"scope": context.scope, "tenant": context.tenant}, conversation.hashes[: covered + 1]
+            self._originals.keep(Covered(**whose, messages=rest, hashes=hashes, redact=measured.redact))
         try:
             if compaction.state == "ready" and await self._store.find(context.scope, [compaction.covered_hash]):
                 # Never in place of one that is applied.
@@ -176,20 +171,6 @@ class Maker:
         return True
 
 
-def redact_of(measured: MeasuredRequest) -> Redact:
-    """What takes secrets out of texts of a request, by its settings; a slow pattern is logged."""
-    settings, label = measured.context.settings, measured.context.label
-    redact = redactor(settings.redact_patterns)
-
-    def told(text: str) -> str:
-        cleaned = redact(text)
-        if cleaned.endswith(TOO_SLOW):
-            logger.warning("redact_patterns_slow model=%s chars=%d: the rest of a text is left out", label, len(text))
-        return cleaned
-
-    return told if settings.redact_patterns else redact
-
-
 def _bases(measured: MeasuredRequest) -> list[Compaction]:
     """The record that the client's conversation begins with."""
     conversation, portable = measured.conversation, measured.context.portable
@@ -199,9 +180,9 @@ def _bases(measured: MeasuredRequest) -> list[Compaction]:
 def _copied(measured: MeasuredRequest, compaction: Compaction, ledger_tokens: int) -> Compaction:
     """`compaction` as it is applied and stored: with its ledger, without secrets, control tokens of the model broken.
 
-    In a thread, since the operator's patterns may be slow. Which tokens a model has, only its own vocabulary knows.
+    In a thread, since the operator's patterns may be slow.
     """
-    conversation, redact, name = measured.conversation, redact_of(measured), measured.family.vocabulary
+    conversation, redact, defuse = measured.conversation, measured.redact, measured.defuse
     bases, hidden = _bases(measured), hidden_messages(conversation.rest, compaction)
     earlier = ledger_messages(bases[0].ledger) if bases else []
     if bases:
@@ -218,7 +199,6 @@ def _copied(measured: MeasuredRequest, compaction: Compaction, ledger_tokens: in
         task=0 if earlier else task,
         task_tokens=int(TASK_WINDOW_RATIO * measured.window.tokens),
     )
-    defuse = vocabulary(name).defused if is_loaded(name) else plain
     return replace(
         compaction,
         segments=tuple(replace(each, text=defuse(redact(each.text))) for each in compaction.segments),

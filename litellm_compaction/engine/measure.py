@@ -8,21 +8,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 from litellm_compaction.concurrency import Flights, is_long, off_loop, off_loop_if
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.identity import words_chain
-from litellm_compaction.core.messages import Message, Request, chain, user_message
-from litellm_compaction.core.plan import Step
-from litellm_compaction.core.prompts import strategy
-from litellm_compaction.core.refusal import unprepared
+from litellm_compaction.core.messages import Message, Request, chain
 from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.stretches import marked
 from litellm_compaction.core.view import RECORD_TOKENS, View, words_sizes
 from litellm_compaction.engine.additions import Recaller
-from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
+from litellm_compaction.engine.context import Action, MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.sharing.leases import Leases, shared_name
 from litellm_compaction.errors import OWN_TEMPLATE, ModelNotLoaded, NotServed
 from litellm_compaction.tokenizers.families import Family
@@ -34,7 +30,7 @@ from litellm_compaction.windows.windows import Window, Windows
 # Messages added to a floor that the server has counted may be larger than planned by so much.
 _PLANNED_RATIO = 1.10
 # Below this share of what it may fill no conversation has ever been compacted, however wrong the count was then.
-_COMPACTED_BEFORE_RATIO = 0.25
+COMPACTED_BEFORE_RATIO = 0.25
 
 
 class RequestMeasurer:
@@ -46,8 +42,8 @@ class RequestMeasurer:
         windows: Windows,
         counter: TokenCounter,
         sources: Sources,
+        recaller: Recaller,
         leases: Leases | None = None,
-        recaller: Recaller | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.windows, self.counter, self._sources = windows, counter, sources
@@ -60,7 +56,7 @@ class RequestMeasurer:
         Raises:
             WindowUnknown: no source says how large the window is.
             ModelNotLoaded: `when_not_loaded` is `error`, or the warm-up did not load the model.
-            NotServed: the client brings a template, and the server is not LM Studio, which has its own in any case.
+            NotServed: the client brings a template; LM Studio has its own in any case.
         """
         started_s, target = self._clock(), context.target
         if request.has_own_template and not target.is_lmstudio:
@@ -74,22 +70,25 @@ class RequestMeasurer:
             window = await self.window(context, prompt_tokens=count.tokens) if window.may_cut(count.tokens) else window
             if window == before:
                 break
-        make = partial(self._measured, request, context, window, family, count, started_s)
+        if request.token_ids is not None:
+            count = Estimate.exactly(request.token_ids)
+        make = partial(self._measured, request, context, window, family, count, started_s=started_s)
         return await off_loop_if(is_long(request.messages), make)
 
-    async def measure_ids(self, tokens: int, context: RequestContext) -> MeasuredRequest:
-        """As `measure`, for a prompt of so many token ids: it has no text, and its count is exact."""
-        measured = await self.measure(Request(messages=(user_message(""),)), context)
-        return self.by(measured, Estimate.exactly(tokens))
-
-    def by(self, measured: MeasuredRequest, count: Estimate) -> MeasuredRequest:
-        """`measured` by another count of its request."""
-        return measured if count is measured.count else self._like(measured, measured.request, count)
+    def by(self, measured: MeasuredRequest, count: Estimate, request: Request | None = None) -> MeasuredRequest:
+        """`measured` by another count of its request, or of one in its place, which comes again under its hashes."""
+        if count is measured.count:
+            return measured
+        context, window, family, started_s = measured.context, measured.window, measured.family, measured.started_s
+        request, before = request or measured.request, measured.conversation
+        made = self._measured(request, context, window, family, count, started_s=started_s, before=before)
+        return replace(made, whole_tokens=measured.whole_tokens)
 
     async def shortened(self, measured: MeasuredRequest, messages: tuple[Message, ...]) -> MeasuredRequest:
-        """`measured` with other messages in the client's place; the client will send its own again, so hashes stay."""
+        """`measured` with other messages in the client's place; the client will send its own again."""
         request = replace(measured.request, messages=messages)
-        return self._like(replace(measured, is_shortened=True), request, await self.count_request(measured, request))
+        made = self.by(measured, await self.count_request(measured, request), request)
+        return replace(made, whole_tokens=measured.tokens_before)
 
     async def count_request(self, measured: MeasuredRequest, request: Request) -> Estimate:
         target, tokens = measured.context.target, measured.window.tokens
@@ -120,17 +119,15 @@ class RequestMeasurer:
     def unchanged(self, measured: MeasuredRequest) -> PreparedRequest:
         """The request as it was measured, to be sent."""
         messages, budget = measured.request.messages if measured.is_shortened else None, measured.budget.own
-        action: Literal["none", "compacted"] = "none" if messages is None else "compacted"
+        action: Action = "none" if messages is None else "compacted"
         return PreparedRequest(action=action, messages=messages, measured=measured, count=measured.count, budget=budget)
 
-    async def applied(
-        self, measured: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
-    ) -> PreparedRequest:
+    async def applied(self, measured: MeasuredRequest, compaction: Compaction, action: Action) -> PreparedRequest:
         """The request with a compaction in place of the messages that it covers; the caller asks if that fits."""
-        covered, tools = measured.conversation.messages, None
-        messages = await off_loop_if(measured.is_long, lambda: apply(covered, compaction))
-        if self._recaller is not None:
-            messages, tools = self._recaller.added(measured, compaction, messages)
+        view, tools = measured.conversation, self._recaller.tools(measured)
+        messages = await off_loop_if(measured.is_long, lambda: apply(view.messages, compaction))
+        if tools is not None:
+            messages = self._recaller.with_found(messages, measured, compaction.covered_messages, len(view.rest))
         # Calls at the very end are the client's business.
         end = len(messages) - bool(messages and messages[-1].calls)
         sent = (*await off_loop_if(measured.is_long, partial(with_every_result, messages[:end])), *messages[end:])
@@ -139,11 +136,11 @@ class RequestMeasurer:
         # Of what was planned by a floor that the server has counted only the rest is in doubt.
         count = count.with_part(measured.floor_count)
         budget = replace(measured.budget, likely_ratio=count.likely_ratio, own_likely_ratio=None)
-        if not budget.fits(count.tokens) and self._recaller is not None and self._recaller.forget(measured):
+        if not budget.fits(count.tokens) and self._recaller.forget(measured):
             # What was looked up for an earlier answer refuses no request.
             return await self.applied(measured, compaction, action)
-        made = PreparedRequest(action=action, measured=measured, messages=sent, count=count, budget=budget)
-        return replace(made, tools=tools, applied=compaction)
+        made = PreparedRequest(action=action, measured=measured, messages=sent, count=count, budget=budget, tools=tools)
+        return replace(made, applied=compaction)
 
     async def text_counter(self, context: RequestContext) -> tuple[Window, Callable[[str], int]]:
         """Returns a context's window, and its model's counter of text; errors as `measure`."""
@@ -164,31 +161,25 @@ class RequestMeasurer:
                 return await self.windows.resolve(context.target, fresh=True)
             return None
 
-        if self._leases is None:
-            await context.warm_up()
-            return
         topic = f"warm-up {shared_name(f'{context.target.api_base} {context.target.model}')}"
-        limit_s = context.settings.constants.warm_up_timeout_s
-        async with self._leases.one_of_all(topic, loaded, limit_s=limit_s) as window:
+        leases, limit_s = self._leases, context.settings.constants.warm_up_timeout_s
+        shared = contextlib.nullcontext() if leases is None else leases.one_of_all(topic, loaded, limit_s=limit_s)
+        async with shared as window:
             if window is None:
                 await context.warm_up()
 
-    def _like(self, measured: MeasuredRequest, request: Request, count: Estimate) -> MeasuredRequest:
-        """A request made of `measured`'s, which comes again under the same hashes."""
-        made = self._measured(request, measured.context, measured.window, measured.family, count, measured.started_s)
-        view = measured.conversation
-        view = replace(
-            made.conversation, hashes=view.hashes, words_hashes=view.words_hashes, seen=view.seen, pins=view.pins
-        )
-        tokens_before = measured.tokens_before if measured.is_shortened else count.tokens
-        budget = replace(made.budget, floor_tokens=view.floor_tokens) if view.pins else made.budget
-        is_shortened = measured.is_shortened
-        return replace(made, conversation=view, budget=budget, is_shortened=is_shortened, tokens_before=tokens_before)
-
     def _measured(
-        self, request: Request, context: RequestContext, window: Window, family: Family, count: Estimate, since_s: float
+        self,
+        request: Request,
+        context: RequestContext,
+        window: Window,
+        family: Family,
+        count: Estimate,
+        *,
+        started_s: float,
+        before: View | None = None,
     ) -> MeasuredRequest:
-        if count.tokens > _COMPACTED_BEFORE_RATIO * window.tokens:
+        if count.tokens > COMPACTED_BEFORE_RATIO * window.tokens:
             request = replace(request, messages=marked(request.messages))
         count_text = self.counter.text_counter(context.target.key, family, asker=context.target.asker, text=count.text)
         # A request made of this one begins otherwise: the server's number for its beginning is no help for that.
@@ -202,6 +193,9 @@ class RequestMeasurer:
             hashes=(),
             own_tokens=count.tokens,
         )
+        if before is not None:
+            hashes, words_hashes = before.hashes, before.words_hashes
+            view = replace(view, hashes=hashes, words_hashes=words_hashes, seen=before.seen, pins=before.pins)
         budget = Budget(
             rules=context.rules(reasons=family.reasons),
             window_tokens=window.tokens,
@@ -215,12 +209,11 @@ class RequestMeasurer:
             request=request,
             conversation=view,
             count=count,
-            tokens_before=count.tokens,
             budget=budget.with_trigger(context.threshold_tokens),
             window=window,
             family=family,
             is_long=is_long(request.messages),
-            started_s=since_s,
+            started_s=started_s,
         )
 
 
@@ -229,33 +222,3 @@ async def hashed(measured: MeasuredRequest) -> MeasuredRequest:
     messages, rest = measured.request.messages, measured.conversation.rest
     hashes, words = await off_loop(messages, lambda: (chain(messages), words_chain(rest)))
     return replace(measured, conversation=replace(measured.conversation, hashes=hashes, words_hashes=words))
-
-
-def is_enough(measured: MeasuredRequest, step: Step, compaction: Compaction, prepared: PreparedRequest) -> bool:
-    """Returns True if a new compaction does, counted as it is sent; else the next step's turn has come (promise P5).
-
-    It was to be made by `step`, and may have been made by a later one.
-    """
-    tokens, budget = prepared.count.tokens, prepared.budget
-    if not budget.fits(tokens) or tokens >= measured.count.tokens:
-        return False
-    if step.is_edit and tokens > step.predicted_tokens and budget.triggers(tokens):
-        return False
-    return not strategy(compaction.level).chooses or not budget.triggers(tokens)
-
-
-def note_length(measured: MeasuredRequest) -> None:
-    """Notes if the request may not be sent as it came (promise P8)."""
-    context, tokens = measured.context, measured.count.tokens
-    if not context.goes_on:
-        does_fit = measured.budget.own.fits(tokens)
-        context.attempts.too_long = None if does_fit else unprepared(context.label, tokens, measured.window.tokens)
-
-
-def is_small(measured: MeasuredRequest) -> bool:
-    """Nothing has to be looked up: it is too short ever to have been compacted."""
-    outside = measured.budget.outside_tokens
-    # The rest of an answer may need most of the window.
-    if (outside or measured.context.goes_on) and not measured.budget.own.fits(measured.count.tokens):
-        return False
-    return measured.count.tokens - outside < _COMPACTED_BEFORE_RATIO * measured.budget.usable_tokens

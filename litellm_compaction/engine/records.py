@@ -7,21 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.compaction import Compaction, applied_tokens, compaction_id, covered_as_sent, mark_of
+from litellm_compaction.core.compaction import Compaction, as_sent, compaction_id, mark_of
 from litellm_compaction.core.messages import Message, user_message, visible_text
-from litellm_compaction.core.rounds import open_round_start
-from litellm_compaction.engine.context import Effort, MeasuredRequest, PreparedRequest, RequestContext
+from litellm_compaction.engine.context import Decision, Effort, MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.events import (
     USED_AHEAD,
     USED_EARLY,
     CompactionEvent,
-    ContinuationEvent,
-    ContinuationOutcome,
     Event,
     Observer,
-    Outcome,
     TruncationAlarm,
     event_from_json,
 )
@@ -41,34 +37,24 @@ class Reporter:
     def decided(
         self,
         measured: MeasuredRequest,
-        outcome: Outcome,
+        decision: Decision,
         *,
         prepared: PreparedRequest | None = None,
         made: Compaction | None = None,
-        effort: Effort | None = None,
-        base: Compaction | None = None,
-        known: Compaction | None = None,
         after: int = 0,
     ) -> None:
-        """Tells of a decision: of a reuse only once, though several hooks look at one client request.
-
-        Args:
-            prepared: what is sent; without it `after` is the prompt's tokens, and `made` a record for later.
-            effort: what making it took, if it is new, or why nothing was made.
-            base: what it continues.
-            known: the compaction with which the conversation was sent until now.
-        """
-        context, effort = measured.context, effort or Effort()
+        """Tells of what is sent, `prepared`, of reuse once; else of a prompt of `after` tokens, or a record `made`."""
+        context, effort, base = measured.context, decision.effort or Effort(), decision.base
         compaction, reason = made, effort.reason or ("overflow" if context.refusal else "")
         if prepared is not None and prepared.applied is not None:
             compaction = measured.keyed(prepared.applied)
-            if outcome == "reused" and context.attempts.told_hash == compaction.covered_hash:
+            if decision.outcome == "reused" and context.attempts.told_hash == compaction.covered_hash:
                 return
             context.attempts.told_hash = compaction.covered_hash
             if compaction.is_waiting:
                 reason = USED_AHEAD if measured.budget.own.triggers(measured.count.tokens) else USED_EARLY
         event = CompactionEvent(
-            outcome=outcome,
+            outcome=decision.outcome,
             phase=measured.phase,
             model=context.label,
             window_tokens=measured.window.tokens,
@@ -88,36 +74,15 @@ class Reporter:
             excerpts=prepared.excerpts if prepared else 0,
             excerpt_tokens=prepared.excerpt_tokens if prepared else 0,
         )
-        self._tell(replace(event, **_of_results(measured, known), **_of_record(context.scope, compaction)))
-
-    def continued(
-        self,
-        context: RequestContext,
-        prepared: PreparedRequest,
-        *,
-        outcome: ContinuationOutcome,
-        attempt: int,
-        used_tokens: int,
-        lost_tokens: int,
-    ) -> None:
-        """Tells how an answer at the limit goes on as `prepared`, or ended behind it, as `ContinuationEvent` has it."""
-        self._tell(
-            ContinuationEvent(
-                outcome=outcome,
-                model=context.label,
-                window_tokens=prepared.window.tokens,
-                attempt=attempt,
-                attempts=context.settings.max_restarts,
-                tokens_before=used_tokens,
-                tokens_after=prepared.count.tokens if outcome == "restarted" else used_tokens,
-                lost_tokens=lost_tokens,
-                tenant=context.tenant,
-            )
-        )
+        if compaction is not None:
+            name, covered = compaction_id(context.scope, compaction.covered_hash), compaction.covered_messages
+            event = replace(event, covered_messages=covered, round=compaction.round, rung=compaction.level)
+            event = replace(event, compaction_id=name)
+        self.tell(event)
 
     def alarmed(self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, reason: str) -> None:
         """Tells that the server did not see a whole prompt, by the usage that it reported."""
-        self._tell(
+        self.tell(
             TruncationAlarm(
                 model=context.label,
                 window_tokens=prepared.window.tokens,
@@ -128,27 +93,10 @@ class Reporter:
             )
         )
 
-    def _tell(self, event: Event) -> None:
+    def tell(self, event: Event) -> None:
         event = replace(event, when_s=self._wall_clock())
         for observer in self._observers:
             observer(event)
-
-
-def _of_results(measured: MeasuredRequest, known: Compaction | None) -> dict[str, Any]:
-    """An event's fields about new tool results, in the prompt as it was sent until now; {} in other phases."""
-    if not (result_tokens := _newest_results_tokens(measured)):
-        return {}
-    now_tokens = measured.tokens_before if known is None else applied_tokens(measured.conversation, known)
-    limit_tokens = measured.budget.own.prompt_limit_tokens
-    return {"result_tokens": result_tokens, "projected_tokens": now_tokens, "limit_tokens": limit_tokens}
-
-
-def _of_record(scope: str, compaction: Compaction | None) -> dict[str, Any]:
-    """An event's fields about the record that was applied or made; {} for none."""
-    if compaction is None:
-        return {}
-    name, covered = compaction_id(scope, compaction.covered_hash), compaction.covered_messages
-    return {"covered_messages": covered, "round": compaction.round, "rung": compaction.level, "compaction_id": name}
 
 
 def _clients_messages(measured: MeasuredRequest) -> int:
@@ -159,14 +107,6 @@ def _clients_messages(measured: MeasuredRequest) -> int:
     ours = next((at for at, message in enumerate(rest) if message.is_synthetic), len(rest))
     # The answer's first part stands before our first request to go on.
     return ours - 1 if ours < len(rest) and rest[ours].asks_to_go_on else ours
-
-
-def _newest_results_tokens(measured: MeasuredRequest) -> int:
-    """Of the tool results that no assistant message follows yet; 0 in other phases."""
-    messages, sizes = measured.conversation.messages, measured.conversation.sizes
-    start = open_round_start(messages) if measured.phase == "tool_response" else None
-    newest = range(len(messages) if start is None else start, len(messages))
-    return sum(sizes[index] for index in newest if messages[index].role == "tool")
 
 
 # ------------------------------------------------------------------ receipts and views
@@ -233,7 +173,7 @@ async def view_of(
 def pairs_of(compaction: Compaction, kept: Sequence[Message]) -> list[Pair]:
     """Returns the covered messages before and after; `kept` are the last of them, at most all."""
     missing = compaction.covered_messages - len(kept)
-    after = covered_as_sent([*[user_message("")] * missing, *kept], compaction)[missing:]
+    after = as_sent([*[user_message("")] * missing, *kept], compaction)[missing:]
     pairs = []
     for number, (before, sent) in enumerate(zip(kept, after, strict=True), missing + 1):
         fate: Fate = "verbatim" if sent is before else "shorter"

@@ -91,9 +91,9 @@ class Asker:
         self._parts: Bounded[tuple[str, int], Estimate] = Bounded(64)
 
     async def settled(self, measured: MeasuredRequest, *, is_sent: bool = False) -> MeasuredRequest:
-        """`measured` by the server's own count, if that decides about it or, where it is compacted, costs nothing.
+        """`measured`, itself or by the server's own count, if that decides or, for what is compacted, costs nothing.
 
-        Itself if nothing else is known of it then. With `is_sent` it goes out as it came unless it may be cut.
+        With `is_sent` it goes out as it came unless it may be cut.
         """
         count, is_open = measured.count, partial(_is_open, measured, is_sent=is_sent)
         if is_open(count) or measured.budget.own.triggers(count.tokens):
@@ -125,11 +125,7 @@ class Asker:
         return self._measurer.with_floor(self._measurer.by(measured, own), count)
 
     async def _told(self, measured: MeasuredRequest, request: Request, count: Estimate, is_open: _IsOpen) -> Estimate:
-        """The count of a request by the server; by its number for a part of it if all of it may be too long.
-
-        A part that is certainly shorter than the window shows what the server makes of the text and what its template
-        leaves out. Whatever is not told stays an estimate.
-        """
+        """The count of a request by the server; by its number for a part that surely fits if all may be too long."""
         key, measurer = (measured.context.target.key, count.fingerprint), self._measurer
         certain, window_tokens = replace(measured.budget, likely_ratio=1.0), measured.window.tokens
         before = self._parts.get(key)
@@ -194,15 +190,17 @@ class Asker:
         if context.measure is None or not (may_ask and count.surely_fits(window_tokens)):
             return False
         context.attempts.questions_left -= 1
-        told, room = None, Reservation(self._admission, context)
+        room, has_room = Reservation(self._admission, context), self._admission.holds(context.attempts)
         # A request that holds room already asks in it: it would wait for itself.
-        has_room = self._admission.holds(context.attempts)
         held = contextlib.nullcontext() if has_room else room.for_summary(measured.window, count.high, extra_tokens=0)
         limit_s = min(_LIMIT_S + _LIMIT_S_PER_TOKEN * count.high, context.settings.summary_timeout_s)
-        with contextlib.suppress(asyncio.TimeoutError, Overloaded), contextlib.ExitStack() as left:
-            left.callback(room.release)
+        try:
             async with held:
                 told = await asyncio.wait_for(context.measure(request), limit_s)
+        except (asyncio.TimeoutError, Overloaded):
+            told = None
+        finally:
+            room.release()
         if told is None:
             self._silent.begin(target.key)
             return False
@@ -254,9 +252,9 @@ def floor_of(measured: MeasuredRequest) -> Request:
 
 
 def beginning_of(request: Request, count: Estimate, limit_tokens: int) -> Request | None:
-    """The longest beginning within a limit that is a valid request; None if that is too short to say much.
+    """The longest beginning within a limit that is a valid request, which the server has in its cache from then on.
 
-    The real request then finds it in the server's cache. It says nothing of images whose price nobody knows.
+    None if it is too short to say much: it says nothing of images whose price nobody knows.
     """
     messages = request.messages
     # Before another end than the person's word some templates leave the system message out.
@@ -291,15 +289,12 @@ class ReplyReader:
     def __init__(self, *, windows: Windows, counter: TokenCounter, reporter: Reporter) -> None:
         self._windows, self._counter, self._reporter = windows, counter, reporter
         self._asking = Tasks()
-        self._warned: Bounded[str, bool] = Bounded(_MAX_TARGETS)
+        self._warned: Rests[str] = Rests(0.0, 0.0, time.monotonic)
 
     def learn(
         self, context: RequestContext, prepared: PreparedRequest, *, prompt_tokens: int, completion_tokens: int
     ) -> None:
-        """Compares a reply's usage with our count: trains the counter, or raises the truncation alarm.
-
-        The tokens are those that the server reported for exactly what was sent; 0 of an empty answer.
-        """
+        """Trains the counter by the tokens that a server reported for exactly what was sent, or raises the alarm."""
         count, target, window_tokens = prepared.count, context.target, prepared.window.tokens
         reason = _is_full(window_tokens, prompt_tokens, completion_tokens)
         if not reason and self._counter.is_suspicious(count, prompt_tokens):
@@ -326,10 +321,7 @@ class ReplyReader:
         await ended(self._asking)
 
     def learn_overflow(self, context: RequestContext, prepared: PreparedRequest | None, overflow: Overflow) -> None:
-        """Takes note of an overflow error: the window we knew is out of date, and what the error names is true.
-
-        `prepared` is what was sent; None when that is not certain.
-        """
+        """Takes note of an overflow error for `prepared`, None if that is not certain: what the error names is true."""
         self._windows.invalidate(context.target)
         if overflow.window_tokens is not None:
             self._windows.learn(context.target, overflow.window_tokens)
@@ -342,8 +334,7 @@ class ReplyReader:
         key, expected = context.target.key, max(1.0, count.own.tokens)
         is_learned = self._counter.learn(key, count, prompt_tokens, label=context.label)
         is_off = count.own.exact and expected > _LEAST_TOLD_TOKENS and abs(prompt_tokens / expected - 1) > _WARN_RATIO
-        if (is_off or not is_learned) and prompt_tokens > 0 and key not in self._warned:
-            self._warned[key] = True
+        if (is_off or not is_learned) and prompt_tokens > 0 and self._warned.begin(key):
             said = "count_deviation model=%s expected=%d reported=%d tokens; counts follow the server from now on"
             logger.warning(said, context.label, expected, prompt_tokens)
 
@@ -352,9 +343,8 @@ class ReplyReader:
     ) -> None:
         """Learns a number far below ours if the window, read again, still holds what was sent; else raises the alarm.
 
-        A prompt that fits by our count, which is the higher one, cannot have been cut: its server counts otherwise, as
-        one does whose template leaves tools out. A model that was loaded anew with a smaller window cuts the prompt,
-        and answers as if nothing had happened; with a larger one it may fit though it is above the window we knew.
+        What fits by our count, which is the higher one, was not cut: its template may leave tools out. A model that was
+        loaded anew with a smaller window cuts the prompt, and answers as if nothing had happened.
         """
         window_tokens = await self._windows.tokens_now(context.target, fresh=True)
         if prepared.count.tokens > window_tokens or _is_full(window_tokens, tokens, completion_tokens):
@@ -394,9 +384,7 @@ class KnownWays:
 
     def in_words(self, target: Target, source: Source, possible: Collection[Way]) -> str:
         """The best way of those that are `possible`, for people; "" for none."""
-        best = next((way for way in self.ways(target, source) if way in possible), None)
-        shown = ", as it has done" if best is not None and self.has_gone_on(target, best) else ""
-        return "" if best is None else f"{best}: {_WAYS_IN_WORDS[best]}{shown}"
+        return next((f"{way}: {_WAYS_IN_WORDS[way]}" for way in self.ways(target, source) if way in possible), "")
 
     def learn(self, target: Target, label: str, way: Way, outcome: Outcome) -> None:
         """Takes note of an outcome; a repeat that the model meant outweighs no success. `label` is for logs."""

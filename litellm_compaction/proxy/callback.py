@@ -18,8 +18,7 @@ from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import HarmlessRecords
 from litellm_compaction.proxy.client import note_credential, raw_headers
 from litellm_compaction.proxy.litellm_inside import check_classes, current_router
-from litellm_compaction.proxy.litellm_inside.application import before_end
-from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused, refusal_of
+from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused
 from litellm_compaction.proxy.service import Service, load_settings, provide_environment
 
 logger = logging.getLogger("litellm_compaction")
@@ -29,14 +28,11 @@ _harmless = HarmlessRecords()
 def load_handler() -> CompactionHandler:
     """The handler with the settings of the configuration that LiteLLM is loading.
 
-    Raises:
-        ConfigError: a setting is unknown or bad; LiteLLM then does not start.
-        LiteLLMChanged: it would not call us, or would tell us nothing; it does not start either.
+    A ConfigError (a setting is unknown or bad) or LiteLLMChanged (it would not call us) keeps LiteLLM from starting.
     """
     logger.addFilter(_harmless)
     if not logger.handlers:
-        # LiteLLM configures its own loggers only; without this our warnings would have no format and our
-        # notices of compactions no place.
+        # LiteLLM configures its own loggers only; ours would have no format, and lines of compactions no place.
         output = logging.StreamHandler()
         output.setFormatter(logging.Formatter("%(asctime)s - %(name)s:%(levelname)s: %(message)s", "%H:%M:%S"))
         logger.addHandler(output)
@@ -47,7 +43,6 @@ def load_handler() -> CompactionHandler:
     provide_environment()
     handler = CompactionHandler(load_settings())
     handler.service.start()
-    before_end(handler.service.aclose)
     return handler
 
 
@@ -72,7 +67,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         except CompactionError as error:
             service.exchanges.close(data)
             log_refused(str(data.get("model")), error)
-            raise refusal_of(error) from error
+            raise Refusal(error) from error
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             log_failure("pre_call", error)
         return None

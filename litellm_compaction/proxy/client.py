@@ -1,7 +1,6 @@
-"""Says who asks, and how, by LiteLLM's metadata of a request and the body and headers that its client sent.
+"""Says who asks, and how, by LiteLLM's metadata of a request, and what it wishes of its compaction.
 
-And the wish that a client has about its compaction: in its metadata or, for clients that cannot send any, in headers.
-Its words never reach a log or an error.
+A wish stands in metadata or, for clients that cannot send any, in headers. Its words never reach a log or an error.
 """
 
 from __future__ import annotations
@@ -10,13 +9,15 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError
 
 from litellm_compaction.core.prompts import one_line_topic
 from litellm_compaction.errors import BadWish
 
+# The body of a request, or the arguments of a call that LiteLLM makes of it.
+Body: TypeAlias = Mapping[str, Any]
 # Where LiteLLM looks for a key, in its order (proxy/auth/user_api_key_auth.py).
 _KEY_HEADERS = ("x-litellm-api-key", "authorization", "api-key", "x-api-key", "x-goog-api-key")
 _JSON = (dict, list, str, int, float, type(None))
@@ -33,12 +34,10 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def metadata_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+def metadata_of(body: Body) -> Mapping[str, Any]:
     """LiteLLM's metadata of a request and its client; {} without any.
 
-    It writes into one of two places, depending on the route, and leaves the client's own metadata in the other one.
-    LiteLLM takes a client's words about keys away (`add_litellm_data_to_request`), but only its own place has the
-    object of the key, which no JSON can be.
+    The client's own may be in the other of two places: only LiteLLM's has the object of the key, which is no JSON.
     """
     places = [_mapping(body.get(key)) for key in ("litellm_metadata", "metadata")]
     named = [place for place in places if "user_api_key" in place]
@@ -46,33 +45,30 @@ def metadata_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return next(iter([*own, *named, places[1]]))
 
 
-def sections_of_owners(metadata: Mapping[str, Any]) -> Iterator[object]:
+def sections_of_owners(metadata: Body) -> Iterator[object]:
     """What the operator has written as `compaction` into the metadata of the key, and of its team; None for nothing."""
     for owner in ("user_api_key_metadata", "user_api_key_team_metadata"):
         yield _mapping(metadata.get(owner)).get("compaction")
 
 
-def is_off_for_owner(metadata: Mapping[str, Any]) -> bool:
+def is_off_for_owner(metadata: Body) -> bool:
     """Returns True if the operator has switched the guard off for the key, else for its team: `{"mode": "off"}`."""
     modes = (each.get("mode") if isinstance(each, Mapping) else each for each in sections_of_owners(metadata))
     return next((mode in ("off", False) for mode in modes if mode is not None), False)
 
 
-def identity_of(metadata: Mapping[str, Any]) -> str:
-    """The team, or else the user, the key, or the value that the client has shown as one.
-
-    Custom authentication may name none of them. If no key is asked for, all are one.
-    """
+def identity_of(metadata: Body) -> str:
+    """The team, or else the user, the key, or the value that the client has shown as one; without keys all are one."""
     owners = ((name, metadata.get(f"user_api_key_{name}")) for name in ("team_id", "user_id", "hash"))
     return next((f"{name}:{value}" for name, value in owners if value), _credential.get() or "nobody")
 
 
-def tenant_of(metadata: Mapping[str, Any]) -> str:
+def tenant_of(metadata: Body) -> str:
     """A fingerprint of the client: events are shown to the same tenant."""
-    return _fingerprint(identity_of(metadata))
+    return fingerprint(identity_of(metadata))
 
 
-def _fingerprint(text: str) -> str:
+def fingerprint(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()
 
 
@@ -81,40 +77,34 @@ def note_credential(headers: Mapping[str, str]) -> None:
     lowered = {str(name).lower(): str(value) for name, value in headers.items()}
     shown = next((lowered[name] for name in _KEY_HEADERS if lowered.get(name)), "")
     key = shown.removeprefix("Bearer ").strip()
-    _credential.set(f"shown:{_fingerprint(key)}" if key else "")
+    _credential.set(f"shown:{fingerprint(key)}" if key else "")
 
 
-def raw_headers(data: Mapping[str, Any]) -> Mapping[str, str]:
+def raw_headers(data: Body) -> Mapping[str, str]:
     """The headers of a request as they came, which LiteLLM keeps for itself in the pre-call hook's data."""
     secret = data.get("secret_fields")
     return _mapping(secret.get("raw_headers") if isinstance(secret, Mapping) else getattr(secret, "raw_headers", None))
 
 
-def headers_of(body: Mapping[str, Any]) -> dict[str, Any]:
+def headers_of(body: Body) -> dict[str, Any]:
     """A request's headers by their names in lower case, as LiteLLM shows them to everybody; keys are left out."""
     headers = _mapping(_mapping(body.get("proxy_server_request")).get("headers"))
     return {str(name).lower(): value for name, value in headers.items()}
 
 
-def sent_body(body: Mapping[str, Any]) -> Mapping[str, Any]:
+def sent_body(body: Body) -> Mapping[str, Any]:
     """A request's body as the client sent it, as far as LiteLLM keeps it."""
     return _mapping(_mapping(body.get("proxy_server_request")).get("body"))
 
 
-def told_headers(body: Mapping[str, Any]) -> dict[str, str]:
+def told_headers(body: Body) -> dict[str, str]:
     """`headers_of` that are texts, with the body's `client_metadata`, which is Codex's place for them."""
     headers = {**_mapping(sent_body(body).get("client_metadata")), **headers_of(body)}
     return {str(name).lower(): value for name, value in headers.items() if isinstance(value, str)}
 
 
-# ------------------------------------------------------------------ its wish
-
-
 class Wish(NamedTuple):
-    """`off` to be left alone, `now` to be compacted whatever the fill, with `focus` as a topic, or "".
-
-    `pins` name messages that are to stay verbatim, by their words; None for no word about that.
-    """
+    """`now`: whatever the fill, with `focus` as a topic; `pins` are words of messages that stay, None for no word."""
 
     off: bool = False
     now: bool = False
@@ -134,7 +124,7 @@ class _Words(BaseModel):
     ] = []
 
 
-def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
+def wish_of(body: Body, metadata: Body) -> Wish:
     """The wish of a request; `metadata` is LiteLLM's own, which holds the client's too. Metadata goes before headers.
 
     Raises:
@@ -143,18 +133,20 @@ def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
     value = _written(body, metadata)
     if not isinstance(value, Mapping) and value not in (None, "on", "off", True, False):
         raise BadWish(f"{_PLACE} is of type {type(value).__name__}; {_ALLOWED}.")
-    # Servers read the bytes of headers as Latin-1, clients write UTF-8.
-    said = {key: str(headers_of(body).get(f"{_HEADER}{key}", "")).strip() for key in _Words.model_fields}
-    texts = {key: text.encode("latin-1", "replace").decode("utf-8", "replace") for key, text in said.items() if text}
-    listed = {key: [text] if key == "pin" else text for key, text in texts.items()}
-    words = {**_checked(listed, _HEADER, strict=False), **_checked(_mapping(value), f"{_PLACE}.", strict=True)}
+    headers, said = headers_of(body), dict[str, Any]()
+    for key in _Words.model_fields:
+        if text := str(headers.get(f"{_HEADER}{key}", "")).strip():
+            # Servers read the bytes of headers as Latin-1, clients write UTF-8.
+            text = text.encode("latin-1", "replace").decode("utf-8", "replace")
+            said[key] = [text] if key == "pin" else text
+    words = {**_checked(said, _HEADER, strict=False), **_checked(_mapping(value), f"{_PLACE}.", strict=True)}
     now, focus, pins = words.get("now", False), words.get("focus", ""), words.get("pin")
     if focus and not now:
         raise BadWish(f"A focus is only used where the conversation is compacted now; {_ALLOWED}.")
     return Wish(value in ("off", False), now, focus, None if pins is None else tuple(pins))
 
 
-def _written(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> object:
+def _written(body: Body, metadata: Body) -> object:
     """The value of `compaction` in the client's metadata, at LiteLLM's places for it on the request's route."""
     holders = (metadata, _mapping(body.get("metadata")), _mapping(sent_body(body).get("metadata")))
     places = [place for holder in holders for place in (holder, _mapping(holder.get("requester_metadata")))]

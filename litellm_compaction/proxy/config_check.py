@@ -8,8 +8,9 @@ too high would leave the guard acting.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from litellm_compaction.config import DeploymentSettings, Settings, deployment_settings_from, settings_from
@@ -25,12 +26,9 @@ HANDLER = f"{SECTION}.handler"
 CALLBACKS_PLACE = "litellm_settings.callbacks"
 API_BASE_VARIABLE = "LM_STUDIO_API_BASE"
 
-_CALLBACK_LINE = f'write `callbacks: ["{HANDLER}"]` under `litellm_settings`'
 _LIKENESS_RATIO = 0.92
-# Sections in which settings of ours are looked for, though nobody reads them there.
-_SECTIONS = {"", "general_settings", "litellm_settings", "callback_settings"}
-# The same in a deployment. LiteLLM would send those in litellm_params to the model's server; `mode` is its own key in
-# model_info (chat, embedding, …).
+# Settings of a deployment in a wrong place. LiteLLM would send those in litellm_params to the model's server; `mode` is
+# its own key in model_info (chat, embedding, …).
 _ITS_SETTINGS = "|".join(DeploymentSettings.model_fields.keys() - {"mode"})
 _DEPLOYMENT = re.compile(
     rf"model_list\[\d+\]((\.litellm_params)?\.compaction|(\.(litellm_params|model_info))?\.({_ITS_SETTINGS}))"
@@ -50,12 +48,7 @@ class Finding(NamedTuple):
     passes: bool = False
 
 
-def problem(place: str, message: str, error: ConfigError | None = None, *, passes: bool = False) -> Finding:
-    return Finding("problem", place, message, error, passes)
-
-
-def note(place: str, message: str) -> Finding:
-    return Finding("note", place, message)
+problem, note = partial(Finding, "problem"), partial(Finding, "note")
 
 
 def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -63,13 +56,17 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
 
     `data` is the file as LiteLLM reads it, its includes merged in; `environ` is for values such as `os.environ/NAME`.
     """
-    yield from _callback(as_entry(data.get("litellm_settings")))
+    listed = as_entry(data.get("litellm_settings")).get("callbacks")
+    # LiteLLM takes a bare string for a list of one, which replaces all other callbacks.
+    if not isinstance(listed, list) or listed.count(HANDLER) != 1:
+        line = f'write `callbacks: ["{HANDLER}"]` under `litellm_settings`'
+        yield problem(CALLBACKS_PLACE, f"the plug-in must be listed once, or nothing is guarded: {line}.")
     settings = settings_from(None)
     try:
         settings = settings_from(as_entry(data.get("callback_settings")).get(SECTION)).with_store(environ)
         _check_names(data, settings, SETTINGS_PLACE)
     except ConfigError as error:
-        yield _refused(SETTINGS_PLACE, SETTINGS_PLACE, error)
+        yield _refused(SETTINGS_PLACE, error)
     if settings.mode != "guard":
         meaning = "nothing is changed, only logged" if settings.mode == "observe" else "nothing is done"
         yield note(f"{SETTINGS_PLACE}.mode", f"mode is {settings.mode}: {meaning}. Write `mode: guard` to guard.")
@@ -96,53 +93,37 @@ def entry_name(entry: Mapping[str, Any], index: int) -> str:
     return name if isinstance(name, str) and name else f"model_list[{index}]"
 
 
-def _check_names(data: Mapping[str, Any], own: Settings | DeploymentSettings, named: str) -> None:
+def _check_names(data: Mapping[str, Any], own: Settings | DeploymentSettings, place: str) -> None:
     """Raises a ConfigError if settings name a tokenizer or a model that there is not."""
-    check_tokenizer(own.tokenizer, f"{named}.tokenizer")
+    check_tokenizer(own.tokenizer, f"{place}.tokenizer")
     if data.get("model_list") and (why := unknown_model(data, own.pruning_model)):
-        raise ConfigError(f"{named}.pruning_model: {why}")
+        raise ConfigError(f"{place}.pruning_model: {why}")
 
 
-def _refused(place: str, named: str, error: ConfigError) -> Finding:
-    """`named` is the error's name of the place."""
-    what = str(error).removeprefix(f"{named}: ").rstrip(".")
-    end = "" if what.endswith("?") else "."
-    return problem(place, f"{what}{end} Correct it: the proxy refuses to start with it.", error)
-
-
-def _callback(settings: Mapping[str, Any]) -> Iterator[Finding]:
-    listed = settings.get("callbacks")
-    # LiteLLM takes a bare string for a list of one, which replaces all other callbacks.
-    if not isinstance(listed, list) or listed.count(HANDLER) != 1:
-        yield problem(CALLBACKS_PLACE, f"the plug-in must be listed once, or nothing is guarded: {_CALLBACK_LINE}.")
+def _refused(place: str, error: ConfigError) -> Finding:
+    return problem(place, f"the proxy refuses to start with it: {str(error).removeprefix(f'{place}: ')}", error)
 
 
 def _walk(value: object, section: str) -> Iterator[tuple[str, str, str, object]]:
     """All that a value holds, at any depth: section, key, place, value; the items of a list by their numbers."""
-    items: Iterable[tuple[object, object]] = ()
-    if isinstance(value, Mapping):
-        items = value.items()
-    elif isinstance(value, list):
-        items = ((f"[{index}]", each) for index, each in enumerate(value))
-    for key, inner in items:
-        place = f"{section}.{key}".removeprefix(".").replace(".[", "[")
+    pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        place = f"{section}[{key}]" if isinstance(value, list) else f"{section}.{key}".removeprefix(".")
         yield section, str(key), place, inner
         yield from _walk(inner, place)
 
 
 def _misplaced(section: str, key: str, place: str) -> Iterator[Finding]:
-    """A setting of ours in a place that is not read."""
+    """A setting of ours in a place that is not read; one that is surely ours stops the start."""
     advice = f"settings are not read here: move them to `{SETTINGS_PLACE}` (top level)."
-    if _SECTIONS.issuperset(section.split(".")):
-        is_section = get_close_matches(key.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO)
-        is_setting = section == "callback_settings" and key in Settings.model_fields
-        if place != SETTINGS_PLACE and (is_section or is_setting):
-            yield problem(place, advice, ConfigError(f"{place}: {advice}"))
-        elif key == "compaction":
-            # Another callback, or a later LiteLLM, may use the word for itself.
-            yield problem(place, advice)
+    is_ours = get_close_matches(key.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO)
+    if place != SETTINGS_PLACE and (is_ours or (section == "callback_settings" and key in Settings.model_fields)):
+        yield problem(place, advice, ConfigError(f"{place}: {advice}"))
     elif _DEPLOYMENT.fullmatch(place):
-        advice = "settings are not read here: move them to `model_info: {compaction: {…}}` of this deployment."
+        own = "settings are not read here: move them to `model_info: {compaction: {…}}` of this deployment."
+        yield problem(place, own)
+    elif key == "compaction" and not section.startswith("model_list"):
+        # Another callback, or a later LiteLLM, may use the word for itself.
         yield problem(place, advice)
 
 
@@ -150,10 +131,10 @@ def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, se
     params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
     if not isinstance(params.get("model"), str) or not params["model"]:
         yield problem(f"{name}: litellm_params.model", "it is missing: name the model, such as lm_studio/*.")
-    named = f"model_info.compaction of {name!r}"
+    place = f"model_info.compaction of {name!r}"
     try:
-        own = deployment_settings_from(info.get("compaction"), named)
-        settings.for_deployment(own, named)
-        _check_names(data, own, named)
+        own = deployment_settings_from(info.get("compaction"), place)
+        settings.for_deployment(own, place)
+        _check_names(data, own, place)
     except ConfigError as error:
-        yield _refused(f"{name}: model_info.compaction", named, error)
+        yield _refused(place, error)

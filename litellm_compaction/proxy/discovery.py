@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from litellm_compaction.concurrency import Kept
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy import litellm_inside as litellm_router
-from litellm_compaction.proxy.refusals import log_failure
+from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.routing import (
     DeploymentSelector,
     GuardedDeployment,
@@ -76,7 +76,7 @@ class Discovery:
         return serve
 
     async def _fill(self, router: Any) -> None:
-        try:
+        with failing_open("discovery"):
             guards = [guard async for guard in self._guards.guarded(router) if guard.deployment.target.is_lmstudio]
             models, limits = listed = _Listed({}, {})
             await asyncio.gather(*(self._look(guard, listed) for guard in guards))
@@ -90,8 +90,6 @@ class Discovery:
                 limits.clear()
             if limits or self._written:
                 litellm_router.rewrite_info(router, lambda info: self._rewritten(info, limits))
-        except Exception as error:  # noqa: BLE001 - fails open (P8)
-            log_failure("discovery", error)
 
     def _rewritten(self, info: Mapping[str, Any], limits: Mapping[str, Mapping[str, int]]) -> Mapping[str, Any]:
         """A deployment's `model_info` with its limits, and without those shown before; the operator's numbers stay."""
@@ -105,9 +103,8 @@ class Discovery:
     async def _look(self, guard: GuardedDeployment, listed: _Listed) -> None:
         """Adds what a deployment's server lists behind its wildcard, and the limits of each model that is loaded."""
         deployment, target = guard.deployment, guard.deployment.target
-        loaded = {} if deployment.is_wildcard else {deployment.id: target}
+        loaded = {} if deployment.is_wildcard or "*" in target.model else {deployment.id: target}
         if "*" in target.model:
-            loaded = {}
             for model, is_loaded in (await self._windows.listed(target)).items():
                 if (name := _listed_name(deployment.group, target.model, model)) is not None:
                     id_ = listed_id(deployment.id, model)

@@ -1,19 +1,16 @@
 """One client request while it is under way: what was asked, read once for all phases, and what has been done for it.
 
-In process memory only: request metadata would be read by other loggers (promise P9). And never under a name that a
-client can choose, as it can LiteLLM's call id: LiteLLM makes one logging object for each request and hands it to every
-hook on every route, with retries and fallbacks; an exchange belongs to that object, and ends with it.
+Other loggers read request metadata, and a client can choose LiteLLM's call id (promise P9): so an exchange belongs to
+the logging object that LiteLLM makes for each request and hands to every hook, and ends with it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -22,13 +19,13 @@ from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request, cleaned, system_prefix_length
-from litellm_compaction.core.portable import Unfolded
 from litellm_compaction.core.transcripts import is_client_summary
 from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy import client, litellm_inside, wire
-from litellm_compaction.proxy.internal import Caller, may_write_ahead
-from litellm_compaction.proxy.litellm_inside.application import keeps_responses, may_use
+from litellm_compaction.proxy.client import Body
+from litellm_compaction.proxy.internal import Caller
+from litellm_compaction.proxy.litellm_inside.application import is_allowed, keeps_responses
 from litellm_compaction.proxy.routing import (
     Deployment,
     DeploymentSelector,
@@ -52,10 +49,12 @@ _MOST_TENANTS, _MOST_CONVERSATIONS = 4096, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
-    """A request as the client sent it: read once, by every phase; so it has as many fields as clients have words."""
+    """A request as the client sent it, read once: it has as many fields as clients have words."""
 
     received: Request
-    original: Request  # Without the notices that it carried back; the same object if there were none.
+    # Without the notices that it carried back, the same object if there were none; of no message if it has a prompt
+    # that cannot be counted.
+    original: Request
     group: str  # The model name that it is filed under in the store.
     tenant: str = ""
     client_text: Callable[[], str] = str  # Gives every text that the client sent, in whatever field.
@@ -68,55 +67,7 @@ class ClientRequest:
     orders: Orders = NO_ORDERS
     cleared_calls: int = 0  # Of old tool results, by its order; `original` is without them.
     cleared_tokens: int = 0
-    token_ids: int | None = None  # The number of them in a text completion that consists of them.
-    bases: tuple[Compaction, ...] = ()  # The record that `original` begins with, as `core.portable.Unfolded` has it.
-
-    @property
-    def is_unread(self) -> bool:
-        """Its prompt is none that can be counted."""
-        return not self.original.messages and self.token_ids is None
-
-
-def client_request(
-    body: Mapping[str, Any], group: str, orders: Orders | None, settings: Settings, *, is_bridged: bool, is_chat: bool
-) -> ClientRequest | None:
-    """Reads a body with LiteLLM's metadata, filed under `group`; None without a conversation.
-
-    `orders` are None if its protocol was not read; `is_bridged` if LiteLLM makes a chat of a text completion.
-    """
-    received, token_ids = wire.decode(body), None
-    if received is None and "prompt" in body:
-        received, token_ids = wire.decode_text(body, is_bridged=is_bridged)
-        # Any other is for the transport, and the server, to judge.
-        received = received or Request(messages=())
-    if received is None:
-        return None
-    metadata = client.metadata_of(body)
-    unfolded, bases = Unfolded(received.messages) if orders is None else orders.unfolded(received.messages)
-    messages = tuple(map(cleaned, unfolded))
-    is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
-    wish, route = client.NONE, str(metadata.get("user_api_key_request_route") or "")
-    bad_wish: CompactionError | None
-    bad_wish = wire.not_served(client.sent_body(body), route, keeps=keeps_responses, is_read=orders is not None)
-    try:
-        wish = client.wish_of(body, metadata)
-    except BadWish as error:
-        # Told only if it is guarded: a deployment that is just observed answers as ever.
-        bad_wish = error
-    return ClientRequest(
-        received=received,
-        original=received if is_same else replace(received, messages=messages),
-        group=group,
-        tenant=client.tenant_of(metadata),
-        client_text=wire.client_texts(body),
-        is_chat=is_chat,
-        opted_out=(settings.allow_opt_out and wish.off) or client.is_off_for_owner(metadata),
-        wish=wish,
-        bad_wish=bad_wish,
-        orders=orders or NO_ORDERS,
-        token_ids=token_ids,
-        bases=bases,
-    )
+    bases: tuple[Compaction, ...] = ()  # The record that `original` begins with, as `core.portable.unfolded` has it.
 
 
 @dataclass(slots=True)
@@ -133,20 +84,6 @@ class Attempt:
     # Nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
     begins_silently: bool = False
 
-    @property
-    def numbers(self) -> dict[str, int]:
-        """Tokens and round of what was sent, or will be: an upper bound stands for the tokens after a compaction."""
-        quoted = {}
-        if (sent := self.prepared) is not None:
-            numbers = (sent.tokens_before, sent.count.tokens, sent.window.tokens, sent.round)
-            quoted = {"excerpts": sent.excerpts, "excerpt-tokens": sent.excerpt_tokens} if sent.excerpts else {}
-        elif self.needed is not None:
-            measured, step = self.needed.measured, self.needed.steps[0]
-            numbers = (measured.tokens_before, step.predicted_tokens, measured.window.tokens, step.draft.round)
-        else:
-            return {}
-        return dict(zip(("tokens-before", "tokens-after", "window", "round"), numbers, strict=True)) | quoted
-
 
 @dataclass(slots=True)
 class Exchange:
@@ -158,7 +95,8 @@ class Exchange:
     may_pause: bool = False  # Its answer nears the limit, so that a compaction may silence it for a while.
     alone: Told | None = None  # The whole answer, if no model is asked.
     refusal: CompactionError | None = None
-    foreseen: engine.Foreseen | None = None  # The outcome before its deployment was chosen, until it is.
+    foreseen: engine.Decided | None = None  # The outcome before its deployment was chosen, until it is.
+    context: tuple[object, engine.RequestContext] | None = None  # The last one, behind what it was made of.
     room: engine.Reservation | None = None  # Its hold on a shared context if the hooks carry it, until it ends.
     attempt: Attempt = field(default_factory=Attempt)
 
@@ -170,10 +108,20 @@ class Exchange:
 
     @property
     def headers(self) -> dict[str, str] | None:
-        """Response headers for clients of guarded deployments; None for others."""
-        fields = {**self.attempt.numbers, **self._receipt()}
-        named = {f"{_HEADER}-{name}": str(value) for name, value in fields.items()}
-        return {_HEADER: self.attempt.action, **named} if fields else None
+        """Response headers for clients of guarded deployments, of what was sent or will be; None for others."""
+        sent, needed = self.attempt.prepared, self.attempt.needed
+        if sent is not None:
+            numbers = (sent.tokens_before, sent.count.tokens, sent.window.tokens, sent.round)
+        elif needed is not None:
+            measured, step = needed.measured, needed.steps[0]
+            numbers = (measured.tokens_before, step.predicted_tokens, measured.window.tokens, step.draft.round)
+        else:
+            return None
+        fields = dict(zip(("tokens-before", "tokens-after", "window", "round"), numbers, strict=True))
+        if sent is not None and sent.excerpts:
+            fields |= {"excerpts": sent.excerpts, "excerpt-tokens": sent.excerpt_tokens}
+        named = {f"{_HEADER}-{name}": str(value) for name, value in {**fields, **self._receipt()}.items()}
+        return {_HEADER: self.attempt.action, **named}
 
     @property
     def late_receipt(self) -> dict[str, str]:
@@ -200,16 +148,14 @@ class Exchange:
     def refused(self, error: CompactionError) -> None:
         self.refusal = error
 
+    def ended(self, details: Mapping[str, Any]) -> None:
+        """Notes how the answer ended, and the cost of restarts."""
+        self.attempt.details = details
+
     def release_room(self) -> None:
         """Gives back its room; may be called again."""
         if self.room is not None:
             self.room.release()
-
-    def will_be_compacted(self, needed: engine.CompactionNeeded) -> None:
-        """Notes that a compaction is made while the answer is already open."""
-        self.attempt.needed, self.attempt.prepared = needed, None
-        self.attempt.action = "compacted"
-        self.may_pause = True
 
     def sent(self, context: engine.RequestContext, prepared: engine.PreparedRequest) -> None:
         """Notes the prepared request."""
@@ -218,10 +164,6 @@ class Exchange:
         is_first, attempt.context, attempt.prepared = attempt.prepared is None, context, prepared
         if is_first or prepared.action == "compacted" or attempt.action == "none":
             attempt.action = prepared.action
-
-    def ended(self, details: Mapping[str, Any]) -> None:
-        """Notes how the answer ended, and the cost of restarts."""
-        self.attempt.details = details
 
 
 class Exchanges:
@@ -233,36 +175,59 @@ class Exchanges:
         self._orders: weakref.WeakKeyDictionary[object, Orders] = weakref.WeakKeyDictionary()
         self._conversations = Conversations()
 
-    async def read(
-        self, body: Mapping[str, Any], group: str, settings: Settings, *, is_bridged: bool, is_chat: bool
+    async def of(
+        self, body: Body, group: str, settings: Settings, *, is_bridged: bool, is_chat: bool | None = None
     ) -> Exchange | None:
-        """A request as `client_request` reads it, before anything is done for it."""
-        orders, prompt = self.orders(body), body.get("prompt")
+        """The request under way in a hook's `body`, read anew if its messages are others by now; None without any.
+
+        It is filed under `group`; LiteLLM makes a chat of a text completion if `is_bridged`.
+        """
+        known, prompt, is_long_body = (
+            self.get(body),
+            body.get("prompt"),
+            is_long(body.get("messages"), body.get("tools")),
+        )
+        # LiteLLM also makes calls of its own on a request's behalf, and other callbacks change messages.
+        if known is not None and known.client.tenant != client.tenant_of(client.metadata_of(body)):
+            known = None
+        if known is not None:
+            received, is_chat = known.client.received, known.client.is_chat
+            # A text completion has none.
+            if not body.get("messages") or await off_loop_if(
+                is_long_body, lambda: wire.is_same_request(body, received)
+            ):
+                return known
 
         def read() -> ClientRequest | None:
-            asked = client_request(body, group, orders, settings, is_bridged=is_bridged, is_chat=is_chat)
-            return self._conversations.placed(asked, body) if asked and settings.mode == "guard" else asked
+            received = wire.decode(body) or wire.decode_text(body, is_bridged=is_bridged)
+            if received is None:
+                return None
+            asked = _client_request(received, body, group, self.orders(body), settings, is_chat=bool(is_chat))
+            return self._conversations.placed(asked, body) if settings.mode == "guard" else asked
 
-        asked = await off_loop_if(is_long(body.get("messages"), body.get("tools"), prompt, [prompt]), read)
+        asked = await off_loop_if(is_long_body or is_long(prompt, [prompt]), read)
+        if asked is None:
+            self.close(body)
+            return None
         attempts = engine.Attempts(summary_calls_left=settings.constants.max_summary_calls)
-        return Exchange(asked, attempts) if asked is not None else None
+        return self.open(body, Exchange(asked, attempts if known is None else known.attempts))
 
-    def note_orders(self, body: Mapping[str, Any], orders: Orders) -> bool:
+    def note_orders(self, body: Body, orders: Orders) -> bool:
         """Notes what a client's protocol says of its context; returns False if LiteLLM has no object to note it by."""
         if (owner := _owner(body)) is not None:
             self._orders[owner] = orders
         return owner is not None
 
-    def orders(self, body: Mapping[str, Any]) -> Orders | None:
+    def orders(self, body: Body) -> Orders | None:
         """Returns what was noted of a request; None for one whose protocol was not read."""
         return self._orders.get(_owner(body) or self)
 
-    def serve(self, body: Mapping[str, Any]) -> None:
+    def serve(self, body: Body) -> None:
         """Notes the request that the running task, and every task that it begins, serves."""
         owner = _owner(body)
         _served.set(None if owner is None else weakref.ref(owner))
 
-    def open(self, body: Mapping[str, Any], exchange: Exchange) -> Exchange:
+    def open(self, body: Body, exchange: Exchange) -> Exchange:
         """Remembers `exchange` as the request of a hook's `body`."""
         if (owner := _owner(body)) is not None:
             self._own[owner] = exchange
@@ -273,16 +238,11 @@ class Exchanges:
             self._own.pop(next(self._own.keys()), None)
         return exchange
 
-    def get(self, body: Mapping[str, Any]) -> Exchange | None:
+    def get(self, body: Body) -> Exchange | None:
         """The request of a hook's `body`, if it is guarded."""
         return self._own.get(_asker(body) or self)
 
-    def refusal(self) -> CompactionError | None:
-        """The last refusal of the request that the running task serves; None without any."""
-        exchange = self.get({})
-        return exchange.refusal if exchange is not None else None
-
-    def close(self, body: Mapping[str, Any]) -> Exchange | None:
+    def close(self, body: Body) -> Exchange | None:
         """Forgets a request that has ended, and its holds."""
         exchange = self._own.pop(_asker(body) or self, None)
         if exchange is not None:
@@ -290,47 +250,85 @@ class Exchanges:
         return exchange
 
 
-def _owner(body: Mapping[str, Any]) -> object | None:
+def _owner(body: Body) -> object | None:
     """LiteLLM's logging object; never anything that JSON, and so a client, could have put in its place."""
     owner: object = body.get("litellm_logging_obj")
     return owner if hasattr(owner, "model_call_details") else None
 
 
-def _asker(body: Mapping[str, Any]) -> object | None:
+def _asker(body: Body) -> object | None:
     reference = _served.get()
     return _owner(body) or (reference() if reference is not None else None)
 
 
-# ------------------------------------------------------------------ what the engine is given for a request
+def _client_request(
+    received: Request, body: Body, group: str, orders: Orders | None, settings: Settings, *, is_chat: bool
+) -> ClientRequest:
+    """A request as `Exchanges.read` has it; `orders` are None if its protocol was not read."""
+    metadata = client.metadata_of(body)
+    unfolded, bases = (received.messages, ()) if orders is None else orders.unfolded(received.messages)
+    messages = tuple(map(cleaned, unfolded))
+    is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
+    wish, route = client.NONE, str(metadata.get("user_api_key_request_route") or "")
+    bad_wish: CompactionError | None
+    bad_wish = wire.not_served(client.sent_body(body), route, keeps=keeps_responses, is_read=orders is not None)
+    try:
+        wish = client.wish_of(body, metadata)
+    except BadWish as error:
+        # Told only if it is guarded: a deployment that is just observed answers as ever.
+        bad_wish = error
+    return ClientRequest(
+        received=received,
+        original=received if is_same else replace(received, messages=messages),
+        group=group,
+        tenant=client.tenant_of(metadata),
+        client_text=wire.client_texts(body),
+        is_chat=is_chat,
+        opted_out=(settings.allow_opt_out and wish.off) or client.is_off_for_owner(metadata),
+        wish=wish,
+        bad_wish=bad_wish,
+        orders=orders or NO_ORDERS,
+        bases=bases,
+    )
 
 
 async def context_of(
-    router: Any, guards: DeploymentSelector, guard: GuardedDeployment, exchange: Exchange, body: Mapping[str, Any]
+    router: Any, guards: DeploymentSelector, guard: GuardedDeployment, exchange: Exchange, body: Body
 ) -> engine.RequestContext:
-    """A request's surroundings for the engine; notes in `exchange` how the deployment is reached."""
-    deployment, settings, asked = guard.deployment, guard.settings, exchange.client
-    metadata, is_through = client.metadata_of(body), guard.carrier == "transport"
+    """A request's surroundings for the engine, made once for both hooks where they say the same of it.
+
+    Raises:
+        CompactionError: a request that is guarded asks for something that cannot be followed.
+    """
+    asked, is_through = exchange.client, guard.carrier == "transport"
+    if asked.bad_wish is not None and guard.does_guard:
+        raise asked.bad_wish
+    asked_tokens = wire.asked_output_tokens(body)
+    carries_calls = wire.can_be_continued(body) and (is_through or (asked.is_chat and bool(body.get("stream"))))
+    made_of = guard, asked_tokens, carries_calls
+    if exchange.context is not None and exchange.context[0] == made_of:
+        return exchange.context[1]
+    settings, deployment, metadata = guard.settings, guard.deployment, client.metadata_of(body)
     exchange.pin = _pin(router, deployment) or asked.group
-    caller = Caller(router, exchange.pin, metadata, settings.summary_timeout_s, asked.group, is_same=True)
-    same = engine.PruningModel(label=asked.group, target=deployment.target, ask=caller.ask, is_same=True)
+    caller = Caller(router, exchange.pin, metadata, settings.summary_timeout_s, asked.group)
     # A text completion is never compacted, unless LiteLLM makes a chat of it, which is carried like any other.
     is_text = "prompt" in body and not body.get("messages")
     is_chat = not is_text or (is_through and is_bridged(deployment.provider))
     # One of several processes of a proxy: uvicorn starts those as children of multiprocessing's.
     is_worker, is_in_memory = multiprocessing.parent_process() is not None, settings.store.startswith("memory:")
     may_be_ahead = deployment.target.is_listed and not asked.is_client_summary and not (is_worker and is_in_memory)
-    return engine.RequestContext(
+    context = engine.RequestContext(
         label=asked.group,
         target=replace(deployment.target, asker=asked.tenant),
         settings=settings,
         scope=_scope(metadata, asked.group, settings),
         tenant=asked.tenant,
-        pruning_models=(*await _other_pruning_model(router, guards, settings, metadata), same),
+        pruning_models=await pruning_models_of(guards, deployment, settings, caller),
         warm_up=replace(caller, timeout_s=settings.constants.warm_up_timeout_s).load,
         attempts=exchange.attempts,
-        asked_tokens=wire.asked_output_tokens(body),
+        asked_tokens=asked_tokens,
         measure=caller.measure,
-        may_write_ahead=partial(may_write_ahead, metadata) if may_be_ahead else None,
+        may_write_ahead=caller.may_write_ahead if may_be_ahead else None,
         has_siblings=is_worker or not settings.store.startswith(("sqlite:", "memory:")),
         now=asked.orders.compacts_only or (asked.wish.now and not asked.is_client_summary),
         focus="" if asked.is_client_summary else asked.wish.focus or asked.orders.focus,
@@ -340,31 +338,26 @@ async def context_of(
         portable=asked.bases,
         threshold_tokens=asked.orders.threshold_tokens,
         may_change=asked.orders.may_change and is_chat,
-        carries_calls=wire.can_be_continued(body) and (is_through or (asked.is_chat and bool(body.get("stream")))),
+        carries_calls=carries_calls,
     )
+    exchange.context = made_of, context
+    return context
 
 
-async def _other_pruning_model(
-    router: Any, guards: DeploymentSelector, settings: Settings, metadata: Mapping[str, Any]
-) -> Sequence[engine.PruningModel]:
-    if (name := settings.pruning_model) == SAME_MODEL:
-        return ()
-    target, why = await guards.pruning_target(router, name), "is not a model of this proxy"
-    if target is not None and not may_use(router, name, metadata):
-        target, why = None, "is not allowed for some keys"
-    if target is None:
-        guards.warn_once(f"{name} {why}", "pruning_model=%s %s; the same model is used there", name, why)
-        return ()
-    caller = Caller(router, name, metadata, settings.summary_timeout_s, name)
-    return (engine.PruningModel(label=name, target=target, ask=caller.ask, is_same=False),)
+async def pruning_models_of(
+    guards: DeploymentSelector, deployment: Deployment, settings: Settings, caller: Caller
+) -> tuple[engine.PruningModel, ...]:
+    """The configured model, if it is another one that the key may use, and the one that the client asked."""
+    same = engine.PruningModel(label=caller.group, target=deployment.target, ask=caller.ask, is_same=True)
+    if (name := settings.pruning_model) == SAME_MODEL or not await is_allowed(caller.router, name, caller.parent):
+        return (same,)
+    target, ask = await guards.pruning_target(caller.router, name), replace(caller, model=name, group=name).ask
+    return (same,) if target is None else (engine.PruningModel(label=name, target=target, ask=ask, is_same=False), same)
 
 
 def _pin(router: Any, deployment: Deployment) -> str:
-    """The name under which the router reaches this very deployment and model.
-
-    A wildcard deployment's id would reach the model `*`: LiteLLM fills in the name only if it routes by name. One that
-    we have listed for a wildcard may be gone when its answer goes on.
-    """
+    """The name by which the router reaches this very deployment: not the id of one of a wildcard's, or listed here."""
+    # The id would reach the model `*`, and one that we have listed may be gone when its answer goes on.
     own = litellm_inside.deployment(router, deployment.id)
     is_passing = own is None or "*" in str(own.litellm_params.model) or is_listed_here(deployment.id)
     return deployment.group if is_passing else deployment.id
@@ -375,10 +368,7 @@ def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
     shape = (settings.strategy, settings.pruning_model, settings.target_ratio, settings.keep_recent_messages)
     # Text that was written down with its secrets is not read again once they are to be left out.
     whole = (*shape, settings.constants.summary_max_tokens, settings.redact_patterns)
-    return hashlib.blake2b(repr((client.identity_of(metadata), group, whole)).encode(), digest_size=16).hexdigest()
-
-
-# ------------------------------------------------------------------ a request beside a conversation
+    return client.fingerprint(repr((client.identity_of(metadata), group, whole)))
 
 
 class _Seen(NamedTuple):
@@ -394,19 +384,15 @@ class _Seen(NamedTuple):
 class Conversations:
     """The newest conversations of each tenant, without their texts, by which requests beside them are told by form.
 
-    Such a request (a title, tags, suggestions) is one short message over a copy of the conversation's end, without
-    tools, and its answer is bounded where the conversation's own requests are not, or it has none of their tools. In
-    doubt a request is an ordinary one. No summary is made for one beside, and nothing is kept of it.
+    Such a request (a title, tags) is one short message over a copy of the conversation's end, without tools, whose
+    answer alone is bounded, or which alone has none of the tools. In doubt a request is an ordinary one.
     """
 
     def __init__(self) -> None:
         self._seen: Bounded[str, tuple[_Seen, ...]] = Bounded(_MOST_TENANTS)
 
-    def placed(self, asked: ClientRequest, body: Mapping[str, Any]) -> ClientRequest:
-        """Notes of a request that it asks for a summary of its client's own, or for something beside a conversation.
-
-        A summary is beside the conversation as well, if its answer is short.
-        """
+    def placed(self, asked: ClientRequest, body: Body) -> ClientRequest:
+        """Notes of a request that it asks for a summary of its client's own, or for something beside a conversation."""
         messages, has_tools = asked.original.messages, bool(asked.original.tools)
         is_bounded = 0 < (wire.asked_output_tokens(body) or 0) <= _MOST_ANSWER_TOKENS
         if is_client_summary(messages, client.told_headers(body), has_tools=has_tools):
@@ -419,10 +405,10 @@ class Conversations:
         if not messages:
             return False
         hashes = tuple(hash((message.role, message.text, message.calls)) for message in messages)
-        own = _Seen(len(messages), hashes[0], hashes[-_END:], has_tools, is_bounded)
         seen = self._seen.get(tenant, ())
         if not has_tools and any(_is_beside(messages, hashes, each, is_bounded=is_bounded) for each in seen):
             return True
+        own = _Seen(len(messages), hashes[0], hashes[-_END:], has_tools, is_bounded)
         others = (each for each in seen if each.end[-1] not in hashes or each.first != own.first)
         self._seen[tenant] = (own, *others)[:_MOST_CONVERSATIONS]
         return False
@@ -434,9 +420,8 @@ def _is_beside(messages: Sequence[Message], hashes: tuple[int, ...], seen: _Seen
         # The answer that the conversation's next turn will have.
         has_answer = end > start and messages[end - 1].role == "assistant" and not messages[end - 1].calls
         copy = hashes[start : end - has_answer]
-        copied = min(len(copy), len(seen.end))
-        is_copy = copied > 0 and copied + has_answer >= _LEAST_COPIED and copy[-copied:] == seen.end[-copied:]
-        is_whole = is_copy and len(copy) == seen.length and copy[0] == seen.first
+        is_copy = 0 < len(copy) >= _LEAST_COPIED - has_answer and copy[-_END:] == seen.end[-len(copy) :]
+        is_whole = len(copy) == seen.length and hashes[start] == seen.first
         differs = is_bounded > seen.is_bounded or (seen.has_tools and not is_whole)
         is_short = (added.is_system or added.role == "user") and len(added.text) <= _MOST_CHARS
         if is_copy and differs and is_short and (start == 0 or hashes[0] != seen.first):

@@ -14,15 +14,14 @@ from typing import Any
 
 import anyio
 import litellm
-from litellm.types.utils import Choices, ModelResponse, Usage
-from litellm.types.utils import Message as AnswerMessage
+from litellm.types.utils import ModelResponse
 
 from litellm_compaction.concurrency import Tasks
-from litellm_compaction.core.messages import JsonValue, Message, Request, roughly_tokens, user_message, visible_text
+from litellm_compaction.core.messages import Message, Request, roughly_tokens, user_message, visible_text
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import litellm_inside, wire
-from litellm_compaction.proxy.litellm_inside.application import has_limits, is_allowed
+from litellm_compaction.proxy.litellm_inside.application import has_limits
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -34,8 +33,7 @@ OWN_TAG = "litellm-compaction"
 _SUMMARY_TEMPERATURE = 0.3
 # A server that ignores its bound writes more than this for each token of it.
 _MOST_TOKEN_CHARS = 16
-# A plain answer that is given up is generated to its end all the same, beside the client's own in the same context. A
-# stream ends when it is closed.
+# A plain answer that is given up is generated to its end all the same; a stream ends when it is closed.
 _AS_STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 # Asyncio keeps only weak references to its tasks.
 _logging = Tasks()
@@ -54,7 +52,7 @@ def as_ours() -> Iterator[None]:
 
 
 def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
-    """Names one of our own calls in LiteLLM's books, in place: its deployment's `model_name`, and a tag of ours."""
+    """Names a call of ours in LiteLLM's books, in place: its deployment's `model_name`, and a tag."""
     metadata, info = kwargs.get("metadata"), kwargs.get("model_info")
     if isinstance(metadata, dict) and isinstance(info, Mapping):
         metadata["tags"] = [*(metadata.get("tags") or ()), OWN_TAG]
@@ -77,26 +75,11 @@ class Caller:
     model: str  # A deployment's id, which pins it, or a model name.
     parent: Mapping[str, Any]  # Metadata of the client's request, to whose key the call belongs.
     timeout_s: float  # For each call.
-    group: str = ""  # The `model_name` that the key's lists are looked up for.
-    is_same: bool = False  # The client itself asked that model, and so may.
+    group: str = ""  # The `model_name` for people.
 
-    async def ask(
-        self,
-        messages: Sequence[Message],
-        *,
-        max_tokens: int,
-        tools: Sequence[JsonValue] = (),
-        tool_choice: JsonValue = None,
-    ) -> SummaryAnswer:
-        """Makes the model write a summary; raises SummaryFailed if the key may not call it, or the call failed."""
-        try:
-            may_ask = self.is_same or await is_allowed(self.router, self.group, self.parent)
-        except Exception as error:
-            # Fails closed, as LiteLLM's own checks do: a summary can be made without a model.
-            raise SummaryFailed("not_checked", type(error).__name__) from error
-        if not may_ask:
-            raise SummaryFailed("not_allowed", "the key may not use the pruning model, or has no budget left for it")
-        asked = Request(messages=tuple(messages), tools=tuple(tools), tool_choice=tool_choice)
+    async def ask(self, messages: Sequence[Message], *, max_tokens: int, **tools: Any) -> SummaryAnswer:
+        """Makes the model write a summary; raises SummaryFailed for every failure."""
+        asked = Request(messages=tuple(messages), **tools)
         try:
             stream = await self._call(asked, max_tokens, temperature=_SUMMARY_TEMPERATURE, **_AS_STREAM)
             return await _joined(stream, messages, _MOST_TOKEN_CHARS * max_tokens)
@@ -109,6 +92,10 @@ class Caller:
             kind, status = type(error).__name__, getattr(error, "status_code", None)
             logger.info("pruning_failed model=%s error=%s status=%s", self.group or self.model, kind, status)
             raise SummaryFailed("error", kind) from error
+
+    async def may_write_ahead(self) -> bool:
+        """True if its key may have summaries before they are needed: never one with any limit."""
+        return not has_limits(self.parent)
 
     async def load(self) -> None:
         """Makes LM Studio load the model; a failure shows in the next look at the window, in clearer words."""
@@ -130,10 +117,9 @@ class Caller:
             options["tools"] = list(request.tools)
             options |= {} if request.tool_choice is None else {"tool_choice": request.tool_choice}
         # An answer from LiteLLM's response cache could belong to another tenant's conversation.
-        options |= {"timeout": self.timeout_s, "cache": {"no-cache": True, "no-store": True}}
-        messages = wire.encode(request.messages)
+        options |= {"timeout": self.timeout_s, "cache": {"no-cache": True, "no-store": True}, "max_tokens": max_tokens}
         return await call_router(
-            self.router, self.model, self.parent, messages=messages, max_tokens=max_tokens, **options
+            self.router, self.model, self.parent, messages=wire.encode(request.messages), **options
         )
 
 
@@ -144,14 +130,6 @@ async def call_router(router: Any, model: str, parent: Mapping[str, Any], **argu
     arguments |= {"metadata": litellm_inside.Seam.OWN_CALLS.needed()(parent, _ORIGIN)}
     with as_ours():
         return await router.acompletion(model=model, num_retries=0, disable_fallbacks=True, **arguments)
-
-
-async def may_write_ahead(parent: Mapping[str, Any]) -> bool:
-    """True if a key may have summaries before they are needed: never one with any limit."""
-    return not has_limits(parent)
-
-
-# ------------------------------------------------------------------ an answer, and what it costs
 
 
 async def _joined(stream: Any, asked: Sequence[Message], most_chars: int) -> SummaryAnswer:
@@ -193,11 +171,8 @@ async def log_stopped(log: Any, text: str, usage: Mapping[str, int]) -> None:
     dispatch = getattr(log, "dispatch_success_handlers", None)
     if dispatch is None or not isinstance(details, dict) or details.get("has_dispatched_final_stream_success"):
         return
-    message = AnswerMessage(role="assistant", content=text)
-    response = ModelResponse(
-        choices=[Choices(index=0, finish_reason="length", message=message)],
-        usage=Usage(**usage, total_tokens=sum(usage.values())),
-    )
+    choice = {"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": text}}
+    response = ModelResponse(choices=[choice], usage={**usage, "total_tokens": sum(usage.values())})
     try:
         await dispatch(response, cache_hit=None, start_time=None, end_time=None, prefer_async_handlers=True)
     except Exception as error:  # noqa: BLE001 - of another plug-in's callback

@@ -7,17 +7,15 @@ that. Without the settings page nothing is ever read. The log says who changed w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from litellm_compaction.concurrency import Kept
-from litellm_compaction.config import LIVE, DeploymentSettings, Settings
+from litellm_compaction.config import LIVE, DeploymentSettings, Settings, WrongSettings
 from litellm_compaction.errors import CompactionError, ConfigError, StoreError
 from litellm_compaction.stores import Store
 
@@ -27,37 +25,17 @@ KEY = "settings"
 _FRESH_S = 1.0
 # A request waits no longer for the store than this. A read takes 1 ms.
 _WAIT_S = 0.1
-_NAMES = re.compile(rf"\b(?:{'|'.join(LIVE)})\b")
-
-
-class WrongValues(ConfigError):
-    """Values that settings cannot have: `problems` has a sentence by setting."""
-
-    def __init__(self, problems: Mapping[str, str]) -> None:
-        super().__init__(" ".join(dict.fromkeys(problems.values())))
-        self.problems = dict(problems)
 
 
 def with_values(configured: Settings, values: Mapping[str, object]) -> Settings:
-    """Returns config.yaml's settings with some values in place of its own, None for its own; or raises WrongValues."""
-    if problems := {key: f"{key} cannot be changed while the proxy runs." for key in values if key not in LIVE}:
-        raise WrongValues(problems)
-    try:
-        return configured.with_values({key: value for key, value in values.items() if value is not None})
-    except ValidationError as error:
-        for wrong in error.errors():
-            said = f"{wrong['msg'].removeprefix('Value error, ')}."
-            if wrong["loc"]:
-                key = str(wrong["loc"][0])
-                problems[key] = f"{LIVE[key].label}: “{str(values[key])[:100]}”: {said}"
-            else:
-                # A contradiction stands under no key, and names the settings itself.
-                problems |= dict.fromkeys(_NAMES.findall(said), said)
-        raise WrongValues(problems) from None
+    """Config.yaml's settings with some values in place of its own, None for its own; or raises WrongSettings."""
+    if fixed := [(key, f"{key} cannot be changed while the proxy runs.") for key in values if key not in LIVE]:
+        raise WrongSettings("", *fixed)
+    return configured.with_values({key: value for key, value in values.items() if value is not None})
 
 
 def chosen_values(text: str | None) -> dict[str, object]:
-    """Returns the values in a store's text; a ConfigError says that another version wrote it, or that it is damaged."""
+    """The values in a store's text; a ConfigError says that another version wrote it, or that it is damaged."""
     try:
         values = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -68,15 +46,10 @@ def chosen_values(text: str | None) -> dict[str, object]:
 
 
 class InForce(NamedTuple):
-    """The settings in force, and the store's `text` that they come from.
-
-    `ignored` says why saved values are not in force, and `failure` why the store could not be read last time.
-    """
+    """The settings in force, and in a sentence why values that were saved are not, or may be older than the store's."""
 
     settings: Settings
-    text: str | None = None
-    ignored: str = ""
-    failure: str = ""
+    problem: str = ""
 
 
 class LiveSettings:
@@ -102,44 +75,47 @@ class LiveSettings:
 
     async def current(self) -> Settings:
         """Returns settings no more than a second old; the last known ones if the store cannot be read."""
-        known = None if self._store is None else await self._kept.soon(KEY, wait_s=_WAIT_S)
-        return (known or self.in_force).settings
+        read = None if self._store is None else await self._kept.soon(KEY, wait_s=_WAIT_S)
+        return (read or self.in_force).settings
 
     async def read(self) -> InForce:
         """Reads the store, however long it takes; never raises."""
         return await self._kept.get(KEY, fresh=True)
 
     async def _read(self, key: str) -> InForce:
-        before, text = self.in_force, None
+        before = self.in_force
         try:
-            text = await self._store.get_setting(key) if self._store is not None else None
-            if text == before.text:
-                return before._replace(failure="")
-            return InForce(with_values(self.configured, chosen_values(text)), text)
+            now = InForce(with_values(self.configured, await self._saved()))
         except ConfigError as error:
-            # Once for each text: the next read finds it known.
-            logger.warning("settings_ignored %s; config.yaml holds; reset them at /compaction", str(error))
-            return InForce(self.configured, text, ignored=str(error))
+            why = f"The saved changes are ignored, config.yaml holds: {error}. Save or reset them."
+            if (now := InForce(self.configured, why)) != before:
+                logger.warning("settings_ignored %s", why)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            failure = str(error) if isinstance(error, CompactionError) else type(error).__name__
-            if not before.failure:
-                logger.warning("settings_not_read %s; those last known hold", failure)
-            return before._replace(failure=failure)
+            said = str(error) if isinstance(error, CompactionError) else type(error).__name__
+            why = f"The store cannot be read: {said}. Nothing can be saved."
+            if (now := before._replace(problem=why)) != before:
+                logger.warning("settings_not_read %s", why)
+        return before if now == before else now
+
+    async def _saved(self) -> dict[str, object]:
+        return {} if self._store is None else chosen_values(await self._store.get_setting(KEY))
 
     async def write(self, changes: Mapping[str, object], *, role: str = "") -> None:
         """Puts values in force, here at once and in other workers within a second; None gives config.yaml's back.
 
-        `role` is LiteLLM's, of the visitor, for the log. After WrongValues or a StoreError nothing has changed.
+        `role` is LiteLLM's, of the visitor, for the log. After WrongSettings or a StoreError nothing has changed.
         """
         async with self._writing:
-            before = await self.read()
-            if before.failure or self._store is None:
-                raise StoreError(before.failure)
-            old = {key: getattr(before.settings, key) for key in LIVE}
-            settings = with_values(self.configured, {**old, **changes})
-            new = {key: getattr(settings, key) for key in LIVE}
-            chosen = {key: value for key, value in new.items() if value != getattr(self.configured, key)}
-            await self._store.put_setting(KEY, json.dumps(chosen))
+            if self._store is None:
+                raise StoreError("without the page no settings are kept")
+            before, saved = self.configured, dict[str, object]()
+            # What cannot be in force is written over.
+            with contextlib.suppress(ConfigError):
+                stored = await self._saved()
+                before, saved = with_values(self.configured, stored), stored
+            settings = with_values(self.configured, {**saved, **changes})
+            own, old, new = ({key: getattr(each, key) for key in LIVE} for each in (self.configured, before, settings))
+            await self._store.put_setting(KEY, json.dumps({key: new[key] for key in LIVE if new[key] != own[key]}))
             await self.read()
             for key in [key for key in LIVE if new[key] != old[key]]:
                 logger.info("settings_changed %s=%s (before: %s) by %s", key, new[key], old[key], role)

@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 from litellm_compaction.events import AHEAD, USED_AHEAD, USED_EARLY, ContinuationEvent, Event, TruncationAlarm
 
 logger = logging.getLogger("litellm_compaction")
-
-# Wildcard deployments get model names from clients; every further one counts as `OTHER`.
-MAX_MODELS = 200
-OTHER = "other"
+# Of further models' names.
+MAX_MODELS, OTHER = 200, "other"
 _TOKENS = tuple(float(1024 * 2**power) for power in range(11))
 _RATIOS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25, 1.5, 2.0, 4.0)
 _SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
@@ -55,18 +53,19 @@ def _additions(event: Event) -> Iterator[tuple[str, float, tuple[str, ...]]]:
         is_restart = event.outcome == "restarted"
         yield ("restarts_total", 1, ()) if is_restart else ("answers_ended_total", 1, (event.outcome,))
     else:
-        is_ahead = event.outcome in AHEAD
-        if is_ahead or event.reason in (USED_AHEAD, USED_EARLY):
-            yield "ahead_total", 1, (event.outcome if is_ahead else "used",)
         if event.summary_calls:
             yield "summary_calls_total", event.summary_calls, ()
             yield "summary_duration_seconds", event.summary_ms / 1000, ()
-        if not is_ahead:
-            yield "compactions_total", 1, (event.phase, event.outcome)
-            yield "window_fill_ratio", event.filled_percent / 100, ()
+        is_ahead = event.outcome in AHEAD
+        if is_ahead or event.reason in (USED_AHEAD, USED_EARLY):
+            yield "ahead_total", 1, (event.outcome if is_ahead else "used",)
+        if is_ahead:
+            return
+        yield "compactions_total", 1, (event.phase, event.outcome)
+        yield "window_fill_ratio", event.filled_percent / 100, ()
         if event.outcome == "refused":
             yield "refusals_total", 1, ()
-        elif not is_ahead:
+        else:
             yield "prompt_before_tokens", event.tokens_before, ()
             yield "prompt_after_tokens", event.tokens_after, ()
 
@@ -89,8 +88,8 @@ class Metrics:
                 self._instruments = {}
                 library = self._load()
                 self._instruments = {name: _instrument(library, name) for name in _METRICS}
-            is_named = event.model in self._models or len(self._models) < MAX_MODELS
-            model = event.model if is_named else OTHER
+            # Wildcard deployments get model names from clients.
+            model = event.model if event.model in self._models or len(self._models) < MAX_MODELS else OTHER
             self._models.add(model)
             for name, value, labels in _additions(event) if self._instruments else ():
                 instrument = self._instruments[name].labels(model, *labels)

@@ -1,68 +1,37 @@
 """Tells clients, on every route alike, and the log why a request cannot be served.
 
-The callback raises these errors to LiteLLM, the transport answers with them as a server would. Never with a server's
-address: a client has no business with it.
+An error of ours is one value, with its words and its status; here it takes the shape of each place that asks for it:
+LiteLLM's hooks, its router, and the transport, which answers as a server would. Never with a server's address: a client
+has no business with it.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-import ssl
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import litellm
 from fastapi import HTTPException
 
-from litellm_compaction import errors
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.engine import RequestContext
-from litellm_compaction.errors import CompactionError, DoesNotFit, NotServed, overflow_from_text
+from litellm_compaction.errors import CompactionError, DoesNotFit, NotServed, ServerGone, overflow_from_text
 from litellm_compaction.proxy.litellm_inside import Seam
 
 logger = logging.getLogger("litellm_compaction")
-_LOGGED_FRAMES, _MOST_CAUSES = 4, 10
+_LOGGED_FRAMES = 4
 _ProxyException: Any = Seam.REFUSAL.needed()
-# Marks an error of LiteLLM's as a refusal of ours that is logged.
-_TOLD = "is_told_by_litellm_compaction"
+# The last refusals in words: LiteLLM logs its errors with them, after us and with up to three tracebacks each.
+_told: Bounded[str, None] = Bounded(64)
 # LiteLLM reads this wording as ContextWindowExceededError, so that the fallbacks for it fire.
 RECOGNIZED = "(exceeds the available context size)"
-# LiteLLM's words around a server's.
-_FRAME_BEFORE = re.compile(r"\A(?:litellm\.\w+: |\w+Exception - |Error code: \d+ - )+")
-_NOTES = "Set 'context_window_fallback'|LiteLLM: model group |Received Model Group="
-_FRAME_BEHIND = re.compile(rf"(?: ?{re.escape(RECOGNIZED)}|(?<!\s)\s*(?:{_NOTES}).*)+\Z", re.DOTALL)
 # LM Studio says of the same overflow the first on its route for chats, the second on others.
 _OVERFLOW_STATUSES = (400, 500)
-_INVALID = "invalid_request_error"
-
-
-class _Kind(NamedTuple):
-    """What a client reads of an error; `code` is OpenAI's, by which clients compact their side."""
-
-    status: int = 400
-    kind: str = _INVALID
-    param: str | None = "model"
-    code: str = ""
-
-
-_OVERFLOW = _Kind(param="messages", code="context_length_exceeded")
-_DOWN = _Kind(503, "service_unavailable", None)
-_KINDS: Mapping[type[CompactionError], _Kind] = {
-    DoesNotFit: _OVERFLOW,
-    errors.BadWish: _Kind(param="metadata"),
-    errors.Overloaded: _DOWN._replace(kind="overloaded_error"),
-    **dict.fromkeys((errors.WindowUnread, errors.LiteLLMChanged, errors.ServerUnavailable), _DOWN),
-}
-
-
-def _kind(error: CompactionError) -> _Kind:
-    if isinstance(error, NotServed):
-        return _Kind(param=error.field)
-    return next((kind for each, kind in _KINDS.items() if isinstance(error, each)), _Kind())
 
 
 class _Detailed(HTTPException):
@@ -75,21 +44,25 @@ class _Detailed(HTTPException):
 class Refusal(_ProxyException, _Detailed):  # type: ignore[misc] # LiteLLM is not typed strictly enough to check
     """LiteLLM's own error for clients with a `code` that LiteLLM would replace by the status."""
 
-    def __init__(self, message: str, kind: _Kind) -> None:
+    def __init__(self, error: CompactionError) -> None:
         super().__init__(  # type: ignore[call-arg] # as above
-            message=message, type=kind.kind, param=kind.param, code=kind.status, openai_code=kind.code or None
+            message=_words(error),
+            type=error.kind,
+            param=error.param,
+            code=error.status,
+            openai_code=error.code or None,
         )
-        self.status_code = kind.status
-        self._code = kind.code
+        self.status_code = error.status
+        self._code = error.code
 
     def to_dict(self) -> dict[str, Any]:
         fields: dict[str, Any] = super().to_dict()
         return {**fields, "code": self._code} if self._code else fields
 
 
-def refusal_of(error: CompactionError) -> Refusal:
-    """The refusal for a client, in the cleanest shape that the proxy knows."""
-    return Refusal(error.for_clients, _kind(error))
+def _words(error: CompactionError) -> str:
+    _told[error.for_clients] = None
+    return error.for_clients
 
 
 def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Exception:
@@ -99,13 +72,13 @@ def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Excep
     deployment of the group, unless none could serve it. A server that does not answer is not asked again.
     """
     others = int((kwargs.get("metadata") or {}).get("model_group_size") or 1) > 1
-    is_down = _kind(error).status == 503
+    is_down = error.status == 503
     may_go_on = (others or is_down) and not isinstance(error, NotServed)
     kind = litellm.ServiceUnavailableError if may_go_on else litellm.BadRequestError
     if isinstance(error, DoesNotFit):
         kind = litellm.ContextWindowExceededError
     provider = str(kwargs.get("custom_llm_provider") or "lm_studio")
-    mapped: Exception = kind(message=error.for_clients, model=str(kwargs.get("model") or ""), llm_provider=provider)
+    mapped: Exception = kind(message=_words(error), model=str(kwargs.get("model") or ""), llm_provider=provider)
     if is_down and not others:
         mapped.num_retries = 0  # type: ignore[attr-defined] # the router reads it
     return mapped
@@ -113,11 +86,10 @@ def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Excep
 
 def response_of(error: CompactionError) -> httpx.Response:
     """The refusal as the answer of a server, which LiteLLM maps: 400 to its BadRequestError, 503 to a fallback."""
-    kind = _kind(error)
-    return bad_request(error.for_clients, kind.status, kind.kind)
+    return bad_request(_words(error), error.status, error.kind)
 
 
-def bad_request(message: str, status: int = 400, kind: str = _INVALID) -> httpx.Response:
+def bad_request(message: str, status: int = 400, kind: str = CompactionError.kind) -> httpx.Response:
     """A server's refusal in OpenAI's shape."""
     return httpx.Response(status, json={"error": {"message": message, "type": kind}})
 
@@ -128,28 +100,28 @@ def reworded(
     """A client's error in place of LiteLLM's framed one, whose code is the status; None if it may stay as it is."""
     if isinstance(original, Refusal):
         return None
-    if refused is not None and _is_told(original, refused):
-        # LiteLLM logs it before the failure hook on most routes, after it on /v1/messages and /v1/completions.
-        mark_told(original)
-        return refusal_of(refused)
+    # On its way LiteLLM quotes a message, with quotation marks of its own in a name as others.
+    is_same_kind = isinstance(refused, DoesNotFit) and isinstance(original, litellm.ContextWindowExceededError)
+    if refused is not None and (is_same_kind or refused.for_clients in str(original)):
+        return Refusal(refused)
     # LiteLLM does not know all servers' words for it.
     text = str(original) if getattr(original, "status_code", None) in _OVERFLOW_STATUSES else ""
-    is_said = overflow_from_text(text) is not None and overflow_from_text(text, client_text()) is not None
-    if not is_guarded or not (is_said or isinstance(original, litellm.ContextWindowExceededError)):
+    said = overflow_from_text(text) and overflow_from_text(text, client_text())
+    if not is_guarded or (said is None and not isinstance(original, litellm.ContextWindowExceededError)):
         return None
-    message = str(getattr(original, "message", original))
-    return Refusal(_FRAME_BEHIND.sub("", _FRAME_BEFORE.sub("", message)) or message, _OVERFLOW)
+    prompt_tokens, window_tokens = said or (None, None)
+    needs = f" of {prompt_tokens} tokens" if prompt_tokens else ""
+    has = f" of {window_tokens} tokens" if window_tokens else ""
+    message = f"The model's server has refused the prompt{needs}: it exceeds the context length{has}."
+    return Refusal(DoesNotFit(message, shares=(), window_tokens=window_tokens or 0, needed_tokens=0))
 
 
-def server_gone(error: httpx.TransportError, context: RequestContext) -> errors.ServerGone | None:
+def server_gone(error: httpx.TransportError, context: RequestContext) -> ServerGone | None:
     """The refusal for an LM Studio that has taken no connection for a request; None for any other error."""
-    address, causes = context.target.lmstudio_address, list[BaseException]([error])
-    while len(causes) < _MOST_CAUSES and (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
-        causes.append(cause)
+    address = context.target.lmstudio_address
     # A certificate that is refused is no reason to start a server.
-    is_of_certificate = any(isinstance(each, ssl.SSLError) for each in causes)
-    is_gone = address and isinstance(error, httpx.ConnectError) and not is_of_certificate
-    return errors.ServerGone(address) if is_gone else None
+    is_gone = isinstance(error, httpx.ConnectError) and "SSL" not in str(error)
+    return ServerGone(address) if address and is_gone else None
 
 
 # ------------------------------------------------------------------ the log
@@ -178,32 +150,14 @@ def log_refused(model: str, error: CompactionError) -> None:
         logger.warning("refused model=%s: %s", model, error)
 
 
-def mark_told(error: object) -> None:
-    """Marks an error of LiteLLM's as one that we tell clients and the log in our words."""
-    setattr(error, _TOLD, True)
+def keep_out_of_litellms_log() -> None:
+    """Has LiteLLM not log our refusals, which we log ourselves; once in each process."""
+    filters = logging.getLogger("LiteLLM Proxy").filters
+    if _is_litellms not in filters:
+        # Before LiteLLM's own filters, which write the error into the message.
+        filters.insert(0, _is_litellms)
 
 
-def _is_told(error: Exception, refused: CompactionError | None) -> bool:
-    is_marked = isinstance(error, Refusal) or getattr(error, _TOLD, False)
-    return is_marked or (refused is not None and refused.for_clients in str(error))
-
-
-class ToldOnce(logging.Filter):
-    """Keeps our logged refusals out of LiteLLM's log, in which each has up to three tracebacks.
-
-    Args:
-        refusal: gives the last refusal of the running task's request.
-    """
-
-    def __init__(self, refusal: Callable[[], CompactionError | None]) -> None:
-        super().__init__()
-        self._refusal = refusal
-
-    def install(self) -> None:
-        """Stands before LiteLLM's own filters, which write the error into the message; once in each process."""
-        filters = logging.getLogger("LiteLLM Proxy").filters
-        filters[:] = [self, *(each for each in filters if not isinstance(each, ToldOnce))]
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        told = [value for value in record.args or () if isinstance(value, Exception)]
-        return not any(_is_told(error, self._refusal()) for error in told)
+def _is_litellms(record: logging.LogRecord) -> bool:
+    errors = [str(value) for value in record.args or () if isinstance(value, Exception)]
+    return not any(words in error for error in errors for words in list(_told))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import KnownWays
-from litellm_compaction.errors import CompactionError
+from litellm_compaction.errors import CompactionError, ServerUnavailable
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
 from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon, why_broken
 from litellm_compaction.tokens.begun import renders_exactly
@@ -33,7 +33,7 @@ class DeploymentReport:
     target: Target
     carrier: Carrier  # Carries a running answer over the limit.
     window: Window | None = None
-    absence: CompactionError | None = None  # Why there is no window; None also without an answer in time.
+    absence: CompactionError | None = None  # Why there is no window.
     source: TokenizerSource | None = None  # Counts its prompts; None without a window.
     failure: str = ""  # Why the vocabulary that should count cannot, and the remedy.
     goes_on: str = ""  # The best way in which its server goes on with an answer, in words.
@@ -61,7 +61,7 @@ class Reporter:
     """Looks at deployments by the same cached reads as requests do.
 
     Attributes:
-        limit_s: for each question to a server.
+        limit_s: for each window.
         is_patient: waits until the counter has been loaded, and asks LM Studio what is loaded now.
     """
 
@@ -85,17 +85,16 @@ class Reporter:
     async def _fill(self, report: DeploymentReport) -> None:
         target, windows = report.target, self.windows
         try:
-            window = await asyncio.wait_for(windows.resolve(target), self.limit_s)
-            if self.is_patient:
-                window = await asyncio.wait_for(windows.confirmed(target, window), self.limit_s)
+            report.window = window = await asyncio.wait_for(self._window(target), self.limit_s)
         except asyncio.TimeoutError:
+            report.absence = ServerUnavailable(f"its server did not answer within {self.limit_s:g} s.")
             return
         except CompactionError as error:
             report.absence = error
             return
         if (server_settings := await windows.model_settings(target)) is not None:
             report.model_settings, report.warnings = server_settings.words, server_settings.warnings
-        report.window, report.source = window, self.sources.source(target, window.architecture)
+        report.source = self.sources.source(target, window.architecture)
         family = report.source.family
         if self.is_patient:
             # Loaded as the proxy would: only then is known whether it can be.
@@ -105,6 +104,10 @@ class Reporter:
         can_render = windows.instance(target) is not None or renders_exactly(family)
         possible = [way for way in WAYS_OF[report.carrier] if can_render or way != "raw"]
         report.goes_on = self.known_ways.in_words(target, window.source, possible)
+
+    async def _window(self, target: Target) -> Window:
+        window = await self.windows.resolve(target)
+        return await self.windows.confirmed(target, window) if self.is_patient else window
 
 
 def counted_by(source: TokenizerSource) -> str:

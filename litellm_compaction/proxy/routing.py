@@ -1,16 +1,13 @@
 """The deployments that a request can reach, which of them are guarded, with which settings, and who carries them.
 
 A deployment is guarded if it is `lm_studio/…`, or `openai/…` at a loopback or private address that answers as LM
-Studio, or if its operator opted in. The window of one that is opted in is its server's own number, or the operator's
-`context_length`, or `max_input_tokens`; without any its requests are refused: it may cut silently. Only servers of
-one's own are asked: those of providers that name software to run oneself (vLLM, llamafile), and OpenAI-compatible ones
-at an address in a local network.
+Studio, or if its operator opted in: then by its server's own window, the operator's `context_length`, or
+`max_input_tokens`. Only servers of one's own are asked: vLLM, llamafile, and OpenAI-compatible ones in a local network.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import ipaddress
 import logging
 import math
@@ -26,9 +23,10 @@ from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy import litellm_inside
+from litellm_compaction.proxy.client import fingerprint
 from litellm_compaction.proxy.litellm_inside.application import with_credentials
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
-from litellm_compaction.windows.other_servers import SERVERS, Api
+from litellm_compaction.windows.other_servers import SERVERS
 from litellm_compaction.windows.windows import Target, Window, Windows
 
 logger = logging.getLogger("litellm_compaction")
@@ -42,6 +40,11 @@ WAYS_OF: Mapping[Carrier, frozenset[Way]] = {"transport": frozenset(ALL_WAYS), "
 # Of a hosted pruning model without any other number; never of a model that is guarded.
 DEFAULT_WINDOW_TOKENS = 128_000
 _OPENAI_PROVIDERS, _OLLAMA = ("openai", "custom_openai"), ("ollama", "ollama_chat")
+# Where LiteLLM finds a server whose entry has no address: in a variable, or at an address of its own.
+_PLACES: Mapping[str, tuple[str, str | None]] = {
+    "lm_studio": ("LM_STUDIO_API_BASE", None),
+    **dict.fromkeys(_OLLAMA, ("OLLAMA_API_BASE", "http://localhost:11434")),
+}
 _LOCAL_SUFFIXES = (".local", ".lan", ".home", ".internal", ".localdomain", ".home.arpa", ".ts.net", ".test")
 # LiteLLM takes a model of such a name, without a provider, for OpenAI's.
 _OPENAIS = re.compile(r"(gpt-|chatgpt-|o\d)")
@@ -94,24 +97,21 @@ def deployment_of(
     kind: Kind = "opted_in" if own.enabled else "foreign"
     if own.enabled is not False and provider == "lm_studio":
         kind = "lm_studio"
-    elif own.enabled is not False and provider in _OPENAI_PROVIDERS and is_local_address(api_base or ""):
+    elif own.enabled is not False and provider in _OPENAI_PROVIDERS and is_local_address(api_base):
         kind = "maybe_lm_studio"
-    identity = _text(info.get("id")) or full_name
+    identity, is_lmstudio = _text(info.get("id")) or full_name, kind in ("lm_studio", "maybe_lm_studio")
     target = Target(
         key=f"{identity}|{model}",
         model=model,
         api_base=api_base,
         api_key=api_key,
         context_length=own.context_length,
-        is_lmstudio=kind in ("lm_studio", "maybe_lm_studio"),
+        is_lmstudio=is_lmstudio,
         tokenizer=str(own.changes.get("tokenizer", "")),
     )
-    other = _opted_in(target, provider, info, environ) if own.enabled and kind != "lm_studio" else None
+    other = _opted_in(target, provider, info, is_asked) if own.enabled and kind != "lm_studio" else None
     if kind == "opted_in" and other is not None:
         target, other = other, None
-        is_hosted = not target.apis and not is_local_address(target.api_base or "hosted.invalid")
-        if is_asked and is_hosted and target.context_length is None:
-            target = replace(target, context_length=DEFAULT_WINDOW_TOKENS, context_source="default")
     return Deployment(
         id=identity, group=group, provider=provider, kind=kind, target=target, settings=own, other_target=other
     )
@@ -119,46 +119,40 @@ def deployment_of(
 
 def _address(provider: str, params: Entry, environ: Mapping[str, str]) -> tuple[str | None, str | None]:
     """The address and key by which LiteLLM reaches a server, with those that it takes from the environment."""
-    api_base = _resolved(params.get("api_base") or params.get("base_url"), environ)
-    api_key = _resolved(params.get("api_key"), environ)
-    if provider == "lm_studio":
-        return api_base or environ.get("LM_STUDIO_API_BASE"), api_key or environ.get("LM_STUDIO_API_KEY")
-    if provider in _OLLAMA:
-        return api_base or environ.get("OLLAMA_API_BASE") or "http://localhost:11434", api_key
+
+    def read(*names: str) -> str | None:
+        text = next(filter(None, (_text(params.get(name)) for name in names)), None)
+        return environ.get(text.removeprefix("os.environ/")) if text and text.startswith("os.environ/") else text
+
+    api_base, api_key = read("api_base", "base_url"), read("api_key")
+    places = [each.providers[provider] for each in SERVERS.values() if provider in each.providers]
+    variable, address = next(iter(places), _PLACES.get(provider, ("", None)))
     # The address that LiteLLM takes for OpenAI's models without one (main.py, `_resolve_openai_api_base`).
-    base = environ.get("OPENAI_BASE_URL") or environ.get("OPENAI_API_BASE") or ""
+    base = environ.get("OPENAI_BASE_URL") or environ.get("OPENAI_API_BASE")
     if provider == "openai" and api_base is None and is_local_address(base):
         return base, api_key or environ.get("OPENAI_API_KEY")
-    return api_base, api_key
+    if provider == "lm_studio":
+        api_key = api_key or environ.get("LM_STUDIO_API_KEY")
+    return api_base or environ.get(variable) or address, api_key
 
 
-def _opted_in(target: Target, provider: str, info: Entry, environ: Mapping[str, str]) -> Target:
-    """`target` as an operator opted it in: the server to ask for its window, and the number without an answer."""
-    server = next((each for each in SERVERS.values() if provider in each.providers), None)
-    variable, address = ("", None) if server is None else server.providers[provider]
-    api_base = target.api_base or environ.get(variable) or address
-    apis: tuple[Api, ...] = (server.name,) if server is not None and api_base is not None else ()
-    if provider in _OPENAI_PROVIDERS and is_local_address(api_base or ""):
+def _opted_in(target: Target, provider: str, info: Entry, is_asked: bool) -> Target:
+    """`target` as an operator opted it in: the ways to ask for its window, and the number without an answer."""
+    is_local, shown = is_local_address(target.api_base), info.get("max_input_tokens")
+    apis = tuple(name for name, server in SERVERS.items() if provider in server.providers and target.api_base)
+    if provider in _OPENAI_PROVIDERS and is_local:
         apis = tuple(SERVERS)
-    written, shown = target.context_length, info.get("max_input_tokens")
+    tokens, source = target.context_length, "operator"
     # As YAML, the model map or a pydantic float hold it.
-    if isinstance(shown, bool) or not isinstance(shown, (int, float)) or not 1 <= shown <= 1e9:
-        shown = None
-    return replace(
-        target,
-        api_base=api_base,
-        context_length=written or (int(shown) if shown else None),
-        context_source="max_input_tokens" if shown and not written else "operator",
-        is_lmstudio=False,
-        apis=apis,
-    )
+    if tokens is None and not isinstance(shown, bool) and isinstance(shown, (int, float)) and 1 <= shown <= 1e9:
+        tokens, source = int(shown), "max_input_tokens"
+    if tokens is None and is_asked and not apis and not is_local:
+        tokens, source = DEFAULT_WINDOW_TOKENS, "default"
+    return replace(target, context_length=tokens, context_source=source, is_lmstudio=False, apis=apis)
 
 
 def refuses_by(provider: str) -> Mapping[str, Any]:
-    """The fields by which a provider's server refuses a prompt that it would cut in silence; {} if it knows none.
-
-    Ollama drops the oldest messages, and shifts the context of an answer (api/types.go, server/routes.go).
-    """
+    """The fields by which Ollama refuses a prompt whose oldest messages it would drop in silence; {} for others."""
     return {"truncate": False, "shift": False} if provider in _OLLAMA else {}
 
 
@@ -178,9 +172,10 @@ def without_route(model: str) -> str:
     return _ROUTE.sub(lambda route: route[1] or "", model)
 
 
-def is_local_address(api_base: str) -> bool:
+def is_local_address(api_base: str | None) -> bool:
     """True if an address is certainly no hosted service: loopback, private, or a name of a local network."""
-    host = urlsplit(api_base if "//" in api_base else f"//{api_base}").hostname or ""
+    address = api_base or ""
+    host = urlsplit(address if "//" in address else f"//{address}").hostname or ""
     try:
         return not ipaddress.ip_address(host).is_global
     except ValueError:
@@ -191,52 +186,42 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _resolved(value: object, environ: Mapping[str, str]) -> str | None:
-    text = _text(value)
-    return environ.get(text.removeprefix("os.environ/")) if text.startswith("os.environ/") else text or None
-
-
-# ------------------------------------------------------------------ the router's list
-
-
-def as_entry(value: Any) -> Mapping[str, Any]:
+def as_entry(value: Any) -> Entry:
     """A value of LiteLLM's router as a mapping; {} for anything else."""
     dumped = value.model_dump() if hasattr(value, "model_dump") else value
     return dumped if isinstance(dumped, Mapping) else {}
 
 
-def id_of(entry: Mapping[str, Any]) -> str:
+def id_of(entry: Entry) -> str:
     return str(as_entry(entry.get("model_info")).get("id"))
 
 
-def router_entries(router: Any) -> list[Mapping[str, Any]]:
+def router_entries(router: Any) -> list[Entry]:
     """Every deployment of the router that its operator has put there."""
     entries = map(as_entry, litellm_inside.deployments(router)) if router is not None else ()
     return [entry for entry in entries if not is_listed_here(id_of(entry))]
 
 
-def group_entries(router: Any, name: str, team_id: str | None = None) -> list[Mapping[str, Any]]:
+def group_entries(router: Any, name: str, team_id: str | None = None) -> list[Entry]:
     """The router's entries of one group, alias, wildcard match or deployment id, without its fallbacks."""
     pinned = filter(None, [litellm_inside.deployment(router, name)])
     return [as_entry(entry) for entry in litellm_inside.deployments(router, name, team_id) or pinned]
 
 
-def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> list[Entry]:
     """The router's entries that a request for `model` can reach: its group, and all fallbacks of both."""
     team_id = as_entry(request.get("metadata")).get("user_api_key_team_id")
     settings = [
-        setting
-        for key in litellm_inside.FALLBACKS
-        for setting in (request.get(key), litellm_inside.setting(router, key))
-        if isinstance(setting, list)
+        each for key in litellm_inside.FALLBACKS for each in (request.get(key), litellm_inside.setting(router, key))
     ]
-    entries: list[Mapping[str, Any]] = []
+    entries: list[Entry] = []
     names = [model]
     # It grows meanwhile.
     for name in names:
         entries += group_entries(router, name, team_id if isinstance(team_id, str) else None)
-        fallbacks = dict.fromkeys(fallback for setting in settings for fallback in _named(setting, name))
-        names += [fallback for fallback in fallbacks if fallback not in names][: _MAX_GROUPS - len(names)]
+        listed = (_named(setting, name) for setting in settings if isinstance(setting, list))
+        fallbacks = dict.fromkeys(each for fallbacks in listed for each in fallbacks if each not in names)
+        names += [*fallbacks][: _MAX_GROUPS - len(names)]
     return entries
 
 
@@ -252,7 +237,7 @@ def _named(fallbacks: list[object], name: str) -> Iterable[str]:
 
 def listed_id(wildcard_id: str, model: str) -> str:
     """The id of the deployment that shows one model behind a wildcard's; the same one for the same."""
-    return f"{_LISTED}{hashlib.blake2b(f'{wildcard_id}|{model}'.encode(), digest_size=16).hexdigest()}"
+    return f"{_LISTED}{fingerprint(f'{wildcard_id}|{model}')}"
 
 
 def is_listed_here(deployment_id: str) -> bool:
@@ -271,22 +256,16 @@ def unknown_model(config: Mapping[str, Any], name: str) -> str:
         return ""
     entries = [as_entry(entry) for entry in config.get("model_list") or ()]
     aliases = as_entry(as_entry(config.get("router_settings")).get("model_group_alias"))
-    names = [*dict.fromkeys([*filter(None, (_text(entry.get("model_name")) for entry in entries)), *map(str, aliases)])]
-    if any(serves(known, name) for known in names) or name in map(id_of, entries):
+    named = (_text(entry.get("model_name")) for entry in entries)
+    names = [*dict.fromkeys(filter(None, (*named, *map(str, aliases))))]
+    if any(serves(each, name) for each in names) or name in map(id_of, entries):
         return ""
-    shown = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
+    shown = ", ".join(names[:_SHOWN_NAMES] + ["…"] * (len(names) > _SHOWN_NAMES))
     return f"no model of this proxy is called {name!r}; known: {shown or 'none'}, and {SAME_MODEL}"
 
 
-# ------------------------------------------------------------------ the operator's settings, applied
-
-
 def limits_of(window: Window, settings: Settings) -> dict[str, int]:
-    """A window as LiteLLM's lists show it, by LiteLLM's names.
-
-    Clients ask for no longer an answer than `max_output_tokens`, and take it off the window for their own compaction:
-    it is the part that we set aside for an answer ourselves.
-    """
+    """A window by the names of LiteLLM's lists, and the part that we set aside for an answer: clients take it off."""
     answer_tokens = math.floor(settings.constants.output_buffer_ratio * window.tokens)
     least_tokens = min(settings.constants.output_buffer_min_tokens, window.tokens // 10)
     output_tokens = min(max(answer_tokens, least_tokens, 1), window.tokens)
@@ -304,27 +283,38 @@ class GuardedDeployment:
     def carrier(self) -> Carrier:
         return carrier_of(self.deployment, self.settings)
 
+    @property
+    def does_guard(self) -> bool:
+        """It is not observed only."""
+        return self.settings.mode == "guard"
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """The same for the same model of the same server with the same settings."""
+        return self.settings, self.deployment.target.api_base, self.deployment.target.model
+
 
 class DeploymentSelector:
     """The operator's settings, applied to deployments."""
 
     def __init__(self, source: LiveSettings, windows: Windows) -> None:
+        self.configured = source.configured
         self._source = source
         self._windows = windows
         self._warned: set[str] = set()
 
-    @property
-    def configured(self) -> Settings:
-        """The settings of config.yaml."""
-        return self._source.configured
-
-    def deployment(self, entry: Mapping[str, Any], *, is_asked: bool = False) -> Deployment:
+    def deployment(self, entry: Entry, *, is_asked: bool = False) -> Deployment:
         """The deployment that an entry of the router's list describes, as `deployment_of` has it."""
         params, group = as_entry(entry.get("litellm_params")), str(entry.get("model_name") or "")
         if (name := params.get("litellm_credential_name")) is not None:
             params = with_credentials(params, str(name))
         info = as_entry(entry.get("model_info"))
         return deployment_of(params, info, group=group, environ=os.environ, is_asked=is_asked)
+
+    def called(self, kwargs: Mapping[str, Any], group: str = "") -> Deployment:
+        """The deployment that a call's arguments describe."""
+        info = kwargs.get("model_info")
+        return self.deployment({"model_name": group, "litellm_params": kwargs, "model_info": info})
 
     async def guard(self, deployment: Deployment) -> GuardedDeployment | None:
         """None for a deployment that is left alone."""
@@ -361,10 +351,7 @@ class DeploymentSelector:
         return other if answer is False else replace(other, context_length=deployment.settings.context_length)
 
     async def pruning_target(self, router: Any, name: str) -> Target | None:
-        """The target of a pruning model of any kind; None for a name that the router does not know.
-
-        Of several deployments the one with the smallest window: any of them may be asked.
-        """
+        """The target of a pruning model, of several the one with the smallest window; None for an unknown name."""
         deployments = [self.deployment(entry, is_asked=True) for entry in group_entries(router, name)]
         targets = [target for each in deployments if (target := await self._target(each)) is not None]
         sized: list[tuple[int, Target]] = []
@@ -375,9 +362,9 @@ class DeploymentSelector:
 
     async def why_unusable(self, router: Any, name: str) -> str:
         """Says why summaries do not go to a pruning model now; "" if they do."""
-        if (target := await self.pruning_target(router, name)) is None:
-            return "no model of this proxy has this name"
         try:
+            if (target := await self.pruning_target(router, name)) is None:
+                return "no model of this proxy has this name"
             await self._windows.resolve(target)
         except CompactionError as error:
             return f"its context length is not known: {error.for_clients}"

@@ -1,4 +1,4 @@
-"""The running plug-in: its parts, made once from the settings, begun with the proxy and ended with it.
+"""The running plug-in: its parts, made once from the settings, and begun with the proxy.
 
 It keeps events in the store, for `litellm-compaction events` and the page, and holds up no request for that. An error
 in the settings stops the proxy's start. What can wait is done in the background once LiteLLM's router is there: making
@@ -13,10 +13,10 @@ import gc
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from litellm_compaction.concurrency import ended
+from litellm_compaction.concurrency import Tasks
 from litellm_compaction.config import SAME_MODEL, Settings, settings_from
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnknown
@@ -30,13 +30,13 @@ from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_redis, proxy_secret, wrap_requests
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
-from litellm_compaction.proxy.refusals import ToldOnce, log_failure
+from litellm_compaction.proxy.refusals import failing_open, keep_out_of_litellms_log
 from litellm_compaction.proxy.report import targets_of
 from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry
 from litellm_compaction.proxy.standards.orders import Items
 from litellm_compaction.proxy.standards.standards import Standards, serving
 from litellm_compaction.stores import Store, board_of, open_store, originals_of
-from litellm_compaction.tokenizers.registry import Sources
+from litellm_compaction.tokenizers.registry import Sources, usable_soon
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
@@ -46,8 +46,6 @@ from litellm_compaction.windows.windows import Target, Windows
 _MAX_WAITING = 1000
 logger = logging.getLogger("litellm_compaction")
 _ROUTER_WAIT_S = 0.2
-# A store or a server that hangs delays the end of the proxy by no more than this.
-_END_LIMIT_S = 5.0
 # More models are counted in the line at the start.
 _MOST_NAMED = 5
 
@@ -68,13 +66,11 @@ def provide_environment() -> None:
     start; it reads `LITELLM_MASTER_KEY` if `general_settings` is there and has no `master_key` (proxy_server.py).
     """
     os.environ.setdefault("LM_STUDIO_API_BASE", DEFAULT_API_BASE)
-    general = configuration().get("general_settings")
-    if not isinstance(general, Mapping) or not general or "master_key" in general:
+    general = as_entry(configuration().get("general_settings"))
+    if not general or "master_key" in general or general.get("dangerously_permit_weak_or_unset_master_key"):
         return
-    if not general.get("dangerously_permit_weak_or_unset_master_key"):
-        made = ensure_master_key(os.environ)
-        if made.path is not None:
-            logger.warning("master_key file=%s clients must send the key in it; or set LITELLM_MASTER_KEY", made.path)
+    if (path := ensure_master_key(os.environ).path) is not None:
+        logger.warning("master_key file=%s clients must send the key in it; or set LITELLM_MASTER_KEY", path)
 
 
 class Service:
@@ -100,12 +96,12 @@ class Service:
         )
         self.live = LiveSettings(settings, store if settings.page == "on" else None)
         self.exchanges = Exchanges()
-        ToldOnce(self.exchanges.refusal).install()
+        keep_out_of_litellms_log()
         self.guards = DeploymentSelector(self.live, self.compactor.windows)
         standards = Standards(self.compactor, self.exchanges, Items(secret))
         self.guard = Guard(self.guards, self.compactor, self.exchanges, standards, store)
         self._discovery = Discovery(self.compactor.windows, self.guards)
-        self._work: asyncio.Task[None] | None = None
+        self._work = Tasks()
 
     def start(self) -> None:
         """Serves what LiteLLM does not, and looks at every guarded deployment as soon as the router is there."""
@@ -120,34 +116,21 @@ class Service:
         )
         # Without a loop this is no proxy.
         with contextlib.suppress(RuntimeError):
-            self._work = asyncio.get_running_loop().create_task(self._run())
+            self._work.begin(self._run())
         if self.live.configured.page == "on":
-            try:
-                # Here, so that nothing that the page alone needs can keep the proxy from starting.
+            # Imported here, so that nothing that the page alone needs can keep the proxy from starting (P8).
+            with failing_open("page"):
                 from litellm_compaction.proxy.page.routes import add_page
 
                 add_page(self)
-            except Exception as error:  # noqa: BLE001 - the proxy serves without its page (P8)
-                log_failure("page", error)
-
-    async def aclose(self) -> None:
-        """Gives back holds that other processes would wait for, and ends work without a request; never raises."""
-        try:
-            await asyncio.wait_for(self._aclose(), _END_LIMIT_S)
-        except Exception as error:  # noqa: BLE001 - the proxy ends all the same
-            log_failure("end", error)
-
-    async def _aclose(self) -> None:
-        await ended([self._work] if self._work is not None else [])
-        await self._discovery.aclose()
-        await self.guard.seams.aclose()
-        await self._history.settle()
-        await self.compactor.aclose()
 
     async def _run(self) -> None:
         while (router := current_router()) is None:  # noqa: ASYNC110 - LiteLLM tells nobody when it is there
             await asyncio.sleep(_ROUTER_WAIT_S)
-        spare_collections()
+        # LiteLLM and its imports are more than a million objects. A full collection looks at all of them, and stops
+        # everything for half a second, unless they are passed over; they are still freed with their last reference.
+        gc.collect()
+        gc.freeze()
         await self.guard.look_at_seams(router)
         if secret := proxy_secret():
             # Remembered: the first request would wait for it.
@@ -160,25 +143,23 @@ class Service:
         """Looks at what is guarded, and again whenever a server has loaded another model, until it is cancelled."""
         is_wanted = asyncio.Event()
         self.compactor.windows.on_loaded = is_wanted.set
-        await self._tried(self._prepare)
-        # Vocabularies, templates and listings stay.
-        spare_collections()
+        is_wanted.set()
         while await is_wanted.wait():
             is_wanted.clear()
             await self._tried(self._prepare)
 
     async def _tried(self, look: Callable[[Any], Awaitable[None]]) -> None:
-        try:
+        with failing_open("prepare"):
             await look(current_router())
-        except Exception as error:  # noqa: BLE001 - fails open (P8)
-            log_failure("prepare", error)
 
     async def _prepare(self, router: Any) -> None:
         """Loads the counters of the loaded models."""
         async for guard in self.guards.guarded(router):
             for target in await targets_of(self.compactor.windows, guard.deployment):
                 with contextlib.suppress(ModelNotLoaded, WindowUnknown):
-                    await self.compactor.prepare_counting(target)
+                    window = await self.compactor.windows.resolve(target)
+                    # That may hold the interpreter lock for a second.
+                    await usable_soon(self.compactor.sources.family(target, window))
 
     async def _tell(self, router: Any) -> None:
         """Says what is guarded, with which window, and which pruning models cannot be asked."""
@@ -192,11 +173,10 @@ class Service:
         for name in pruning_models:
             if name != SAME_MODEL and (why := await self.guards.why_unusable(router, name)):
                 logger.warning("pruning_model=%s is not used while %s; the model that is asked is", name, why)
-        settings = self.live.configured
         more = f" and {len(models) - _MOST_NAMED} more" if len(models) > _MOST_NAMED else ""
-        page = "/compaction, with the master key" if settings.page == "on" else "off"
         named = ", ".join(models[:_MOST_NAMED]) or "nothing"
-        logger.info("guarding %s%s; mode=%s; page: %s", named, more, settings.mode, page)
+        page = "/compaction, with the master key" if self.live.configured.page == "on" else "off"
+        logger.info("guarding %s%s; mode=%s; page: %s", named, more, self.live.configured.mode, page)
 
     async def _named(self, guard: GuardedDeployment, target: Target) -> str:
         """Returns a model's name with its window, in words."""
@@ -209,21 +189,7 @@ class Service:
             # The message is the finding, a traceback is noise.
             logger.error("%s `litellm-compaction doctor` says what to change.", error)  # noqa: TRY400
             return f"{name} (window unknown)"
-        logger.info(
-            "window model=%s tokens=%d source=%s parallel=%d", name, window.tokens, window.source, window.parallel
-        )
         return f"{name} ({window.tokens:,} tokens)"
-
-
-def spare_collections() -> None:
-    """Makes Python's garbage collector pass over the objects of the process so far.
-
-    LiteLLM and its imports are more than a million objects. A full collection looks at all of them, which stops
-    everything for 500 to 700 ms whenever a request makes as many objects as a quarter of these. Objects that are passed
-    over are still freed with their last reference.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 class History:
@@ -232,21 +198,19 @@ class History:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting: deque[Event] = deque(maxlen=_MAX_WAITING)
-        self._writing: asyncio.Task[None] | None = None
+        self._writing = Tasks()
         self._has_warned = False
 
     def __call__(self, event: Event) -> None:
         # The compaction of a restart is an event of its own.
-        if isinstance(event, ContinuationEvent) and event.outcome == "restarted":
-            return
-        self._waiting.append(event)
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.get_running_loop().create_task(self._write())
+        if not (isinstance(event, ContinuationEvent) and event.outcome == "restarted"):
+            self._waiting.append(event)
+            if not self._writing:
+                self._writing.begin(self._write())
 
     async def settle(self) -> None:
         """Returns when all lines so far are written, or given up."""
-        if self._writing is not None:
-            await self._writing
+        await asyncio.gather(*self._writing)
 
     async def _write(self) -> None:
         while self._waiting:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message
 from litellm_compaction.errors import NotServed
+from litellm_compaction.proxy.client import Body
 from litellm_compaction.proxy.routing import without_route
 
 # LiteLLM's additions to a request.
@@ -18,29 +19,22 @@ _LITELLM_KEYS = frozenset({"metadata", "litellm_metadata", "proxy_server_request
 # The OpenAI client puts the first into the body last, over the values of LiteLLM and its deployment.
 _EXTRA, _PROVIDER = "extra_body", "custom_llm_provider"
 # Fields that a chat and a text completion share, with those of llama.cpp, LM Studio and vLLM.
-_COMPLETION_KEYS = frozenset(
-    {
-        "model", "stream", "stream_options", "max_tokens", "stop", "user", "ttl", "seed", "logit_bias", "temperature",
-        "top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "repeat_penalty",
-        "repetition_penalty",
-    }
-)  # fmt: skip
+_COMPLETION_KEYS = frozenset((
+    "model", "stream", "stream_options", "max_tokens", "stop", "user", "ttl", "seed", "logit_bias", "temperature",
+    "top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "repeat_penalty",
+    "repetition_penalty",
+))  # fmt: skip
 # Fields of a chat that change nothing in the text of an answer without tools.
-_CHAT_KEYS = frozenset(
-    {
-        "messages", "max_completion_tokens", "n", "logprobs", "tools", "functions", "response_format", "store",
-        "parallel_tool_calls", "metadata", "service_tier", "prompt_cache_key", "safety_identifier",
-    }
-)  # fmt: skip
-# Of `extra_body`: its keys that shape the prompt or bound the answer, and so are guarded like the same keys outside of
-# it, and those that only the deployment decides, with how LiteLLM reads the answer.
-_LIFTED = frozenset(
-    {
-        "messages", "prompt", "tools", "functions", "tool_choice", "function_call", "max_tokens",
-        "max_completion_tokens", "n_predict", "stop", "n", "n_cmpl", "best_of", "logprobs", "top_logprobs",
-        "response_format", "stream_options",
-    }
-)  # fmt: skip
+_CHAT_KEYS = frozenset((
+    "messages", "max_completion_tokens", "n", "logprobs", "tools", "functions", "response_format", "store",
+    "parallel_tool_calls", "metadata", "service_tier", "prompt_cache_key", "safety_identifier",
+))  # fmt: skip
+# Of `extra_body`: what shapes the prompt or bounds the answer, and so is guarded like the same keys outside of it, and
+# what only the deployment decides.
+_LIFTED = frozenset((
+    "messages", "prompt", "tools", "functions", "tool_choice", "function_call", "max_tokens", "max_completion_tokens",
+    "n_predict", "stop", "n", "n_cmpl", "best_of", "logprobs", "top_logprobs", "response_format", "stream_options",
+))  # fmt: skip
 _NOT_THE_CLIENTS = frozenset({"model", "stream", _PROVIDER})
 # Servers hand these to the chat template besides messages and tools: vLLM all of them ("Chat API", extra parameters;
 # `suffix` is for text completions), llama.cpp the arguments (tools/server, "merge the template args"), LM Studio the
@@ -49,7 +43,7 @@ _EXTRAS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effo
 # Less than the least margin in tokens, so that no ordinary `{"enable_thinking": false}` makes a count an estimate.
 _LEAST_EXTRAS_CHARS = 64
 # Bounds on the answer; llama.cpp's own goes before the others there (tools/server, `n_predict`).
-_OUTPUT_LIMITS, _LLAMA_LIMIT = ("max_tokens", "max_completion_tokens"), "n_predict"
+_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 # Answers to each prompt: a server writes them at once (llama.cpp, tools/server, `n` and `n_cmpl`; vLLM `best_of`).
 _ANSWERS = ("n", "n_cmpl", "best_of")
 _NUMBER = re.compile(r"\s*\d{1,18}(\.\d*)?\s*", re.ASCII)
@@ -68,21 +62,14 @@ _HIGH_EFFORTS = ("high", "xhigh", "max")
 GOES_ON: Mapping[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
 # Anthropic's stop reasons.
 _CLIENTS_LIMIT, _WINDOWS_END = "max_tokens", "model_context_window_exceeded"
+# The data of an event of its that ends a message.
+_DATA = re.compile(rb"(?<=\Aevent: message_delta\ndata: )[^\n]*")
 # LiteLLM's name for a server of which it knows OpenAI's chat alone, an address where there is none, and the key of a
-# deployment's `model_info` for its own arguments meanwhile. By its endpoints there LiteLLM sends messages and responses
-# as they came (llms/openai_like).
+# deployment's `model_info` for its own arguments meanwhile.
 _CHATS_ALONE, _NOWHERE, _OWN = "custom_openai", "http://guarded.invalid/v1", "litellm_compaction_own"
 _OF_DEPLOYMENTS = ("model", _PROVIDER, "api_base", "base_url", "api_key", "litellm_credential_name", "model_info")
-_ENDPOINTS = "supported_endpoints"
-# By the end of a route: fields that LiteLLM drops, some of which stand for messages, and what serves them after all.
-_WHOLE = "Send the whole conversation as `input`."
-_DROPPED: Mapping[str, Mapping[str, str]] = {
-    "messages": {"compaction": "Send the conversation without it; the proxy compacts it."},
-    "responses": {
-        "conversation": _WHOLE,
-        "previous_response_id": f"{_WHOLE} With a database and `store_prompts_in_spend_logs` the proxy finds it.",
-    },
-}
+# By the end of a route: fields that LiteLLM drops, which stand for messages.
+_DROPPED = {"messages": ("compaction",), "responses": ("conversation", "previous_response_id")}
 
 
 class Usage(NamedTuple):
@@ -92,11 +79,11 @@ class Usage(NamedTuple):
 
 def _at(value: object, *path: str) -> object:
     for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
+        value = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
     return value
 
 
-def _with_inner(body: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_inner(body: Body) -> Body:
     inner = body.get(_EXTRA)
     return {**body, **inner} if isinstance(inner, Mapping) else body
 
@@ -104,7 +91,7 @@ def _with_inner(body: Mapping[str, Any]) -> Mapping[str, Any]:
 # ------------------------------------------------------------------ what a body says
 
 
-def decode(body: Mapping[str, Any]) -> Request | None:
+def decode(body: Body) -> Request | None:
     """The request in a chat completion's body; None if its shape is not ours to judge, so that it goes on unchanged."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -135,7 +122,7 @@ def _message(value: object) -> Message:
     return replace(parse_message({**plain, "role": "unknown"}), raw=plain)
 
 
-def extras_of(body: Mapping[str, Any]) -> Mapping[str, JsonValue]:
+def extras_of(body: Body) -> Mapping[str, JsonValue]:
     """The fields that a server may write into the prompt besides what `decode` reads; none if they are tiny."""
     given = _with_inner(body)
     extras = {key: given[key] for key in _EXTRAS if given.get(key) is not None}
@@ -148,24 +135,24 @@ def extras_of(body: Mapping[str, Any]) -> Mapping[str, JsonValue]:
     return {} if is_tiny and not Request(messages=(), extras=extras).has_own_template else extras
 
 
-def decode_text(body: Mapping[str, Any], *, is_bridged: bool) -> tuple[Request | None, int | None]:
-    """A text completion as a request, or by its number of token ids; (None, None) for what is not ours to judge."""
+def decode_text(body: Body, *, is_bridged: bool) -> Request | None:
+    """A text completion as a request, of token ids by their number; of no message if it is not ours to judge."""
+    if "prompt" not in body:
+        return None
     prompts = _prompts(body)
     pieces = [piece for prompt in prompts for piece in prompt]
     if pieces and all(isinstance(piece, str) and piece for piece in pieces):
         # LiteLLM makes one chat of them; otherwise each is answered, and the longest has to fit.
         shown = pieces if is_bridged else [max(("".join(prompt) for prompt in prompts), key=len)]
-        return Request(messages=tuple(map(user_message, shown)), extras=extras_of(body)), None
+        return Request(messages=tuple(map(user_message, shown)), extras=extras_of(body))
     if not any(type(piece) is int for piece in pieces) or not all(isinstance(piece, (int, str)) for piece in pieces):
-        return None, None
+        return Request(messages=())
     # A text between ids has at most a token for each of its bytes.
-    return Request(messages=()), max(
-        sum(len(each.encode("utf-8", "replace")) if isinstance(each, str) else 1 for each in prompt)
-        for prompt in prompts
-    )
+    sizes = [[len(each.encode("utf-8", "replace")) if isinstance(each, str) else 1 for each in ids] for ids in prompts]
+    return Request(messages=(user_message(""),), token_ids=max(map(sum, sizes)))
 
 
-def _prompts(body: Mapping[str, Any]) -> list[list[Any]]:
+def _prompts(body: Body) -> list[list[Any]]:
     """The prompts of a text completion, each as its ids and texts."""
     prompt = body.get("prompt")
     listed = prompt if isinstance(prompt, list) else [prompt]
@@ -173,7 +160,7 @@ def _prompts(body: Mapping[str, Any]) -> list[list[Any]]:
     return [each if isinstance(each, list) else [each] for each in listed] if are_many else [listed]
 
 
-def is_same_request(body: Mapping[str, Any], request: Request) -> bool:
+def is_same_request(body: Body, request: Request) -> bool:
     """True if a body equals `request`; LiteLLM may have written the same in other words."""
     tools = body.get("tools") or body.get("functions") or []
     if list(request.tools) != tools or extras_of(body) != request.extras:
@@ -182,12 +169,13 @@ def is_same_request(body: Mapping[str, Any], request: Request) -> bool:
     has_parts = any(isinstance(message.raw.get("content"), list) for message in request.messages)
     if not has_parts and body.get("messages") == encode(request.messages):
         return True
+
+    def said(message: Message) -> tuple[object, ...]:
+        role = message.is_system or message.role
+        return role, message.text.strip(), message.other_parts, message.calls, message.call_id
+
     read = decode(body)
-    return read is not None and [*map(_as_said, read.messages)] == [*map(_as_said, request.messages)]
-
-
-def _as_said(message: Message) -> tuple[object, ...]:
-    return message.is_system or message.role, message.text.strip(), message.other_parts, message.calls, message.call_id
+    return read is not None and [*map(said, read.messages)] == [*map(said, request.messages)]
 
 
 def _limit(value: object) -> int | None:
@@ -197,13 +185,13 @@ def _limit(value: object) -> int | None:
     return int(value)
 
 
-def asked_output_tokens(body: Mapping[str, Any]) -> int | None:
+def asked_output_tokens(body: Body) -> int | None:
     """The client's limit for the answer: the smallest of all spellings; None without a limit."""
-    limits = [_limit(body.get(key)) for key in (*_OUTPUT_LIMITS, _LLAMA_LIMIT)]
+    limits = map(_limit, map(body.get, _OUTPUT_LIMITS))
     return min((limit for limit in limits if limit is not None and limit >= 0), default=None)
 
 
-def asked_thoughts_tokens(original: Mapping[str, Any]) -> float | None:
+def asked_thoughts_tokens(original: Body) -> float | None:
     """A client's own bound on thinking in its body as it came: infinite for high effort, None for none."""
     budgets = [limit for path in _THOUGHT_BUDGETS if (limit := _limit(_at(original, *path))) is not None]
     if budgets:
@@ -211,40 +199,39 @@ def asked_thoughts_tokens(original: Mapping[str, Any]) -> float | None:
     return math.inf if any(_at(original, *path) in _HIGH_EFFORTS for path in _EFFORTS) else None
 
 
-def asks_for_usage(body: Mapping[str, Any]) -> bool:
+def asks_for_usage(body: Body) -> bool:
     return bool(_at(body, "stream_options", "include_usage"))
 
 
-def is_structured(body: Mapping[str, Any]) -> bool:
+def is_structured(body: Body) -> bool:
     """The answer is a document: JSON mode or structured output, in which no notice may stand."""
     return body.get("response_format") is not None and _at(body, "response_format", "type") != "text"
 
 
-def stops(body: Mapping[str, Any]) -> tuple[str, ...]:
+def stops(body: Body) -> tuple[str, ...]:
     """The strings at which the client wants the answer to end."""
     stop = body.get("stop")
     return tuple(each for each in (stop if isinstance(stop, list) else [stop]) if isinstance(each, str) and each)
 
 
-def can_be_continued(body: Mapping[str, Any]) -> bool:
+def can_be_continued(body: Body) -> bool:
     """True if an answer can be joined from two: not with several choices or log probabilities."""
     return body.get("n") in (None, 1) and asked_answers(body) == 1 and not body.get("logprobs")
 
 
-def asked_answers(body: Mapping[str, Any]) -> int:
-    """Returns the number of answers to each prompt that a client wants, by the field that asks for most."""
-    given = _with_inner(body)
-    texts = [str(given.get(key)) for key in _ANSWERS]
+def asked_answers(body: Body) -> int:
+    """The number of answers to each prompt that a client wants, by the field that asks for most."""
+    texts = [str(_with_inner(body).get(key)) for key in _ANSWERS]
     # As lenient servers read them.
     return max([1, *(int(float(text)) for text in texts if _NUMBER.fullmatch(text))])
 
 
-def asked_prompts(body: Mapping[str, Any]) -> int:
+def asked_prompts(body: Body) -> int:
     """The number of prompts of a text completion that its server answers one by one."""
     return max(len(_prompts(body)), 1)
 
 
-def client_texts(body: Mapping[str, Any]) -> Callable[[], str]:
+def client_texts(body: Body) -> Callable[[], str]:
     """Gives every text in a request, for telling a server's words from the client's; holds no LiteLLM object."""
     sent = [value for key, value in body.items() if key not in _LITELLM_KEYS and isinstance(value, (str, list, dict))]
     return lambda: "\n".join(each for each in _parts(sent) if isinstance(each, str))
@@ -273,15 +260,17 @@ def is_conversation(messages: object) -> bool:
     return isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
 
 
-def not_served(body: Mapping[str, Any], route: str, *, keeps: Callable[[], bool], is_read: bool) -> NotServed | None:
+def not_served(body: Body, route: str, *, keeps: Callable[[], bool], is_read: bool) -> NotServed | None:
     """The first field of a body, as its client sent it, that LiteLLM would drop on its way to a chat completion.
 
     Not `compaction`, if the protocol `is_read` here, nor the response before, if LiteLLM `keeps` responses.
     """
-    for field, remedy in _DROPPED.get(route.rpartition("/")[2], {}).items():
+    for field in _DROPPED.get(route.rpartition("/")[2], ()):
         is_served = (field == "compaction" and is_read) or (field == "previous_response_id" and keeps())
         if body.get(field) is not None and not is_served:
-            said = f"`{field}` is not served for this model: it would be left out in silence. {remedy}"
+            said = (
+                f"`{field}` is not served for this model: it would be left out in silence. Send the whole conversation."
+            )
             return NotServed(said, field)
     return None
 
@@ -298,44 +287,40 @@ def encode(messages: Sequence[Message], *, like: Sequence[Mapping[str, Any]] = (
     return encoded
 
 
-def with_fields(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def with_fields(body: Body, fields: Mapping[str, Any]) -> dict[str, Any]:
     """`body` with `fields`; of a key that is an object in both, the client's other members stay."""
-    both = {
-        key: {**body[key], **value}
-        for key, value in fields.items()
-        if isinstance(value, Mapping) and isinstance(body.get(key), Mapping)
-    }
-    return {**body, **fields, **both}
+    both = {key for key, value in fields.items() if isinstance(value, Mapping) and isinstance(body.get(key), Mapping)}
+    return {**body, **{key: {**body[key], **value} if key in both else value for key, value in fields.items()}}
 
 
-def with_extra(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def with_extra(body: Body, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The key of a body whose members LiteLLM writes into the request that leaves, with `fields`; {} without any."""
     return {_EXTRA: with_fields(body, {_EXTRA: fields})[_EXTRA]} if fields else {}
 
 
-def with_usage(body: Mapping[str, Any]) -> dict[str, Any]:
+def with_usage(body: Body) -> dict[str, Any]:
     """The keys that make a stream report its usage."""
     key = "stream_options"
     return {key: with_fields(body, {key: {"include_usage": True}})[key]}
 
 
-def with_output_limit(body: Mapping[str, Any], limit_tokens: int) -> dict[str, Any]:
+def with_output_limit(body: Body, limit_tokens: int) -> dict[str, Any]:
     """The keys that bound the answer; a value that is not a number stays, for the server to refuse."""
-    given = {key: body[key] for key in (*_OUTPUT_LIMITS, _LLAMA_LIMIT) if body.get(key) is not None}
-    if any(_limit(given[key]) is None for key in _OUTPUT_LIMITS if key in given):
+    given = {key: body[key] for key in _OUTPUT_LIMITS if body.get(key) is not None}
+    if any(_limit(given[key]) is None for key in given if key != "n_predict"):
         return {}
     asked = _limit(given.get("max_completion_tokens"))
     own = {"max_completion_tokens": asked} if asked is not None and 0 <= asked < limit_tokens else {}
     return {"max_tokens": limit_tokens, **dict.fromkeys(given, limit_tokens), **own}
 
 
-def can_be_begun(body: Mapping[str, Any]) -> bool:
+def can_be_begun(body: Body) -> bool:
     """True if a text completion can be asked for with all that the client wants of its answer."""
     wanted = {key for key, value in body.items() if value is not None}
     return wanted <= _COMPLETION_KEYS | _CHAT_KEYS and not is_structured(body) and not body.get("tools")
 
 
-def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, Any]:
+def begun(body: Body, prompt: str, end_of_turn: str) -> dict[str, Any]:
     """A chat's body as that of a text completion, which ends at the template's `end_of_turn`, too ("" for none)."""
     kept = {key: value for key, value in body.items() if key in _COMPLETION_KEYS and value is not None}
     ends = [*stops(body), *filter(None, [end_of_turn])]
@@ -345,7 +330,7 @@ def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, A
 # ------------------------------------------------------------------ the arguments of a call, and where they lead
 
 
-def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, Any]:
+def without_overrides(body: Body, provider: str) -> Body:
     """The arguments of a call to a guarded deployment of `provider`, without those that would send it another way."""
     extra, theirs = body.get(_EXTRA), _LIFTED | _NOT_THE_CLIENTS
     is_other_way = bool(provider) and body.get(_PROVIDER) not in (None, provider)
@@ -356,22 +341,22 @@ def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, An
     return changed
 
 
-def to_chats_alone(body: Mapping[str, Any], provider: str) -> dict[str, Any]:
+def to_chats_alone(body: Body, provider: str) -> dict[str, Any]:
     """The arguments of a call as to a server that has chats alone, so that LiteLLM makes one; without its address."""
     own = {key: body[key] for key in _OF_DEPLOYMENTS if key in body}
     info = body.get("model_info")
-    kept = {key: value for key, value in info.items() if key != _ENDPOINTS} if isinstance(info, Mapping) else {}
     name = without_route(str(body.get("model")).removeprefix(f"{provider}/"))
     return {
         **{key: value for key, value in body.items() if key not in own},
         _PROVIDER: _CHATS_ALONE,
         "model": f"{_CHATS_ALONE}/{name}",
         "api_base": _NOWHERE,
-        "model_info": {**kept, _OWN: (name, own)},
+        # By these endpoints LiteLLM would send messages and responses as they came (llms/openai_like).
+        "model_info": {**(info if isinstance(info, Mapping) else {}), "supported_endpoints": None, _OWN: (name, own)},
     }
 
 
-def from_chats_alone(body: Mapping[str, Any]) -> Mapping[str, Any]:
+def from_chats_alone(body: Body) -> Body:
     """The arguments of a call that LiteLLM has made of such a one, with its deployment's own; others as they are."""
     own = _at(body, "model_info", _OWN)
     # A client that names another model meanwhile, as it can over a WebSocket, does not get this one's server.
@@ -380,7 +365,7 @@ def from_chats_alone(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{key: value for key, value in body.items() if key not in _OF_DEPLOYMENTS}, **own[1]}
 
 
-def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+def as_chat(body: Body) -> dict[str, Any]:
     """The keys of a call to a chat that keep LiteLLM from asking for a response, past the client that we give."""
     # LiteLLM's own word to itself, as it makes a chat of a response (main.py).
     return {"model": without_route(str(body.get("model"))), "_skip_responses_api_bridge": True}
@@ -391,17 +376,13 @@ def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def usage_of(response: object) -> Usage | None:
     """The usage that a response or chunk carries, if it is complete."""
-    usage = _field(response, "usage")
-    prompt, completion = (_limit(_field(usage, f"{part}_tokens")) for part in ("prompt", "completion"))
+    usage = _at(response, "usage")
+    prompt, completion = (_limit(_at(usage, f"{part}_tokens")) for part in ("prompt", "completion"))
     if prompt is None or completion is None or prompt <= 0:
         return None
     # Part of the prompt, as OpenAI defines it; if it is more, the server leaves it out of the other number.
-    cached = _limit(_field(_field(usage, "prompt_tokens_details"), "cached_tokens")) or 0
+    cached = _limit(_at(usage, "prompt_tokens_details", "cached_tokens")) or 0
     return Usage(prompt + cached if cached > prompt else prompt, completion)
-
-
-def _field(value: object, name: str) -> object:
-    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 
 def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
@@ -409,23 +390,25 @@ def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
     if details is None:
         return answer
     if isinstance(answer, (bytes, bytearray)):
-        head, data, rest = bytes(answer).partition(b"data:")
-        line, newline, behind = rest.partition(b"\n")
-        try:
-            said = json.loads(line) if head.startswith(b"event: message_delta") else None
-        except ValueError:
-            said = None
-        told = f" {json.dumps(_with_details(said, details))}".encode() if isinstance(said, dict) else line
-        return b"".join((head, data, told, newline, behind))
+        return _DATA.sub(lambda data: _rewritten(data[0], details), bytes(answer), count=1)
     if isinstance(answer, dict):
-        return _with_details(answer, details) if answer.get("type") == "message" else answer
-    usage = getattr(answer, "usage", None) or getattr(getattr(answer, "response", None), "usage", None)
+        return _ended(answer, details) if answer.get("type") == "message" else answer
+    usage: Any = _at(answer, "usage") or _at(answer, "response", "usage")
     if usage is not None:
         usage.compaction = dict(details)
     return answer
 
 
-def _with_details(said: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
+def _rewritten(data: bytes, details: Mapping[str, Any]) -> bytes:
+    """The JSON of an event that ends a message of Anthropic's; anything else as it came."""
+    try:
+        event = json.loads(data)
+    except ValueError:
+        return data
+    return json.dumps(_ended(event, details)).encode() if isinstance(event, dict) else data
+
+
+def _ended(said: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a message of Anthropic's, or of the event that ends it: LiteLLM logs the object that it has made."""
     told = with_fields(said, {"usage": {"compaction": dict(details)}} if isinstance(said.get("usage"), Mapping) else {})
     # LiteLLM has no `finish_reason` for Anthropic's own word, and writes the client's limit.

@@ -68,8 +68,7 @@ def search(
         visible: entries of the hash chain, of messages that stand in the prompt; they are not found.
         within: entries of those that may be found, or None for all.
         limit: as many hits at most.
-        least_share: hits with a lower `share` are left out. Of questions about another chat .1 silences two thirds
-            (LoCoMo) or a third (BEAM), of hits that answer it loses 5 in 100.
+        least_share: hits with a lower `share` are left out; .1 silences most questions about another chat.
     """
     allowed = index.allowed(within, visible)
     # Nothing that is redacted stands in the index, and the words are shown again.
@@ -112,22 +111,15 @@ def _chosen(index: Index, ranked: Iterable[tuple[float, int]], allowed: bytearra
     shown: set[int] = set()
     texts: set[str] = set()
     for share, passage in ranked:
-        text = index.text(passage)
         if len(hits) == most:
             break
-        if passage in shown or text in texts:
-            continue
-        parts = _around(index, passage, allowed)
-        shown.update(parts)
-        texts.add(text)
-        original = index.originals[index.passages[passage].original]
-        hits[passage] = Hit(original=original, pieces=_pieces(index, passage, parts), share=share)
+        if passage not in shown and (text := index.text(passage)) not in texts:
+            spans = _around(index, passage, allowed)
+            shown.update(spans)
+            texts.add(text)
+            original = index.originals[index.passages[passage].original]
+            hits[passage] = Hit(original=original, pieces=_pieces(index, spans), share=share)
     return hits
-
-
-def _chars(index: Index, passage: int) -> int:
-    _, start, end = index.passages[passage]
-    return end - start
 
 
 def _beside(index: Index, passage: int, step: int, allowed: bytearray) -> Iterator[int]:
@@ -137,46 +129,45 @@ def _beside(index: Index, passage: int, step: int, allowed: bytearray) -> Iterat
         yield passage
 
 
-def _around(index: Index, passage: int, allowed: bytearray) -> dict[int, float]:
-    """A passage and its neighbours, by turns, as far as there is room; which part of each."""
-    parts, room = {passage: 1.0}, PASSAGE_CHARS - _chars(index, passage)
+def _around(index: Index, passage: int, allowed: bytearray) -> dict[int, tuple[int, int]]:
+    """A passage and its neighbours, by turns, as far as there is room; which characters of each."""
+    _, first, last = index.passages[passage]
+    spans, room = {passage: (first, last)}, PASSAGE_CHARS - (last - first)
     for pair in itertools.zip_longest(*(_beside(index, passage, step, allowed) for step in (-1, 1))):
         for at in pair:
-            if room < _LEAST_PIECE_CHARS or len(parts) == _MOST_PARTS:
-                return parts
+            if room < _LEAST_PIECE_CHARS or len(spans) == _MOST_PARTS:
+                return spans
             if at is not None:
-                parts[at] = min(1.0, room / max(_chars(index, at), 1))
-                room -= _chars(index, at)
-    return parts
+                _, start, end = index.passages[at]
+                spans[at] = (max(start, end - room), end) if at < passage else (start, min(end, start + room))
+                room -= end - start
+    return spans
 
 
-def _pieces(index: Index, passage: int, parts: dict[int, float]) -> tuple[Piece, ...]:
-    """The parts as texts, those of one original as one."""
-    spans: dict[int, tuple[int, int]] = {}
-    for at in sorted(parts):
-        original, start, end = index.passages[at]
-        kept = int(parts[at] * (end - start))
-        start, end = (end - kept, end) if at < passage else (start, start + kept)
-        spans[original] = (spans[original][0], end) if original in spans else (start, end)
-    return tuple(_piece(index.originals[original], *span) for original, span in spans.items())
+def _pieces(index: Index, spans: Mapping[int, tuple[int, int]]) -> tuple[Piece, ...]:
+    """The spans as texts, those of one original as one."""
+    joined: dict[int, tuple[int, int]] = {}
+    for at, (start, end) in sorted(spans.items()):
+        original = index.passages[at].original
+        joined[original] = joined.get(original, (start, end))[0], end
+    return tuple(_piece(index.originals[original], *span) for original, span in joined.items())
 
 
 def _piece(original: Original, start: int, end: int) -> Piece:
-    text = original.text
-    before, after = GAP if start else "", GAP if end < len(text) else ""
-    return Piece(original.role, before + text[start:end].strip() + after, original.handle)
+    before, after = GAP if start else "", GAP if end < len(original.text) else ""
+    return Piece(original.role, before + original.text[start:end].strip() + after, original.handle)
 
 
 def _newest_first(index: Index, hits: Mapping[int, Hit], asked: Sequence[str], exact: Collection[int]) -> list[Hit]:
     """The hits in their order, but each newer value directly before the older one, which is marked."""
-    said = {at: _statements(index.text(at), asked) for at, hit in hits.items() if hit.original.role != "tool"}
     weight = cache(index.weight)
+    said = {at: [*_statements(index.text(at), asked)] for at, hit in hits.items() if hit.original.role != "tool"}
 
     def is_newer(new: int, old: int) -> bool:
         late, early = hits[new].original, hits[old].original
         if late.role == early.role == "tool":
             # A later result of the same call, as far as the call is known in full.
-            return late.call == early.call != "" and "…" not in late.call and late.handle != early.handle
+            return late.call == early.call != "" and GAP not in late.call and late.handle != early.handle
         values = itertools.product(said.get(new, ()), said.get(old, ())) if late.role in ("user", early.role) else ()
         return any(_supersedes(now, before, asked, weight) for now, before in values)
 
@@ -198,7 +189,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n")
 _TELLS_VALUE = re.compile(r"(?=.*(?:\d|\w[_@\\/]\w))(?!.*[?？؟]\W*\Z)")
 # What tells of more values is a list, in which each row has its own.
 _MOST_VALUES, _MOST_SENTENCES = 3, 12
-_LEAST_COMMON, _COMMON_RATIO = 2, 0.4
+_COMMON_RATIO = 0.4
 QUESTION_MARKS = "?？؟"
 # A term of the question that says less than this part of the heaviest one may be missing later.
 _LIGHT_RATIO = 0.5
@@ -211,34 +202,27 @@ class _Statement(NamedTuple):
     values: set[str]
 
 
-def _statements(text: str, asked: Sequence[str]) -> list[_Statement]:
+def _statements(text: str, asked: Sequence[str]) -> Iterator[_Statement]:
     """The sentences of a text that have a value and one of the terms of the question."""
-    read = map(_read, filter(_TELLS_VALUE.match, _SENTENCE_END.split(text)[:_MOST_SENTENCES]))
-    return [each for each in read if 0 < len(each.values) <= _MOST_VALUES and not each.words.isdisjoint(asked)]
-
-
-def _read(sentence: str) -> _Statement:
-    said = _Statement(set(), set())
-    for run in sought(sentence):
-        values = {run.terms[0]} if run.is_id else {term for term in run.terms if any(map(str.isdigit, term))}
-        said.values.update(values)
-        said.words.update(term for term in run.terms if term.isalpha() and term not in values)
-    return said
+    for sentence in filter(_TELLS_VALUE.match, _SENTENCE_END.split(text)[:_MOST_SENTENCES]):
+        said = _Statement(set(), set())
+        for run in sought(sentence):
+            values = {run.terms[0]} if run.is_id else {term for term in run.terms if any(map(str.isdigit, term))}
+            said.values.update(values)
+            said.words.update(term for term in run.terms if term.isalpha() and term not in values)
+        if 0 < len(said.values) <= _MOST_VALUES and not said.words.isdisjoint(asked):
+            yield said
 
 
 def _supersedes(newer: _Statement, older: _Statement, asked: Collection[str], weight: Callable[[str], float]) -> bool:
-    """Returns True if what was said later has another value in place of one that what was said before has.
+    """Returns True if what was said later has another value in place of the one that was said before.
 
-    Both have a term of the question; who asks for the older value means it. `weight` says how much a term says.
+    Of many things that are told in the same words, the one that was asked for is named by the words that differ.
     """
-    gone, come, common = older.values - newer.values, newer.values - older.values, newer.words & older.words
+    gone, come = older.values - newer.values, newer.values - older.values
     if len(gone) != 1 or len(come) != 1 or not gone.isdisjoint(asked):
         return False
-    if len(common) < _LEAST_COMMON or common.isdisjoint(asked):
-        return False
-    # Of many things that are told in the same words, the one that was asked for is named by the words that differ.
     named = {term: weight(term) for term in older.words.intersection(asked)}
-    if any(named[term] >= _LIGHT_RATIO * max(named.values()) for term in named.keys() - newer.words):
-        return False
-    least = min(sum(map(weight, newer.words)), sum(map(weight, older.words)))
-    return sum(map(weight, common)) >= _COMMON_RATIO * least
+    is_named = all(term in newer.words or named[term] < _LIGHT_RATIO * max(named.values()) for term in named)
+    common, old, new = (sum(map(weight, words)) for words in (older.words & newer.words, older.words, newer.words))
+    return is_named and common >= _COMMON_RATIO * min(old, new)

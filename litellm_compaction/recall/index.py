@@ -1,8 +1,7 @@
 """The index of what was said: passages of messages, the terms that stand in them, and which passages say most of some.
 
-Made in memory, so that no word is at rest; a message is added once, whenever it comes. A passage is ranked with its
-neighbours, the nearer the more: the answer to a question mostly stands beside the words of it. Not to be written to
-while another thread reads.
+In memory, so that no word is at rest; not to be written to while another thread reads. A passage is ranked with its
+neighbours, the nearer the more: the answer to a question mostly stands beside the words of it.
 
 No language is known and no word is listed. Words are cut to their beginnings, scripts without spaces give pairs of
 characters, and whatever is written like code (an identifier, a path, a number, an id) counts as it is written, too.
@@ -69,13 +68,7 @@ class Passage(NamedTuple):
 
 
 class Index:
-    """Passages of the messages that were added, in their order, and where each term stands.
-
-    Attributes:
-        originals: in the order in which they were added.
-        passages: in the same order.
-        redact: takes secrets out of what is added.
-    """
+    """Passages of the messages that were added, in their order, without secrets, and where each term stands."""
 
     def __init__(self, redact: Redact = _REDACTOR) -> None:
         self.originals: list[Original] = []
@@ -88,15 +81,12 @@ class Index:
         self._middles = array("d")
         # By who says it, and in how many words.
         self._worth = array("d")
-        self._chars = 0
-        self._end = 0
+        self._chars = self._end = 0
 
     def add(self, messages: Sequence[Message], hashes: Sequence[str]) -> None:
-        """Adds those messages that are not there yet.
+        """Adds those messages of a conversation, without its leading system messages, that are not there yet.
 
-        Args:
-            messages: of one conversation, oldest first, without the leading system messages.
-            hashes: their hash chain, one more than there are messages.
+        `hashes` are their hash chain, one more than there are messages.
         """
         if all(each[:HANDLE_CHARS] in self._first for each in hashes[1:]):
             return
@@ -152,12 +142,7 @@ class Index:
         return rare if rare and len(self.passages) >= _LEAST_PASSAGES else known
 
     def allowed(self, within: Collection[str] | None, visible: Collection[str]) -> bytearray:
-        """Returns a 1 for each passage that may be found, else a 0.
-
-        Args:
-            within: entries of the hash chain, of the messages that may be found; None for all.
-            visible: entries of those that may not.
-        """
+        """Returns a 1 for each passage `within` some entries of the hash chain, None for all, that is not visible."""
         allowed = bytearray([within is None]) * len(self.passages)
         for entries, flag in ((within or (), b"\x01"), (visible, b"\x00")):
             for entry in entries:
@@ -174,10 +159,7 @@ class Index:
     ) -> list[tuple[float, int]]:
         """Returns the passages that say most of some terms, with their scores, the best first.
 
-        Args:
-            weights: of terms that stand somewhere, the rarest first.
-            allowed: of `allowed`.
-            also: passages that are ranked in any case, besides those with a term of their own.
+        Of `weights` the rarest terms stand first; `also` are ranked in any case, besides passages with a term.
         """
         first, end = allowed.find(1), allowed.rfind(1) + 1
         scores: defaultdict[int, float] = defaultdict(float)

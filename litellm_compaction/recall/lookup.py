@@ -73,11 +73,11 @@ class Lookup:
 
     async def search(self, tenant: str, query: str, *, limit: int) -> Found:
         """Returns what is found for a query in what is kept of a tenant's conversations; arguments as `search`."""
-
-        def handles(found: Found) -> set[str]:
-            return {piece.handle for hit in found.hits for piece in hit.pieces}
-
-        return await self._asked(tenant, lambda index: search(index, query, limit=limit), handles)
+        return await self._asked(
+            tenant,
+            lambda index: search(index, query, limit=limit),
+            lambda found: {piece.handle for hit in found.hits for piece in hit.pieces},
+        )
 
     async def find(self, tenant: str, handle: str) -> Sequence[Original]:
         """Returns the parts of a message; none for a handle that is no tenant's, another one's, or expired."""
@@ -89,15 +89,15 @@ class Lookup:
         self, tenant: str, ask: Callable[[Index], _Result], handles: Callable[[_Result], Collection[str]]
     ) -> _Result:
         """Asks a tenant's index; once more, anew, if anything of what it says is kept no more."""
-        known = self._tenants.setdefault(tenant, _Tenant(self._source, tenant))
+        own = self._tenants.setdefault(tenant, _Tenant(self._source, tenant))
         self._tenants.move_to_end(tenant)
-        async with known.lock:
-            await known.refresh()
-            result = await asyncio.to_thread(ask, known.index)
-            if not await known.are_kept(handles(result)):
-                known.forget()
-                await known.refresh()
-                result = await asyncio.to_thread(ask, known.index)
+        async with own.lock:
+            await own.refresh()
+            result = await asyncio.to_thread(ask, own.index)
+            if not await own.are_kept(handles(result)):
+                own.forget()
+                await own.refresh()
+                result = await asyncio.to_thread(ask, own.index)
             return result
 
 
@@ -106,8 +106,7 @@ class _Tenant:
 
     def __init__(self, source: Source, tenant: str) -> None:
         self.lock = asyncio.Lock()
-        self._source = source
-        self._tenant = tenant
+        self._source, self._tenant = source, tenant
         self.forget()
 
     def forget(self) -> None:
@@ -141,8 +140,9 @@ class _Tenant:
         """The last of some stretches, so many characters of them, in their order."""
         newest: list[Stretch] = []
         for end in range(len(names), 0, -_STRETCHES_AT_ONCE):
-            some = await self._source.read(self._tenant, names[max(end - _STRETCHES_AT_ONCE, 0) : end])
-            for stretch in reversed(some):
+            for stretch in reversed(
+                await self._source.read(self._tenant, names[max(end - _STRETCHES_AT_ONCE, 0) : end])
+            ):
                 most_chars -= _chars(stretch)
                 if most_chars < 0:
                     return newest[::-1]

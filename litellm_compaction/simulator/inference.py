@@ -1,7 +1,4 @@
-"""Serves one inference request of a simulated server, from its body to the last byte of its answer.
-
-The answer is made of pieces, which become a stream or one body.
-"""
+"""Serves one inference request of a simulated server: its answer is made of pieces, for a stream or one body."""
 
 from __future__ import annotations
 
@@ -100,8 +97,7 @@ class Connection:
     """The way back to one client; `client_left` is set when it has gone, and later bytes are lost."""
 
     def __init__(self, send: Send, close: Callable[[], None]) -> None:
-        self._send = send
-        self.close = close
+        self._send, self.close = send, close
         self.client_left = asyncio.Event()
 
     async def send_json(self, status: int, body: object) -> None:
@@ -110,16 +106,16 @@ class Connection:
     async def send_whole(self, status: int, body: bytes, content_type: bytes) -> None:
         headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self.send_bytes(body, goes_on=False)
 
     async def start_stream(self) -> None:
         await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
 
-    async def send_bytes(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+    async def send_bytes(self, data: bytes, *, goes_on: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": goes_on})
 
     async def end_stream(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self.send_bytes(b"", goes_on=False)
 
 
 def to_json(body: object) -> bytes:
@@ -157,17 +153,11 @@ class Envelope:
             return {"content": piece.text}
         if piece.kind == "reasoning":
             return {self.reasoning_field: piece.text}
-        is_start = piece.kind == "tool_start"
-        function: JsonObject = (
-            {"name": piece.text, "arguments": ""} if is_start else {"name": None, "arguments": piece.text}
+        id_, name, arguments = (
+            (piece.call_id, piece.text, "") if piece.kind == "tool_start" else (None, None, piece.text)
         )
-        call = {
-            "index": piece.call_index,
-            "id": piece.call_id if is_start else None,
-            "type": "function",
-            "function": function,
-        }
-        return {"tool_calls": [call]}
+        call = {"index": piece.call_index, "id": id_, "type": "function"}
+        return {"tool_calls": [{**call, "function": {"name": name, "arguments": arguments}}]}
 
     def whole(self, message: JsonObject, finish_reason: str | None, usage: JsonObject) -> JsonObject:
         """The body of an answer that is not streamed."""
@@ -223,25 +213,21 @@ class Inference:
 
     def _note_texts(self, request: ChatRequest, whole: Prompt, kept: Prompt) -> None:
         # A final assistant message is part of the opening, not of a block.
-        last = request.messages[-1]
+        last, record = request.messages[-1], self.record
         begun = last.text if last.role == "assistant" else ""
-        self.record.seen_text = "\n".join(filter(None, (kept.text(), begun)))
-        self.record.sent_text = "\n".join(filter(None, (whole.text(), begun)))
+        record.seen_text, record.sent_text = ("\n".join(filter(None, (each.text(), begun))) for each in (kept, whole))
 
     def _reply(self, request: ChatRequest, instance: Instance) -> Reply:
         record, script = self.record, self.simulator.script
+        same = ("instance_id", "sent_text", "prompt_tokens", "context_length", "truncated")
         call = ChatCall(
             body=self.body,
             messages=[] if self.is_text else list(self.body["messages"]),
             model=request.model,
-            instance_id=instance.id,
             prompt_text=record.seen_text,
-            sent_text=record.sent_text,
-            prompt_tokens=record.prompt_tokens,
-            context_length=instance.context_length,
-            truncated=record.truncated,
             index=self.simulator.take_call_index(),
             stream=request.stream,
+            **{name: getattr(record, name) for name in same},
         )
         try:
             return (script(call) if script is not None else None) or default_reply(call)
@@ -259,7 +245,7 @@ class Inference:
         if request.stream:
             await self.connection.start_stream()
         delta: JsonObject = {"role": "assistant"}
-        for piece in self._pieces(reply, max(0, most)):
+        for piece in pieces(reply, self.simulator.chunk_tokens, max(0, most), self.simulator.new_id):
             await asyncio.sleep(0)
             self._note(piece)
             if request.stream and piece.kind != "hidden":
@@ -276,9 +262,6 @@ class Inference:
         await self.connection.send_bytes(tail + event(b"[DONE]"))
         await self.connection.end_stream()
 
-    def _pieces(self, reply: Reply, limit: int) -> Iterator[Piece]:
-        return pieces(reply, self.simulator.chunk_tokens, limit, self.simulator.new_id)
-
     def _note(self, piece: Piece) -> None:
         record = self.record
         if record.first_delta_s is None:
@@ -293,10 +276,8 @@ class Inference:
             self.calls[piece.call_index][2] += piece.text
 
     def _message(self) -> JsonObject:
-        calls = [
-            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-            for call_id, name, arguments in self.calls
-        ]
+        functions = [(id_, {"name": name, "arguments": arguments}) for id_, name, arguments in self.calls]
+        calls = [{"id": id_, "type": "function", "function": function} for id_, function in functions]
         return {"role": "assistant", "content": self.record.content, "tool_calls": calls}
 
     def _usage(self) -> JsonObject:

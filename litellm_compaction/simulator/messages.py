@@ -1,7 +1,7 @@
 """Reads a request of a simulated LM Studio, and words its refusals: each status, body shape, and wording.
 
-A refusal names the report that shows it, or says that the wording is ours. It is raised as `Refusal` anywhere in the
-simulator and turned into a response in one place. `bt#N` is issue N of github.com/lmstudio-ai/lmstudio-bug-tracker.
+A refusal names the report that shows it, or says that the wording is ours. `bt#N` is issue N of
+github.com/lmstudio-ai/lmstudio-bug-tracker.
 """
 
 from __future__ import annotations
@@ -56,11 +56,7 @@ class ChatRequest:
 
 
 def parse_chat(body: JsonObject) -> ChatRequest:
-    """The checked chat request in `body`.
-
-    Raises:
-        Refusal: HTTP 400 as LM Studio answers to a malformed body.
-    """
+    """The checked chat request in `body`; a `Refusal` is HTTP 400 as LM Studio answers to a malformed one."""
     if "messages" not in body:
         raise bad_field("'messages' field is required")
     raw = body["messages"]
@@ -70,11 +66,7 @@ def parse_chat(body: JsonObject) -> ChatRequest:
 
 
 def parse_completion(body: JsonObject) -> ChatRequest:
-    """The checked text-completion request in `body`, its prompt as one user message without a template.
-
-    Raises:
-        Refusal: as `parse_chat`.
-    """
+    """As `parse_chat` for a text completion, its prompt as one user message without a template."""
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
         raise bad_field("'prompt' field is required and must be a string")
@@ -82,8 +74,7 @@ def parse_completion(body: JsonObject) -> ChatRequest:
 
 
 def _request(body: JsonObject, messages: tuple[Message, ...]) -> ChatRequest:
-    model = body.get("model")
-    options = body.get("stream_options")
+    model, options = body.get("model"), body.get("stream_options")
     return ChatRequest(
         model=model if isinstance(model, str) else "",
         messages=messages,
@@ -125,11 +116,10 @@ def _part(index: int, part: object) -> str | Image:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(part, dict) and kind == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
-    if isinstance(part, dict) and kind == "image_url":
-        source = part.get("image_url")
-        url = source.get("url") if isinstance(source, dict) else source
-        if isinstance(url, str):
-            return Image(hashlib.sha256(url.encode("utf-8", errors="replace")).hexdigest())
+    source = part.get("image_url") if isinstance(part, dict) and kind == "image_url" else None
+    url = source.get("url") if isinstance(source, dict) else source
+    if isinstance(url, str):
+        return Image(hashlib.sha256(url.encode("utf-8", errors="replace")).hexdigest())
     raise bad_payload(f"messages[{index}].content parts must be of type 'text' or 'image_url'")
 
 
@@ -179,11 +169,9 @@ RefusalOutcome = Literal["ok", "error", "overflow", "pool_overflow", "fault"]
 class Refusal(Exception):
     """An answer that replaces a generation: an HTTP status and a body (JSON; text and bytes as they are)."""
 
-    def __init__(self, status: int, body: object, *, outcome: RefusalOutcome = "error") -> None:
+    def __init__(self, status: int, body: Any, *, outcome: RefusalOutcome = "error") -> None:
         super().__init__(f"HTTP {status}: {body}")
-        self.status = status
-        self.body: Any = body
-        self.outcome: RefusalOutcome = outcome
+        self.status, self.body, self.outcome = status, body, outcome
 
 
 def error_body(message: str, code: str | None = None) -> JsonObject:

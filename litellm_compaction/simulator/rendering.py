@@ -6,6 +6,7 @@ those of a vocabulary that the caller gives, with Qwen's added ones.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -85,30 +86,24 @@ class Prompt:
 def render_chat(messages: Sequence[Message], tools: Sequence[JsonObject]) -> Prompt:
     """The prompt of a conversation; a final assistant message is continued instead of closed (bt#2041)."""
     blocks: list[Block] = []
-    position = 0
+    head = messages[0] if tools and messages[0].role == "system" else None
+    start = 0 if head is None else 1
     if tools:
-        head = messages[0] if messages[0].role == "system" else None
         blocks.append(_block("system", (*_content(head), _tools_segment(tools, after_text=head is not None)), head))
-        position = 1 if head else 0
     last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
-    while position < len(messages):
-        message = messages[position]
-        if message.role == "tool":
-            end = position
-            while end < len(messages) and messages[end].role == "tool":
-                end += 1
-            blocks.append(_tool_results(messages[position:end]))
-            position = end
+    opening: tuple[Segment, ...] = (_header("assistant"),)
+    for role, turn in itertools.groupby(enumerate(messages[start:], start), key=lambda item: item[1].role):
+        if role == "tool":
+            blocks.append(_tool_results([message for _, message in turn]))
             continue
-        if message.role == "assistant" and position == len(messages) - 1:
-            return Prompt(tuple(blocks), (_header("assistant"), *_assistant(message, keep_reasoning=True)))
-        if message.role == "assistant":
-            body = _assistant(message, keep_reasoning=position > last_user)
-            blocks.append(_block(message.role, body, message))
-        else:
-            blocks.append(_block(message.role, _content(message), message))
-        position += 1
-    return Prompt(tuple(blocks), (_header("assistant"),))
+        for position, message in turn:
+            if role == "assistant" and position == len(messages) - 1:
+                opening += _assistant(message, keep_reasoning=True)
+            elif role == "assistant":
+                blocks.append(_block(role, _assistant(message, keep_reasoning=position > last_user), message))
+            else:
+                blocks.append(_block(role, _content(message), message))
+    return Prompt(tuple(blocks), opening)
 
 
 def render_text(text: str, ids: tuple[int, ...] = ()) -> Prompt:
@@ -149,21 +144,18 @@ def _block(role: str, body: Sequence[Segment], message: Message | None) -> Block
 
 
 def _content(message: Message | None) -> tuple[Segment, ...]:
-    if message is None:
-        return ()
-    if all(isinstance(part, str) for part in message.parts):
-        return (Segment(message.text),) if message.text else ()
-    return tuple(
-        Segment(part.digest, is_image=True) if isinstance(part, Image) else Segment(part) for part in message.parts
-    )
+    parts = () if message is None else message.parts
+    if message is not None and all(isinstance(part, str) for part in parts):
+        parts = (message.text,) if message.text else ()
+    return tuple(Segment(part.digest, is_image=True) if isinstance(part, Image) else Segment(part) for part in parts)
 
 
 def _assistant(message: Message, *, keep_reasoning: bool) -> tuple[Segment, ...]:
-    # Qwen3's template drops the thoughts of all answers before the last user message.
-    content = message.text
+    reasoning, content = message.reasoning, message.text
     if not keep_reasoning:
-        content = content.rpartition("</think>")[2].lstrip("\n") if "</think>" in content else content
-    reasoning = message.reasoning if keep_reasoning else ""
+        # Qwen3's template drops the thoughts of all answers before the last user message.
+        reasoning, (_, end, rest) = "", content.rpartition("</think>")
+        content = rest.lstrip("\n") if end else content
     return answer_segments(reasoning, content, [(call.name, call.arguments) for call in message.tool_calls])
 
 
@@ -215,16 +207,8 @@ def _end_of(block: Block, limit_tokens: int) -> Block:
 
 
 # One token each in the Qwen models; as plain text they would be several (llama.cpp vocabulary of Qwen3).
-SPECIAL_TOKENS = (
-    "<|im_start|>",
-    "<|im_end|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-)
+_TAGS = ("tool_call", "tool_response", "think")
+SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>", *(f"<{sign}{tag}>" for tag in _TAGS for sign in ("", "/")))
 _FIRST_SPECIAL_ID = 300_000
 _SPECIAL_IDS = {text: _FIRST_SPECIAL_ID + offset for offset, text in enumerate(SPECIAL_TOKENS)}
 _SPECIAL_PATTERN = re.compile("(" + "|".join(re.escape(text) for text in SPECIAL_TOKENS) + ")")
@@ -257,9 +241,8 @@ def encode(text: str) -> array[int]:
     """Returns the token ids of `text`, special tokens included; the array is shared and must not be changed."""
     token_ids: array[int] = array("I")
     for piece in _SPECIAL_PATTERN.split(text):
-        special_id = _SPECIAL_IDS.get(piece)
-        if special_id is not None:
-            token_ids.append(special_id)
+        if piece in _SPECIAL_IDS:
+            token_ids.append(_SPECIAL_IDS[piece])
             continue
         for start in range(0, len(piece), _SLICE_CHARS):
             token_ids.extend(load_vocabulary().encode_ordinary(piece[start : start + _SLICE_CHARS]))

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from .simulator import RequestRecord, Simulator, openai_models, v1_models
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # Closes the connection that comes from this client address.
 CloseConnection = Callable[[Any], None]
+MakeApplication = Callable[[Simulator, CloseConnection], "Application"]
 
 _COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
 # The largest message for the server of LM Studio's SDKs: the default of its library, `ws`.
@@ -36,13 +37,8 @@ class Application:
     """The ASGI application of one simulator."""
 
     def __init__(self, simulator: Simulator, close: CloseConnection) -> None:
-        self.simulator = simulator
-        self.close = close
+        self.simulator, self.close = simulator, close
         self.stopping = asyncio.Event()
-
-    def stop(self) -> None:
-        """End the answers that are still generated for clients that have gone."""
-        self.stopping.set()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one HTTP request; a socket of LM Studio's SDKs is told that there is no such protocol here."""
@@ -120,14 +116,14 @@ class Application:
 
     async def plain(self, record: RequestRecord, body: JsonObject | None) -> JsonObject:
         """Every answer that is no inference."""
-        simulator, route = self.simulator, (record.method, record.path)
-        loaded = simulator.loaded()
-        if route == ("GET", "/lmstudio-greeting"):
-            return {"lmstudio": True}
-        if route == ("GET", "/v1/models"):
-            return openai_models(simulator.models, loaded)
-        if route == ("GET", "/api/v1/models"):
-            return v1_models(simulator.models, loaded)
+        models, loaded = self.simulator.models, self.simulator.loaded()
+        match record.method, record.path:
+            case "GET", "/lmstudio-greeting":
+                return {"lmstudio": True}
+            case "GET", "/v1/models":
+                return openai_models(models, loaded)
+            case "GET", "/api/v1/models":
+                return v1_models(models, loaded)
         return unknown_path(record.method, record.path)
 
 
@@ -137,11 +133,9 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 def _json_object(raw: bytes) -> JsonObject | None:
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    return body if isinstance(body, dict) else None
+    with suppress(ValueError, RecursionError):
+        return body if isinstance(body := json.loads(raw), dict) else None
+    return None
 
 
 _START_LIMIT_S = 60.0
@@ -159,17 +153,10 @@ class Address:
 
 
 @contextmanager
-def serve(
-    simulator: Simulator,
-    port: int = 0,
-    application: Callable[[Simulator, CloseConnection], Application] = Application,
-) -> Iterator[Address]:
-    """Serve `simulator` until the block ends; port 0 takes a free one.
+def serve(simulator: Simulator, port: int = 0, application: MakeApplication = Application) -> Iterator[Address]:
+    """Serve `simulator` until the block ends, when open streams are cut; port 0 takes a free one.
 
-    On leaving, open streams are cut at once and the thread has ended.
-
-    Raises:
-        OSError: the port is taken.
+    An OSError says that the port is taken.
     """
     load_vocabulary()
     listener = socket.create_server(("127.0.0.1", port), backlog=128)
@@ -194,16 +181,11 @@ def serve(
 class _Server:
     """uvicorn without its 0.1 s ticks: it starts and stops on events."""
 
-    def __init__(
-        self,
-        simulator: Simulator,
-        listener: socket.socket,
-        application: Callable[[Simulator, CloseConnection], Application],
-    ) -> None:
+    def __init__(self, simulator: Simulator, listener: socket.socket, application: MakeApplication) -> None:
         self.listening = threading.Event()
         self._listener = listener
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
+        self._stop = asyncio.Event()
         self._application = application(simulator, self._close_connection)
         config = uvicorn.Config(
             self._application,
@@ -231,20 +213,20 @@ class _Server:
 
     def stop(self) -> None:
         """Make `run` return; may be called from any thread."""
-        if self._loop is not None and self._stop is not None and not self._loop.is_closed():
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
 
     async def _run(self) -> None:
         await self._uvicorn.startup(sockets=[self._listener])
         self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
         self.listening.set()
         await self._stop.wait()
         for listener in self._uvicorn.servers:
             listener.close()
         for connection in list(self._uvicorn.server_state.connections):
             connection.transport.abort()
-        self._application.stop()
+        # Answers that are still generated for clients that have gone.
+        self._application.stopping.set()
         if tasks := list(self._uvicorn.server_state.tasks):
             await asyncio.wait(tasks, timeout=_STOP_LIMIT_S / 2)
 

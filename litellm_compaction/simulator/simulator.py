@@ -5,6 +5,7 @@ The listings are those of LM Studio's API. Of a new prompt the beginning that a 
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import threading
@@ -85,19 +86,15 @@ def find_model(name: str, models: Iterable[Model]) -> Model | None:
 def free_instance_id(key: str, instances: Iterable[Instance]) -> str:
     """The id of the next instance of `key`: the key, then `key:2`, `key:3` (bt#1582)."""
     taken = {instance.id for instance in instances}
-    number = 1
-    while (instance_id := key if number == 1 else f"{key}:{number}") in taken:
-        number += 1
-    return instance_id
+    names = itertools.chain([key], (f"{key}:{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def openai_models(models: Sequence[Model], instances: Sequence[Instance]) -> JsonObject:
     """`GET /v1/models`: every download, and no window of any kind (bt#2139)."""
     ids = dict.fromkeys([*(model.key for model in models), *(instance.id for instance in instances)])
-    return {
-        "object": "list",
-        "data": [{"id": model_id, "object": "model", "owned_by": "organization_owner"} for model_id in ids],
-    }
+    data = [{"id": model_id, "object": "model", "owned_by": "organization_owner"} for model_id in ids]
+    return {"object": "list", "data": data}
 
 
 def v1_models(models: Sequence[Model], instances: Sequence[Instance]) -> JsonObject:
@@ -106,19 +103,16 @@ def v1_models(models: Sequence[Model], instances: Sequence[Instance]) -> JsonObj
 
 
 def load_config(instance: Instance) -> JsonObject:
+    window = {"context_length": instance.context_length}
     if instance.model.type == "embeddings":
-        return {"context_length": instance.context_length}
-    return {
-        "context_length": instance.context_length,
-        "eval_batch_size": 512,
-        "parallel": instance.parallel,
-        "flash_attention": True,
-        "offload_kv_cache_to_gpu": True,
-    }
+        return window
+    engine = {"eval_batch_size": 512, "flash_attention": True, "offload_kv_cache_to_gpu": True}
+    return {**window, "parallel": instance.parallel, **engine}
 
 
 def _v1_model(model: Model, instances: Sequence[Instance]) -> JsonObject:
     is_embedding = model.type == "embeddings"
+    own = [instance for instance in instances if instance.model.key == model.key]
     entry: JsonObject = {
         "type": "embedding" if is_embedding else "llm",
         "publisher": model.publisher,
@@ -127,11 +121,7 @@ def _v1_model(model: Model, instances: Sequence[Instance]) -> JsonObject:
         "quantization": {"name": model.quantization, "bits_per_weight": 4},
         "size_bytes": model.size_bytes,
         "params_string": model.params_string,
-        "loaded_instances": [
-            {"id": instance.id, "config": load_config(instance)}
-            for instance in instances
-            if instance.model.key == model.key
-        ],
+        "loaded_instances": [{"id": instance.id, "config": load_config(instance)} for instance in own],
         "max_context_length": model.max_context_length,
         "format": model.format,
     }
@@ -152,16 +142,11 @@ def _v1_model(model: Model, instances: Sequence[Instance]) -> JsonObject:
 def common_prefix_tokens(first: Sequence[Segment], second: Sequence[Segment]) -> int:
     """The number of leading tokens that two sequences share; only the first difference is looked at by token."""
     shared = 0
-    index = 0
-    limit = min(len(first), len(second))
-    while index < limit and first[index] == second[index]:
-        shared += first[index].count_tokens()
-        index += 1
-    if index < limit and not (first[index].is_image or second[index].is_image):
-        for left, right in zip(first[index].tokens(), second[index].tokens(), strict=False):
-            if left != right:
-                break
-            shared += 1
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            pairs = () if one.is_image or other.is_image else zip(one.tokens(), other.tokens(), strict=False)
+            return shared + sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        shared += one.count_tokens()
     return shared
 
 
@@ -170,11 +155,10 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(kw_only=True)
 class RequestRecord:
-    """One request. Token counts are the server's own (scaled); times are `time.monotonic()` seconds.
+    """One request; times are `time.monotonic()` seconds, header names lower case.
 
     `prompt_tokens` counts the prompt as sent, `kept_tokens` the rest after truncation; of these `cached_tokens` came
-    from the KV cache and `computed_tokens` had to be computed. `body` is the parsed JSON, None for a GET or for bytes
-    that are not a JSON object. Header names are lower case.
+    from the KV cache. `body` is None for anything but a JSON object.
     """
 
     path: str
@@ -217,10 +201,10 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatCall:
-    """A request as its script sees it.
+    """A request as its script sees it; `index` counts inference calls from 0.
 
-    `prompt_text` is the text that the model still sees: message contents, tool results, and tool-call arguments, joined
-    by newlines, after any truncation; `sent_text` is the same before it. `index` counts inference calls from 0.
+    `prompt_text` is the text that the model still sees: contents, tool results, and arguments of calls, joined by
+    newlines, after any truncation; `sent_text` is the same before it.
     """
 
     body: JsonObject
@@ -261,10 +245,9 @@ def default_reply(call: ChatCall) -> Reply:
 
 @dataclass(eq=False)
 class Simulator:
-    """A stand-in for LM Studio's local server, which cuts a prompt that is too long as LM Studio does by default.
+    """A stand-in for LM Studio's local server; `script` answers, `chunk_tokens` at a time, as fast as possible.
 
-    `script` answers, `chunk_tokens` at a time, as fast as possible. `takes_any_name` False refuses a model that it does
-    not have, where LM Studio takes a loaded one (bt#1217).
+    `takes_any_name` False refuses a model that it does not have, where LM Studio takes a loaded one (bt#1217).
     """
 
     models: Sequence[Model]
@@ -281,11 +264,7 @@ class Simulator:
         self._changed = threading.Condition()
 
     def load(
-        self,
-        key: str,
-        context_length: int | None = None,
-        instance_id: str | None = None,
-        parallel: int | None = None,
+        self, key: str, context_length: int | None = None, instance_id: str | None = None, parallel: int | None = None
     ) -> Instance:
         """Load a model as a user would in the app; an unknown one is a KeyError, an impossible window a ValueError."""
         model = find_model(key, self.models)
@@ -317,20 +296,15 @@ class Simulator:
     # The rest is for the simulator's own HTTP side, in the server's thread.
 
     def add_record(self, record: RequestRecord) -> None:
-        with self._changed:
-            self.requests.append(record)
-            self._changed.notify_all()
+        self.requests.append(record)
+        self.notify()
 
     def finish(self, record: RequestRecord, outcome: str) -> None:
-        """Close a record, once; later outcomes of the same request are ignored.
-
-        A request whose client had gone by then is "disconnected" in any case.
-        """
-        with self._changed:
-            if record.outcome == "running":
-                record.outcome = outcome if record.disconnected_s is None else "disconnected"
-                record.ended_s = time.monotonic()
-            self._changed.notify_all()
+        """Close a record, once; one whose client had gone by then is "disconnected" in any case."""
+        if record.outcome == "running":
+            record.outcome = outcome if record.disconnected_s is None else "disconnected"
+            record.ended_s = time.monotonic()
+        self.notify()
 
     def notify(self) -> None:
         with self._changed:

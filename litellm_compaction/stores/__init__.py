@@ -1,7 +1,4 @@
-"""Opens the store for compactions, facts, settings and the history: rows, by their URL.
-
-Originals, and the notes by which processes tell each other their work, are parts of the same file or server.
-"""
+"""Opens the store by its URL; originals, and notes between processes, are parts of the same file or server."""
 
 from __future__ import annotations
 
@@ -91,17 +88,18 @@ def _redis_rows(url: str, *, ttl_s: float, redis: Callable[[], Client] | None, i
     # Here: its client takes a tenth of a second to import.
     from litellm_compaction.stores.redis import LIMIT_S, PATIENT_LIMIT_S, RedisRows, RedisServer, client_of
 
-    place, prefix, clients, owns = "redis", DEFAULT_PREFIX, redis, not is_proxy
-    if url != PROXYS_OWN:
-        try:
-            address = parse_redis(url)
-        except ValueError as error:
-            raise StoreError(f"store: {error}") from None
-        place, prefix, clients, owns = address.place, address.prefix, lambda: client_of(address.url), True
-    elif clients is None:
-        raise StoreError(f"store: {PROXYS_OWN} is the proxy's own Redis, and there is no proxy")
     limit_s = LIMIT_S if is_proxy else PATIENT_LIMIT_S
-    return RedisRows(RedisServer(clients, place, owns=owns, limit_s=limit_s), prefix=prefix, ttl_s=ttl_s)
+    if url == PROXYS_OWN:
+        if redis is None:
+            raise StoreError(f"store: {PROXYS_OWN} is the proxy's own Redis, and there is no proxy")
+        server = RedisServer(redis, "redis", owns=not is_proxy, limit_s=limit_s)
+        return RedisRows(server, prefix=DEFAULT_PREFIX, ttl_s=ttl_s)
+    try:
+        address = parse_redis(url)
+    except ValueError as error:
+        raise StoreError(f"store: {error}") from None
+    server = RedisServer(lambda: client_of(address.url), address.place, owns=True, limit_s=limit_s)
+    return RedisRows(server, prefix=address.prefix, ttl_s=ttl_s)
 
 
 def board_of(store: Store) -> Rows | None:
@@ -112,11 +110,7 @@ def board_of(store: Store) -> Rows | None:
 
 
 def originals_of(store: Store, *, ttl_s: float, max_bytes: int, secret: Callable[[], str | None]) -> Originals:
-    """The originals beside what is in a store, with a bound and a time to live of their own.
-
-    Args:
-        secret: gives the proxy's master key.
-    """
+    """The originals beside what is in a store, with a bound and a time to live of their own."""
     return Originals(store.rows.beside("originals", ttl_s=ttl_s, max_bytes=max_bytes), ttl_s=ttl_s, secret=secret)
 
 
@@ -124,19 +118,14 @@ def sqlite_path(url: str, environ: Mapping[str, str]) -> Path:
     """The file that a `sqlite:` URL names.
 
     `sqlite:///name` lies in the current folder, `sqlite:////name` is absolute (as SQLAlchemy has it), `sqlite:///~/name`
-    begins in the home folder, and `sqlite://` alone is the file in the user's data folder.
-
-    Raises:
-        ConfigError: the user has no home folder.
-        StoreError: the URL is none of these.
+    begins in the home folder, and `sqlite://` alone is the file in the user's data folder; anything else is a
+    StoreError. A ConfigError says that the user has no home folder.
     """
     if url == "sqlite://":
         return data_folder(environ) / _FILE_NAME
     name = url.removeprefix("sqlite:///")
     if name in ("", url):
-        raise StoreError(
-            f"store {url!r}: memory://, sqlite://, sqlite:///relative/file and sqlite:////file are built in"
-        )
+        raise StoreError(f"store {url!r}: there are memory://, sqlite://, sqlite:///relative/file and sqlite:////file")
     try:
         return Path(name).expanduser().absolute()
     except RuntimeError as exc:

@@ -48,12 +48,9 @@ class Covered:
 
 
 class Originals:
-    """Originals in rows of their own, with a time to live and a bound of their own.
+    """Originals in rows of their own, which are forgotten after `ttl_s`, found or not.
 
-    Args:
-        rows: of originals alone.
-        ttl_s: seconds after which a stretch is forgotten, found or not.
-        secret: gives the proxy's master key, from which the rows' key is derived; without one nothing is kept.
+    `secret` gives the proxy's master key, from which the rows' key is derived; without one nothing is kept.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class Originals:
         self._rows, self._ttl_s, self._clock = rows, ttl_s, clock
         self._box = Box(secret, b"originals")
         self._tasks = Tasks()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     @property
     def are_kept(self) -> bool:
@@ -73,8 +70,8 @@ class Originals:
         """Begins to keep what is not kept yet; nothing waits for it, and a failure is logged once."""
         self._tasks.begin(self._try_to_keep(covered))
 
-    async def settle(self) -> None:
-        """Returns when all that was begun is kept, or given up."""
+    async def aclose(self) -> None:
+        """Returns when all that was begun is kept, or given up; any number of times."""
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
@@ -90,17 +87,15 @@ class Originals:
 
     async def read(self, tenant: str, names: Sequence[Name]) -> list[Stretch]:
         """Returns those stretches of a tenant that are still there and can be read."""
-        found: list[Stretch] = []
+        rows: list[Row] = []
         for scope in dict.fromkeys(scope for scope, _ in names):
-            rows = await self._rows.find(scope, [_ROW + key for owner, key in names if owner == scope])
-            found += await asyncio.to_thread(self._opened, rows)
-        return [stretch for stretch in found if stretch.tenant == tenant]
+            rows += await self._rows.find(scope, [_ROW + key for owner, key in names if owner == scope])
+        return [stretch for stretch in await asyncio.to_thread(self._opened, rows) if stretch.tenant == tenant]
 
     async def covered(self, scope: str, entry: str, *, tenant: str | None = None) -> list[Message]:
         """Returns the messages before an entry of a hash chain, oldest first; the last of them if not all are kept.
 
-        Args:
-            tenant: whose they are; None for any, for an operator.
+        `tenant` says whose they are, None for any, for an operator.
         """
         messages: list[Message] = []
         for _ in range(_MOST_FOLLOWED):
@@ -113,38 +108,32 @@ class Originals:
 
     async def scan(self) -> list[Stretch]:
         """Returns all that can be read, of all tenants, oldest first: for an operator."""
-        rows = [row for row in await self._rows.scan() if row.key.startswith(_ROW)]
-        found = await asyncio.to_thread(self._opened, rows)
-        return sorted(found, key=lambda stretch: stretch.kept_s)
+        stretches = await asyncio.to_thread(self._opened, await self._listed())
+        return sorted(stretches, key=lambda stretch: stretch.kept_s)
 
     async def scopes(self) -> set[str]:
         """Returns the scopes of which something is kept, readable or not."""
-        return {row.scope for row in await self._rows.scan() if row.key.startswith(_ROW)}
+        return {row.scope for row in await self._listed()}
 
     async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
         """Forgets originals, as `Store.delete` forgets compactions; returns the number of stretches."""
         deleted = await self._rows.delete(scope=scope, before_s=unused_since_s)
         return sum(key.startswith(_ROW) for key in deleted)
 
-    async def aclose(self) -> None:
-        """Ends it, after what was begun; any number of times."""
-        await self.settle()
-        await self._rows.aclose()
+    async def _listed(self) -> list[Row]:
+        return [row for row in await self._rows.scan() if row.key.startswith(_ROW)]
 
     async def _try_to_keep(self, covered: Covered) -> None:
         try:
             await self._keep(_without_synthetic(covered))
         except Exception as error:  # noqa: BLE001 - the request has its compaction, with or without originals (P8)
             said = str(error) if isinstance(error, CompactionError) else type(error).__name__
-            self._tell("originals_failed %s; (logged once)", said)
+            self._warn_once("originals_failed %s; (logged once)", said)
 
     async def _keep(self, covered: Covered) -> None:
         if not self.are_kept:
-            self._tell(
-                "originals_off %s needs a master key, with which it encrypts them; none are kept", "keep_originals"
-            )
-            return
-        if not covered.messages:
+            text = "originals_off %s needs a master key, with which it encrypts them; none are kept"
+            self._warn_once(text, "keep_originals")
             return
         listed = set(await self.names(covered.tenant))
         start = max((at for at, entry in enumerate(covered.hashes) if (covered.scope, entry) in listed), default=0)
@@ -168,7 +157,7 @@ class Originals:
         found = [stretch for row in alive if (stretch := self._stretch(row)) is not None]
         if len(found) < len(alive):
             text = "originals_unreadable rows=%d were written with another master key, or changed; they are passed over"
-            self._tell(text, len(alive) - len(found))
+            self._warn_once(text, len(alive) - len(found))
         return found
 
     def _stretch(self, row: Row) -> Stretch | None:
@@ -183,9 +172,9 @@ class Originals:
         hashes, tenant = tuple(fields["hashes"]), fields["tenant"]
         return Stretch(scope=row.scope, tenant=tenant, messages=messages, hashes=hashes, kept_s=row.created_s)
 
-    def _tell(self, text: str, value: object) -> None:
-        if text not in self._told:
-            self._told.add(text)
+    def _warn_once(self, text: str, value: object) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
             logger.warning(text, value)
 
 

@@ -2,7 +2,7 @@
 
 A row is a value `compaction:{SCOPE}:KEY`: the scope is the hash tag, so that rows that belong together lie in one slot
 of a cluster. The server forgets unused rows; nothing is evicted here, since it may belong to another proxy, and no
-other keys are touched. All is done by plain commands but `change`, which is a script of a few lines.
+other keys are touched. All is done by plain commands but the last step of `change`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from litellm_compaction.errors import StoreError, TooLargeForStore
 from litellm_compaction.stores.rows import LINES_TTL_S, OVERHEAD_BYTES, SETTINGS, Change, Line, Row
 
 Client: TypeAlias = "Redis | RedisCluster"
-_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 # A larger one is kept by the process alone: the server is one thread, and all others wait while it copies.
@@ -43,48 +42,32 @@ _KEYS_AT_ONCE, _NAMES_AT_ONCE, _LINES_AT_ONCE = 64, 2000, 100_000
 _MOST_ATTEMPTS, _MOST_PAUSE_S = 40, 0.02
 # In front of a body: when it was put, and when it was last used, in seconds.
 _HEAD, _USED = struct.Struct(">dd"), struct.Struct(">d")
-# Tells the server's time and a row's value, an empty string for none; or replaces the row if it has still the value
-# that is given. WATCH needs a connection of its own, which redis-py has for no cluster before 6.
-# KEYS: the row. ARGV: the most bytes that are read; the value as it was read, the new one or "", its life in ms.
+# The clock of all processes, asked where the row lies.
+_TIME = "local time = redis.call('TIME'); return time[1] .. '.' .. string.format('%06d', time[2])"
+# Replaces a row that is still as it was read: WATCH needs a connection of its own, which redis-py has for no cluster
+# before 6. KEYS: the row. ARGV: the value that was read, the last byte that is; the new value or "", its life in ms.
 _SWAP = """
-local value = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[1])
-if type(value) ~= 'string' or #value > tonumber(ARGV[1]) then value = '' end
-if #ARGV == 1 then
-  local time = redis.call('TIME')
-  return {time[1] .. '.' .. string.format('%06d', time[2]), value}
-end
-if value ~= ARGV[2] then return 0 end
-if ARGV[3] == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4]) end
-return 1
+local value = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[2])
+if (type(value) == 'string' and value or '') ~= ARGV[1] then return 0 end
+if ARGV[3] == '' then return redis.call('DEL', KEYS[1]) end
+return redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 """
 
 
 class RedisRows:
     """Values with a time to live, and streams for logs; may be used from several event loops.
 
-    Args:
-        prefix: of every key.
-        ends_server: whether it ends with these rows; other rows may be there too.
-        ttl_s: seconds after which an unused row is forgotten.
-        clock: seconds, the same in all processes; in place of the server's for `change`, too.
+    `prefix` is that of every key, `clock` in place of the server's for `change`, too.
     """
 
     def __init__(
-        self,
-        server: RedisServer,
-        *,
-        prefix: str,
-        ttl_s: float,
-        ends_server: bool = True,
-        clock: Callable[[], float] | None = None,
+        self, server: RedisServer, *, prefix: str, ttl_s: float, clock: Callable[[], float] | None = None
     ) -> None:
-        self.server, self.prefix, self._ends_server = server, prefix, ends_server
+        self.server, self.prefix, self._clock = server, prefix, clock
         self._ttl_s, self._lives_ms = ttl_s, int(1000 * min(ttl_s, 1e11))
-        self._clock = clock
 
     def beside(self, part: str, *, ttl_s: float, max_bytes: int) -> RedisRows:
-        prefix = f"{self.prefix}:{part}"
-        return RedisRows(self.server, prefix=prefix, ttl_s=ttl_s, ends_server=False, clock=self._clock)
+        return RedisRows(self.server, prefix=f"{self.prefix}:{part}", ttl_s=ttl_s, clock=self._clock)
 
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
         return await self._rows(scope, keys, is_use=scope != SETTINGS)
@@ -94,9 +77,9 @@ class RedisRows:
         await self._all([("SET", self._name(scope, key), self._value(body, self._now_s()), *ending)])
 
     async def change(self, scope: str, key: str, change: Change) -> None:
-        name, most = self._name(scope, key), _HEAD.size + VALUE_MAX_BYTES
+        name, last = self._name(scope, key), _HEAD.size + VALUE_MAX_BYTES
         for attempt in range(_MOST_ATTEMPTS):
-            [(now, value)] = await self._all([("EVAL", _SWAP, 1, name, most)])
+            now, value = await self._all([("EVAL", _TIME, 1, name), ("GETRANGE", name, 0, last)])
             now_s = float(now) if self._clock is None else self._clock()
             row = _row(scope, key, value)
             before = row.body if row is not None and self._is_alive(row, now_s) else None
@@ -104,8 +87,8 @@ class RedisRows:
             if after == before:
                 return
             new = b"" if after is None else self._value(after, now_s)
-            [done] = await self._all([("EVAL", _SWAP, 1, name, most, value, new, self._lives_ms)])
-            if done:
+            [is_done] = await self._all([("EVAL", _SWAP, 1, name, value or b"", last, new, self._lives_ms)])
+            if is_done:
                 return
             await asyncio.sleep(random.uniform(0, min(_MOST_PAUSE_S, 0.001 * 2**attempt)))  # noqa: S311 - no secret
         raise StoreError(f"store {self.server.place} is written by too many at the same time")
@@ -119,11 +102,14 @@ class RedisRows:
         """Deletes rows; a server's copy on a disk holds them until it saves anew."""
         rows = await self._scanned(scope) if key is None else await self._rows(scope or "", [key], is_use=True)
         doomed = [row for row in rows if before_s is None or row.used_s < before_s]
-        for some in _chunks(doomed, _KEYS_AT_ONCE):
-            await self._all([("DEL", self._name(row.scope, row.key)) for row in some], is_patient=key is None)
+        await self._all([("DEL", self._name(row.scope, row.key)) for row in doomed], is_patient=key is None)
         for stream in await self._keys(f"{self.prefix}:log:*:lines") if scope is None and key is None else ():
             lines = await self._lines(stream, _LINES_AT_ONCE)
-            old = [_line_id(line.number) for line in lines if before_s is None or line.when_s < before_s]
+            old = [
+                f"{line.number // 1000}-{line.number % 1000}"
+                for line in lines
+                if before_s is None or line.when_s < before_s
+            ]
             await self._all([("XDEL", stream, *old)] if old else [], is_patient=True)
         return [row.key for row in doomed]
 
@@ -138,23 +124,23 @@ class RedisRows:
         return [line for line in lines if line.when_s >= since_s and containing in line.body][-most:]
 
     async def aclose(self) -> None:
-        if self._ends_server:
-            await self.server.aclose()
+        await self.server.aclose()
 
     async def _rows(self, scope: str, keys: Sequence[str], *, is_use: bool) -> list[Row]:
         """The rows that are alive; one that is larger than any that is written here is deleted."""
-        now_s, most = self._now_s(), _SETTING_MAX_BYTES if scope == SETTINGS else VALUE_MAX_BYTES
-        asked = [("MGET", *(self._name(scope, key) for key in some)) for some in _chunks(keys, _KEYS_AT_ONCE)]
-        values = [value for some in await self._all(asked, is_patient=not is_use) for value in some]
+        now_s = self._now_s()
+        names = [self._name(scope, key) for key in keys]
+        asked = [("MGET", *names[at : at + _KEYS_AT_ONCE]) for at in range(0, len(names), _KEYS_AT_ONCE)]
+        values = itertools.chain(*await self._all(asked, is_patient=not is_use))
         rows = [row for key, value in zip(keys, values, strict=True) if (row := _row(scope, key, value)) is not None]
-        found = [row for row in rows if len(row.body) <= most and self._is_alive(row, now_s)]
-        after: list[tuple[Any, ...]] = [("DEL", self._name(scope, row.key)) for row in rows if row not in found]
-        for row in found if is_use else ():
+        alive = [row for row in rows if self._is_alive(row, now_s)]
+        after: list[tuple[Any, ...]] = [("DEL", self._name(scope, row.key)) for row in rows if row not in alive]
+        for row in alive if is_use else ():
             name, used = self._name(scope, row.key), _USED.pack(max(now_s, row.used_s))
             after += [("SETRANGE", name, _USED.size, used), ("PEXPIRE", name, self._lives_ms)]
         # A server that is full or read-only refuses to note the use, and still finds.
         await self._all(after, may_refuse=True)
-        return found
+        return alive
 
     async def _all(
         self, commands: Sequence[tuple[Any, ...]], *, is_patient: bool = False, may_refuse: bool = False
@@ -192,18 +178,16 @@ class RedisRows:
         keys: dict[str, list[str]] = {}
         for name in await self._keys(f"{self.prefix}:{{{'*' if scope is None else _quoted(scope)}}}:*"):
             tag, _, key = name.removeprefix(f"{self.prefix}:{{").partition("}:")
-            owner = unquote(tag, errors="surrogatepass")
-            if owner != SETTINGS:
-                keys.setdefault(owner, []).append(unquote(key, errors="surrogatepass"))
-        rows = [await self._rows(owner, some, is_use=False) for owner, some in keys.items()]
-        return sorted(itertools.chain.from_iterable(rows), key=lambda row: -row.used_s)
+            keys.setdefault(unquote(tag, errors="surrogatepass"), []).append(unquote(key, errors="surrogatepass"))
+        rows = [await self._rows(owner, some, is_use=False) for owner, some in keys.items() if owner != SETTINGS]
+        return sorted(itertools.chain(*rows), key=lambda row: -row.used_s)
 
     async def _keys(self, pattern: str) -> list[str]:
         """The keys of all servers that match; a cursor goes through each a step at a time."""
 
         async def scan(client: Client) -> list[str]:
-            found = {name async for name in client.scan_iter(match=pattern, count=_NAMES_AT_ONCE)}
-            return [name if isinstance(name, str) else name.decode("utf-8", "replace") for name in found]
+            names = {name async for name in client.scan_iter(match=pattern, count=_NAMES_AT_ONCE)}
+            return [name if isinstance(name, str) else name.decode("utf-8", "replace") for name in names]
 
         return await self.server.call(scan, is_patient=True)
 
@@ -211,7 +195,9 @@ class RedisRows:
         return time.time() if self._clock is None else self._clock()
 
     def _is_alive(self, row: Row, now_s: float) -> bool:
-        return row.scope == SETTINGS or row.used_s >= now_s - self._ttl_s
+        if row.scope == SETTINGS:
+            return len(row.body) <= _SETTING_MAX_BYTES
+        return len(row.body) <= VALUE_MAX_BYTES and row.used_s >= now_s - self._ttl_s
 
     def _name(self, scope: str, key: str) -> str:
         # Hexadecimal digests stay as they are; anything else must neither end the hash tag nor be taken for a pattern.
@@ -240,17 +226,8 @@ def _quoted(name: str) -> str:
     return name if name.isascii() and name.isalnum() else quote(name, safe=":", errors="surrogatepass")
 
 
-def _line_id(number: int) -> str:
-    return f"{number // 1000}-{number % 1000}"
-
-
-def _chunks(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-# Redis answers within a millisecond or a few; a fork for its snapshot or another program's script holds it for some
-# ten. The wait goes in steps, so that an event loop that was held up itself does not take the server for slow: it sees
-# the answer in the next step.
+# A server answers within a few milliseconds, or some ten while it forks. The wait goes in steps: an event loop that was
+# held up itself sees the answer in the next one.
 LIMIT_S, _STEPS = 0.25, 10
 # An operator's listing or deletion waits longer than a request does.
 PATIENT_LIMIT_S = 10.0
@@ -283,9 +260,8 @@ class RedisServer:
     that the server refuses (full, read-only, no right) fails by itself.
 
     Args:
-        clients: gives a client of the running event loop.
+        clients: gives a client of the running event loop, which ends with the store if the store `owns` it.
         place: the server, for people, without credentials.
-        owns: the clients, one for each event loop, end with the store; the proxy's own do not.
         limit_s: seconds after which a call is no longer waited for, connecting included.
     """
 
@@ -295,21 +271,18 @@ class RedisServer:
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
         self._failure, self._rests_until_s = "", -math.inf
         self._running = Tasks()
-        self._is_closed = False
 
     async def call(self, job: Callable[[Client], Awaitable[_Result]], *, is_patient: bool = False) -> _Result:
         """Returns the result of `job` on the client; a cancelled caller does not stop it.
 
         `is_patient`: an operator waits for it. A StoreError says that the server does not answer, or refuses.
         """
-        if self._is_closed:
-            raise StoreError(f"store {self.place} is closed")
         if time.monotonic() < self._rests_until_s:
             raise StoreError(self._failure)
+        limit_s = max(PATIENT_LIMIT_S, self._limit_s) if is_patient else self._limit_s
         task = self._running.begin(self._attempt(job))
         # The event loop would complain of an error that is not waited for.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        limit_s = max(PATIENT_LIMIT_S, self._limit_s) if is_patient else self._limit_s
         if await is_done(task, limit_s):
             return task.result()
         # It goes on: if the first of its sentinels is gone, a server is found after redis-py's own retries.
@@ -317,21 +290,22 @@ class RedisServer:
 
     async def aclose(self) -> None:
         """Ends running commands and own connections of this event loop; any number of times."""
-        self._is_closed = True
         here = asyncio.get_running_loop()
         if running := [task for task in self._running if task.get_loop() is here]:
             await asyncio.wait(running, timeout=self._limit_s)
         await ended(running)
+        self._rest(f"store {self.place} is closed", math.inf)
         if (client := self._by_loop.pop(here, None)) is not None:
-            # redis-py leaves open those to the sentinels.
-            manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
-            for each in (client, *getattr(manager, "sentinels", ())):
-                with contextlib.suppress(*_ERRORS):
-                    await each.aclose()
+            with contextlib.suppress(*_ERRORS):
+                await client.aclose()
 
     async def _attempt(self, job: Callable[[Client], Awaitable[_Result]]) -> _Result:
+        loop = asyncio.get_running_loop()
         try:
-            result = await asyncio.wait_for(job(self._client()), max(PATIENT_LIMIT_S, self._limit_s))
+            client = self._by_loop.get(loop) or self._clients()
+            if self._owns:
+                self._by_loop[loop] = client
+            result = await asyncio.wait_for(job(client), max(PATIENT_LIMIT_S, self._limit_s))
         except _ERRORS as error:
             said = f"store {self.place} {_said(error)}"
             # One that answers is there, whatever it refuses.
@@ -340,14 +314,6 @@ class RedisServer:
             raise self._rest(said, _REST_S) from error
         self._rests_until_s = -math.inf
         return result
-
-    def _client(self) -> Client:
-        loop = asyncio.get_running_loop()
-        if not self._owns:
-            return self._clients()
-        if (client := self._by_loop.get(loop)) is None:
-            self._by_loop[loop] = client = self._clients()
-        return client
 
     def _rest(self, said: str, pause_s: float) -> StoreError:
         """Makes calls fail at once for a while."""

@@ -49,6 +49,10 @@ class Line(NamedTuple):
     when_s: float  # Seconds since 1970.
     body: bytes
 
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", "surrogatepass")
+
 
 class Rows(Protocol):
     """Bytes by scope and key, and logs.
@@ -60,11 +64,7 @@ class Rows(Protocol):
     """
 
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
-        """Returns the rows that are alive, in the order of `keys`, and counts this as their use.
-
-        Args:
-            keys: may be thousands.
-        """
+        """Returns the rows that are alive, in the order of `keys`, maybe thousands, and counts this as their use."""
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
         """Keeps a row, of a byte at least, in place of an earlier one, whose text does not stay on a disk."""
@@ -80,10 +80,7 @@ class Rows(Protocol):
     ) -> list[str]:
         """Deletes rows but settings: of one scope or all, last used before a time or at any, under a key or any.
 
-        Lines have no scope: older ones go if neither `scope` nor `key` is given.
-
-        Returns:
-            The keys of the rows that were deleted.
+        Lines have no scope: older ones go if neither `scope` nor `key` is given. Returns the keys of the rows.
         """
 
     async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
@@ -93,7 +90,7 @@ class Rows(Protocol):
         """Returns the newest `most` lines with these bytes in them, oldest first."""
 
     def beside(self, part: str, *, ttl_s: float, max_bytes: int) -> Rows:
-        """Returns other rows at the same place, which end with these."""
+        """Returns other rows at the same place, which are open as long as these."""
 
     async def aclose(self) -> None:
         """Ends it; any number of times."""

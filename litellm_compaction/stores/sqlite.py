@@ -1,8 +1,7 @@
 """Rows in SQLite: in a file, which survives restarts and serves all workers of a machine, or in memory.
 
 `SqliteFile` opens it and keeps it usable: rights, version, damage, disappearance, other writers. `SqliteRows` are one
-part of what is in it, with a time to live and a bound of their own. One thread reads and writes a file, so that no
-event loop waits for a disk.
+part of what is in it. One thread reads and writes a file, so that no event loop waits for a disk.
 """
 
 from __future__ import annotations
@@ -71,12 +70,9 @@ _COPIES = ".corrupt-"
 class SqliteFile:
     """The database file, in one thread. A damaged or deleted one is replaced; the damaged one is set aside.
 
-    Any other trouble is a `StoreError`: text of a damaged file can make the driver raise anything.
-
-    Args:
-        path: need not exist; it and its folder are made for this user alone, by the first call. None for memory.
-        create: whether to make and repair the file; if not, its faults are errors.
-        limit_s: seconds after which a call is no longer waited for.
+    Any other trouble is a `StoreError`: text of a damaged file can make the driver raise anything. The first call makes
+    the file and its folder for this user alone, if it may `create` them; otherwise every fault is an error. Without a
+    path it is in memory.
     """
 
     def __init__(
@@ -117,14 +113,6 @@ class SqliteFile:
             raise StoreError(f"store {self._path} did not answer in {self._limit_s:g} s")
         return answered.result()
 
-    def later(self, job: _Job[Any]) -> None:
-        """Has something written for which nobody waits; its error is nobody's."""
-        with contextlib.suppress(StoreError, RuntimeError):
-            if self._path is None:
-                self._do(job, True)
-            else:
-                self._thread.submit(self._do, job, True)
-
     def forget_copies(self, before_s: float | None) -> None:
         """Deletes copies that were set aside before a time (since 1970), or all: whose text they hold is not known."""
         for copy in self._path.parent.glob(f"{glob.escape(self._path.name)}{_COPIES}*") if self._path else ():
@@ -140,20 +128,17 @@ class SqliteFile:
             self._thread.shutdown(wait=False)
             await asyncio.wait({closing}, timeout=_LAST_WAIT_S)
 
-    def _do(self, job: _Job[_Result], writes: bool) -> _Result:
+    def _do(self, job: _Job[_Result], writes: bool, *, repairs: bool = True) -> _Result:
         try:
             # Event loops of several threads may share what is in memory.
             with self._lock:
-                try:
-                    return self._done(job, writes)
-                except (sqlite3.Error, UnicodeDecodeError) as error:
-                    if not (self._create and self._path and _is_damage(error)):
-                        raise
-                    self._set_aside(self._path)
-                return self._done(job, writes)
+                return self._done(self._opened(), job, writes)
         except StoreError:
             raise
         except Exception as exc:
+            if repairs and self._create and self._path and _is_damage(exc):
+                self._set_aside(self._path)
+                return self._do(job, writes, repairs=False)
             if "I/O" in str(exc):
                 # What stands in the connection's memory may not be what is on the disk any more.
                 self._let_go()
@@ -161,8 +146,7 @@ class SqliteFile:
             said = type(exc).__name__ if isinstance(exc, UnicodeError) else str(exc)
             raise StoreError(f"store {self._path} cannot be used: {said}") from exc
 
-    def _done(self, job: _Job[_Result], writes: bool) -> _Result:
-        connection = self._opened()
+    def _done(self, connection: sqlite3.Connection, job: _Job[_Result], writes: bool) -> _Result:
         if not writes:
             return job(connection)
         patience_s, self._patience_s = self._patience_s, 0.0
@@ -176,19 +160,16 @@ class SqliteFile:
         return result
 
     def _opened(self) -> sqlite3.Connection:
-        if self._connection is not None and self._path is not None and _identity(self._path) != self._identity:
+        if self._path is not None and self._connection is not None and _identity(self._path) != self._identity:
             logger.warning("store_file_replaced path=%s; it was deleted or moved while in use", self._path)
             self._let_go()
         if self._connection is None:
-            if self._path is not None:
-                if self._create:
-                    _make_private(self._path)
-                elif not self._path.is_file():
-                    raise StoreError(
-                        f"there is no store at {self._path} yet; a proxy makes it with its first compaction"
-                    )
-                self._identity = _identity(self._path)
-            place = ":memory:" if self._path is None else str(self._path)
+            if self._path is not None and self._create:
+                _make_private(self._path)
+            elif self._path is not None and not self._path.is_file():
+                raise StoreError(f"there is no store at {self._path} yet; a proxy makes it with its first compaction")
+            self._identity = None if self._path is None else _identity(self._path)
+            place = str(self._path or ":memory:")
             self._connection = self._connect(place, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
             try:
                 self._prepare(self._connection)
@@ -216,8 +197,7 @@ class SqliteFile:
                 f"store {self._path} has schema version {version} and this version of litellm_compaction knows "
                 f"{_VERSION}: update it, or name another file in `store`"
             )
-        # In WAL mode a commit then costs no fsync, and a crash loses the last commits but no file
-        # (sqlite.org/pragma.html#pragma_synchronous). Deleted text is overwritten, not only unlinked.
+        # A commit then costs no fsync, and a crash loses the last ones but no file. Deleted text is overwritten.
         pauses = f"busy_timeout={round(1000 * _PAUSES_S)}"
         for pragma in ("synchronous=NORMAL", "secure_delete=ON", "journal_size_limit=4194304", pauses):
             connection.execute(f"PRAGMA {pragma}").close()
@@ -261,11 +241,10 @@ def _is_damage(error: Exception) -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    try:
+    with contextlib.suppress(OSError):
         found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _make_private(path: Path) -> None:
@@ -280,27 +259,49 @@ def _make_private(path: Path) -> None:
 
 _COLUMNS = "scope, key, body, created_s, used_s, size_bytes"
 # A row that another program has written may hold any type in any column (sqlite.org/datatype3.html).
-_WHOLE = (
-    "typeof(key) = 'text' AND typeof(body) = 'blob' AND typeof(used_s) = 'real'"
-    " AND typeof(created_s) = 'real' AND typeof(size_bytes) = 'integer'"
-)
-_NAMED = "part = ? AND scope = ? AND key = ?"
+_ALIVE = f"""
+SELECT {_COLUMNS} FROM entry WHERE part = :part AND (used_s >= :since_s OR used_order IS NULL)
+    AND typeof(key) = 'text' AND typeof(body) = 'blob' AND typeof(used_s) = 'real'
+    AND typeof(created_s) = 'real' AND typeof(size_bytes) = 'integer' AND
+"""  # noqa: S608
+_FOUND = f"{_ALIVE} scope = :scope AND key IN (SELECT value FROM json_each(:keys))"  # noqa: S608
+_ALL = f"{_ALIVE} used_order IS NOT NULL ORDER BY used_order DESC"
+_NAMED = "part = :part AND scope = :scope AND key = :key"
 # One more than any before: clocks of several processes are not finer than requests.
 _NEXT = "(SELECT coalesce(max(used_order), 0) + 1 FROM entry)"
-_AGING = "part = ? AND used_order IS NOT NULL AND used_s"
+_USE = f"UPDATE entry SET used_s = max(used_s, :now_s), used_order = {_NEXT} WHERE {_NAMED}"  # noqa: S608
+_DROP = f"DELETE FROM entry WHERE {_NAMED}"  # noqa: S608
+_AGING = "part = :part AND used_order IS NOT NULL AND used_s"
+_EXPIRE = f"DELETE FROM entry WHERE {_AGING} < :since_s"  # noqa: S608
+# The clock has been set back: they would outlive their time by as much.
+_SET_BACK = f"UPDATE entry SET used_s = :now_s WHERE {_AGING} > :latest_s"  # noqa: S608
+_ADD = f"""
+INSERT INTO entry (part, {_COLUMNS}, used_order) VALUES (:part, :scope, :key, :body, :now_s, :now_s, :size_bytes,
+    CASE WHEN :size_bytes THEN {_NEXT} END)
+"""  # noqa: S608
+_IS_FULL = "SELECT bytes > :max_bytes FROM usage WHERE part = :part"
 # One tenant's records take nothing from tenants with fewer; the last used row of all stays, however large.
 _OLDER = f"part = :part AND used_order < {_NEXT} - 1"
 _LARGEST = f"SELECT scope FROM entry WHERE {_OLDER} GROUP BY scope ORDER BY sum(size_bytes) DESC LIMIT 1"  # noqa: S608
 _OLDEST = f"SELECT id FROM entry WHERE {_OLDER} AND scope = ({_LARGEST}) ORDER BY used_order LIMIT 1"  # noqa: S608
+_EVICT = f"DELETE FROM entry WHERE id = ({_OLDEST})"  # noqa: S608
+_DOOMED = """
+part = :part AND used_order IS NOT NULL AND (:scope IS NULL OR scope = :scope)
+    AND (:before_s IS NULL OR used_s < :before_s) AND (:key IS NULL OR key = :key)
+"""
+# Expired lines go a few at a time.
+_SHORTEN = """
+DELETE FROM line WHERE when_s < :since_s AND number IN (SELECT number FROM line ORDER BY number LIMIT 16) OR
+    log = :log AND number <= (SELECT number FROM line WHERE log = :log ORDER BY number DESC LIMIT 1 OFFSET :most)
+"""
+_TAIL = """
+SELECT number, when_s, body FROM line WHERE log = :log AND when_s >= :since_s AND instr(body, :containing)
+    AND typeof(body) = 'blob' ORDER BY number DESC LIMIT :most
+"""
 
 
 class SqliteRows:
-    """A part of what is in a file.
-
-    Args:
-        part: its name; "" for the one that has logs, and ends the file.
-        clock: seconds, the same in all processes.
-    """
+    """A part of what is in a file, with a time to live and a bound of its own; the one without a name has the logs."""
 
     def __init__(
         self,
@@ -318,13 +319,16 @@ class SqliteRows:
         return SqliteRows(self._file, part=part, ttl_s=ttl_s, max_bytes=max_bytes, clock=self._clock)
 
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
-        now_s = self._clock()
-        rows = await self._file.run(lambda connection: self._found(connection, scope, keys, now_s))
-        if rows and scope != SETTINGS:
-            noted = f"UPDATE entry SET used_s = max(used_s, ?), used_order = {_NEXT} WHERE {_NAMED}"  # noqa: S608
-            values = [(now_s, self._part, scope, key) for key in keys if key in rows]
-            self._file.later(lambda connection: connection.executemany(noted, values))
-        return [rows[key] for key in keys if key in rows]
+        def read(connection: sqlite3.Connection) -> list[Row]:
+            values = self._values(scope=scope)
+            rows = _found(connection, keys, values)
+            used = [{**values, "key": key} for key in keys if key in rows and scope != SETTINGS]
+            # A file that is full or locked refuses to note the use, and still finds.
+            with contextlib.suppress(sqlite3.OperationalError):
+                connection.executemany(_USE, used)
+            return [rows[key] for key in keys if key in rows]
+
+        return await self._file.run(read)
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
         def write(connection: sqlite3.Connection) -> None:
@@ -335,36 +339,30 @@ class SqliteRows:
 
     async def change(self, scope: str, key: str, change: Change) -> None:
         def write(connection: sqlite3.Connection) -> None:
-            now_s = self._clock()
-            row = self._found(connection, scope, [key], now_s).get(key)
+            values = self._values(scope=scope, key=key)
+            row = _found(connection, [key], values).get(key)
             before = row and row.body
-            after = change(before, now_s)
+            after = change(before, values["now_s"])
             if after is None:
-                connection.execute(f"DELETE FROM entry WHERE {_NAMED}", (self._part, scope, key))  # noqa: S608
+                connection.execute(_DROP, values)
             elif after != before:
                 self._put(connection, scope, key, after)
 
         await self._file.run(write, writes=True)
 
     async def scan(self) -> list[Row]:
-        alive = f"part = ? AND used_order IS NOT NULL AND used_s >= ? AND {_WHOLE} ORDER BY used_order DESC"
-        asked = f"SELECT {_COLUMNS} FROM entry WHERE {alive}"  # noqa: S608
-        values = (self._part, self._clock() - self._ttl_s)
-        return await self._file.run(lambda connection: [Row(*row) for row in connection.execute(asked, values)])
+        values = self._values()
+        return await self._file.run(lambda connection: [Row(*row) for row in connection.execute(_ALL, values)])
 
     async def delete(
         self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
     ) -> list[str]:
-        matches = (
-            "part = :part AND used_order IS NOT NULL AND (:scope IS NULL OR scope = :scope)"
-            " AND (:before_s IS NULL OR used_s < :before_s) AND (:key IS NULL OR key = :key)"
-        )
-        values = {"part": self._part, "scope": scope, "before_s": before_s, "key": key}
+        values = self._values(scope=scope, before_s=before_s, key=key)
 
         def write(connection: sqlite3.Connection) -> list[str]:
             self._file.owes_erasing = True
-            keys = [str(row[0]) for row in connection.execute(f"SELECT key FROM entry WHERE {matches}", values)]  # noqa: S608
-            connection.execute(f"DELETE FROM entry WHERE {matches}", values)  # noqa: S608
+            keys = [str(row[0]) for row in connection.execute(f"SELECT key FROM entry WHERE {_DOOMED}", values)]  # noqa: S608
+            connection.execute(f"DELETE FROM entry WHERE {_DOOMED}", values)  # noqa: S608
             if key is None:
                 self._file.forget_copies(before_s)
             if not self._part and scope is None and key is None:
@@ -374,60 +372,45 @@ class SqliteRows:
         return await self._file.run(write, writes=True)
 
     async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
-        surplus = "SELECT number FROM line WHERE log = :log ORDER BY number DESC LIMIT 1 OFFSET :most"
-        # Expired lines go a few at a time.
-        oldest = "SELECT number FROM line ORDER BY number LIMIT 16"
-        gone = f"log = :log AND number <= ({surplus}) OR when_s < :expired_s AND number IN ({oldest})"
-        values = {"log": log, "when_s": when_s, "body": body, "most": most, "expired_s": self._clock() - LINES_TTL_S}
+        values = {"log": log, "when_s": when_s, "body": body, "most": most, "since_s": self._clock() - LINES_TTL_S}
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("INSERT INTO line (log, when_s, body) VALUES (:log, :when_s, :body)", values)
-            connection.execute(f"DELETE FROM line WHERE {gone}", values)  # noqa: S608
+            connection.execute(_SHORTEN, values)
 
         await self._file.run(write, writes=True)
 
     async def tail(self, log: str, *, most: int, containing: bytes = b"") -> list[Line]:
-        lines = (
-            "SELECT number, when_s, body FROM line WHERE log = ? AND when_s >= ? AND instr(body, ?)"
-            " AND typeof(body) = 'blob' ORDER BY number DESC LIMIT ?"
-        )
-        values = (log, self._clock() - LINES_TTL_S, containing, most)
+        values = {"log": log, "since_s": self._clock() - LINES_TTL_S, "containing": containing, "most": most}
         return await self._file.run(
-            lambda connection: [Line(*line) for line in connection.execute(lines, values)][::-1]
+            lambda connection: [Line(*line) for line in connection.execute(_TAIL, values)][::-1]
         )
 
     async def aclose(self) -> None:
-        if not self._part:
-            await self._file.aclose()
+        await self._file.aclose()
 
-    def _found(self, connection: sqlite3.Connection, scope: str, keys: Sequence[str], now_s: float) -> dict[str, Row]:
-        """The rows under `keys` that are alive."""
-        matches = "part = ? AND scope = ? AND key IN (SELECT value FROM json_each(?))"
-        alive = f"{_WHOLE} AND (used_s >= ? OR used_order IS NULL)"
-        asked = f"SELECT {_COLUMNS} FROM entry WHERE {matches} AND {alive}"  # noqa: S608
-        values = (self._part, scope, json.dumps(keys), now_s - self._ttl_s)
-        return {row[1]: Row(*row) for row in connection.execute(asked, values)}
+    def _values(self, **values: Any) -> dict[str, Any]:
+        """What statements on rows take, as of now."""
+        now_s = self._clock()
+        return {"part": self._part, "now_s": now_s, "since_s": now_s - self._ttl_s, **values}
 
     def _put(self, connection: sqlite3.Connection, scope: str, key: str, body: bytes) -> bool:
         """Writes a row; then expired ones go, and others until the bound holds. Returns True if any text went."""
-        now_s, changes = self._clock(), connection.total_changes
-        connection.execute(f"DELETE FROM entry WHERE {_NAMED}", (self._part, scope, key))  # noqa: S608
-        connection.execute(f"DELETE FROM entry WHERE {_AGING} < ?", (self._part, now_s - self._ttl_s))  # noqa: S608
-        is_less = connection.total_changes > changes
-        # The clock has been set back: they would outlive their time by as much.
-        latest_s = now_s + self._ttl_s
-        connection.execute(f"UPDATE entry SET used_s = ? WHERE {_AGING} > ?", (now_s, self._part, latest_s))  # noqa: S608
-        size_bytes, order = (0, "NULL") if scope == SETTINGS else (len(body) + OVERHEAD_BYTES, _NEXT)
-        connection.execute(
-            f"INSERT INTO entry (part, {_COLUMNS}, used_order) VALUES (?, ?, ?, ?, ?, ?, ?, {order})",  # noqa: S608
-            (self._part, scope, key, body, now_s, now_s, size_bytes),
-        )
-        values = {"part": self._part, "most": self._max_bytes}
-        while connection.execute("SELECT bytes > :most FROM usage WHERE part = :part", values).fetchone()[0]:
-            if not connection.execute(f"DELETE FROM entry WHERE id = ({_OLDEST})", values).rowcount:  # noqa: S608
-                break
+        values = self._values(scope=scope, key=key, body=body, max_bytes=self._max_bytes)
+        values["size_bytes"] = 0 if scope == SETTINGS else len(body) + OVERHEAD_BYTES
+        values["latest_s"] = values["now_s"] + self._ttl_s
+        is_less = connection.execute(_DROP, values).rowcount + connection.execute(_EXPIRE, values).rowcount > 0
+        connection.execute(_SET_BACK, values)
+        connection.execute(_ADD, values)
+        while connection.execute(_IS_FULL, values).fetchone()[0] and connection.execute(_EVICT, values).rowcount:
             is_less = True
         return is_less
+
+
+def _found(connection: sqlite3.Connection, keys: Sequence[str], values: dict[str, Any]) -> dict[str, Row]:
+    """The rows under `keys` that are alive."""
+    rows = connection.execute(_FOUND, {**values, "keys": json.dumps(keys)})
+    return {row[1]: Row(*row) for row in rows}
 
 
 class MemoryRows(SqliteRows):

@@ -19,7 +19,7 @@ from litellm_compaction.core.compaction import Compaction, State, compaction_id,
 from litellm_compaction.core.prompts import is_level
 from litellm_compaction.errors import StoreError
 from litellm_compaction.master_key import NO_BOX, Box, is_locked
-from litellm_compaction.stores.rows import SETTINGS, Row, Rows
+from litellm_compaction.stores.rows import SETTINGS, Line, Row, Rows
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -48,28 +48,16 @@ class StoredCompaction(NamedTuple):
         return compaction_id(self.scope, self.compaction.covered_hash)
 
 
-class StoredEvent(NamedTuple):
-    """One line of the history."""
-
-    number: int  # It grows with every event, also across the processes that share a store.
-    when_s: float  # Seconds since 1970.
-    text: str  # JSON, as `events.py` wrote it.
-
-
 class Store:
     """Compactions, facts, settings and the history, over rows.
 
-    Every method may raise `StoreError`, and nothing else; a cancelled call finishes its work.
-
-    Args:
-        box: encrypts compactions, their names and settings, where there is a master key; what is not from it counts as
-            not there then.
+    Every method may raise `StoreError`, and nothing else; a cancelled call finishes its work. Where there is a master
+    key `box` encrypts compactions, their names and settings, and what is not from it counts as not there.
     """
 
     def __init__(self, rows: Rows, box: Box = NO_BOX) -> None:
-        self.rows = rows
-        self._box = box
-        self._is_told = False
+        self.rows, self._box = rows, box
+        self._has_warned = False
 
     async def find(self, scope: str, hashes: Sequence[str], words_hashes: Sequence[str] = ()) -> list[Compaction]:
         """Those in `scope` whose covered hash is one of `hashes`, the one that covers most first.
@@ -82,16 +70,16 @@ class Store:
         keys = [*(_COMPACTION + entry for entry in reversed(hashes)), *(_WORDS + words for words in words_hashes[::-1])]
         rows = await self.rows.find(scope, keys)
         alike = [(_decoded(row.body) or _TOO_MANY).split() for row in rows if row.key.startswith(_WORDS)]
-        keys = [row.key for row in rows]
-        if others := [key for entries in alike for entry in entries if (key := _COMPACTION + entry) not in keys]:
+        others = [_COMPACTION + entry for entries in alike for entry in entries if entry not in hashes]
+        if others:
             rows += await self.rows.find(scope, others)
-        found: dict[str, Compaction] = {}
-        for row in rows:
-            if row.key.startswith(_COMPACTION) and (made := decode(self._body(row, warns=True))) is not None:
-                found[row.key.removeprefix(_COMPACTION)] = made
+        made = {row.key[len(_COMPACTION) :]: row for row in rows if row.key.startswith(_COMPACTION)}
+        found = {
+            entry: each for entry, row in made.items() if (each := decode(self._body(row, warns=True))) is not None
+        }
         # One that is not there any more may have been the one that is meant.
         sure = {entry for entries in alike if found.keys() >= set(entries) for entry in entries}
-        return [made for entry, made in found.items() if entry in {*hashes, *sure}]
+        return [each for entry, each in found.items() if entry in {*hashes, *sure}]
 
     async def put(self, scope: str, compaction: Compaction) -> None:
         """Keeps one, in place of an earlier one that covers the same messages."""
@@ -134,13 +122,10 @@ class Store:
     async def delete(
         self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
     ) -> int:
-        """Forgets compactions and facts: of one scope, or all; last used before a time, or at any.
+        """Forgets compactions and facts, and events without a scope, last used before a time or at any.
 
-        With `covered_hash` only the one compaction in `scope` that covers exactly these messages. Events have no scope:
-        those before the time are forgotten if `scope` is None.
-
-        Returns:
-            How many compactions there were among them.
+        With `covered_hash` only the one compaction in `scope` that covers exactly these messages. Returns the number of
+        compactions among them.
         """
         key = None if covered_hash is None else _COMPACTION + covered_hash
         deleted = await self.rows.delete(scope=scope, before_s=unused_since_s, key=key)
@@ -167,13 +152,12 @@ class Store:
         """Adds a line to the history; the oldest goes if there are too many."""
         await self.rows.append(_EVENTS, when_s, encode_text(text), most=MAX_EVENTS)
 
-    async def events(self, *, limit: int = MAX_EVENTS, containing: str = "") -> list[StoredEvent]:
-        """The newest `limit` events with these characters in their text, oldest first."""
+    async def events(self, *, limit: int = MAX_EVENTS, containing: str = "") -> list[Line]:
+        """The newest `limit` events with these characters in their text, JSON as `events.py` wrote it, oldest first."""
         if limit <= 0:
             return []
         lines = await self.rows.tail(_EVENTS, most=limit, containing=encode_text(containing))
-        texts = ((line.number, line.when_s, _decoded(line.body)) for line in lines)
-        return [StoredEvent(number, when_s, text) for number, when_s, text in texts if text is not None]
+        return [line for line in lines if _decoded(line.body) is not None]
 
     async def aclose(self) -> None:
         """Ends it; any number of times."""
@@ -187,19 +171,18 @@ class Store:
         return _decoded(body) if rows and (body := self._body(rows[0])) else None
 
     def _body(self, row: Row, *, warns: bool = False) -> bytes:
-        """What was put; nothing if it is not from this box, which is told once."""
+        """What was put; nothing if it is not from this box, of which one is warned once."""
+        body: bytes | None = b"" if is_locked(row.body) else row.body
         if self._box.has_key:
-            body = self._box.opened(row.body, row.scope, row.key) or b""
-        else:
-            body = b"" if is_locked(row.body) else row.body
-        if warns and not body and not self._is_told:
-            self._is_told = True
+            body = self._box.opened(row.body, row.scope, row.key)
+        if warns and not body and not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "records_unreadable the store holds records that are not encrypted with this proxy's master key; they "
                 "count as not there: give workers that share a store the same key, and after a change of it delete "
                 "the old ones with `litellm-compaction purge` (logged once)"
             )
-        return body
+        return body or b""
 
     def _stored(self, row: Row) -> StoredCompaction | None:
         made = decode(self._body(row))

@@ -44,12 +44,9 @@ def is_foreign_failure(error: BaseException) -> bool:
 
 
 class Vocabulary:
-    """One vocabulary.
+    """One vocabulary: with the texts of the tokens that begin a prompt and end an answer, "" if there is none.
 
-    Attributes:
-        encoding: as tiktoken has it, without special tokens; None for one that tiktoken cannot have.
-        bos, eos: texts of the tokens that begin a prompt and end an answer; "" if there is none.
-        adds_bos: the engine puts `bos` before a prompt that does not begin with it.
+    `encoding` is as tiktoken has it, None if it cannot; with `adds_bos` the engine puts `bos` before a prompt.
     """
 
     def __init__(
@@ -67,8 +64,7 @@ class Vocabulary:
 
         With `prefixes_space` ordinary text at the beginning, and after each special token, gets a space before it.
         """
-        self._encoder = encoder
-        self.encoding = encoding
+        self._encoder, self.encoding = encoder, encoding
         self.bos, self.eos, self.adds_bos = bos, eos, adds_bos and bool(bos)
         self._prefixes_space = prefixes_space
         special = special or {}

@@ -46,7 +46,6 @@ def begun_prompt(
 
     Args:
         messages: of a request without tools; the last one is an assistant's, of text.
-        now: the date, for templates that write it.
         by_server: `needed_renderings` as the server writes them, for models without a template here, too.
         adds_bos: the server puts the token that begins every prompt before it, if the vocabulary says so.
         closes: the last message is the model's thoughts, and the prompt ends behind them.

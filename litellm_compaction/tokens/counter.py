@@ -104,9 +104,10 @@ class TokenCounter:
         """
         is_likely = 0 < prompt_tokens <= most_tokens(count.own) + _MOST_ADDED_TOKENS and count.own.tokens > 0
         is_low = prompt_tokens < _DOUBTFUL_RATIO * count.low and count.high > _UNCUT_TOKENS
-        if taken := is_likely and (not is_low or self.known.explains(target_key, count, prompt_tokens)):
+        is_taken = is_likely and (not is_low or self.known.explains(target_key, count, prompt_tokens))
+        if is_taken:
             self._note(target_key, label, count, prompt_tokens, is_sure=False)
-        return taken
+        return is_taken
 
     def take_over(self, target_key: str, count: Estimate, prompt_tokens: int) -> bool:
         """Learns the number of a prompt that the server cannot have cut: asked for, and shorter than its window.
@@ -160,10 +161,7 @@ class TokenCounter:
         return 0 < prompt_tokens < _CUT_RATIO * count.low and count.low >= _LEAST_CUT_TOKENS
 
     def may_be_cut(self, count: Estimate, prompt_tokens: int) -> bool:
-        """Returns True if a part of the prompt may be missing by the server's number: it is below what we expect.
-
-        That alone alarms of nothing, since a stand-in counts far too much of some texts: its window says more.
-        """
+        """Returns True if a part of the prompt may be missing by the server's number: the window says more."""
         return 0 < prompt_tokens < _DOUBTFUL_RATIO * count.tokens and count.tokens >= _LEAST_CUT_TOKENS
 
 

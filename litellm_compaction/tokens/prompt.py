@@ -24,8 +24,9 @@ from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import vocabulary
 from litellm_compaction.tokens.estimate import Own
 
-# A rendered prompt is counted as a whole; what it is divided by needs no more of each text.
-_WEIGHED_SHARE = 1 / 8
+# A rendered prompt is counted in parts. A text takes its share of the part that shows it, one of the next so many; what
+# none shows as it is counts by so much of it.
+_NEXT_PARTS, _WEIGHED_SHARE = 8, 1 / 8
 # Longer strings without any space are data, as base64 is.
 _DATA_CHARS = 2048
 # An end for documents made to be slow.
@@ -120,10 +121,10 @@ def own_count(family: Family, request: Request, texts: TextCounts, *, share: flo
     prompt = render(family, messages, request.tools) if share == 1 else None
     shows_tools = prompt is not None and "renders_tools" in template(family.template).traits
     last_user = max((at for at, message in enumerate(messages) if message.role == "user"), default=-1)
-    weights = [
-        _weighed(message, family, texts, share, is_rendered=prompt is not None, is_old=at < last_user)
-        for at, message in enumerate(messages)
-    ]
+    parts = [] if prompt is None else vocabulary(family.vocabulary).split(prompt.text)
+    counted = texts.lengths(family, parts[::2], in_prompt=True)
+    shown = None if prompt is None else _shown([message.text for message in messages], parts[::2], counted)
+    weights = [_weighed(each, family, texts, share, shown, is_old=at < last_user) for at, each in enumerate(messages)]
     extras_tokens = sum(texts.lengths(family, [_as_json(request.extras)] if request.extras else [], share=share))
     schemas = texts.lengths(family, list(map(_as_json, request.tools)), share=share)
     tools_tokens = costs.tools + sum(costs.tool + tokens for tokens in schemas) if schemas else 0.0
@@ -134,8 +135,7 @@ def own_count(family: Family, request: Request, texts: TextCounts, *, share: flo
     if prompt is not None:
         # Divided as the constants divide theirs.
         shares = sum(each.shown for each in weights) + costs.request + (tools_tokens if shows_tools else 0.0)
-        parts = vocabulary(family.vocabulary).split(prompt.text)
-        factor = (sum(texts.lengths(family, parts[::2], in_prompt=True)) + len(parts) // 2) / max(1.0, shares)
+        factor = (sum(counted) + len(parts) // 2) / max(1.0, shares)
     elif not messages or not messages[0].is_system:
         system_tokens = family.default_system_tokens
     media, is_bare = tuple(each.media for each in weights), not any(each.beside or each.media for each in weights)
@@ -153,6 +153,17 @@ def own_count(family: Family, request: Request, texts: TextCounts, *, share: flo
     )
 
 
+def _shown(texts: Sequence[str], parts: Sequence[str], counted: Sequence[float]) -> dict[str, float]:
+    """The tokens of the texts that are found in the parts of a rendered prompt, in order."""
+    tokens, first = dict[str, float](), 0
+    for text in texts:
+        bare = text.strip()
+        at = next((at for at in range(first, min(first + _NEXT_PARTS, len(parts))) if bare in parts[at]), None)
+        if bare and at is not None:
+            tokens[text], first = counted[at] * len(text) / len(parts[at]), at
+    return tokens
+
+
 class _Weight(NamedTuple):
     """The tokens of a message: shown by templates, what of it is optional (`Own`), of strings beside it, of media."""
 
@@ -164,13 +175,23 @@ class _Weight(NamedTuple):
 
 
 def _weighed(
-    message: Message, family: Family, texts: TextCounts, share: float, *, is_rendered: bool, is_old: bool
+    message: Message,
+    family: Family,
+    texts: TextCounts,
+    share: float,
+    shown: Mapping[str, float] | None,
+    *,
+    is_old: bool,
 ) -> _Weight:
     """The weight of a message; reasoning before the person's newest word is left out by most templates."""
-    thought, name = "" if is_rendered and is_old else message.reasoning, message.raw.get("name")
+    thought, name = "" if shown is not None and is_old else message.reasoning, message.raw.get("name")
     group = [thought, message.text, *([name] if isinstance(name, str) else [])]
     group += [text for call in message.calls for text in (call.name, call.arguments)]
-    tokens = texts.lengths(family, group, share=_WEIGHED_SHARE if is_rendered else share)
+    found = shown or {}
+    left = [text for text in group if text and text not in found]
+    counted = texts.lengths(family, left, share=share if shown is None else _WEIGHED_SHARE)
+    own = dict(zip(left, counted, strict=True))
+    tokens = [own.get(text, found.get(text, 0.0)) for text in group]
     optional = tokens[0] if is_old else 0.0
     if not family.owns_vocabulary:
         optional += sum(map(_of_other_scripts, group, tokens))

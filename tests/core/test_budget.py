@@ -76,14 +76,13 @@ def test_an_answer_never_gets_more_than_is_left_or_asked(budget: Budget, prompt:
 def test_a_compaction_is_due_in_time_and_aims_at_what_may_be_sent(budget: Budget, prompt: int, more: int) -> None:
     """A longer prompt triggers, too, and what does not fit always does; the target fits, and its floor does in it.
 
-    The settings' own line is above the trigger, which leaves room for the answer.
     Loaded with the window that an error names, a multiple of 256, the same prompt fits.
     """
     assert budget.triggers(prompt + more) or not budget.triggers(prompt)
     assert budget.triggers(prompt) or budget.fits(prompt)
     assert min(budget.floor_tokens, budget.prompt_limit_tokens) <= budget.target_tokens(prompt)
     assert budget.target_tokens(prompt) <= budget.prompt_limit_tokens
-    assert budget.trigger_tokens <= budget.line_tokens <= budget.window_tokens
+    assert budget.trigger_tokens <= budget.prompt_limit_tokens
     needed = budget.needed_window_tokens(prompt)
     assert needed % 256 == 0
     assert replace(budget, window_tokens=needed).fits(prompt)
@@ -92,7 +91,7 @@ def test_a_compaction_is_due_in_time_and_aims_at_what_may_be_sent(budget: Budget
 def test_the_target_of_a_threshold_is_half_of_it() -> None:
     """And a reserve counts for no more than three quarters of a window."""
     assert _budget(32_768, threshold_tokens=10_000).target_tokens(10_001) < 5100
-    assert _budget(8192, reserve_tokens=20_000).reserved_tokens == 6144
+    assert _budget(8192, reserve_tokens=20_000).usable_tokens == 2048
 
 
 def test_only_a_high_floor_waits_beyond_the_trigger() -> None:
@@ -100,15 +99,14 @@ def test_only_a_high_floor_waits_beyond_the_trigger() -> None:
     low, high = _budget(16_384, floor_tokens=3000), _budget(16_384, floor_tokens=9000)
     above = high.trigger_tokens + 500
     assert (low.triggers(above), high.triggers(above)) == (True, True)
-    assert (low.may_wait(above), high.may_wait(above)) == (False, True)
+    assert low.waiting_tokens < low.trigger_tokens
     assert not high.triggers(high.trigger_tokens)
-    assert not high.may_wait(int(0.9 * 16_384))
+    assert above <= high.waiting_tokens < int(0.9 * 16_384)
     pressed = replace(high, rules=replace(high.rules, pre_request_ratio=1e-6))
-    assert not pressed.may_wait(above)
+    assert pressed.waiting_tokens < 0
 
 
 def test_the_ratio_decides_with_room_for_the_answer() -> None:
     """Of 8,192 tokens 80 % are 6,553, and 819 of these are the least room for an answer."""
     budget = _budget(8192)
-    assert budget.line_tokens == 6553
     assert (budget.triggers(5734), budget.triggers(5735), budget.trigger_tokens) == (False, True, 5734)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, apply, covered_as_sent, hidden_messages, usable
+from litellm_compaction.core.compaction import Compaction, apply, as_sent, hidden_messages, usable
 from litellm_compaction.core.forms import ClearOrder, Form, cleared, in_forms, lines_for
 from litellm_compaction.core.messages import Message, chain, newest_user_index, system_prefix_length
 from tests.builders import (
@@ -102,7 +102,7 @@ def test_what_is_hidden_is_what_is_not_sent_as_it_was(made: tuple[list[JsonDict]
     raw, compaction = made
     rest = parsed(raw)[system_prefix_length(parsed(raw)) :]
     for edit in (compaction, replace(compaction, start=compaction.covered_messages, forms=compaction.forms[:0])):
-        sent = covered_as_sent(rest, edit)
+        sent = as_sent(rest, edit)
         assert {at for at, each in enumerate(sent) if each is None} == edit.gone
         assert edit.gone <= hidden_messages(rest, edit).keys() <= edit.hidden
         assert all(sent[at] is rest[at] for at in edit.pinned)

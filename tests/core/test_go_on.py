@@ -50,7 +50,7 @@ def test_an_answer_keeps_the_round_that_it_is_about(
         plain = [{**message.raw, "content": message.raw.get("content") or ""} for message in (*continued, *sent)]
         shown = [at for at in answered if plain[at] in plain[len(continued) :]]
         assert len(shown) in (0, len(answered))
-        room = limits.early_start_tokens - limits.least_target_tokens
+        room = limits.early_start_tokens - limits.target_tokens(0)
         if not stored and sum(view.sizes[at] for at in answered) < room // 2:
             assert len(shown) == len(answered)
         stored.insert(0, keyed(continued, view.hashes, made))

@@ -20,15 +20,20 @@ CODE = "Code:\n\n```python\ndef area(width, height):\n    result = width * heigh
 TABLE = "| name | value |\n|------|-------|\n| alpha | 0 |\n| alpha | 0 |\n"
 
 
-def joined(partial: str, continuation: str) -> str:
-    """What the client gets after `partial`; the same for every way to split the continuation."""
+def opened(partial: str, shown: str, continuation: str) -> tuple[str, str, str]:
+    """What the client gets, how the continuation began, what was left out; the same for every way to split it."""
     results = set()
     for size in (1, 2, 3, 7, 10_000):
-        joiner = Joiner(partial)
+        joiner = Joiner(partial, shown=shown)
         deltas = [continuation[place : place + size] for place in range(0, len(continuation), size)]
-        results.add("".join((*map(joiner.feed, deltas), joiner.finish())))
+        text = "".join((*map(joiner.feed, deltas), joiner.finish()))
+        results.add((text, joiner.opening, joiner.echoed_text + joiner.removed_text))
     assert len(results) == 1, results
     return results.pop()
+
+
+def joined(partial: str, continuation: str) -> str:
+    return opened(partial, "", continuation)[0]
 
 
 @pytest.mark.parametrize(
@@ -173,18 +178,6 @@ def test_the_split_never_matters(partial: str, continuation: str, rng: random.Ra
         sent += pieces.feed(rest[:size])
         rest = rest[size:]
     assert sent + pieces.finish() == expected
-
-
-def opened(partial: str, shown: str, continuation: str) -> tuple[str, str, str]:
-    """What the client gets, how the continuation began, what was left out; the same for every way to split it."""
-    results = set()
-    for size in (1, 2, 7, 10_000):
-        joiner = Joiner(partial, shown=shown)
-        deltas = [continuation[place : place + size] for place in range(0, len(continuation), size)]
-        text = "".join((*map(joiner.feed, deltas), joiner.finish()))
-        results.add((text, joiner.opening, joiner.echoed_text + joiner.removed_text))
-    assert len(results) == 1, results
-    return results.pop()
 
 
 def test_an_answer_that_begins_anew_teaches() -> None:

@@ -19,8 +19,7 @@ from litellm_compaction.core.plan import (
     Step,
     expected_growth_tokens,
     plan,
-    plan_ahead,
-    plan_reading,
+    plan_next,
     turn_ended,
 )
 from litellm_compaction.core.prompts import STRATEGIES
@@ -209,11 +208,10 @@ def ahead(
 ) -> Compaction | None:
     """The record that is written ahead behind the answer to `raw`, as long as it may be."""
     view = conversation(turn_ended(parsed(raw), answer))
-    decision = plan_ahead(view, budget(window, view), options, stored)
-    if decision is None:
+    decision = plan_next(view, budget(window, view), options, stored, is_expected=False)
+    if not is_record(decision):
         return None
-    assert is_record(decision)
-    assert decision.draft.state == "ready"
+    assert (decision.draft.state, decision.question) == ("ready", "summary")
     return written(decision)
 
 
@@ -281,7 +279,8 @@ def reading(
     raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction], *, answer: str = "", rereads: bool = False
 ) -> Compaction | Step | None:
     view = conversation(turn_ended(parsed(raw), answer))
-    return plan_reading(view, budget(window, view), replace(DEPTH, rereads=rereads), stored)
+    found = plan_next(view, budget(window, view), replace(DEPTH, rereads=rereads), stored, is_expected=True)
+    return None if is_record(found) else found
 
 
 def test_nothing_is_read_where_the_cache_holds_what_will_be_sent() -> None:

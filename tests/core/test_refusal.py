@@ -80,12 +80,13 @@ def test_a_refusal_says_who_and_what_to_do(raw: list[JsonDict], named: str, reme
 
 
 def test_only_what_may_be_cut_is_cut() -> None:
-    """Each kind of excerpt is allowed by its own setting."""
-    raw = [system(), user(BIG), calls("1"), result("1", BIG)]
-    assert cut(raw, tool_results=False, user_message=False) is None
-    assert cut(raw, tool_results=True, user_message=False) is None
-    assert cut(raw, tool_results=False, user_message=True) is None
-    assert cut([*raw[:1], user("hi"), *raw[2:]], user_message=False) is not None
+    """Each kind of excerpt is allowed by its own setting; where all is full cutting to nothing helps nobody."""
+    head, behind = [system(), user("hi")], [calls("1"), result("1", BIG)]
+    both = [system(), user(BIG), *behind]
+    for results, words in ((False, False), (True, False), (False, True)):
+        assert cut(both, tool_results=results, user_message=words) is None
+    assert cut([*head, *behind], user_message=False) is not None
+    assert cut([system(BIG), *head[1:], *behind]) is None
 
 
 def test_the_largest_gives_way_first() -> None:
@@ -106,11 +107,6 @@ def test_an_excerpt_keeps_the_other_parts() -> None:
     short = cut(raw)
     assert short is not None
     assert short[0].raw["content"][1] == image()  # type: ignore[index]
-
-
-def test_no_room_is_no_excerpt() -> None:
-    """Where system and tools already fill the window, cutting a result to nothing helps nobody."""
-    assert cut([system(BIG), user("hi"), calls("1"), result("1", BIG)]) is None
 
 
 @given(st.lists(st.integers(1, 6000), min_size=1, max_size=4), st.integers(1, 6000), st.integers(0, 8))

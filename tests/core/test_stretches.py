@@ -219,9 +219,9 @@ CLIENTS: dict[str, Wrap] = {
 }
 
 
-def talk(wrap: Wrap) -> list[JsonDict]:
+def talk(wrap: Wrap, all_words: list[str]) -> list[JsonDict]:
     messages: list[JsonDict] = []
-    for at, words in enumerate(SAID):
+    for at, words in enumerate(all_words):
         texts = wrap(at, words)
         asked = user(texts) if isinstance(texts, str) else dict(message(*texts).raw)
         messages += [asked, assistant(f"Answer {at}.")]
@@ -234,8 +234,10 @@ def said(raw: list[JsonDict]) -> list[str]:
 
 @pytest.mark.parametrize("wrap", CLIENTS.values(), ids=CLIENTS)
 def test_what_recurs_beside_words_is_the_clients(wrap: Wrap) -> None:
-    """Of whatever client; and of a person who says the same three times each word stays theirs."""
-    assert said(talk(wrap)) == SAID
+    """Of whatever client; and of a person who says the same three times, or to the end, each word stays theirs."""
+    assert said(talk(wrap, SAID)) == SAID
+    to_the_end = [*SAID[:2], *["continue"] * 4]
+    assert all(words in own for words, own in zip(to_the_end, said(talk(wrap, to_the_end)), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -250,9 +252,9 @@ def test_what_recurs_beside_words_is_the_clients(wrap: Wrap) -> None:
         [f"To do:\n- mend the crane\n- call dock {n}" for n in range(4)],
         [f"## Task\nadd case {n}\n\n## Limits\nkeep the API" for n in range(4)],
         ["# Task\n\nPort it:\n\n- a\n- b\n\n" + "word " * 400 + "now.", "Go on.", "Go on.", "Go on."],
-        # An element that holds the words, by its name or since nothing else does.
+        # An element that holds the words, by its name, or one of all that there are.
         [f"<user_query>\n{each}\n</user_query>\n<state>\nbranch: main\n</state>" for each in SAID],
-        [f"<ask>\n{each}\n</ask>\n<state>\nbranch: main\n</state>" for each in SAID],
+        [f"<ask>\n{each}\n</ask>\n<tabs>\na.py\n</tabs>" for each in SAID],
         [f"# Question\n{each}" for each in ("What is a?", "Why b?", "How?", "And c?")],
     ],
 )

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine.context import SummaryAnswer
 from tests import virtual_time
-from tests.builders import JsonDict, assistant, broken_promises, chat, count, raw_conversations, system, user
-from tests.engine.bench import SUMMARY, Bench, FakeAsk
+from tests.builders import JsonDict, assistant, broken_promises, count, raw_conversations, system, user
+from tests.engine.bench import Bench, FakeAsk
 
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
 
@@ -74,14 +74,3 @@ async def test_whatever_is_asked_is_valid_and_fits(raw: list[JsonDict]) -> None:
         if is_appended(asked):
             # A client's `null` is sent again as it was sent before.
             assert set(broken_promises(asked, asked)) <= {"null content"}
-
-
-async def test_what_one_tenant_makes_a_model_write_stops_nobody_else() -> None:
-    """A conversation can be made to be said back."""
-    bench = Bench(ask=FakeAsk("The king was very wise and kind. " * 20))
-    for topic in "abc":
-        await bench.guard([user(f"About {topic}."), *chat(16, words=300)], scope="red", clear_tool_results=False)
-    assert bench.last.reason == "paused"
-    bench.ask.answer = SUMMARY
-    await bench.guard([user("About d."), *chat(16, words=300)], scope="blue", clear_tool_results=False)
-    assert (bench.last.rung, bench.last.reason) == ("summary", "")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import PreparedRequest, RequestContext, background
+from litellm_compaction.engine import PreparedRequest, RequestContext
 from litellm_compaction.events import CompactionEvent
 from tests.builders import JsonDict, assistant, chat, count, parsed, user
-from tests.engine.bench import Bench, Clock, FakeAsk, settled
+from tests.engine.bench import Bench, FakeAsk, settled
 
 WINDOW = 8192
 # Over 60 % of the window, under the trigger; LATER is over it.
@@ -77,18 +77,6 @@ async def test_nobody_is_asked_who_may_not_be(context: dict[str, Any]) -> None:
     await scene.rested()
     assert scene.bench.ask.prompts == []
     assert scene.told == []
-
-
-async def test_a_tenant_has_so_many_calls_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one comes when the first is an hour old."""
-    monkeypatch.setattr(background, "MOST_PER_HOUR", 1)
-    clock = Clock()
-    scene = Scene(clock=clock)
-    for topic, asked in (("one", 1), ("two", 1), ("three", 2)):
-        clock.now_s += 1800.0
-        await scene.turn([user(f"About {topic}."), *FILLED[1:]])
-        await scene.rested()
-        assert len(scene.bench.ask.prompts) == asked
 
 
 async def test_of_two_answers_that_ran_at_once_the_later_ones_conversation_is_taken() -> None:

@@ -123,7 +123,7 @@ async def test_a_second_wish_covers_what_came_since() -> None:
 async def test_without_its_record_a_conversation_is_like_others() -> None:
     """A list that does not begin with a client's record gets nothing of it."""
     kept = portable(parsed(LONG), (await Bench().guard(LONG, now=True)).compaction)
-    bases = unfolded(parsed([system(), user("#")]), kept, "#").bases
+    _, bases = unfolded(parsed([system(), user("#")]), kept, "#")
     assert bases
     assert (await Bench().guard([system(), user("Hello.")], portable=tuple(bases))).messages is None
 

@@ -8,9 +8,8 @@ import pytest
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request
-from litellm_compaction.core.plan import Question, Step
-from litellm_compaction.engine.measure import RequestMeasurer, is_enough
-from litellm_compaction.tokenizers.registry import Sources
+from litellm_compaction.core.plan import Step
+from litellm_compaction.engine.deciding import is_enough
 from tests.builders import chat, parsed
 from tests.engine.bench import Bench
 
@@ -38,13 +37,13 @@ async def test_a_compaction_does_if_it_fits_shrinks_and_its_level_reaches_what_i
 ) -> None:
     """A summary only has to fit and shrink; an edit or a pruning that would be compacted again at once does not do."""
     bench = Bench()
-    measurer = RequestMeasurer(windows=bench.windows, counter=bench.counter, sources=Sources())
+    measurer = bench.compactor.measurer
     measured = await measurer.measure(Request(messages=parsed(chat(4))), bench.context(WINDOW_TOKENS))
     prepared = measurer.unchanged(measured)
     compaction = Compaction(covered_messages=2, covered_hash="h", start=2, level=level)
     draft = replace(compaction, start=2 if predicted_tokens is None else 0)
-    question: Question = "summary" if predicted_tokens is None else "none"
-    step = Step(draft=draft, question=question, ledger_tokens=100, predicted_tokens=predicted_tokens or 1000)
+    step = Step(draft=draft, question="summary", ledger_tokens=100, predicted_tokens=predicted_tokens or 1000)
+    step = step if predicted_tokens is None else replace(step, question="none")
     measured = replace(measured, count=replace(measured.count, tokens=before_tokens))
     prepared = replace(prepared, count=replace(prepared.count, tokens=after_tokens))
     assert is_enough(measured, step, compaction, prepared) is enough

@@ -51,7 +51,8 @@ async def continued(
     bench = Bench()
     context = bench.context(target=bench.target(4096, model="qwen2.5-7b-instruct", is_lmstudio=True))
     request = Request(messages=parsed(raw), tools=tools)
-    return await bench.compactor.continue_answer(request, Partial(**{"text": BEGUN, **partial}), context, ways=ways)
+    begun = Partial(**{"text": BEGUN, **partial})
+    return await bench.compactor.continued(await bench.compactor.go_on(request, begun, context, ways=ways))
 
 
 async def test_the_prompt_ends_inside_the_answer() -> None:

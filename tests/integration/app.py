@@ -104,7 +104,7 @@ def serve(simulator: Simulator) -> Iterator[Address]:
 
     async def detach() -> None:
         NETWORK.detach(url)
-        served.stop()
+        served.stopping.set()
         simulator.forget_connections()
 
     served = _loop().run(attach())

@@ -76,7 +76,7 @@ def serve_raw(window: int) -> Iterator[RawServer]:
 
     async def detach() -> None:
         NETWORK.detach(url)
-        server.inner.stop()
+        server.inner.stopping.set()
         simulator.forget_connections()
 
     server = in_loop(attach())

@@ -25,7 +25,6 @@ def test_an_opted_in_server_is_guarded_by_its_own_window(routes: Bench, servers:
     assert body["messages"][-1] == messages[-1]
     assert 256 <= body["max_tokens"] < window
     assert routes.proxy.expect_logged(r"INFO: guarding .*\(\d[\d,]* tokens\).* more; mode=guard; page: ")
-    assert routes.proxy.expect_logged(rf"window model={group} tokens={window} source=llama\.cpp")
 
 
 def test_a_deployments_own_threshold_decides(routes: Bench) -> None:

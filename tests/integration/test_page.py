@@ -136,15 +136,15 @@ def test_a_change_counts_at_once(unchanged: Proxy) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("pre_request_ratio", "1.5", "Compact a prompt above: “1.5”: Input should be less than 1."),
-        ("target_ratio", "a lot", "“a lot”: Input should be a valid number"),
-        ("target_ratio", "0,2", "“0,2”: Input should be a valid number"),
-        ("mode", "<i>", "“<i>”: Input should be 'guard', 'observe' or 'off'."),
-        ("mode", ["guard"], "Input should be 'guard', 'observe' or 'off'."),
-        ("pruning_model", "nobody", "“nobody”: not a model of this proxy."),
-        ("pruning_model", {"a": 1}, "not a model of this proxy."),
+        ("pre_request_ratio", "1.5", "pre_request_ratio = '1.5': Input should be less than 1"),
+        ("target_ratio", "a lot", "target_ratio = 'a lot': Input should be a valid number"),
+        ("target_ratio", "0,2", "target_ratio = '0,2': Input should be a valid number"),
+        ("mode", "<i>", "mode = '<i>': Input should be 'guard', 'observe' or 'off'"),
+        ("mode", ["guard"], "Input should be 'guard', 'observe' or 'off'"),
+        ("pruning_model", "nobody", "pruning_model = 'nobody': not a model of this proxy"),
+        ("pruning_model", {"a": 1}, "not a model of this proxy"),
         # A contradiction with what is in force.
-        ("target_ratio", "0.95", "(now 0.95, 0.7 and 0.93 of the window)."),
+        ("target_ratio", "0.95", "(now 0.95, 0.7 and 0.93 of the window)"),
         ("store", "memory://", "store cannot be changed while the proxy runs."),
     ],
 )

@@ -7,7 +7,6 @@ from typing import Any, cast
 import pytest
 
 from litellm_compaction.engine import Attempts
-from litellm_compaction.errors import BadWish
 from litellm_compaction.proxy.exchange import ClientRequest, Conversations, Exchange, Exchanges
 from tests.builders import JsonDict, assistant, chat, parsed, system, user
 from tests.engine.bench import Bench
@@ -30,23 +29,24 @@ def made(group: str = "served") -> Exchange:
     return Exchange(ClientRequest(received=request, original=request, group=group), Attempts(summary_calls_left=1))
 
 
-async def test_a_refusal_is_told_to_its_own_request() -> None:
-    """In the task that serves it, until it ends; also if LiteLLM asks with a logging object of its own."""
+async def test_a_task_finds_the_request_that_it_serves() -> None:
+    """Until that ends; also if LiteLLM asks with a logging object of its own."""
     calls, mine, other, inner = Exchanges(), Logging(), Logging(), Logging()
+    first, second = made(), made()
     calls.serve(mine.body)
-    assert calls.refusal() is None
-    calls.open(mine.body, made()).refused(BadWish("mine"))
-    assert str(calls.refusal()) == "mine"
+    assert calls.get({}) is None
+    calls.open(mine.body, first)
+    assert calls.get({}) is first
     calls.serve(other.body)
-    assert calls.refusal() is None
-    calls.open(inner.body, made()).refused(BadWish("other"))
-    assert str(calls.refusal()) == "other"
+    assert calls.get({}) is None
+    calls.open(inner.body, second)
+    assert calls.get({}) is second
     calls.close(other.body)
-    assert calls.refusal() is None
+    assert calls.get({}) is None
     calls.serve(mine.body)
-    assert str(calls.refusal()) == "mine"
+    assert calls.get({}) is first
     calls.close(mine.body)
-    assert calls.refusal() is None
+    assert calls.get({}) is None
 
 
 class _Room:

@@ -1,4 +1,4 @@
-"""LiteLLM from inside: the pool under the transport, the moment before its own end, and what its database keeps."""
+"""LiteLLM from inside: the pool under the transport, and what its database keeps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import litellm
 import pytest
 
-from litellm_compaction.proxy.litellm_inside.application import before_end, connect, keeps_responses
+from litellm_compaction.proxy.litellm_inside.application import connect, keeps_responses
 
 
 async def test_proxies_of_the_environment_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,43 +42,23 @@ def _stands_for(monkeypatch: pytest.MonkeyPatch, module: str, **members: Any) ->
     return made
 
 
-async def test_litellms_own_end_does_ours_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While its connections are still open, and once, whoever loads us again; arguments and result are its own."""
-    done: list[Any] = []
-
-    async def end(worker: str | None = None) -> str:
-        done.append(worker)
-        return "ended"
-
-    async def ours() -> None:
-        done.append("ours")
-
-    module = _stands_for(monkeypatch, "proxy_server", proxy_shutdown_event=end)
-    before_end(ours)
-    before_end(ours)
-    assert await module.proxy_shutdown_event(worker="heart") == "ended"
-    assert done == ["ours", "heart"]
-
-
 @pytest.mark.parametrize(
-    ("database", "keeper", "cold_storage", "keeps"),
+    ("database", "keeper", "keeps"),
     [
-        (None, lambda: True, "s3_v2", False),
-        (object(), lambda: False, None, False),
-        (object(), lambda: True, None, True),
-        (object(), lambda: False, "s3_v2", True),
-        (object(), None, None, True),
+        (None, lambda: True, False),
+        (object(), lambda: False, False),
+        (object(), lambda: True, True),
+        (object(), None, True),
     ],
-    ids=["no database", "no prompts", "prompts", "cold storage", "another LiteLLM"],
+    ids=["no database", "no prompts", "prompts", "another LiteLLM"],
 )
 def test_a_database_without_prompts_keeps_no_response(
-    monkeypatch: pytest.MonkeyPatch, database: object, keeper: Any, cold_storage: str | None, keeps: bool
+    monkeypatch: pytest.MonkeyPatch, database: object, keeper: Any, keeps: bool
 ) -> None:
     """LiteLLM would find an empty row before a `previous_response_id`, and answer without the history."""
     members = {} if keeper is None else {"should_store_prompts_and_responses_in_spend_logs": keeper}
     _stands_for(monkeypatch, "proxy_server", prisma_client=database)
     _stands_for(monkeypatch, "spend_tracking.spend_tracking_utils", **members)
-    monkeypatch.setattr(litellm, "cold_storage_custom_logger", cold_storage)
     assert keeps_responses() is keeps
 
 

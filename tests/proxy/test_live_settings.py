@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.config import LIVE, Settings, settings_from
+from litellm_compaction.config import LIVE, Settings, WrongSettings, settings_from
 from litellm_compaction.errors import ConfigError, StoreError
-from litellm_compaction.proxy.live_settings import KEY, LiveSettings, WrongValues, chosen_values, with_values
+from litellm_compaction.proxy.live_settings import KEY, LiveSettings, chosen_values, with_values
 from tests.stores.made import MemoryStore
 
 CONFIGURED = settings_from({"target_ratio": 0.3, "notices": "off"})
@@ -75,7 +75,7 @@ async def test_a_change_is_in_force_within_a_second_and_a_bad_one_changes_nothin
         problems: dict[str, str] = {}
         try:
             await workers.one.write(values)
-        except WrongValues as error:
+        except WrongSettings as error:
             problems = error.problems
         if problems:
             assert workers.one.in_force.settings is before
@@ -91,7 +91,7 @@ async def test_a_change_is_in_force_within_a_second_and_a_bad_one_changes_nothin
             assert Settings.model_validate(workers.one.in_force.settings.model_dump()) == workers.one.in_force.settings
         workers.now_s += 1.0
         assert await workers.two.current() == await workers.one.current() == workers.one.in_force.settings
-        chosen = chosen_values(workers.one.in_force.text)
+        chosen = chosen_values(await workers.store.get_setting(KEY))
         assert all(getattr(CONFIGURED, key) != value for key, value in chosen.items())
 
 
@@ -100,7 +100,11 @@ async def test_administrators_at_once_lose_nothing() -> None:
     workers = Workers()
     await asyncio.gather(workers.one.write({"mode": "observe"}), workers.one.write({"strategy": "prune"}))
     await workers.two.write({"notices": "content"})
-    assert chosen_values(workers.two.in_force.text) == {"mode": "observe", "strategy": "prune", "notices": "content"}
+    assert chosen_values(await workers.store.get_setting(KEY)) == {
+        "mode": "observe",
+        "strategy": "prune",
+        "notices": "content",
+    }
     await workers.two.write(dict.fromkeys(LIVE))
     assert workers.two.in_force.settings == CONFIGURED
     assert await workers.store.get_setting(KEY) == "{}"
@@ -133,13 +137,14 @@ async def test_a_broken_store_changes_nothing(caplog: pytest.LogCaptureFixture) 
     with pytest.raises(StoreError):
         await workers.one.write({"mode": None})
     assert workers.one.in_force.settings.mode == "observe"
-    assert workers.one.in_force.failure == "disk full"
+    problem = "The store cannot be read: disk full. Nothing can be saved."
+    assert workers.one.in_force.problem == problem
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warnings == ["settings_not_read disk full; those last known hold"] * 2
+    assert warnings == [f"settings_not_read {problem}"] * 2
     workers.store.fails = False
     workers.now_s += 10
     assert (await workers.two.current()).mode == "observe"
-    assert workers.two.in_force.failure == ""
+    assert workers.two.in_force.problem == ""
 
 
 @given(JSON | VALUES | st.just({"version": 1, "changes": {"mode": {"value": "off"}}}))
@@ -152,7 +157,7 @@ async def test_what_is_not_ours_is_ignored(stored: Any) -> None:
         assert settings == with_values(CONFIGURED, chosen_values(json.dumps(stored)))
     except ConfigError:
         assert settings == CONFIGURED
-        assert workers.one.in_force.ignored
+        assert workers.one.in_force.problem
         await workers.one.write({})
         workers.now_s += 1
-        assert (await workers.two.current(), workers.two.in_force.ignored) == (CONFIGURED, "")
+        assert (await workers.two.current(), workers.two.in_force.problem) == (CONFIGURED, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from litellm_compaction.errors import (
     WindowUnknown,
     WindowUnread,
 )
-from litellm_compaction.proxy.refusals import litellm_error_of, refusal_of, response_of, reworded, server_gone
+from litellm_compaction.proxy.refusals import Refusal, litellm_error_of, response_of, reworded, server_gone
 from tests.proxy.scripted import Scene, Turn
 
 TOO_LARGE = DoesNotFit("9,000 tokens do not fit into 8,192.", shares=(), window_tokens=8192, needed_tokens=9300)
@@ -53,7 +52,7 @@ def test_each_error_has_its_status_and_code(
 
     Too large is for `context_window_fallbacks`; a dead server is not asked again, but its neighbors are.
     """
-    refusal = refusal_of(error)
+    refusal = Refusal(error)
     assert isinstance(refusal, ProxyException)
     assert isinstance(refusal, HTTPException)
     assert (int(refusal.code), refusal.status_code, refusal.to_dict()["code"]) == (status, status, code)
@@ -83,18 +82,12 @@ def test_an_overflow_is_told_as_one(status: int, is_overflow: bool) -> None:
     assert reworded(None, error, is_guarded=True, client_text=lambda: said) is None
 
 
-def _of_certificate() -> httpx.TransportError:
-    error, cause = httpx.ConnectError("handshake"), OSError("no connection")
-    error.__cause__, cause.__context__ = cause, ssl.SSLCertVerificationError("self-signed")
-    return error
-
-
 @pytest.mark.parametrize(
     ("error", "is_lmstudio", "is_gone"),
     [
         (httpx.ConnectError("refused"), True, True),
         (httpx.ConnectError("refused"), False, False),
-        (_of_certificate(), True, False),
+        (httpx.ConnectError("ssl:True [SSLCertVerificationError: …]"), True, False),
         (httpx.ReadError("reset"), True, False),
         (httpx.ConnectTimeout("slow"), True, False),
     ],

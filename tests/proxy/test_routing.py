@@ -50,6 +50,9 @@ def test_the_sources_of_a_window_have_an_order(info: dict[str, Any], window: tup
     """context_length, the operator's max_input_tokens; otherwise there is none, whatever a request says."""
     target = opted("openrouter/never-heard-of", info=info, max_input_tokens=5000, num_ctx=5000)
     assert (target.context_length, target.context_source) == window
+    # Opting LM Studio in changes nothing: its window is read, or unknown.
+    own = deployment("lm_studio/x", {**info, **ON}, api_base=LOCAL)
+    assert (own.kind, own.target.context_length, own.other_target) == ("lm_studio", None, None)
 
 
 @pytest.mark.parametrize(
@@ -69,13 +72,6 @@ def test_a_hosted_pruning_model_has_a_supposed_window(model: str, api_base: str 
     asked = deployment_of({"model": model, "api_base": api_base}, {}, group="g", environ={}, is_asked=True)
     assert (asked.other_target or asked.target).context_length == tokens
     assert opted(model, api_base=api_base).context_length is None
-
-
-def test_lm_studio_has_no_default() -> None:
-    """Opting LM Studio in changes nothing: its window is read, or unknown."""
-    own = deployment("lm_studio/x", {**ON, "max_input_tokens": 5000}, api_base=LOCAL)
-    assert (own.kind, own.target.is_lmstudio, own.target.context_length) == ("lm_studio", True, None)
-    assert own.other_target is None
 
 
 CONFIG: dict[str, Any] = {
@@ -187,7 +183,7 @@ async def test_a_silent_server_is_asked_again_and_a_warning_names_the_line_to_wr
 
 def test_the_answer_that_is_shown_is_what_is_set_aside_for_it() -> None:
     """A client takes it off the window, and asks for no more: the buffer of an empty prompt."""
-    window = Window(tokens=8192, source="api/v1", architecture="", instance_id="", parallel=1)
+    window = Window(tokens=8192, source="api/v1", instance_id="")
     for settings, answer_tokens in (
         ({}, 1638),
         ({"output_buffer_ratio": 0.5}, 4096),
@@ -204,10 +200,7 @@ def test_the_transport_carries_what_it_can_reach() -> None:
         carrier = "transport" if (model, base) in reached else "hooks"
         assert carrier_of(deployment(model, ON, api_base=base), Settings()) == carrier
         assert carrier_of(deployment(model, ON, api_base=base), Settings(carrier="hooks")) == "hooks"
-
-
-def test_ollama_is_told_to_refuse_what_it_would_cut() -> None:
-    """Beside the client's own fields; no other server is told anything."""
+    # Ollama is told to refuse what it would cut, beside the client's own fields; no other server is told anything.
     sent = with_extra({"extra_body": {"top_k": 1, "truncate": True}}, refuses_by("ollama_chat"))
     assert sent == {"extra_body": {"top_k": 1, "truncate": False, "shift": False}}
     assert with_extra({}, refuses_by("hosted_vllm")) == {}

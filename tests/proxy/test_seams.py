@@ -110,7 +110,7 @@ def test_a_piece_is_found_where_litellm_has_it_now(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, members: dict[str, Any], is_missing: bool
 ) -> None:
     """The first place that has it in a form that we can use; what is missing is a sentence that says what is lost."""
-    seam = Seam.POOL
+    seam = Seam.REQUESTS
     monkeypatch.setattr(seam, "places", (":inside.new()", ":inside.old()"))
     monkeypatch.setattr(litellm, "inside", SimpleNamespace(**members), raising=False)
     assert seam.is_missing is is_missing

@@ -139,4 +139,4 @@ async def test_models_that_are_loaded_meanwhile_are_prepared_too(
     await settled()
     assert len(looks) == 3
     await ended([work])
-    await made.aclose()
+    await made.compactor.aclose()

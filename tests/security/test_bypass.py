@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import importlib
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from litellm import Router as LiteLLMRouter
 from litellm.proxy._types import UserAPIKeyAuth
 
-from litellm_compaction.core.messages import user_message
-from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.proxy import internal
+from litellm_compaction.config import Settings
+from litellm_compaction.proxy.exchange import pruning_models_of
 from litellm_compaction.proxy.internal import Caller
+from litellm_compaction.proxy.litellm_inside import Seam
 from litellm_compaction.proxy.litellm_inside.application import is_allowed
-from tests.proxy.test_internal import ScriptedRouter, chunk
 
 # LiteLLM's own, some of them while its proxy is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -57,16 +56,19 @@ async def test_pruning_model_obeys_litellms_own_checks(monkeypatch: pytest.Monke
     importlib.import_module("litellm.proxy.proxy_server")
     fields, allowed = _CALLERS[caller]
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **fields)}
-    router, scripted = LiteLLMRouter(model_list=_ENTRIES), ScriptedRouter(chunk(content="### Current state"))
-    router.acompletion = scripted.acompletion
+    router, settings = LiteLLMRouter(model_list=_ENTRIES), Settings(pruning_model="pruner-large")
     assert await is_allowed(router, "pruner-large", metadata) is allowed
-    ask = Caller(router, "pruner-large", metadata, timeout_s=5, group="pruner-large").ask
-    if allowed:
-        await ask([user_message("text")], max_tokens=5)
-    else:
-        with pytest.raises(SummaryFailed, match="not_allowed"):
-            await ask([user_message("text")], max_tokens=5)
-    assert bool(scripted.asked) is allowed
+
+    async def target(*_: object) -> object:
+        return SimpleNamespace()
+
+    guards: Any = SimpleNamespace(pruning_target=target)
+    caller, deployment = (
+        Caller(router, "m", metadata, timeout_s=5, group="m"),
+        cast("Any", SimpleNamespace(target=None)),
+    )
+    models = await pruning_models_of(guards, deployment, settings, caller)
+    assert [model.label for model in models] == (["pruner-large", "m"] if allowed else ["m"])
 
 
 @pytest.mark.parametrize(("listed", "allowed"), [(_ONLY, False), ([*_ONLY, "pruner-large"], True)], ids=["no", "yes"])
@@ -96,12 +98,8 @@ async def test_a_check_that_fails_lets_nothing_through(monkeypatch: pytest.Monke
     async def broken(*_: object) -> bool:
         raise RuntimeError("no database")
 
-    monkeypatch.setattr(internal, "is_allowed", broken)
-    router = ScriptedRouter()
-    ask = Caller(router, "carried", {}, timeout_s=5, group="carried").ask
-    with pytest.raises(SummaryFailed, match="not_checked"):
-        await ask([user_message("text")], max_tokens=5)
-    assert router.asked == {}
+    monkeypatch.setattr(Seam.ACCESS, "get", lambda: broken)
+    assert not await is_allowed(None, "carried", {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1")})
 
 
 @pytest.mark.parametrize(
@@ -124,4 +122,4 @@ async def test_a_check_that_fails_lets_nothing_through(monkeypatch: pytest.Monke
 async def test_nothing_is_written_ahead_for_a_key_with_limits(caller: dict[str, Any], *, allowed: bool) -> None:
     """None of its own requests is refused for what it never asked."""
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **caller)}
-    assert await internal.may_write_ahead(metadata) is allowed
+    assert await Caller(None, "m", metadata, timeout_s=5).may_write_ahead() is allowed

@@ -43,7 +43,7 @@ def originals(rows: MemoryRows) -> Originals:
 async def kept(originals: Originals, *all_covered: Covered) -> None:
     for each in all_covered:
         originals.keep(each)
-        await originals.settle()
+        await originals.aclose()
 
 
 async def texts(originals: Originals, tenant: str = "tenant") -> list[str]:

@@ -160,7 +160,7 @@ async def test_a_board_that_ends_leaves_its_store_at_work(server: Server) -> Non
     board = board_of(store)
     assert board is not None
     await board.put("pool", "notes", b"1")
-    await board.aclose()
+    await Leases(board).aclose()
     await store.put_setting("mode", "off")
     await store.aclose()
     with pytest.raises(StoreError, match="closed"):

@@ -98,13 +98,11 @@ class Seat:
     ) -> None:
         """Waits until it holds `tokens` (≥ 1) in place of what it holds, for another upstream request.
 
-        It holds nothing while it waits, so restarts cannot block each other, nor after an exception. Not to be wrapped
-        in `asyncio.wait_for`, which before Python 3.12 can lose the room.
+        It holds nothing while it waits, so restarts cannot block each other, nor after an exception; an `Overloaded`
+        says that the time is over. Not to be wrapped in `asyncio.wait_for`, which before Python 3.12 can lose the room.
 
         Args:
             tokens: of the prompt and the answer's reserve; more than the window is let into an empty context only.
-            window_tokens: the context's length; the newest that was given counts.
-            timeout_s: an `Overloaded` says that it is over; with 0, room must be free now.
             most_tokens: up to so much it gets of what is free, if nothing waits: alone all of it, else an even part.
             is_restart: its answer has begun: before all that have not, after earlier restarts.
         """
@@ -120,7 +118,9 @@ class Seat:
             if self.waits:
                 await asyncio.wait({self.turn}, timeout=min(limit_s, TOLD_AFTER_S))
             if self.waits and limit_s > TOLD_AFTER_S:
-                pool.tell_operator(tokens)
+                text = "waits_for_room model=%s tokens=%d in_use=%d window=%d answers=%d waited_s=%.0f"
+                model, in_use_tokens = pool.name.rpartition(" ")[2], pool.used_tokens
+                logger.warning(text, model, tokens, in_use_tokens, window_tokens, pool.answers, TOLD_AFTER_S)
                 await asyncio.wait({self.turn}, timeout=limit_s - TOLD_AFTER_S)
         except BaseException:
             # What was granted in the same moment would be lost.
@@ -128,10 +128,8 @@ class Seat:
             raise
         if self.waits:
             self._give_back()
-            used_tokens, waited_s = pool.used_tokens, loop.time() - since_s
-            raise Overloaded(
-                pool.name, tokens=tokens, in_use_tokens=used_tokens, window_tokens=window_tokens, waited_s=waited_s
-            )
+            numbers = {"tokens": tokens, "in_use_tokens": pool.used_tokens, "window_tokens": window_tokens}
+            raise Overloaded(pool.name, **numbers, waited_s=loop.time() - since_s)
 
     def release(self) -> None:
         """Gives everything back, for good; again is no change."""
@@ -191,20 +189,16 @@ class Pool:
 
     Every change happens between two awaits, and ends in `changed`, which gives free room away at once: a woken task
     finds its tokens already held, so none can slip in before it.
-
-    Attributes:
-        seats: all that have not left, also those that wait.
-        others: the other processes' notes, as they were last heard.
-        missing_tokens: by which the next request of any process does not fit; 0 if none waits.
-        is_shared: nobody is let in before the others were asked.
     """
 
     def __init__(self, name: str, admission: Admission, leases: Leases | None) -> None:
         self.name = name
+        # The next request of any process does not fit by so many; 0 if none waits.
         self.window_tokens = self.missing_tokens = 0
+        # All that have not left, also those that wait; and what the other processes have said last.
         self.seats: list[Seat] = []
         self.others: Sequence[Note] = ()
-        self.is_shared = False
+        self.is_shared = False  # Nobody is let in before the others were asked.
         self._admission, self._leases = admission, leases
         self._has_changed = asyncio.Event()
         self._telling: asyncio.Task[None] | None = None
@@ -246,12 +240,6 @@ class Pool:
         # If there are others it is forgotten when they know.
         if not self.seats and (self._telling is None or self._telling.done()):
             self._admission.pools.pop(self.name, None)
-
-    def tell_operator(self, tokens: int) -> None:
-        """Logs a request that has waited long for so many tokens."""
-        text = "waits_for_room model=%s tokens=%d in_use=%d window=%d answers=%d waited_s=%.0f"
-        model, in_use_tokens = self.name.rpartition(" ")[2], self.used_tokens
-        logger.warning(text, model, tokens, in_use_tokens, self.window_tokens, self.answers, TOLD_AFTER_S)
 
     def _apply(self, decision: _Decision, others: Sequence[Note]) -> None:
         """Gives waiting requests what all processes have agreed on, and tells those that have to give way."""
@@ -317,11 +305,10 @@ def _notes(bodies: Iterable[str]) -> Iterator[Note]:
 
 
 class Admission:
-    """Seats by context, and who is there; for one event loop.
+    """Seats by context, and who is there, for one event loop.
 
-    Args:
-        stopping_s: how long a server generates on at most after its stream was closed.
-        leases: of the processes that send to the same contexts; None for no others.
+    A server generates on for `stopping_s` at most after its stream was closed; `leases` are of the processes that send
+    to the same contexts, None for no others.
     """
 
     def __init__(self, *, stopping_s: float = _STOPPING_S, leases: Leases | None = None) -> None:

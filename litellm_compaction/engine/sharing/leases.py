@@ -152,7 +152,6 @@ class Leases:
         if leaving:
             _, late = await asyncio.wait(leaving, timeout=_FAREWELL_S)
             await ended(late)
-        await self.rows.aclose()
 
     async def _takes(self, topic: str, name: str) -> bool:
         """Takes the right to a topic if it is free; True if it may be acted upon, as it may when the store is lost."""

@@ -66,14 +66,13 @@ class Reservation:
     ) -> int:
         """Waits for room for a prompt and its answer; returns the bound on the answer that the server has to be told.
 
+        An `Overloaded` says that there was none in time, a `DoesNotFit` that too many answers are asked for.
+
         Args:
             limit_tokens: what the window leaves, and the client wants.
             is_watched: the answer comes in pieces, can be stopped, and can go on: such a one begins with less.
-            answers: how many are asked for to each prompt (`n`), each up to the bound; a `DoesNotFit` says too many.
+            answers: how many are asked for to each prompt (`n`), each up to the bound.
             prompts: how many of them the request has, none longer than the one that was counted.
-
-        Raises:
-            Overloaded: there was no room in time.
         """
         self._keep()
         window, admission, context = prepared.window, self._admission, self._context
@@ -108,10 +107,9 @@ class Reservation:
     async def for_summary(
         self, window: Window, history_tokens: int, *, extra_tokens: int = SUMMARY_EXTRA_TOKENS
     ) -> AsyncGenerator[None, None]:
-        """Waits for room for a summary of so much history, in place of what is held now.
+        """Waits for room for a summary of so much history, in place of what is held now; an `Overloaded` if in vain.
 
-        It is held until the summary is made, which may have other readers than the client that leaves meanwhile; an
-        `Overloaded` says that there was none in time.
+        It is held until the summary is made, which may have other readers than the client that leaves meanwhile.
         """
         if not self.is_shared(window):
             self._be_present(window)
@@ -144,10 +142,7 @@ class Reservation:
         return self._seat is not None and self._seat.tokens > 0 and self._seat.has_company
 
     def is_called_back(self, prepared: PreparedRequest, generated_tokens: int, *, can_be_cut: bool) -> bool:
-        """Returns True if a running answer has to stop, since another waits for room that it could do without.
-
-        `generated_tokens` are those of its answer to `prepared` so far; `can_be_cut` if it could go on later.
-        """
+        """Returns True if a running answer to `prepared` has to stop for another, if it `can_be_cut`."""
         if self._seat is None:
             return False
         again_tokens = prepared.count.tokens + generated_tokens + _GOING_ON_TOKENS

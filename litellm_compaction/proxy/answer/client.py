@@ -49,10 +49,7 @@ SILENT = Notices("off", "off", "off")
 
 
 def notices_for(configured: Choice, body: Mapping[str, Any]) -> Notices:
-    """The places of notices for the client of a request, whose `body` has LiteLLM's metadata.
-
-    An operator chooses for a key, else for its team: `{"compaction": {"notices": "content"}}`.
-    """
+    """The places of notices for a request's client; an operator chooses for a key, else for its team."""
     metadata = metadata_of(body)
     route, is_stream = str(metadata.get("user_api_key_request_route") or ""), bool(body.get("stream"))
     if not is_stream and not route.endswith(_ROUTE_WITH_THOUGHTS_APART):
@@ -131,20 +128,15 @@ class Cost:
 
 
 class OneAnswer:
-    """What the client has of its answer: deltas of all legs, and notices, in chunks of one.
-
-    Attributes:
-        text: since the model last looked something up; what came before is `earlier_text`.
-        is_delivered: the client has some of the model's words.
-        is_silent: it has nothing, not even a notice.
-    """
+    """What the client has of its answer: deltas of all legs, and notices, in chunks of one."""
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
+        # Since the model last looked something up; what came before is `earlier_text`.
         self.text: list[str] = []
         self.earlier_text = self.reasoning = ""
-        self.is_delivered = False
-        self.is_silent = True
+        # The client has some of the model's words; or nothing, not even a notice.
+        self.is_delivered, self.is_silent = False, True
         self._notices = asked.notices.at_the_end_only if asked.is_json or asked.is_whole else asked.notices
         self._base: Chunk = {}
 

@@ -29,8 +29,6 @@ _DANGER_RATIO, _DANGER_OUTPUT_RATIO = 0.80, 0.60
 End: TypeAlias = Literal["done", "limit", "overthought", "spent", "called_back", "overflow", "failed"]
 # Since others need the room, or where a doubt alone bounded it.
 GIVES_WAY: frozenset[End | None] = frozenset({"spent", "called_back"})
-# By us: the stream could still go on.
-STOPPED: frozenset[End | None] = frozenset({"limit", "called_back", "overthought"})
 # How an answer goes on behind a stop: as it is, since only others needed the room; with a compaction only if it needs
 # one, where its thoughts end at their budget; compacted, or pressed, as the window is full.
 Restart: TypeAlias = Literal["resumed", "relaxed", "compacted", "pressed"]

@@ -26,20 +26,9 @@ from litellm_compaction.engine import (
     Reservation,
 )
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.events import ContinuationOutcome, Cut
+from litellm_compaction.events import ContinuationEvent, ContinuationOutcome, Cut
 from litellm_compaction.proxy.answer.client import Asked, Cost, OneAnswer
-from litellm_compaction.proxy.answer.legs import (
-    GIVES_WAY,
-    MAX_CUTS,
-    RESTARTS,
-    STOPPED,
-    UNNAMED,
-    Ended,
-    Leg,
-    State,
-    Step,
-    next_leg,
-)
+from litellm_compaction.proxy.answer.legs import MAX_CUTS, RESTARTS, UNNAMED, Ended, Leg, State, Step, next_leg
 from litellm_compaction.proxy.answer.relay import Ending, Relay
 from litellm_compaction.proxy.answer.sse import Batches, Chunk, UpstreamError
 from litellm_compaction.proxy.answer.upstream import Upstream
@@ -163,12 +152,12 @@ class Answer:
                 if tokens == leg.max_tokens:
                     return leg
                 return replace(leg, max_tokens=tokens, is_share=True, is_doubted=False)
+            request, compactor, ways = self.asked.request, self.compactor, self._state.ways
             if prepared.continuation.way is None:
-                prepared = await self.compactor.guard(self.asked.request, self.context, self.room)
+                prepared = await compactor.guard(request, self.context, self.room)
             else:
-                prepared = await self.compactor.continue_answer(
-                    self.asked.request, self._partial(), self.context, self.room, ways=self._state.ways
-                )
+                plan = await compactor.go_on(request, self._partial(), self.context, ways=ways)
+                prepared = await compactor.continued(plan, self.room)
 
     def _bounded(self, prepared: PreparedRequest) -> Leg:
         """The next leg with what the window and the client leave it, or less if it can go on behind that."""
@@ -210,7 +199,7 @@ class Answer:
                         # They do not wait for the rest.
                         yield sent
                         sent = []
-                    if relay.end in STOPPED and not await self._can_go_on(relay):
+                    if relay.is_stopped and not await self._can_go_on(relay):
                         relay.go_on_to_the_end()
                     if relay.end is not None:
                         return
@@ -268,10 +257,7 @@ class Answer:
         return self._state.plan is not None
 
     async def _behind(self, relay: Relay) -> list[Chunk]:
-        """What the client gets behind a leg: its end, or what it is told before the next one; finds that one's request.
-
-        Of a continuation only the plan.
-        """
+        """What the client gets behind a leg: its end, or what it is told before the next one, found or planned."""
         step, one, state = self._step(relay), self._one, self._state
         if step != "other_way":
             self._note(relay)
@@ -312,7 +298,7 @@ class Answer:
             return self._closing(relay)
         is_new = isinstance(plan.prepared, CompactionNeeded)
         # Others needed the room, or nobody doubts it now: nothing is compacted, and the client need not know.
-        state.is_resumed = relay.end in GIVES_WAY and not is_new
+        state.is_resumed = relay.gives_way and not is_new
         told: list[Chunk] = []
         if plan.partial.closes and not state.is_resumed:
             state.is_closing = True
@@ -397,7 +383,7 @@ class Answer:
             self._learn(relay)
         if is_others:
             relay.ending = Ending("spent")
-        if relay.end in GIVES_WAY:
+        if relay.gives_way:
             state.cuts += 1
             # Told of doubt once for each answer: a server that tells no number would end it there again and again.
             state.was_doubted = state.was_doubted or relay.leg.is_doubted
@@ -406,8 +392,7 @@ class Answer:
     def _is_overflow_of_all(self, relay: Relay) -> bool:
         """A context that several answers fill was full, and not this answer's window; notes that.
 
-        LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
-        shared context even if the server lists none (four answers of 150 tokens over 4,096).
+        Servers end all of them then, with words that name no number. Far below the window that proves a shared context.
         """
         window = relay.leg.prepared.window
         others, is_shared = self.room.beside(window), self.room.is_shared(window)
@@ -419,10 +404,7 @@ class Answer:
         return is_of_all
 
     def _learn(self, relay: Relay) -> None:
-        """Notes what a leg shows of the window, of our count, and of the ways in which its server goes on.
-
-        Refused ways count only after another one has worked: a server that refuses every way says nothing about ways.
-        """
+        """Notes what a leg shows of the window, of our count, and of the ways in which its server goes on."""
         context, prepared, replies = self.context, relay.leg.prepared, self.compactor.replies
         if relay.end == "overflow":
             replies.learn_overflow(context, prepared, relay.ending.overflow or UNNAMED)
@@ -430,6 +412,7 @@ class Answer:
             replies.learn(context, prepared, **relay.tokens._asdict())
         outcomes: dict[Way, Outcome] = {}
         if relay.has_begun:
+            # A server that refuses every way says nothing about ways.
             outcomes = dict.fromkeys(self._state.refused, "refused")
             self._state.refused = ()
         if prepared.continuation.way in ("raw", "prefill") and (outcome := relay.outcome()) is not None:
@@ -438,14 +421,18 @@ class Answer:
             self.compactor.known_ways.learn(context.target, context.label, way, outcome)
 
     def _tell(self, outcome: ContinuationOutcome, prepared: PreparedRequest, relay: Relay) -> None:
-        self.compactor.reporter.continued(
-            self.context,
-            prepared,
+        event = ContinuationEvent(
             outcome=outcome,
+            model=self.context.label,
+            window_tokens=prepared.window.tokens,
             attempt=self._cost.restarts,
-            used_tokens=relay.used_tokens,
+            attempts=self.context.settings.max_restarts,
+            tokens_before=relay.used_tokens,
+            tokens_after=prepared.count.tokens if outcome == "restarted" else relay.used_tokens,
             lost_tokens=min(relay.lost_tokens, relay.used_tokens),
+            tenant=self.context.tenant,
         )
+        self.compactor.reporter.tell(event)
 
     def _closing(self, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""

@@ -19,7 +19,7 @@ from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer import sse
 from litellm_compaction.proxy.answer.calls import Calls, Kept
 from litellm_compaction.proxy.answer.client import OneAnswer
-from litellm_compaction.proxy.answer.legs import FULL_RATIO, GIVES_WAY, NEAR_FULL_RATIO, STOPPED, UNNAMED, End, Leg
+from litellm_compaction.proxy.answer.legs import FULL_RATIO, GIVES_WAY, NEAR_FULL_RATIO, UNNAMED, End, Leg
 from litellm_compaction.proxy.answer.legs import judged as judged_overflow
 from litellm_compaction.proxy.answer.sse import Chunk, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.wire import Usage, usage_of
@@ -82,24 +82,20 @@ class Words:
 class Relay:
     """The reader of one leg's stream, who knows what it is held against, what has come, and how it ended.
 
-    Attributes:
-        calls: those that have begun: an answer cannot be cut inside them, nor go on once the client has a part of one.
-        has_company: others in its context can end it at any moment: nothing is sent that ends inside a word.
-        usage_fields: the usage with all its fields, as the server wrote them; {} for none that is complete.
-        ending: without an `end` while it goes on.
+    An answer cannot be cut inside its `calls`, nor go on once the client has a part of one. Where it `has_company` it
+    may end at any moment: nothing is sent that ends inside a word.
     """
 
     def __init__(self, leg: Leg, one: OneAnswer) -> None:
         prepared = leg.prepared
-        self._one = one
-        self.leg = leg
+        self.leg, self._one = leg, one
         self._stop_tokens: float = int(prepared.budget.rules.streaming_ratio * prepared.window.tokens)
         self._thoughts_tokens = leg.thoughts_tokens
         self.generated = GeneratedTokens(prepared.count_text)
         self.words = Words(leg, one.sent_text, one.asked.stops)
         self.calls = Calls(RECALL if prepared.tools is not None else None)
         self.has_begun = self.has_company = False
-        self.usage_fields: Mapping[str, Any] = {}
+        self.usage_fields: Mapping[str, Any] = {}  # As the server wrote them.
         self.finish_reason: str | None = None
         self.ending = Ending()
 
@@ -260,10 +256,7 @@ class Relay:
         return [*sent, *({"tool_calls": [call]} for call in self.calls.given_up(kept))]
 
     def _breaks_off(self) -> bool:
-        """The answer ended because the window did, not because the model or the client wanted it to.
-
-        Nor the server: a limit of its own or of its operator's, far below ours, ends the next request as well.
-        """
+        """The answer ended because the window did, and not the model, the client or the server wanted it to."""
         if self.finish_reason != "length":
             return self.finish_reason is None and self.looks_full()
         tokens, most_tokens, asked_tokens = self.tokens.completion_tokens, self.leg.max_tokens, self.leg.asked_tokens
@@ -271,6 +264,7 @@ class Relay:
         is_reported = bool(self.usage_fields) and tokens + 1 >= most_tokens
         fills_its_limit = is_reported or self.generated.exact() >= NEAR_FULL_RATIO * most_tokens
         if not (fills_its_limit or self.has_company or self.looks_full()):
+            # A limit of the server's own, far below ours, ends the next request as well.
             return False
         removed = self._removed_tokens()
         # A few words that were taken out are not worth another request.
@@ -295,9 +289,18 @@ class Relay:
         return self.end == "overflow" or self.looks_full()
 
     @property
+    def is_stopped(self) -> bool:
+        """By us: the stream could still go on."""
+        return self.end in ("limit", "called_back", "overthought")
+
+    @property
+    def gives_way(self) -> bool:
+        return self.end in GIVES_WAY
+
+    @property
     def is_left_running(self) -> bool:
         """We ended the stream: the server learns of it a moment later."""
-        return self.end in GIVES_WAY | STOPPED and self.finish_reason is None
+        return (self.is_stopped or self.gives_way) and self.finish_reason is None
 
     @property
     def lost_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """Chunks and errors of a server's answer, as server-sent events in and out, and a beat in the silence of a stream.
 
-A server's answer is bounded by its request: a broken or hostile server must not cost all other requests. Servers differ
-in the shapes of tool calls and of text: a chunk that is read here has OpenAI's.
+A server's answer is bounded by its request: a broken or hostile one must not cost all other requests. Servers differ in
+the shapes of tool calls and of text: a chunk that is read here has OpenAI's.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ Chunk: TypeAlias = dict[str, Any]
 Batch: TypeAlias = Sequence[Chunk]
 Batches: TypeAlias = AsyncGenerator[Batch, None]
 REASONING_FIELDS = ("reasoning_content", "reasoning")
-# An error's own words stand at its beginning; some quote the whole request after that.
-# LiteLLM looks through an error's text some ten times, 10 s for a megabyte.
+# An error's own words stand at its beginning; LiteLLM looks through all of it some ten times, 10 s for a megabyte.
 ERROR_BYTES = 32 * 1024
 DONE = b"data: [DONE]\n\n"
 _FIELD = b"data:"
-# More at once gives way to others before the next piece: a thousand of the smallest chunks.
+# More at once, a thousand of the smallest chunks, gives way to others before the next piece.
 _MUCH_BYTES = 16 * 1024
 _REPLACED = "\ufffd"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -44,7 +43,6 @@ _TEXT = (str, type(None))
 _END = object()
 # Legal in every stream of events, and read by no client.
 _COMMENT = b": ping\n\n"
-_ANTHROPICS_PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
 class Received(dict[str, Any]):
@@ -69,10 +67,7 @@ class UpstreamError(Exception):
 
     @property
     def may_pass(self) -> bool:
-        """The server has failed just now, or is too busy, and does not refuse requests like this one.
-
-        RFC 9110, sections 15.5 and 15.6: 4xx is the request's fault, 5xx the server's, except for 501.
-        """
+        """The server has failed just now, or is too busy, and does not refuse requests like this one."""
         if isinstance(self, UpstreamDropped) or is_crash(self.text):
             return True
         return self.status in _PASSING_STATUSES or ((self.status or 0) >= 500 and self.status != _NOT_IMPLEMENTED)
@@ -238,10 +233,7 @@ def json_object(content: bytes) -> dict[str, Any]:
 
 
 def as_chunk(event: Chunk) -> Chunk | None:
-    """Returns `event` itself if it has a chunk's shape, else a copy that says the same in it; None if it says nothing.
-
-    A whole answer's message is read as one delta.
-    """
+    """Returns `event` itself if it has a chunk's shape, else a copy that says the same; None if it says nothing."""
     choices = event.get("choices")
     if choices is None or (type(choices) is list and all(map(_is_plain, choices))):
         return event
@@ -301,13 +293,13 @@ def _listed(value: Any) -> list[Any]:
 async def with_heartbeat(
     response: AsyncIterable[Any], exchange: Exchange, *, every_s: float
 ) -> AsyncGenerator[Any, None]:
-    """The chunks of `response`, and an empty one after each `every_s` for which a compaction has kept it silent.
+    """The chunks of `response`, and a beat after each `every_s` for which a compaction has kept it silent.
 
     In place of LiteLLM's own keep-alive, which leaks a slot of the key's parallel limit with every chat stream. A task
     races the clock only while a pause may come. A stream that waits silently opens with a comment: LiteLLM's router
     keeps what opens Responses (`_responses_stream_holds_event`) and Messages until some of the answer has come.
     """
-    source, last, begun = aiter(response), None, None
+    source, last = aiter(response), None
     if exchange.may_pause and exchange.attempt.begins_silently:
         yield _COMMENT
     while True:
@@ -317,9 +309,8 @@ async def with_heartbeat(
             waiting = asyncio.ensure_future(anext(source, _END))
             try:
                 while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                    beat = _COMMENT if last is None and exchange.attempt.begins_silently else _beat(last, begun)
-                    if beat is not None:
-                        yield beat
+                    if last is not None or exchange.attempt.begins_silently:
+                        yield _beat(last)
                 last = await waiting
             finally:
                 if not waiting.done():
@@ -332,31 +323,13 @@ async def with_heartbeat(
                         waiting.exception()  # marks it as retrieved
         if last is _END:
             return
-        begun = _copied(last) if _is_in_progress(last) else begun
         yield last
 
 
-def _copied(event: Any) -> Any:
-    """An event that stays as it is: LiteLLM hides the answer's id in the one that it sends, and would do so again."""
-    return event.model_copy(deep=True) if hasattr(event, "model_copy") else event
-
-
-def _is_in_progress(event: Any) -> bool:
-    # Not by `getattr`: pydantic raises and catches an error for attributes that a chat chunk does not have.
-    kind = getattr(event, "__dict__", {}).get("type")
-    return getattr(kind, "value", kind) == "response.in_progress"
-
-
-def _beat(last: Any, begun: Any) -> Any:
-    """A chunk that says nothing, in the language of the `last` one; None if there is no such thing.
-
-    Of the Responses API the event that says that an answer has `begun`: it may be said again.
-    """
-    if isinstance(last, (bytes, bytearray)):
-        # Other streams of bytes than Anthropic's name no events.
-        return _ANTHROPICS_PING if last.lstrip().startswith(b"event:") else _COMMENT
+def _beat(last: Any) -> Any:
+    """A chunk that says nothing: a copy of the `last` one of a chat, which other callbacks read too, else a comment."""
     if not hasattr(last, "choices") or not hasattr(last, "model_copy"):
-        return _copied(begun)
+        return _COMMENT
     beat = last.model_copy(deep=True)
     if getattr(beat, "usage", None) is not None:
         # Its numbers must be counted once.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -245,18 +245,13 @@ class HookedUpstream:
         finally:
             with anyio.CancelScope(shield=True):
                 await batches.aclose()
-                if not answer.is_one_leg:
-                    await self.log_partials(prepared.count_text, prepared.count.tokens)
-
-    async def log_partials(self, count: Callable[[str], int], prompt_tokens: int) -> None:
-        """Logs the streams that were stopped: LiteLLM itself logs only streams that end.
-
-        Late, when the whole answer has ended: the first stream's slot in the key's parallel limit then spans all of it.
-        """
-        for part in self._parts:
-            if not part.has_failed:
-                text = "".join(part.text)
-                await log_stopped(part.log, text, {"prompt_tokens": prompt_tokens, "completion_tokens": count(text)})
+                # LiteLLM itself logs only streams that end. Late: the first stream's slot in the key's parallel limit
+                # then spans the whole answer.
+                for part in self._parts if not answer.is_one_leg else ():
+                    if not part.has_failed:
+                        text, count = "".join(part.text), prepared.count
+                        usage = {"prompt_tokens": count.tokens, "completion_tokens": prepared.count_text(text)}
+                        await log_stopped(part.log, text, usage)
 
 
 async def _chunks(stream: Any, part: _Part, leg: Leg) -> AsyncIterator[Batch]:

@@ -34,7 +34,7 @@ _LIMIT_S = 10.0
 _ANSWER = {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": "seen"}}]}
 # The attribute of a function of ours that stands in place of one of LiteLLM's.
 _ORIGINAL = "litellm_compaction_original"
-_PROXY = "proxy.proxy_server"
+_PROXY, _CORE = "proxy.proxy_server", "litellm_core_utils"
 _CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
 _OLD_CHECKS = "llms.anthropic.pass_through.context_management.editors.compact"
 _SPEND = "proxy.spend_tracking.spend_tracking_utils"
@@ -54,42 +54,26 @@ class Seam(Enum):
     ROUTER = "", f"{_PROXY}:llm_router"
     REFUSAL = "", "proxy._types:ProxyException()"
     # A deployment's address may stand in one: without it nobody knows if that is guarded.
-    CREDENTIALS = "", "litellm_core_utils.credential_accessor:CredentialAccessor.get_credential_values()"
+    CREDENTIALS = "", f"{_CORE}.credential_accessor:CredentialAccessor.get_credential_values()"
 
-    OWN_CALLS = (
-        "no model writes summaries or counts prompts",
-        "litellm_core_utils.internal_call_metadata:sanitized_forwardable_call_metadata()",
-    )
-    STOPPED_STREAMS = (
-        "streams that are stopped are neither logged nor charged",
-        "litellm_core_utils.litellm_logging:Logging.dispatch_success_handlers()",
-    )
+    OWN_CALLS = "no model writes summaries", f"{_CORE}.internal_call_metadata:sanitized_forwardable_call_metadata()"
+    STOPPED_STREAMS = "stopped streams are not charged", f"{_CORE}.litellm_logging:Logging.dispatch_success_handlers()"
     CONFIG = "config.yaml is not checked, and no master key is made", f"{_PROXY}:proxy_config.get_config_state()"
-    END = "rooms that a proxy holds when it ends are held until they expire", f"{_PROXY}:proxy_shutdown_event()"
     REQUESTS = "routes that count or compact alone are left to LiteLLM", f"{_PROXY}:app.router.middleware_stack()"
     PAGE = "the page and the routes of recall and records are missing", f"{_PROXY}:app"
     KEYS = "the page and the routes beside it answer nobody", "proxy.auth.user_api_key_auth:user_api_key_auth()"
-    KEY_HEADER = "the page finds no key under a header's own name", f"{_PROXY}:general_settings"
     MASTER_KEY = "what is stored is not encrypted, and the page remembers nobody", f"{_PROXY}:master_key"
     DATABASE = "what stands before a `previous_response_id` is not looked for", f"{_PROXY}:prisma_client"
     KEPT_PROMPTS = (
         "a `previous_response_id` whose messages are not kept is answered without them",
-        f"{_SPEND}:should_store_prompts_and_responses_in_spend_logs()",
-        f"{_SPEND}:_should_store_prompts_and_responses_in_spend_logs()",
+        *(f"{_SPEND}:{prefix}should_store_prompts_and_responses_in_spend_logs()" for prefix in ("", "_")),
     )
-    COLD_STORAGE = "responses that are kept beside the database are not looked for", ":cold_storage_custom_logger"
     REDIS = "`store: redis` has no connection", f"{_PROXY}:redis_usage_cache"
     REDIS_CLIENT = "commands cannot reach the proxy's Redis", "_redis:get_redis_async_client()"
     POOL = "streams cost more of the processor", "llms.custom_httpx.aiohttp_transport:LiteLLMAiohttpTransport()"
-
     CALLER = "lists of a key do not hold for a pruning model", "proxy._types:UserAPIKeyAuth()"
-    LISTED = (
-        "aliases and wildcards in a key's list of models do not open a pruning model",
-        "proxy.auth.auth_checks:can_object_call_model()",
-        "proxy.auth.auth_checks:_can_object_call_model()",
-    )
     ACCESS = (
-        "users' and projects' lists of models do not hold for a pruning model",
+        "no key with a list of models may use a pruning model, and lists of users do not hold for it",
         *(f"{module}:caller_can_call_model()" for module in _CHECKS),
         f"{_OLD_CHECKS}:_check_summary_model_access()",
     )
@@ -174,30 +158,27 @@ def current_router() -> Any:
 
 def deployment(router: Any, deployment_id: str) -> Any:
     """The router's own object of a deployment; None if it has none of this id."""
-    return _asked(router, "deployment", "get_deployment", deployment_id)
+    return _asked(router, "registry", "deployment", "get_deployment", lambda member: member(deployment_id))
 
 
 def deployments(router: Any, name: str | None = None, team_id: str | None = None) -> Sequence[Any]:
     """The entries that serve a group, an alias or a name behind a wildcard; those of all groups without a name."""
-    return _asked(router, "deployments", "get_model_list", name, team_id=team_id) or ()
+    listed = _asked(router, "registry", "deployments", "get_model_list", lambda member: member(name, team_id=team_id))
+    return listed or ()
 
 
 def setting(router: Any, name: str) -> object:
     """A setting of the router; None if its operator has not set it."""
-    view = getattr(router, "settings", None)
-    try:
-        return getattr(view() if callable(view) else router, name)
-    except (AttributeError, TypeError) as error:
-        raise LiteLLMChanged(f"Router.{name}") from error
+    return _asked(router, "settings", name, name, lambda member: member)
 
 
-def _asked(router: Any, entry_point: str, member: str, *asked: Any, **options: Any) -> Any:
-    """The answer of the router's registry or, in a LiteLLM without one, of a member of the router's own."""
-    registry = getattr(router, "registry", None)
+def _asked(router: Any, view: str, name: str, old_name: str, ask: Callable[[Any], Any]) -> Any:
+    """What `ask` makes of a member of the router's `view` or, in a LiteLLM without that, of the router's own."""
+    is_new = callable(getattr(router, view, None))
     try:
-        return (getattr(router, member) if registry is None else getattr(registry(), entry_point))(*asked, **options)
+        return ask(getattr(getattr(router, view)(), name) if is_new else getattr(router, old_name))
     except (AttributeError, TypeError) as error:
-        raise LiteLLMChanged(f"Router.{member if registry is None else f'registry().{entry_point}'}") from error
+        raise LiteLLMChanged(f"Router.{f'{view}().{name}' if is_new else old_name}") from error
 
 
 def refuses_by_window(router: Any) -> bool:
@@ -256,35 +237,35 @@ class Seams:
     """Says if something of LiteLLM is missing by which requests are guarded, after one look at each router."""
 
     def __init__(self) -> None:
-        self._router: Any = None
-        self._of_router: LiteLLMChanged | None = None
+        self._of_router: tuple[Any, LiteLLMChanged | None] = None, None
         self._of_client: Kept[str, LiteLLMChanged | None] = Kept(_look_at_client, lambda _: math.inf, most=1)
 
     @property
     def fault(self) -> LiteLLMChanged | None:
-        """What is known to be missing."""
-        return self._of_router or self._of_client.last(_NOBODY)
+        """The first member of LiteLLM's that a look has missed."""
+        return self._of_router[1] or self._of_client.last(_NOBODY)
 
     def of_router(self, router: Any) -> LiteLLMChanged | None:
         """What the router lacks; None if nothing."""
-        if router is not self._router:
-            self._router, self._of_router = router, None
-            try:
-                deployment(router, _NOBODY)
-                deployments(router)
-                for name in (*FALLBACKS, CHECKS):
-                    setting(router, name)
-            except LiteLLMChanged as error:
-                logger.error("%s", error)  # noqa: TRY400 - the message is the finding
-                self._of_router = error
-        return self._of_router
+        if router is not self._of_router[0]:
+            self._of_router = router, _look_at_router(router)
+        return self._of_router[1]
 
     async def of_client(self) -> LiteLLMChanged | None:
         """The client that LiteLLM does not pass on, with which our transport carries answers; None if it does."""
         return await self._of_client.get(_NOBODY)
 
-    async def aclose(self) -> None:
-        await self._of_client.aclose()
+
+def _look_at_router(router: Any) -> LiteLLMChanged | None:
+    try:
+        deployment(router, _NOBODY)
+        deployments(router)
+        for name in (*FALLBACKS, CHECKS):
+            setting(router, name)
+    except LiteLLMChanged as error:
+        logger.error("%s", error)  # noqa: TRY400 - the message is the finding
+        return error
+    return None
 
 
 async def _look_at_client(model: str) -> LiteLLMChanged | None:
@@ -301,13 +282,12 @@ async def _look_at_client(model: str) -> LiteLLMChanged | None:
         return httpx.Response(200, json=_ANSWER)
 
     http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    async with AsyncOpenAI(api_key=model, base_url=_NOWHERE, http_client=http) as client:
-        prompt = [{"role": "user", "content": "."}]
-        options = {"api_base": _NOWHERE, "api_key": model, "timeout": _LIMIT_S, "no-log": True}
+    place: dict[str, Any] = {"api_key": model, "base_url": _NOWHERE}
+    messages = [{"role": "user", "content": "."}]
+    options: dict[str, Any] = {"timeout": _LIMIT_S, "max_retries": 0, "num_retries": 0, "no-log": True}
+    async with AsyncOpenAI(**place, http_client=http) as client:
         with contextlib.suppress(Exception), as_ours():
-            await litellm.acompletion(
-                model=f"lm_studio/{model}", messages=prompt, client=client, max_retries=0, num_retries=0, **options
-            )
+            await litellm.acompletion(f"lm_studio/{model}", messages, client=client, **place, **options)
     if asked:
         return None
     error = LiteLLMChanged("client=", "Or set `carrier: hooks`, which passes no client on.")

@@ -1,4 +1,4 @@
-"""LiteLLM's proxy: its configuration and secret, its end, what its requests pass, its keys, and its connections."""
+"""LiteLLM's proxy: its configuration and secret, what its requests pass, its keys, and its connections."""
 
 from __future__ import annotations
 
@@ -18,21 +18,18 @@ _Application: TypeAlias = Callable[..., Awaitable[None]]
 _KEPT_IN_SCOPE = ("type", "app", "asgi", "client", "http_version", "scheme", "server")
 # The answers of LiteLLM's own checks for a call on a caller's behalf.
 _ALLOWS = ("allowed", True)
-# In the names of LiteLLM's fields for what a caller may spend.
-_LIMITS = ("limit", "budget")
 # What LiteLLM's words for the place of a Redis, and for signing in there, begin with.
 _REDIS_NAMES = (
     *("url", "host", "port", "db", "user", "pass", "startup_nodes", "sentinel_", "service_name"),
     *("ssl", "gcp_", "azure_", "aws_iam_", "credential_provider"),
 )
-_REDIS_CACHES = ("redis", "redis-semantic")
 _NO_REDIS = (
-    "store: the proxy has no Redis of its own: set general_settings.coordination_redis, "
-    "litellm_settings.cache_params, or REDIS_HOST and REDIS_PORT; or name one here: redis://host:6379/0"
+    "store: the proxy has no Redis of its own: set general_settings.coordination_redis, or REDIS_HOST and REDIS_PORT; "
+    "or name one here: redis://host:6379/0"
 )
-# Idle connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
+# One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot. Idle
+# connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
 _IDLE_S = 2.0
-# One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot.
 _POOL_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=_IDLE_S)
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False}
 
@@ -44,32 +41,15 @@ def configuration() -> Mapping[str, Any]:
 
 
 def keeps_responses() -> bool:
-    """LiteLLM finds the messages before a `previous_response_id`: it keeps prompts in its database, or beside it."""
-    if Seam.DATABASE.get() is None:
-        return False
+    """LiteLLM finds the messages before a `previous_response_id`: it keeps prompts in its database."""
     keeps = Seam.KEPT_PROMPTS.get()
-    return keeps is None or bool(keeps()) or Seam.COLD_STORAGE.get() is not None
+    return Seam.DATABASE.get() is not None and (keeps is None or bool(keeps()))
 
 
 def proxy_secret() -> str | None:
     """The proxy's master key; None before the configuration is loaded, and without one."""
     key = Seam.MASTER_KEY.get()
     return key if isinstance(key, str) and key else None
-
-
-def before_end(job: Callable[[], Awaitable[None]]) -> None:
-    """Runs `job`, which ends by itself and never raises, before a proxy ends in order, while its loop still runs."""
-
-    def with_job(end: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-        async def ended(*args: Any, **options: Any) -> Any:
-            await job()
-            result = end(*args, **options)
-            return await result if inspect.isawaitable(result) else result
-
-        return ended
-
-    # LiteLLM gives callbacks no such moment; its lifespan looks this function up when it is over.
-    Seam.END.wrap(with_job)
 
 
 def wrap_requests(*makes: Callable[[_Application], _Application]) -> None:
@@ -109,44 +89,29 @@ def _header_of(marker: object) -> str:
     return str(getattr(getattr(getattr(marker, "dependency", None), "model", None), "name", "")).lower()
 
 
-def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
-    """True if the lists of models that a key and its team carry allow `model_name` `model`; no look into a database."""
-    # A call through the router skips the proxy's own check.
-    auth = _auth(metadata)
-    own = {name: getattr(auth, name, None) for name in ("team_model_aliases", "team_id")}
-    try:
-        for attribute, kind in (("models", "key"), ("team_models", "team")):
-            if isinstance(allowed := getattr(auth, attribute, None), list) and allowed:
-                Seam.LISTED.needed()(model=model, llm_router=router, models=allowed, object_type=kind, **own)
-    except Exception:  # noqa: BLE001 - refused: ProxyException, whose place moved between versions
-        return False
-    return True
-
-
 async def is_allowed(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
     """True if LiteLLM would let a key call a `model_name`: by all lists of models, and the budgets for that model."""
-    auth = _auth(metadata)
-    if auth is None:
+    # A call through the router skips the proxy's own check.
+    if (auth := _auth(metadata)) is None:
         return True
-    # By position: the first three mean the same in all versions.
-    checks = (Seam.ACCESS.get(), (auth, model, router)), (Seam.BUDGET.get(), (auth, model))
-    if not may_use(router, model, metadata):
+    access, budget = Seam.ACCESS.get(), Seam.BUDGET.get()
+    if access is None and (getattr(auth, "models", None) or getattr(auth, "team_models", None)):
         return False
-    return all([check is None or await check(*given) in _ALLOWS for check, given in checks])
+    # By position: the first three mean the same in all versions.
+    checks = (access, (auth, model, router)), (budget, (auth, model))
+    try:
+        return all([check is None or await check(*given) in _ALLOWS for check, given in checks])
+    except Exception:  # noqa: BLE001 - fails closed, as LiteLLM's own checks do
+        return False
 
 
 def has_limits(metadata: Mapping[str, Any]) -> bool:
     """True if any limit or budget is set for the caller, its metadata or its team's, whatever LiteLLM calls it."""
-    auth = _auth(metadata)
-    # Of a model of pydantic; another object's fields are its own.
-    fields = {} if auth is None else dict(auth) if hasattr(auth, "model_fields_set") else vars(auth)
+    fields = dict(_auth(metadata) or {})
     holders = [fields, *(fields.get(name) or {} for name in ("metadata", "team_metadata"))]
-    return any(
-        value is not None and value is not False and value not in ({}, [])  # a limit of 0 is one
-        for holder in holders
-        for name, value in holder.items()
-        if any(word in name for word in _LIMITS)
-    )
+    limits = [holder[name] for holder in holders for name in holder if "limit" in name or "budget" in name]
+    # A limit of 0 is one.
+    return any(value is not None and value is not False and value not in ({}, []) for value in limits)
 
 
 def _auth(metadata: Mapping[str, Any]) -> Any:
@@ -167,14 +132,8 @@ def proxy_redis() -> Any:
 
 
 def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
-    """Returns a maker of clients of the Redis that a proxy with this configuration has, for commands outside of it."""
-    general, own, router = (_mapping(config.get(f"{name}_settings")) for name in ("general", "litellm", "router"))
-    cache = _mapping(own.get("cache_params"))
-    blocks = [_mapping(general.get("coordination_redis"))]
-    if own.get("cache") is True and cache.get("type", "redis") in _REDIS_CACHES:
-        blocks.append({**cache, "startup_nodes": cache.get("redis_startup_nodes", cache.get("startup_nodes"))})
-    blocks.append({name.removeprefix("redis_"): value for name, value in router.items() if name.startswith("redis_")})
-    block = next(filter(None, blocks), {})
+    """Returns a maker of clients, outside of the proxy, of the Redis that `coordination_redis` or variables name."""
+    block = _mapping(_mapping(config.get("general_settings")).get("coordination_redis"))
     named = {name: value for name, value in block.items() if name.startswith(_REDIS_NAMES) and value is not None}
 
     def make() -> Any:
@@ -198,17 +157,15 @@ def connect() -> httpx.AsyncBaseTransport:
     # LiteLLM's `litellm_settings.ssl_verify`: a switch, or a bundle of certificates.
     verify = os.environ.get("SSL_VERIFY", getattr(litellm, "ssl_verify", True))
     verify = _SWITCH.get(verify.strip().lower(), verify) if isinstance(verify, str) else verify is not False
+    context, inherited = httpx.create_ssl_context(verify=verify), Seam.POOL.get()
     is_off = os.environ.get("DISABLE_AIOHTTP_TRANSPORT", "").strip().lower()
-    inherited: Any = Seam.POOL.get()
     if inherited is None or _SWITCH.get(is_off, False) or getattr(litellm, "disable_aiohttp_transport", False):
-        return httpx.AsyncHTTPTransport(verify=verify, limits=_POOL_LIMITS)
+        return httpx.AsyncHTTPTransport(verify=context, limits=_POOL_LIMITS)
     from aiohttp import ClientSession, DummyCookieJar, TCPConnector
 
-    class Transport(inherited):  # type: ignore[misc] # LiteLLM is not typed strictly enough to check
+    class Transport(inherited):  # type: ignore[misc, valid-type] # LiteLLM is not typed strictly enough to check
         async def _get_proxy_settings(self, request: httpx.Request) -> None:
             return None
-
-    context = httpx.create_ssl_context(verify=verify)
 
     def session() -> ClientSession:
         connector = TCPConnector(limit=0, keepalive_timeout=_IDLE_S, ssl=context)

@@ -19,16 +19,16 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from fastapi import HTTPException, Request, Response
 
-from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
+from litellm_compaction.config import LIVE, SAME_MODEL, Settings, WrongSettings, choices
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.engine.records import events_of as events_of_record
 from litellm_compaction.engine.records import undo, view_of
-from litellm_compaction.errors import CompactionError, StoreError
+from litellm_compaction.errors import CompactionError, ServerUnavailable, StoreError
 from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json
 from litellm_compaction.proxy.client import note_credential, tenant_of
 from litellm_compaction.proxy.litellm_inside import Seam, current_router
-from litellm_compaction.proxy.litellm_inside.application import key_owner, may_use
-from litellm_compaction.proxy.live_settings import LiveSettings, WrongValues, for_deployment
+from litellm_compaction.proxy.litellm_inside.application import is_allowed, key_owner
+from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import GuardedDeployment, as_entry, reachable_entries, router_entries
@@ -98,14 +98,10 @@ async def visitor_of(request: Request) -> Visitor | None:
     make a browser send.
     """
     headers = {name: value for name, value in request.headers.items() if name != "cookie"}
-    shown = headers.get("authorization", "")
-    if shown[:6].lower() == "basic ":
+    if headers.get("authorization", "")[:6].lower() == "basic ":
         return None
-    # Where a proxy looks for keys in a header of its own, a browser cannot know that.
-    own = (Seam.KEY_HEADER.get() or {}).get("litellm_key_header_name")
-    beside = {own.lower(): shown} if isinstance(own, str) and shown else {}
     try:
-        auth = await key_owner(request.scope, {**beside, **headers}, _KNOWN_PATH)
+        auth = await key_owner(request.scope, headers, _KNOWN_PATH)
     except Exception:  # noqa: BLE001 - whatever it raises is a no, such as a ModuleNotFoundError without `prisma`
         return None
     note_credential(headers)
@@ -120,27 +116,25 @@ async def visitor_of(request: Request) -> Visitor | None:
 
 def add_page(service: Service) -> None:
     """Adds the page and its routes to the proxy that is being started; nothing happens outside of one."""
-    app = Seam.PAGE.get()
-    if app is None:
+    if (app := Seam.PAGE.get()) is None:
         return
     page = _Page(service)
     # A configuration that is loaded anew brings a new handler; the page must belong to that one.
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "name", "") != _ROUTE_NAME]
-    served: dict[str, _Endpoint] = {
-        "GET ": _static,
-        "GET /": _static,
-        "GET /settings": _endpoint(page.settings),
-        "POST /settings": _endpoint(page.write),
-        "GET /deployments": _endpoint(page.deployments),
-        "GET /conversations": _endpoint(page.conversations),
-        "GET /events": _endpoint(page.events),
-        "GET /records/{record}": _endpoint(page.record),
-        "POST /records/{record}/undo": _endpoint(page.undo),
-        "POST /recall": _endpoint(page.recall),
-    }
-    for name, endpoint in served.items():
-        method, _, path = name.partition(" ")
-        app.add_api_route(f"{PATH}{path}", endpoint, methods=[method], name=_ROUTE_NAME, include_in_schema=False)
+    for method, path, answer in (
+        ("GET", "/settings", page.settings),
+        ("POST", "/settings", page.write),
+        ("GET", "/deployments", page.deployments),
+        ("GET", "/conversations", page.conversations),
+        ("GET", "/events", page.events),
+        ("GET", "/records/{record}", page.record),
+        ("POST", "/records/{record}/undo", page.undo),
+        ("POST", "/recall", page.recall),
+        ("GET", "", None),
+        ("GET", "/", None),
+    ):
+        serve = _static if answer is None else _endpoint(answer)
+        app.add_api_route(f"{PATH}{path}", serve, methods=[method], name=_ROUTE_NAME, include_in_schema=False)
 
 
 async def _static(request: Request) -> Response:
@@ -195,8 +189,7 @@ def _limit(asked: object, most: int) -> int:
 
 
 def _record_of(request: Request) -> str:
-    record = str(request.path_params["record"])
-    if not _ID.fullmatch(record):
+    if not _ID.fullmatch(record := str(request.path_params["record"])):
         raise HTTPException(404, "not found")
     return record
 
@@ -227,21 +220,20 @@ class _Page:
         live, values = self._service.live, (await _body_of(request)).get("values")
         if not isinstance(values, dict):
             raise HTTPException(400, 'the body is JSON like {"values": {"mode": "observe"}}')
+        name = values.get("pruning_model")
+        if name not in (None, SAME_MODEL, live.in_force.settings.pruning_model) and not _is_served(name):
+            said = f"pruning_model = {str(name)[:100]!r}: not a model of this proxy"
+            raise _not_saved(WrongSettings("", ("pruning_model", said)))
         try:
-            if values.get("pruning_model") not in (None, SAME_MODEL, live.in_force.settings.pruning_model):
-                _check_served(values["pruning_model"])
             await live.write(values, role=visitor.role)
-        except WrongValues as error:
-            raise HTTPException(422, {"message": f"Not saved. {error}", "problems": error.problems}) from None
+        except WrongSettings as error:
+            raise _not_saved(error) from None
         return self._settings(visitor)
 
     def _settings(self, visitor: Visitor) -> JsonObject:
         in_force, is_memory = self._service.live.in_force, isinstance(self._service.store.rows, MemoryRows)
         notices = {
-            f"The store cannot be read: {in_force.failure}. Nothing can be saved.": in_force.failure,
-            f"The saved changes are ignored, config.yaml holds: {in_force.ignored}. Save or reset them.": (
-                in_force.ignored
-            ),
+            in_force.problem: in_force.problem,
             "The store is this process's memory: changes end with it.": is_memory,
             f"mode is {in_force.settings.mode}: no request is changed.": in_force.settings.mode != "guard",
         }
@@ -261,7 +253,7 @@ class _Page:
         entries = [
             entry
             for entry in router_entries(router)
-            if visitor.sees_all or may_use(router, str(entry.get("model_name") or ""), owner)
+            if visitor.sees_all or await is_allowed(router, str(entry.get("model_name") or ""), owner)
         ]
         found = await asyncio.gather(*(self._rows(router, entry, visitor) for entry in entries))
         rows = [row for rows in found for row in rows]
@@ -360,11 +352,13 @@ class _Page:
         return found_fields(await lookup.search(visitor.tenant, query, limit=limit))
 
 
-def _check_served(model: object) -> None:
+def _not_saved(error: WrongSettings) -> HTTPException:
+    return HTTPException(422, {"message": f"Not saved. {error}", "problems": error.problems})
+
+
+def _is_served(model: object) -> bool:
     router = current_router()
-    if not isinstance(model, str) or router is None or not reachable_entries(router, model, {}):
-        said = f"{LIVE['pruning_model'].label}: “{str(model)[:100]}”: not a model of this proxy."
-        raise WrongValues({"pruning_model": said})
+    return isinstance(model, str) and router is not None and bool(reachable_entries(router, model, {}))
 
 
 def _setting(live: LiveSettings, key: str) -> JsonObject:
@@ -372,8 +366,8 @@ def _setting(live: LiveSettings, key: str) -> JsonObject:
     value, configured = getattr(live.in_force.settings, key), getattr(live.configured, key)
     return {
         "key": key,
-        "label": LIVE[key].label,
-        "text": LIVE[key].text or " ".join((setting.description or "").split()),
+        "label": key.replace("_", " ").capitalize(),
+        "text": " ".join((setting.description or "").split()),
         "value": value,
         "configured": configured,
         "is_changed": value != configured,
@@ -405,9 +399,8 @@ def _state(report: DeploymentReport, visitor: Visitor) -> str:
     """Says why a report has no window; which server that is, is not every visitor's business."""
     if "*" in report.target.model:
         return "of the model that is asked for"
-    if report.absence is None:
-        return "its server does not answer"
-    return str(report.absence) if visitor.sees_all else report.absence.for_clients
+    absence = report.absence or ServerUnavailable("its server does not answer")
+    return str(absence) if visitor.sees_all else absence.for_clients
 
 
 def _fields(event: Event) -> JsonObject:

@@ -6,7 +6,6 @@ conversation, compressed and not encrypted.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hmac
 import json
@@ -54,19 +53,17 @@ class Orders:
     def unfolded(self, messages: tuple[Message, ...]) -> Unfolded:
         """Returns a request's messages with all that the one with the record stands for."""
         kept = self.portable
-        return Unfolded(messages) if kept is None else unfolded(messages, kept, record_of(kept))
+        return (messages, ()) if kept is None else unfolded(messages, kept, record_of(kept))
 
     def returned(self, request: Request, prepared: PreparedRequest | None) -> Portable | None:
         """Returns the compaction with which a request was sent, if it goes back to the client; else None."""
+        # Of an answer that was carried over the limit a part is covered: that record is for the next turn's store.
         if not (self.wants_item or self.compacts_only) or prepared is None or prepared.continuation.way is not None:
-            # Of an answer that was carried over the limit a part is covered: that record is for the next turn's store.
             return None
+        made, kept = prepared.compaction, "" if self.portable is None else self.portable.record
         # A client that wants the compaction alone gets all its messages where there is nothing to compact.
-        if not self.compacts_only:
-            kept = "" if self.portable is None else self.portable.record
-            if prepared.compaction is None or prepared.compaction.record == kept != "":
-                return None
-        return portable(request.messages, prepared.compaction, spares_requests=self.spares_requests)
+        is_news = self.compacts_only or (made is not None and (not kept or made.record != kept))
+        return portable(request.messages, made, spares_requests=self.spares_requests) if is_news else None
 
 
 NO_ORDERS = Orders()
@@ -90,22 +87,16 @@ class Told(NamedTuple):
 
 
 class Items:
-    """Portable compactions as text, signed with the proxy's master key; unsigned where `secret` gives None."""
+    """Portable compactions as text, signed with the proxy's master key; unsigned where `secret` gives None.
+
+    Of a long conversation both ways take a thread.
+    """
 
     def __init__(self, secret: Callable[[], str | None]) -> None:
-        self._seal = Box(secret, b"portable compactions")
+        self._box = Box(secret, b"portable compactions")
 
-    async def sealed(self, tenant: str, kept: Portable) -> str:
+    def sealed(self, tenant: str, kept: Portable) -> str:
         """Returns the text of a portable compaction; the same one for the same."""
-        return await asyncio.to_thread(self._sealed, tenant, kept)
-
-    async def opened(self, tenant: str, text: object, field: str) -> Portable:
-        """Returns what `sealed` wrote; a BadItem at `field` is none, was changed, another's, or is too large."""
-        if not isinstance(text, str) or not text.startswith(_MARK) or len(text) > _MOST_CHARS:
-            raise BadItem(field, "was not made by this proxy")
-        return await asyncio.to_thread(self._opened, tenant, text, field)
-
-    def _sealed(self, tenant: str, kept: Portable) -> str:
         fields = {
             "base": None if kept.base is None else encode(kept.base).decode("utf-8", "surrogatepass"),
             "kept": [dict(each.raw) for each in kept.kept],
@@ -114,7 +105,10 @@ class Items:
         body = zlib.compress(encode_text(json.dumps(fields, ensure_ascii=False, separators=(",", ":"))))
         return _MARK + base64.urlsafe_b64encode(self._mac(tenant, body) + body).decode()
 
-    def _opened(self, tenant: str, text: str, field: str) -> Portable:
+    def opened(self, tenant: str, text: object, field: str) -> Portable:
+        """Returns what `sealed` wrote; a BadItem at `field` is none, was changed, another's, or is too large."""
+        if not isinstance(text, str) or not text.startswith(_MARK) or len(text) > _MOST_CHARS:
+            raise BadItem(field, "was not made by this proxy")
         try:
             data = base64.b64decode(text.removeprefix(_MARK), altchars=b"-_", validate=True)
             mac, body = data[:_MAC_BYTES], data[_MAC_BYTES:]
@@ -123,12 +117,12 @@ class Items:
             # A signed one may be a bomb all the same where the proxy has no key: what is too much is cut off.
             fields = json.loads(zlib.decompressobj().decompress(body, _MOST_BYTES).decode("utf-8", "surrogatepass"))
             base = None if fields["base"] is None else decode(encode_text(fields["base"]))
-            if base is None and fields["base"] is not None:
-                raise BadItem(field, "was made by another version of the plug-in")
             kept = tuple(parse_message(each) for each in fields["kept"])
-            return Portable(base=base, kept=kept, spares_requests=bool(fields["spares_requests"]))
         except (zlib.error, ValueError, KeyError, TypeError, RecursionError):
             raise BadItem(field, "cannot be read: it was changed or cut off") from None
+        if base is None and fields["base"] is not None:
+            raise BadItem(field, "was made by another version of the plug-in")
+        return Portable(base=base, kept=kept, spares_requests=bool(fields["spares_requests"]))
 
     def _mac(self, tenant: str, body: bytes) -> bytes:
-        return self._seal.mac(tenant.encode(), body) or bytes(_MAC_BYTES)
+        return self._box.mac(tenant.encode(), body) or bytes(_MAC_BYTES)

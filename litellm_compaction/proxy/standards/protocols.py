@@ -164,22 +164,17 @@ def _usage(told: Told) -> _Json:
 
 def compacted_response(body: Mapping[str, Any], answer: Mapping[str, Any]) -> _Json:
     """The body of `POST /v1/responses/compact`: the user's messages of `body`, and the item that `answer` has."""
-    items = messages_of(body.get("input"))
-    own = [item for item in items if _kind(item) == "message" and item.get("role") == "user"]
+    own = [item for item in messages_of(body.get("input")) if _kind(item) == "message" and item.get("role") == "user"]
+    # In parts, as `messages_of` has them.
+    parts = [messages_of(item["content"])[0] if isinstance(item.get("content"), str) else {} for item in own]
+    said = [{"status": "completed", "type": "message", **item, **part} for item, part in zip(own, parts, strict=True)]
     return {
         "id": answer.get("id"),
         "object": "response.compaction",
         "created_at": int(answer.get("created_at") or 0),
-        "output": [*map(_output_message, own), *(answer.get("output") or [])],
+        "output": [*said, *(answer.get("output") or [])],
         "usage": answer.get("usage"),
     }
-
-
-def _output_message(item: Mapping[str, Any]) -> _Json:
-    """A user's message as the protocol gives it back: in parts."""
-    content = item.get("content")
-    parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-    return {"status": "completed", **item, "type": "message", "content": parts}
 
 
 class Messages:
@@ -245,14 +240,16 @@ class Messages:
     def ended(self, event: _Json, told: Told) -> _Json:
         if event["type"] == "message_stop":
             return event
-        return {**event, "delta": {**(event.get("delta") or {}), **_stop(told)}, **_applied(told)}
+        delta, fields = _end(told)
+        return {**event, "delta": {**(event.get("delta") or {}), **delta}, **fields}
 
     def answered(self, message: Any, told: Told) -> Any:
         if not isinstance(message, dict):
             return None
         blocks = [_block(told)] if told.text else []
         own = [] if told.is_alone else list(message.get("content") or [])
-        return {**message, "content": [*blocks, *own], **_stop(told), **_applied(told)}
+        stop, fields = _end(told)
+        return {**message, "content": [*blocks, *own], **stop, **fields}
 
 
 class _Amount(BaseModel):
@@ -369,16 +366,14 @@ def _block(told: Told) -> _Json:
     }
 
 
-def _stop(told: Told) -> _Json:
-    return {"stop_reason": "compaction"} if told.is_alone and told.text else {}
-
-
-def _applied(told: Told) -> _Json:
-    """The edits that were applied, and of an answer without a model the usage: a compaction's own is not in it."""
+def _end(told: Told) -> tuple[_Json, _Json]:
+    """The reason to stop, and the fields beside it: edits, and without a model the usage, of a count alone."""
     counts = {"cleared_tool_uses": told.cleared_calls, "cleared_input_tokens": told.cleared_tokens}
     edits = [{"type": "clear_tool_uses_20250919", **counts}] if told.cleared_calls else []
-    tokens = {"input_tokens": 0 if told.text else told.read_tokens, "output_tokens": 0}
-    return {"context_management": {"applied_edits": edits}, **({"usage": tokens} if told.is_alone else {})}
+    fields: _Json = {"context_management": {"applied_edits": edits}}
+    if told.is_alone:
+        fields["usage"] = {"input_tokens": 0 if told.text else told.read_tokens, "output_tokens": 0}
+    return {"stop_reason": "compaction"} if told.is_alone and told.text else {}, fields
 
 
 def _checked(shape: TypeAdapter[_Shape], value: object, field: str, place: str) -> _Shape:
@@ -389,12 +384,12 @@ def _checked(shape: TypeAdapter[_Shape], value: object, field: str, place: str) 
         raise BadItem(field, "is not as the protocol has it") from None
     except ValidationError as error:
         problem: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        names = "".join(place.format(each) if isinstance(each, int) else f".{each}" for each in problem["loc"])
-        if problem["type"] == "union_tag_invalid":
-            raise BadItem(f"{field}{names}.type", "is none of the known edits") from None
+        is_tag = problem["type"] == "union_tag_invalid"
+        names = [place.format(each) if isinstance(each, int) else f".{each}" for each in problem["loc"]]
         # Without the name of a class of ours.
-        shown = problem["msg"].partition(" or instance of ")[0]
-        raise BadItem(f"{field}{names}", f"is not as the protocol has it ({shown})") from None
+        shown = "of no known edit" if is_tag else problem["msg"].partition(" or instance of ")[0]
+        where = "".join([field, *names, *([".type"] if is_tag else [])])
+        raise BadItem(where, f"is not as the protocol has it ({shown})") from None
 
 
 def _without_nulls(value: object) -> object:

@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from starlette.requests import ClientDisconnect, Request
+
 from litellm_compaction.core.forms import ClearOrder, cleared
 from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.proxy.client import metadata_of, tenant_of
@@ -48,7 +50,8 @@ class Standards:
     async def read_orders(self, data: dict[str, Any], call_type: str) -> None:
         """Takes what the client of a guarded model says of its context out of `data`; a BadItem cannot be followed."""
         read = (Responses if call_type == "aresponses" else Messages).read_orders
-        orders, changed = await read(data, partial(self._items.opened, tenant_of(metadata_of(data))))
+        tenant = tenant_of(metadata_of(data))
+        orders, changed = await read(data, lambda text, at: asyncio.to_thread(self._items.opened, tenant, text, at))
         if data.get(COUNTS):
             orders, changed[COUNTS] = replace(orders, counts_only=True), None
         if (changed or orders != NO_ORDERS) and self._exchanges.note_orders(data, orders):
@@ -60,39 +63,32 @@ class Standards:
 
     async def answers(self, exchange: Exchange, context: RequestContext) -> bool:
         """Follows a request's orders before a model is asked; returns True if no model has to be asked."""
-        orders = exchange.client.orders
-        if orders.clear is not None:
+        orders, compactor = exchange.client.orders, self._compactor
+        if orders.clear is not None and not exchange.client.cleared_calls:
             await self._clear(exchange, context, orders.clear)
+        request = exchange.client.original
         if orders.counts_only:
-            tokens = await self._compactor.count(exchange.client.original, context)
+            tokens = await compactor.count(request, context)
             exchange.alone = _of_edits(exchange)._replace(read_tokens=tokens, is_alone=True)
         elif orders.compacts_only or orders.pauses:
-            await self._compact(exchange, context)
+            prepared = await compactor.guard(request, context)
+            if orders.returned(request, prepared) is not None:
+                exchange.sent(context, prepared)
+                told = await self.told(exchange)
+                # Without one the client takes an answer.
+                exchange.alone = told._replace(is_alone=True) if told.text else None
         return exchange.alone is not None
 
     async def _clear(self, exchange: Exchange, context: RequestContext, order: ClearOrder) -> None:
-        """Clears old tool results as the client has ordered, once for each request."""
-        client = exchange.client
-        if client.cleared_calls:
-            return
-        tokens = await self._compactor.count(client.original, context)
-        rest, cleared_calls = cleared(client.original.messages, order, tokens)
-        if not cleared_calls:
-            return
-        smaller = replace(client.original, messages=rest)
-        saved_tokens = tokens - await self._compactor.count(smaller, context)
-        if saved_tokens >= order.at_least_tokens:
-            exchange.client = replace(
-                client, original=smaller, cleared_calls=cleared_calls, cleared_tokens=saved_tokens
-            )
-
-    async def _compact(self, exchange: Exchange, context: RequestContext) -> None:
-        """Makes the compaction that the client has asked for; without one it takes an answer."""
-        prepared = await self._compactor.guard(exchange.client.original, context)
-        if exchange.client.orders.returned(exchange.client.original, prepared) is not None:
-            exchange.sent(context, prepared)
-            told = await self.told(exchange)
-            exchange.alone = told._replace(is_alone=True) if told.text else None
+        """Clears old tool results as the client has ordered."""
+        original, count = exchange.client.original, self._compactor.count
+        tokens = await count(original, context)
+        rest, calls = cleared(original.messages, order, tokens)
+        smaller = replace(original, messages=rest)
+        saved_tokens = tokens - await count(smaller, context) if calls else 0
+        if calls and saved_tokens >= order.at_least_tokens:
+            client = replace(exchange.client, original=smaller, cleared_calls=calls, cleared_tokens=saved_tokens)
+            exchange.client = client
 
     async def told(self, exchange: Exchange) -> Told:
         """Returns what the answer to a request that was sent says of its context."""
@@ -102,7 +98,7 @@ class Standards:
         try:
             portable = client.orders.returned(client.original, prepared)
             if portable is not None:
-                text = await self._items.sealed(client.tenant, portable)
+                text = await asyncio.to_thread(self._items.sealed, client.tenant, portable)
                 told = told._replace(text=text, record=record_of(portable))
             if prepared is not None and prepared.action == "compacted" and prepared.compaction is not None:
                 written = prepared.count_text(prepared.compaction.model_text)
@@ -133,8 +129,9 @@ class Standards:
                     if not (is_settled or event["type"] in form.at_end):
                         continue
                     told = await self.told(exchange)
-                    for own in form.part(told):
-                        shift = 1
+                    part = form.part(told)
+                    shift = min(1, len(part))
+                    for own in part:
                         yield form.frame(own)
                 for each in waiting:
                     if each["type"] in form.at_end:
@@ -153,11 +150,9 @@ def _of_edits(exchange: Exchange) -> Told:
 
 
 class _Route(NamedTuple):
-    """A route as a request for an answer."""
+    """A route as a request for an answer: makes that one's body of the client's, and the route's answer of both."""
 
-    # Makes that request's body of the client's; None if LiteLLM could make no chat of it.
-    asked: Callable[[_Json], _Json | None]
-    # Makes the route's answer of the client's body and the answer.
+    asked: Callable[[_Json], _Json | None]  # None if LiteLLM could make no chat of it, which it tries for seconds.
     answer: Callable[[_Json, _Json], _Json]
 
 
@@ -165,31 +160,29 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
     """Returns an application that serves these routes for guarded models, and leaves the rest to `application`."""
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
-        is_post = scope["type"] == "http" and scope["method"] == "POST"
-        path = scope.get("path", "")
+        is_post, path = scope["type"] == "http" and scope["method"] == "POST", scope.get("path", "")
         route = _ROUTES.get(path.removeprefix(scope.get("root_path", ""))) if is_post else None
         if route is None:
             await application(scope, receive, send)
             return
-        content = await _read(receive)
+        try:
+            content = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
         body = await asyncio.to_thread(_json, content)
-        if body is None or not await is_guarded(body.get("model")):
+        asked = route.asked(body) if body is not None and await is_guarded(body.get("model")) else None
+        if body is None or asked is None:
             await application(scope, _again(content, receive), send)
             return
-        asked = route.asked(body)
-        # LiteLLM's own route names what is missing at once.
-        path = path if asked is None else path.rpartition("/")[0]
-        content = await asyncio.to_thread(lambda: json.dumps(asked or {"model": body["model"]}).encode())
-        headers = _with_length(scope["headers"], content)
+        content = await asyncio.to_thread(lambda: json.dumps(asked).encode())
+        path, headers = path.rpartition("/")[0], _with_length(scope["headers"], content)
         scope = {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
         start: _Json = {}
         parts: list[bytes] = []
 
         async def kept(message: _Json) -> None:
-            if message["type"] == "http.response.start":
-                start.update(message)
-            else:
-                parts.append(message.get("body", b""))
+            start.update(message if message["type"] == "http.response.start" else {})
+            parts.append(message.get("body", b""))
 
         await application(scope, _again(content, receive), kept)
         content = b"".join(parts)
@@ -199,15 +192,6 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
         await send({"type": "http.response.body", "body": content})
 
     return serve
-
-
-async def _read(receive: _Receive) -> bytes:
-    parts, has_more = [], True
-    while has_more:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        has_more = message.get("more_body", False)
-    return b"".join(parts)
 
 
 def _again(content: bytes, receive: _Receive) -> _Receive:
@@ -250,12 +234,9 @@ def _count_messages(body: _Json) -> _Json | None:
 
 def _is_said(message: object) -> bool:
     """Returns False for a message of thinking alone, which LiteLLM drops, and for what is no message."""
-    if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
-        return False
-    content = message.get("content")
+    content = message.get("content") if isinstance(message, dict) else None
     parts = content if isinstance(content, list) else [{"text": content}]
-    said = [part for part in parts if isinstance(part, dict) and "thinking" not in str(part.get("type"))]
-    return bool(content) and any(isinstance(part.get("text", ""), str) for part in said)
+    return bool(content) and any(isinstance(part, dict) and "thinking" not in str(part.get("type")) for part in parts)
 
 
 def _counted(_: _Json, answer: _Json) -> _Json:

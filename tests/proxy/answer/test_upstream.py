@@ -36,12 +36,18 @@ def _upstream(body: dict[str, Any], **headers: str) -> tuple[HttpUpstream, list[
     return HttpUpstream(httpx.MockTransport(serve), request, {"model": "m", "messages": SHORT, **body}), seen
 
 
+async def _going_on(
+    made: Scene,
+    ways: frozenset[Way],
+    partial: Partial = Partial(text="one two "),  # noqa: B008 - is frozen
+) -> PreparedRequest:
+    return await made.compactor.continued(await made.compactor.go_on(made.request, partial, made.context, ways=ways))
+
+
 async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]:
     """Where a continuation goes, and its body."""
     upstream, seen = _upstream(body)
-    prepared = await made.compactor.continue_answer(
-        made.request, Partial(text="one two "), made.context, ways=upstream.ways
-    )
+    prepared = await _going_on(made, upstream.ways)
     async with upstream.open(_leg(prepared)) as chunks:
         deltas = [chunk["choices"][0]["delta"] async for (chunk,) in chunks]
     assert deltas == [{"content": " three"}] or prepared.continuation.way != "raw"
@@ -101,7 +107,7 @@ async def test_thoughts_are_closed_as_the_server_knows_it(source: Source, model:
     }
     upstream, seen = _upstream(own)
     partial = Partial(text="", reasoning="I count: one, two", closes=True)
-    prepared = await made.compactor.continue_answer(made.request, partial, made.context, ways=upstream.ways)
+    prepared = await _going_on(made, upstream.ways, partial)
     async with upstream.open(_leg(prepared)):
         pass
     sent = json.loads(seen[0].content)
@@ -125,7 +131,7 @@ async def test_a_time_limit_at_a_continuation_is_no_end(error: type[httpx.Transp
     body = {"model": "m", "messages": SHORT}
     upstream = HttpUpstream(httpx.MockTransport(fail), request, body)
     for ways, expected in ((upstream.ways, UpstreamDropped), (frozenset[Way](("turn",)), error)):
-        prepared = await made.compactor.continue_answer(made.request, Partial(text="one two "), made.context, ways=ways)
+        prepared = await _going_on(made, ways)
         with pytest.raises(expected) as raised:
             async with upstream.open(_leg(prepared)):
                 pass

@@ -25,21 +25,21 @@ ITEMS = Items(lambda: "sk-one")
 FOUND = portable(parsed(RAW), COMPACTION, spares_requests=True)
 
 
-async def test_it_comes_back_as_it_was() -> None:
+def test_it_comes_back_as_it_was() -> None:
     """The record with its rounds and quotes, the messages, images and half surrogate pairs among them."""
     found = Portable(base=FOUND.base, kept=parsed([user("\ud83d é 日本"), {"role": "user", "content": [image()]}]))
     for each in (FOUND, found, portable(parsed(RAW), None)):
-        text = await ITEMS.sealed("anna", each)
-        assert await ITEMS.opened("anna", text, "input[0]") == each
-        assert await Items(lambda: "sk-one").sealed("anna", each) == text
+        text = ITEMS.sealed("anna", each)
+        assert ITEMS.opened("anna", text, "input[0]") == each
+        assert Items(lambda: "sk-one").sealed("anna", each) == text
 
 
 @pytest.mark.parametrize(
     "how", ["tenant", "secret", "changed", "cut", "longer", "mark", "empty", "none", "list", "mac"]
 )
-async def test_anything_else_is_refused(how: str) -> None:
+def test_anything_else_is_refused(how: str) -> None:
     """By one clear line that names the place, and never by an exception of another kind."""
-    text = await ITEMS.sealed("anna", FOUND)
+    text = ITEMS.sealed("anna", FOUND)
     items = Items(lambda: "sk-two") if how == "secret" else ITEMS
     given: object = {
         "changed": text[:60] + ("A" if text[60] != "A" else "B") + text[61:],
@@ -52,24 +52,24 @@ async def test_anything_else_is_refused(how: str) -> None:
         "mac": "lmc1." + base64.urlsafe_b64encode(bytes(16) + base64.urlsafe_b64decode(text[5:])[16:]).decode(),
     }.get(how, text)
     with pytest.raises(BadItem, match=r"^`input\[3\]` "):
-        await items.opened("bert" if how == "tenant" else "anna", given, "input[3]")
+        items.opened("bert" if how == "tenant" else "anna", given, "input[3]")
 
 
-async def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although it may be signed: where the proxy asks for no key, every client can."""
     monkeypatch.setattr("litellm_compaction.proxy.standards.orders._MOST_BYTES", 1000)
     free = Items(lambda: None)
     for body in (b"{" * 2000, b"[]", b"{}", b"\xff", b'{"base": "{}", "kept": [], "spares_requests": false}'):
         text = "lmc1." + base64.urlsafe_b64encode(bytes(16) + zlib.compress(body)).decode()
         with pytest.raises(BadItem):
-            await free.opened("anna", text, "input")
+            free.opened("anna", text, "input")
 
 
 @given(raw_conversations(), st.text(max_size=8))
-async def test_any_conversation_comes_back(raw: list[dict[str, object]], tenant: str) -> None:
+def test_any_conversation_comes_back(raw: list[dict[str, object]], tenant: str) -> None:
     """Whatever is in it."""
     found = portable(parsed(raw), None)
-    assert await ITEMS.opened(tenant, await ITEMS.sealed(tenant, found), "input") == found
+    assert ITEMS.opened(tenant, ITEMS.sealed(tenant, found), "input") == found
 
 
 async def test_an_answer_is_whole_without_an_item_that_cannot_be_made() -> None:

@@ -123,7 +123,7 @@ async def test_what_cannot_be_followed_is_refused_by_its_place(body: dict[str, A
     """As the protocol writes it, without the client's own words, and without our names."""
     with pytest.raises(BadItem) as caught:
         await (Responses if "input" in body else Messages).read_orders(body, opened)
-    assert caught.value.field == field
+    assert caught.value.param == field
     assert "other" not in str(caught.value)
     assert "instance of" not in str(caught.value)
     assert "Obey" not in str(caught.value)

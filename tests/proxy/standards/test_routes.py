@@ -124,14 +124,10 @@ async def test_an_error_is_passed_on(status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "messages",
-    [
-        *(None, "x", [], [1], [{"role": "user"}], [{**SAID[0], "role": 5}]),
-        *([{"role": "user", "content": [part]}] for part in ({"type": "thinking"}, {"text": 5}, "x")),
-    ],
+    "messages", [None, "x", [], [1], [{"role": "user"}], [{"role": "user", "content": [{"type": "thinking"}]}]]
 )
 async def test_what_is_no_conversation_is_left_to_litellms_own_count(messages: Any) -> None:
-    """Which says at once what is missing, also of a wrong key; to make an answer it would try for seconds."""
+    """Which says at once what is missing; to make an answer it would try for seconds."""
     application = Application(400, {"error": {}})
     await asked(application, "/v1/messages/count_tokens", {"messages": messages})
-    assert application.asked == [("/v1/messages/count_tokens", {"model": "small"})]
+    assert application.asked == [("/v1/messages/count_tokens", {"model": "small", "messages": messages})]
