@@ -194,19 +194,15 @@ class History:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting: deque[Event] = deque(maxlen=_MAX_WAITING)
-        self._writing = Tasks()
+        self.writing = Tasks()
         self._has_warned = False
 
     def __call__(self, event: Event) -> None:
         # The compaction of a restart is an event of its own.
         if not (isinstance(event, ContinuationEvent) and event.outcome == "restarted"):
             self._waiting.append(event)
-            if not self._writing:
-                self._writing.begin(self._write())
-
-    async def settle(self) -> None:
-        """Returns when all lines so far are written, or given up."""
-        await asyncio.gather(*self._writing)
+            if not self.writing:
+                self.writing.begin(self._write())
 
     async def _write(self) -> None:
         while self._waiting:

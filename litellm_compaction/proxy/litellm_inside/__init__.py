@@ -38,7 +38,7 @@ _PROXY, _CORE = "proxy.proxy_server", "litellm_core_utils"
 _CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
 _OLD_CHECKS = "llms.anthropic.pass_through.context_management.editors.compact"
 _SPEND = "proxy.spend_tracking.spend_tracking_utils"
-# Settings of the router by which we decide.
+# Settings of the router by which we decide; by the last one LiteLLM refuses requests by the windows in its lists.
 FALLBACKS = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")
 CHECKS = "enable_pre_call_checks"
 
@@ -179,11 +179,6 @@ def _asked(router: Any, view: str, name: str, old_name: str, ask: Callable[[Any]
         return ask(getattr(getattr(router, view)(), name) if is_new else getattr(router, old_name))
     except (AttributeError, TypeError) as error:
         raise LiteLLMChanged(f"Router.{f'{view}().{name}' if is_new else old_name}") from error
-
-
-def refuses_by_window(router: Any) -> bool:
-    """LiteLLM itself refuses requests by the windows that its lists show."""
-    return bool(setting(router, CHECKS))
 
 
 def rewrite_info(router: Any, rewritten: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
