@@ -9,13 +9,13 @@ as no fallback and no deployment. `Seams` looks at all of it before a request is
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import httpx
@@ -32,8 +32,6 @@ LACKS = ("proxy", "litellm_lacks")
 _NOBODY, _NOWHERE = "litellm-compaction", "http://127.0.0.1:9/v1"
 _LIMIT_S = 10.0
 _ANSWER = {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": "seen"}}]}
-# The attribute of a function of ours that stands in place of one of LiteLLM's.
-_ORIGINAL = "litellm_compaction_original"
 _PROXY, _CORE = "proxy.proxy_server", "litellm_core_utils"
 _CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
 _OLD_CHECKS = "llms.anthropic.pass_through.context_management.editors.compact"
@@ -93,44 +91,29 @@ class Seam(Enum):
     @property
     def is_missing(self) -> bool:
         """LiteLLM is there, in a proxy where that is needed, and has no such piece."""
-        return self._place() is None and any(map(_is_expected, self.places))
+        return not any(True for _ in self._pieces()) and any(map(_is_expected, self.places))
 
     def get(self) -> Any:
         """The piece; None outside of a proxy, and if it is missing, which `missing` tells."""
-        place = self._place()
-        return None if place is None else getattr(*place)
+        return next(self._pieces(), None)
 
     def needed(self) -> Any:
         """The piece, also outside of a proxy; raises LiteLLMChanged if it is missing."""
-        if (place := self._place(is_needed=True)) is None:
-            raise LiteLLMChanged(str(self))
-        return getattr(*place)
+        for piece in self._pieces(is_needed=True):
+            return piece
+        raise LiteLLMChanged(str(self))
 
-    def wrap(self, make: Callable[[Any], Any]) -> None:
-        """Puts what `make` makes of the piece in its place, if it is there; what was put there before goes."""
-        if (place := self._place()) is not None:
-            inner = getattr(getattr(*place), _ORIGINAL, getattr(*place))
-            made = functools.wraps(inner)(make(inner))
-            setattr(made, _ORIGINAL, inner)
-            setattr(*place, made)
-
-    def _place(self, *, is_needed: bool = False) -> tuple[Any, str] | None:
-        """The object that holds the piece, and the name of its attribute."""
+    def _pieces(self, *, is_needed: bool = False) -> Iterator[Any]:
+        """The piece, from each place that has it."""
         for place in self.places:
             module, _, path = place.partition(":")
-            *outer, name = path.removesuffix("()").split(".")
             full_name = f"litellm.{module}".removesuffix(".")
             # Importing the proxy's own takes seconds, and outside of one they say nothing.
-            if full_name not in sys.modules and not (is_needed or _is_expected(place)):
-                continue
-            try:
-                holder = functools.reduce(getattr, outer, import_module(full_name))
-                found = getattr(holder, name)
-            except (ImportError, AttributeError):
-                continue
-            if callable(found) or not path.endswith("()"):
-                return holder, name
-        return None
+            if full_name in sys.modules or is_needed or _is_expected(place):
+                with contextlib.suppress(ImportError, AttributeError):
+                    piece = attrgetter(path.removesuffix("()"))(import_module(full_name))
+                    if callable(piece) or not path.endswith("()"):
+                        yield piece
 
 
 def missing() -> list[str]:

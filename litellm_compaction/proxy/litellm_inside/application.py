@@ -47,7 +47,11 @@ def proxy_secret() -> str | None:
 
 def wrap_requests(*makes: Callable[[_Application], _Application]) -> None:
     """Puts what `makes` make of the proxy's ASGI application in its place, inside of all middleware."""
-    Seam.REQUESTS.wrap(lambda application: functools.reduce(lambda inner, make: make(inner), makes, application))
+    if (application := Seam.REQUESTS.get()) is not None:
+        # What was put there before goes.
+        inner = getattr(application, "__wrapped__", application)
+        made = functools.reduce(lambda application, make: make(application), makes, inner)
+        Seam.PAGE.needed().router.middleware_stack = functools.update_wrapper(made, inner)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
