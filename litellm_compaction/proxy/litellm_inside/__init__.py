@@ -214,35 +214,32 @@ class Seams:
     """Says if something of LiteLLM is missing by which requests are guarded, after one look at each router."""
 
     def __init__(self) -> None:
-        self._of_router: tuple[Any, LiteLLMChanged | None] = None, None
+        self._router: Any = None
+        self._of_router: LiteLLMChanged | None = None
         self._of_client: Kept[str, LiteLLMChanged | None] = Kept(_look_at_client, lambda _: math.inf, most=1)
 
     @property
     def fault(self) -> LiteLLMChanged | None:
         """The first member of LiteLLM's that a look has missed."""
-        return self._of_router[1] or self._of_client.last(_NOBODY)
+        return self._of_router or self._of_client.last(_NOBODY)
 
     def of_router(self, router: Any) -> LiteLLMChanged | None:
         """What the router lacks; None if nothing."""
-        if router is not self._of_router[0]:
-            self._of_router = router, _look_at_router(router)
-        return self._of_router[1]
+        if router is not self._router:
+            self._router, self._of_router = router, None
+            try:
+                deployment(router, _NOBODY)
+                deployments(router)
+                for name in (*FALLBACKS, CHECKS):
+                    setting(router, name)
+            except LiteLLMChanged as error:
+                logger.error("%s", error)  # noqa: TRY400 - the message is the finding
+                self._of_router = error
+        return self._of_router
 
     async def of_client(self) -> LiteLLMChanged | None:
         """The client that LiteLLM does not pass on, with which our transport carries answers; None if it does."""
         return await self._of_client.get(_NOBODY)
-
-
-def _look_at_router(router: Any) -> LiteLLMChanged | None:
-    try:
-        deployment(router, _NOBODY)
-        deployments(router)
-        for name in (*FALLBACKS, CHECKS):
-            setting(router, name)
-    except LiteLLMChanged as error:
-        logger.error("%s", error)  # noqa: TRY400 - the message is the finding
-        return error
-    return None
 
 
 async def _look_at_client(model: str) -> LiteLLMChanged | None:
