@@ -232,11 +232,9 @@ class Settings(_OwnSettings):
     @field_validator("store")
     @classmethod
     def _store_is_known(cls, value: str) -> str:
-        if value == PROXYS_OWN or value.startswith(ENVIRONMENT_PREFIX):
-            return value
-        if is_redis(value):
+        if is_redis(value) and value != PROXYS_OWN:
             parse_redis(value)
-        elif not _STORE.fullmatch(value):
+        elif not (value == PROXYS_OWN or value.startswith(ENVIRONMENT_PREFIX) or _STORE.fullmatch(value)):
             raise ValueError(
                 "allowed: sqlite:// (a file in the user's data folder), sqlite:///relative/file, "
                 f"sqlite:////absolute/file, memory://, {FORMS}"

@@ -64,12 +64,12 @@ async def test_events_are_kept_in_order() -> None:
     told = [event(0), event(1), ALARM]
     for each in told:
         history(each)
-    await history.settle()
+    await asyncio.gather(*history.writing)
     history(event(3))
     # What a restart compacted is told by itself; that an answer was cut is told nowhere else.
     history(replace(CUT, outcome="restarted"))
     history(CUT)
-    await history.settle()
+    await asyncio.gather(*history.writing)
     found = await store.events()
     assert [event_from_json(stored.text) for stored in found] == [*told, event(3), CUT]
     assert [stored.when_s for stored in found] == [1e12, 1e12 + 1, 2e12, 1e12 + 3, 3e12]
@@ -82,7 +82,7 @@ async def test_nobody_waits_for_a_slow_store() -> None:
     for number in range(1500):
         history(event(number))
     store.gate.set()
-    await history.settle()
+    await asyncio.gather(*history.writing)
     assert [stored.when_s - 1e12 for stored in await store.events()] == list(range(500, 1500))
 
 
@@ -93,7 +93,7 @@ async def test_a_failing_store_is_told_once(caplog: pytest.LogCaptureFixture) ->
     history = History(store)
     for number in range(5):
         history(event(number))
-        await history.settle()
+        await asyncio.gather(*history.writing)
     assert store.asked == 5
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
         (logging.WARNING, "history_failed disk full; this is said once")

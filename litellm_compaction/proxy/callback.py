@@ -91,22 +91,13 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         return await self.service.guard.whole(response, data)
 
     async def async_post_call_failure_hook(
-        self,
-        request_data: dict[str, Any],
-        original_exception: Exception,
-        user_api_key_dict: Any,
-        traceback_str: str | None = None,
+        self, request_data: dict[str, Any], original_exception: Exception, *_: Any, **__: Any
     ) -> Refusal | None:
         """Learns from an overflow that came in spite of us, and words the error for clients."""
         return self.service.guard.failed(request_data, original_exception)
 
     async def async_post_call_response_headers_hook(
-        self,
-        data: dict[str, Any],
-        user_api_key_dict: Any,
-        response: Any,
-        request_headers: dict[str, str] | None = None,
-        litellm_call_info: dict[str, Any] | None = None,
+        self, data: dict[str, Any], *_: Any, **__: Any
     ) -> dict[str, str] | None:
         """Tells clients of guarded deployments about the changes to their request."""
         return self.service.guard.headers(data)

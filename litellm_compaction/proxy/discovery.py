@@ -13,7 +13,7 @@ import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from litellm_compaction.concurrency import Kept
 from litellm_compaction.errors import CompactionError
@@ -38,20 +38,11 @@ _Application: TypeAlias = Callable[..., Awaitable[None]]
 _LIMIT_S = 2.0
 
 
-class _Listed(NamedTuple):
-    """What the servers list behind guarded deployments, by the ids of deployments: ours, and those of the router."""
-
-    # The id of the wildcard's deployment, the name by which clients reach the model, and the model.
-    models: dict[str, tuple[str, str, str]]
-    limits: dict[str, Mapping[str, int]]
-
-
 class Discovery:
     """Keeps LiteLLM's lists of models as LM Studio's are."""
 
     def __init__(self, windows: Windows, guards: DeploymentSelector) -> None:
-        self._windows = windows
-        self._guards = guards
+        self._windows, self._guards = windows, guards
         # By the ids of deployments: our numbers, which are none of the operator's.
         self._written: dict[str, Mapping[str, int]] = {}
         self._filled: Kept[Any, None] = Kept(self._fill, lambda _: 0.0, most=1)
@@ -75,18 +66,17 @@ class Discovery:
     async def _fill(self, router: Any) -> None:
         with failing_open("discovery"):
             guards = [guard async for guard in self._guards.guarded(router) if guard.deployment.target.is_lmstudio]
-            models, limits = listed = _Listed({}, {})
-            await asyncio.gather(*(self._look(guard, listed) for guard in guards))
+            added: dict[str, tuple[str, str, str]] = {}
+            limits: dict[str, Mapping[str, int]] = {}
+            await asyncio.gather(*(self._look(guard, added, limits) for guard in guards))
             for id_ in [id_of(as_entry(entry)) for entry in litellm_router.deployments(router)]:
-                if is_listed_here(id_) and id_ not in models:
+                if is_listed_here(id_) and id_ not in added:
                     litellm_router.remove(router, id_)
-            for id_, (wildcard_id, name, model) in models.items():
+            for id_, (wildcard_id, name, model) in added.items():
                 litellm_router.add(router, wildcard_id, id_, name, model)
-            if litellm_router.refuses_by_window(router):
-                # It would refuse by these numbers what is about to be compacted.
-                limits.clear()
-            if limits or self._written:
-                litellm_router.rewrite_info(router, lambda info: self._rewritten(info, limits))
+            # It would refuse by these numbers what is about to be compacted.
+            shown = {} if litellm_router.setting(router, litellm_router.CHECKS) else limits
+            litellm_router.rewrite_info(router, lambda info: self._rewritten(info, shown))
 
     def _rewritten(self, info: Mapping[str, Any], limits: Mapping[str, Mapping[str, int]]) -> Mapping[str, Any]:
         """A deployment's `model_info` with its limits, and without those shown before; the operator's numbers stay."""
@@ -97,21 +87,26 @@ class Discovery:
             self._written[id_] = {key: tokens for key, tokens in limits[id_].items() if written.get(key) is None}
         return {**written, **self._written.get(id_, {})}
 
-    async def _look(self, guard: GuardedDeployment, listed: _Listed) -> None:
-        """Adds what a deployment's server lists behind its wildcard, and the limits of each model that is loaded."""
+    async def _look(
+        self, guard: GuardedDeployment, added: dict[str, tuple[str, str, str]], limits: dict[str, Mapping[str, int]]
+    ) -> None:
+        """Adds, by the ids of deployments, what a server lists behind a wildcard, and the limits of what is loaded.
+
+        Of a model that is the id of the wildcard's deployment, the name by which clients reach it, and the model's own.
+        """
         deployment, target = guard.deployment, guard.deployment.target
         loaded = {} if deployment.is_wildcard or "*" in target.model else {deployment.id: target}
         if "*" in target.model:
             for model, is_loaded in (await self._windows.listed(target)).items():
                 if (name := _listed_name(deployment.group, target.model, model)) is not None:
                     id_ = listed_id(deployment.id, model)
-                    listed.models[id_] = deployment.id, name, f"{deployment.provider}/{model}"
+                    added[id_] = deployment.id, name, f"{deployment.provider}/{model}"
                     if is_loaded:
                         loaded[id_] = replace(target, key=f"{id_}|{model}", model=model)
         for id_, each in loaded.items():
             # What an overflow has taught of a window may be one tenant's only, and nobody's is asked.
             with contextlib.suppress(CompactionError):
-                listed.limits[id_] = limits_of(await self._windows.resolve(each), guard.settings)
+                limits[id_] = limits_of(await self._windows.resolve(each), guard.settings)
 
 
 def _listed_name(wildcard: str, pattern: str, model: str) -> str | None:

@@ -65,8 +65,7 @@ class ClientRequest:
     is_client_summary: bool = False  # The client summarizes its conversation itself, or asks for something beside it.
     is_beside: bool = False  # Its conversation goes on as if it had not asked.
     orders: Orders = NO_ORDERS
-    cleared_calls: int = 0  # Of old tool results, by its order; `original` is without them.
-    cleared_tokens: int = 0
+    cleared: Told = field(default_factory=Told)  # Old tool results, by its order; `original` is without them.
     bases: tuple[Compaction, ...] = ()  # The record that `original` begins with, as `core.portable.unfolded` has it.
 
 

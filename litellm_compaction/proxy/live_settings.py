@@ -7,7 +7,6 @@ that. Without the settings page nothing is ever read. The log says who changed w
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
@@ -43,6 +42,10 @@ def chosen_values(text: str | None) -> dict[str, object]:
     if not isinstance(values, dict):
         raise ConfigError("the saved changes cannot be read: damaged, or of another version")
     return values
+
+
+def _live(settings: Settings) -> dict[str, object]:
+    return {key: getattr(settings, key) for key in LIVE}
 
 
 class InForce(NamedTuple):
@@ -85,7 +88,8 @@ class LiveSettings:
     async def _read(self, key: str) -> InForce:
         before = self.in_force
         try:
-            now = InForce(with_values(self.configured, await self._saved()))
+            text = None if self._store is None else await self._store.get_setting(KEY)
+            now = InForce(with_values(self.configured, chosen_values(text)))
         except ConfigError as error:
             why = f"The saved changes are ignored, config.yaml holds: {error}. Save or reset them."
             if (now := InForce(self.configured, why)) != before:
@@ -97,9 +101,6 @@ class LiveSettings:
                 logger.warning("settings_not_read %s", why)
         return before if now == before else now
 
-    async def _saved(self) -> dict[str, object]:
-        return {} if self._store is None else chosen_values(await self._store.get_setting(KEY))
-
     async def write(self, changes: Mapping[str, object], *, role: str = "") -> None:
         """Puts values in force, here at once and in other workers within a second; None gives config.yaml's back.
 
@@ -108,13 +109,10 @@ class LiveSettings:
         async with self._writing:
             if self._store is None:
                 raise StoreError("without the page no settings are kept")
-            before, saved = self.configured, dict[str, object]()
-            # What cannot be in force is written over.
-            with contextlib.suppress(ConfigError):
-                stored = await self._saved()
-                before, saved = with_values(self.configured, stored), stored
-            settings = with_values(self.configured, {**saved, **changes})
-            own, old, new = ({key: getattr(each, key) for key in LIVE} for each in (self.configured, before, settings))
+            # What cannot be read may not be written over, but what cannot be in force.
+            await self._store.get_setting(KEY)
+            own, old = _live(self.configured), _live((await self.read()).settings)
+            new = _live(with_values(self.configured, {**old, **changes}))
             await self._store.put_setting(KEY, json.dumps({key: new[key] for key in LIVE if new[key] != own[key]}))
             await self.read()
             for key in [key for key in LIVE if new[key] != old[key]]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from litellm_compaction.events import AHEAD, USED_AHEAD, USED_EARLY, ContinuationEvent, Event, TruncationAlarm
 
@@ -21,53 +22,44 @@ _RATIOS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25, 1.5, 2.0, 4.0)
 _SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
 
-class _Metric(NamedTuple):
-    """A histogram if it has buckets, else a counter; `labels` follow the model's."""
-
-    text: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-
-
-# By the name that follows `litellm_compaction_`.
-_METRICS = {
-    "compactions_total": _Metric("Decisions about prompts above the trigger.", ("phase", "outcome")),
-    "prompt_before_tokens": _Metric("Estimated prompts above the trigger, as they came.", buckets=_TOKENS),
-    "prompt_after_tokens": _Metric("The same prompts, as they were sent.", buckets=_TOKENS),
-    "window_fill_ratio": _Metric("Prompts above the trigger, as a share of the window.", buckets=_RATIOS),
-    "summary_calls_total": _Metric("Summary jobs of the pruning model."),
-    "summary_duration_seconds": _Metric("In which the pruning model was asked for a compaction.", buckets=_SECONDS),
-    "ahead_total": _Metric("Records written before they were needed: prepared, used or given_up.", ("result",)),
-    "restarts_total": _Metric("Running answers that were stopped, compacted and continued."),
-    "answers_ended_total": _Metric("Answers that the window has cut: attempts, aborted, or unanswered.", ("outcome",)),
-    "truncation_alarms_total": _Metric("Replies whose usage says that the server cut the prompt.", ("reason",)),
-    "refusals_total": _Metric("Requests refused because they cannot be made to fit."),
+# By the name that follows `litellm_compaction_`: the text, the labels behind the model's, and a histogram's buckets.
+_METRICS: dict[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
+    "compactions_total": ("Decisions about prompts above the trigger.", ("phase", "outcome"), ()),
+    "prompt_before_tokens": ("Estimated prompts above the trigger, as they came.", (), _TOKENS),
+    "prompt_after_tokens": ("The same prompts, as they were sent.", (), _TOKENS),
+    "window_fill_ratio": ("Prompts above the trigger, as a share of the window.", (), _RATIOS),
+    "summary_calls_total": ("Summary jobs of the pruning model.", (), ()),
+    "summary_duration_seconds": ("In which the pruning model was asked for a compaction.", (), _SECONDS),
+    "ahead_total": ("Records written before they were needed: prepared, used or given_up.", ("result",), ()),
+    "restarts_total": ("Running answers that were stopped, compacted and continued.", (), ()),
+    "answers_ended_total": ("Answers that the window has cut: attempts, aborted, or unanswered.", ("outcome",), ()),
+    "truncation_alarms_total": ("Replies whose usage says that the server cut the prompt.", ("reason",), ()),
+    "refusals_total": ("Requests refused because they cannot be made to fit.", (), ()),
 }
 
 
-def _additions(event: Event) -> Iterator[tuple[str, float, tuple[str, ...]]]:
+def _additions(event: Event) -> Iterator[tuple[Any, ...]]:
     """What an event adds: a metric's name, the addition to a counter or the value for a histogram, and labels."""
     if isinstance(event, TruncationAlarm):
-        yield "truncation_alarms_total", 1, (event.reason,)
+        yield "truncation_alarms_total", 1, event.reason
     elif isinstance(event, ContinuationEvent):
-        is_restart = event.outcome == "restarted"
-        yield ("restarts_total", 1, ()) if is_restart else ("answers_ended_total", 1, (event.outcome,))
+        yield ("restarts_total", 1) if event.outcome == "restarted" else ("answers_ended_total", 1, event.outcome)
     else:
         if event.summary_calls:
-            yield "summary_calls_total", event.summary_calls, ()
-            yield "summary_duration_seconds", event.summary_ms / 1000, ()
+            yield "summary_calls_total", event.summary_calls
+            yield "summary_duration_seconds", event.summary_ms / 1000
         is_ahead = event.outcome in AHEAD
         if is_ahead or event.reason in (USED_AHEAD, USED_EARLY):
-            yield "ahead_total", 1, (event.outcome if is_ahead else "used",)
+            yield "ahead_total", 1, event.outcome if is_ahead else "used"
         if is_ahead:
             return
-        yield "compactions_total", 1, (event.phase, event.outcome)
-        yield "window_fill_ratio", event.filled_percent / 100, ()
+        yield "compactions_total", 1, event.phase, event.outcome
+        yield "window_fill_ratio", event.filled_percent / 100
         if event.outcome == "refused":
-            yield "refusals_total", 1, ()
+            yield "refusals_total", 1
         else:
-            yield "prompt_before_tokens", event.tokens_before, ()
-            yield "prompt_after_tokens", event.tokens_after, ()
+            yield "prompt_before_tokens", event.tokens_before
+            yield "prompt_after_tokens", event.tokens_after
 
 
 class Metrics:
@@ -86,23 +78,24 @@ class Metrics:
             if self._instruments is None:
                 # Tried once.
                 self._instruments = {}
-                library = self._load()
-                self._instruments = {name: _instrument(library, name) for name in _METRICS}
+                self._instruments = dict(_instruments(self._load()))
             # Wildcard deployments get model names from clients.
             model = event.model if event.model in self._models or len(self._models) < MAX_MODELS else OTHER
             self._models.add(model)
-            for name, value, labels in _additions(event) if self._instruments else ():
+            for name, value, *labels in _additions(event) if self._instruments else ():
                 instrument = self._instruments[name].labels(model, *labels)
-                (instrument.observe if _METRICS[name].buckets else instrument.inc)(value)
+                (instrument.observe if _METRICS[name][2] else instrument.inc)(value)
         except Exception as error:  # noqa: BLE001 - see the class
             logger.debug("metrics error=%s", type(error).__name__)
 
 
-def _instrument(library: Any, name: str) -> Any:
-    """A new instrument, or the one that has this name already: the module may be loaded twice in one process."""
-    full_name, metric = f"litellm_compaction_{name}", _METRICS[name]
-    make, options = (library.Histogram, {"buckets": metric.buckets}) if metric.buckets else (library.Counter, {})
-    try:
-        return make(full_name, metric.text, ("model", *metric.labels), **options)
-    except ValueError:
-        return library.REGISTRY._names_to_collectors[full_name]
+def _instruments(library: Any) -> Iterator[tuple[str, Any]]:
+    """New ones, or those that have the names already: the module may be loaded twice in one process."""
+    for name, (text, labels, buckets) in _METRICS.items():
+        full_name, make = f"litellm_compaction_{name}", library.Counter
+        if buckets:
+            make = partial(library.Histogram, buckets=buckets)
+        try:
+            yield name, make(full_name, text, ("model", *labels))
+        except ValueError:
+            yield name, library.REGISTRY._names_to_collectors[full_name]

@@ -85,13 +85,16 @@ class Reporter:
     async def _fill(self, report: DeploymentReport) -> None:
         target, windows = report.target, self.windows
         try:
-            report.window = window = await asyncio.wait_for(self._window(target), self.limit_s)
+            window = await asyncio.wait_for(windows.resolve(target), self.limit_s)
+            if self.is_patient:
+                window = await asyncio.wait_for(windows.confirmed(target, window), self.limit_s)
         except asyncio.TimeoutError:
             report.absence = ServerUnavailable(f"its server did not answer within {self.limit_s:g} s.")
             return
         except CompactionError as error:
             report.absence = error
             return
+        report.window = window
         if (server_settings := await windows.model_settings(target)) is not None:
             report.model_settings, report.warnings = server_settings.words, server_settings.warnings
         report.source = self.sources.source(target, window.architecture)
@@ -104,10 +107,6 @@ class Reporter:
         can_render = windows.instance(target) is not None or renders_exactly(family)
         possible = [way for way in WAYS_OF[report.carrier] if can_render or way != "raw"]
         report.goes_on = self.known_ways.in_words(target, window.source, possible)
-
-    async def _window(self, target: Target) -> Window:
-        window = await self.windows.resolve(target)
-        return await self.windows.confirmed(target, window) if self.is_patient else window
 
 
 def counted_by(source: TokenizerSource) -> str:

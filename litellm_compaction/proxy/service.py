@@ -13,7 +13,6 @@ import gc
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from litellm_compaction.concurrency import Tasks
@@ -136,7 +135,8 @@ class Service:
             # Remembered: the first request would wait for it.
             await asyncio.to_thread(stretched, secret)
         await self._discovery.refresh(router)
-        await self._tried(self._tell)
+        with failing_open("prepare"):
+            await self._tell(current_router())
         await self._keep_prepared()
 
     async def _keep_prepared(self) -> None:
@@ -146,11 +146,8 @@ class Service:
         is_wanted.set()
         while await is_wanted.wait():
             is_wanted.clear()
-            await self._tried(self._prepare)
-
-    async def _tried(self, look: Callable[[Any], Awaitable[None]]) -> None:
-        with failing_open("prepare"):
-            await look(current_router())
+            with failing_open("prepare"):
+                await self._prepare(current_router())
 
     async def _prepare(self, router: Any) -> None:
         """Loads the counters of the loaded models."""
@@ -164,14 +161,13 @@ class Service:
     async def _tell(self, router: Any) -> None:
         """Says what is guarded, with which window, and which pruning models cannot be asked."""
         models: list[str] = []
-        pruning_models: dict[str, None] = {}
-        async for guard in self.guards.guarded(router):
+        guards = [guard async for guard in self.guards.guarded(router)]
+        for guard in guards:
             targets = await targets_of(self.compactor.windows, guard.deployment)
             models += [await self._named(guard, target) for target in targets]
             models += [] if targets else [f"{guard.deployment.group} (no model known yet)"]
-            pruning_models[guard.settings.pruning_model] = None
-        for name in pruning_models:
-            if name != SAME_MODEL and (why := await self.guards.why_unusable(router, name)):
+        for name in {guard.settings.pruning_model for guard in guards} - {SAME_MODEL}:
+            if why := await self.guards.why_unusable(router, name):
                 logger.warning("pruning_model=%s is not used while %s; the model that is asked is", name, why)
         more = f" and {len(models) - _MOST_NAMED} more" if len(models) > _MOST_NAMED else ""
         named = ", ".join(models[:_MOST_NAMED]) or "nothing"
@@ -198,19 +194,15 @@ class History:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting: deque[Event] = deque(maxlen=_MAX_WAITING)
-        self._writing = Tasks()
+        self.writing = Tasks()
         self._has_warned = False
 
     def __call__(self, event: Event) -> None:
         # The compaction of a restart is an event of its own.
         if not (isinstance(event, ContinuationEvent) and event.outcome == "restarted"):
             self._waiting.append(event)
-            if not self._writing:
-                self._writing.begin(self._write())
-
-    async def settle(self) -> None:
-        """Returns when all lines so far are written, or given up."""
-        await asyncio.gather(*self._writing)
+            if not self.writing:
+                self.writing.begin(self._write())
 
     async def _write(self) -> None:
         while self._waiting:

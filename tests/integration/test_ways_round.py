@@ -252,7 +252,7 @@ def test_what_litellm_lacks_is_said_and_nothing_is_cut(
     lacks = missing()
     assert lacks == [] or _IS_OLDEST
     # LiteLLM itself goes on with it.
-    monkeypatch.setattr(seam, "_place", lambda **_: None)
+    monkeypatch.setattr(seam, "_pieces", lambda **_: iter(()))
     if seam.lost:
         assert {*missing()} == {*lacks, f"{seam} of LiteLLM's is missing or has changed: {seam.lost}."}
     else:

@@ -54,7 +54,7 @@ def test_a_router_of_either_kind_says_what_it_has_and_what_it_lacks(
     assert Seams().of_router(router) is None
     assert reachable_entries(router, "a", {}) == reachable_entries(router, "1", {}) == [_ENTRY]
     assert litellm_router.deployment(router, "1") is _ENTRY
-    assert not litellm_router.refuses_by_window(router)
+    assert not litellm_router.setting(router, litellm_router.CHECKS)
     own = ("get_deployment", "get_model_list") if make is older else ("deployment", "deployments")
     for member in (*own, *_SETTINGS):
         caplog.clear()

@@ -9,13 +9,13 @@ as no fallback and no deployment. `Seams` looks at all of it before a request is
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import httpx
@@ -32,13 +32,11 @@ LACKS = ("proxy", "litellm_lacks")
 _NOBODY, _NOWHERE = "litellm-compaction", "http://127.0.0.1:9/v1"
 _LIMIT_S = 10.0
 _ANSWER = {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": "seen"}}]}
-# The attribute of a function of ours that stands in place of one of LiteLLM's.
-_ORIGINAL = "litellm_compaction_original"
 _PROXY, _CORE = "proxy.proxy_server", "litellm_core_utils"
 _CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
 _OLD_CHECKS = "llms.anthropic.pass_through.context_management.editors.compact"
 _SPEND = "proxy.spend_tracking.spend_tracking_utils"
-# Settings of the router by which we decide.
+# Settings of the router by which we decide; by the last one LiteLLM refuses requests by the windows in its lists.
 FALLBACKS = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")
 CHECKS = "enable_pre_call_checks"
 
@@ -70,7 +68,6 @@ class Seam(Enum):
     )
     REDIS = "`store: redis` has no connection", f"{_PROXY}:redis_usage_cache"
     REDIS_CLIENT = "commands cannot reach the proxy's Redis", "_redis:get_redis_async_client()"
-    POOL = "streams cost more of the processor", "llms.custom_httpx.aiohttp_transport:LiteLLMAiohttpTransport()"
     CALLER = "lists of a key do not hold for a pruning model", "proxy._types:UserAPIKeyAuth()"
     ACCESS = (
         "no key with a list of models may use a pruning model, and lists of users do not hold for it",
@@ -94,44 +91,29 @@ class Seam(Enum):
     @property
     def is_missing(self) -> bool:
         """LiteLLM is there, in a proxy where that is needed, and has no such piece."""
-        return self._place() is None and any(map(_is_expected, self.places))
+        return not any(True for _ in self._pieces()) and any(map(_is_expected, self.places))
 
     def get(self) -> Any:
         """The piece; None outside of a proxy, and if it is missing, which `missing` tells."""
-        place = self._place()
-        return None if place is None else getattr(*place)
+        return next(self._pieces(), None)
 
     def needed(self) -> Any:
         """The piece, also outside of a proxy; raises LiteLLMChanged if it is missing."""
-        if (place := self._place(is_needed=True)) is None:
-            raise LiteLLMChanged(str(self))
-        return getattr(*place)
+        for piece in self._pieces(is_needed=True):
+            return piece
+        raise LiteLLMChanged(str(self))
 
-    def wrap(self, make: Callable[[Any], Any]) -> None:
-        """Puts what `make` makes of the piece in its place, if it is there; what was put there before goes."""
-        if (place := self._place()) is not None:
-            inner = getattr(getattr(*place), _ORIGINAL, getattr(*place))
-            made = functools.wraps(inner)(make(inner))
-            setattr(made, _ORIGINAL, inner)
-            setattr(*place, made)
-
-    def _place(self, *, is_needed: bool = False) -> tuple[Any, str] | None:
-        """The object that holds the piece, and the name of its attribute."""
+    def _pieces(self, *, is_needed: bool = False) -> Iterator[Any]:
+        """The piece, from each place that has it."""
         for place in self.places:
             module, _, path = place.partition(":")
-            *outer, name = path.removesuffix("()").split(".")
             full_name = f"litellm.{module}".removesuffix(".")
             # Importing the proxy's own takes seconds, and outside of one they say nothing.
-            if full_name not in sys.modules and not (is_needed or _is_expected(place)):
-                continue
-            try:
-                holder = functools.reduce(getattr, outer, import_module(full_name))
-                found = getattr(holder, name)
-            except (ImportError, AttributeError):
-                continue
-            if callable(found) or not path.endswith("()"):
-                return holder, name
-        return None
+            if full_name in sys.modules or is_needed or _is_expected(place):
+                with contextlib.suppress(ImportError, AttributeError):
+                    piece = attrgetter(path.removesuffix("()"))(import_module(full_name))
+                    if callable(piece) or not path.endswith("()"):
+                        yield piece
 
 
 def missing() -> list[str]:
@@ -179,11 +161,6 @@ def _asked(router: Any, view: str, name: str, old_name: str, ask: Callable[[Any]
         return ask(getattr(getattr(router, view)(), name) if is_new else getattr(router, old_name))
     except (AttributeError, TypeError) as error:
         raise LiteLLMChanged(f"Router.{f'{view}().{name}' if is_new else old_name}") from error
-
-
-def refuses_by_window(router: Any) -> bool:
-    """LiteLLM itself refuses requests by the windows that its lists show."""
-    return bool(setting(router, CHECKS))
 
 
 def rewrite_info(router: Any, rewritten: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
@@ -237,35 +214,32 @@ class Seams:
     """Says if something of LiteLLM is missing by which requests are guarded, after one look at each router."""
 
     def __init__(self) -> None:
-        self._of_router: tuple[Any, LiteLLMChanged | None] = None, None
+        self._router: Any = None
+        self._of_router: LiteLLMChanged | None = None
         self._of_client: Kept[str, LiteLLMChanged | None] = Kept(_look_at_client, lambda _: math.inf, most=1)
 
     @property
     def fault(self) -> LiteLLMChanged | None:
         """The first member of LiteLLM's that a look has missed."""
-        return self._of_router[1] or self._of_client.last(_NOBODY)
+        return self._of_router or self._of_client.last(_NOBODY)
 
     def of_router(self, router: Any) -> LiteLLMChanged | None:
         """What the router lacks; None if nothing."""
-        if router is not self._of_router[0]:
-            self._of_router = router, _look_at_router(router)
-        return self._of_router[1]
+        if router is not self._router:
+            self._router, self._of_router = router, None
+            try:
+                deployment(router, _NOBODY)
+                deployments(router)
+                for name in (*FALLBACKS, CHECKS):
+                    setting(router, name)
+            except LiteLLMChanged as error:
+                logger.error("%s", error)  # noqa: TRY400 - the message is the finding
+                self._of_router = error
+        return self._of_router
 
     async def of_client(self) -> LiteLLMChanged | None:
         """The client that LiteLLM does not pass on, with which our transport carries answers; None if it does."""
         return await self._of_client.get(_NOBODY)
-
-
-def _look_at_router(router: Any) -> LiteLLMChanged | None:
-    try:
-        deployment(router, _NOBODY)
-        deployments(router)
-        for name in (*FALLBACKS, CHECKS):
-            setting(router, name)
-    except LiteLLMChanged as error:
-        logger.error("%s", error)  # noqa: TRY400 - the message is the finding
-        return error
-    return None
 
 
 async def _look_at_client(model: str) -> LiteLLMChanged | None:

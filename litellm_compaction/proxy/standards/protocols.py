@@ -96,22 +96,18 @@ class Responses:
 
     def ended(self, event: _Json, told: Told) -> _Json:
         """Returns an event of the end with what is to be said there."""
-        response = event.get("response")
-        if not isinstance(response, dict):
-            return event
-        whole = {**response, **_output(told, response.get("output"))}
-        if not told.is_alone:
-            return {**event, "response": whole}
-        whole.pop("incomplete_details", None)
-        return {**event, "type": "response.completed", "response": {**whole, "usage": _usage(told)}}
+        response = event["response"]
+        kind = "response.completed" if told.is_alone else event["type"]
+        return {**event, "type": kind, "response": {**response, **_told_fields(told, response.get("output"))}}
 
     def answered(self, response: Any, told: Told) -> Any:
         """Returns a whole answer with the compaction item first; LiteLLM's own object is not changed."""
         if not isinstance(response, BaseModel) or not (told.text or told.is_alone):
             return None
-        usage = getattr(response, "usage", None)
-        counted = {"usage": type(usage)(**_usage(told))} if told.is_alone and usage is not None else {}
-        return response.model_copy(update={**_output(told, getattr(response, "output", None)), **counted})
+        fields, usage = _told_fields(told, getattr(response, "output", None)), getattr(response, "usage", None)
+        if "usage" in fields and usage is not None:
+            fields["usage"] = type(usage)(**fields["usage"])
+        return response.model_copy(update=fields)
 
 
 class _Threshold(BaseModel):
@@ -139,11 +135,6 @@ def messages_of(given: object) -> list[Any]:
     return list(given) if isinstance(given, list) else []
 
 
-def _output(told: Told, output: Any) -> _Json:
-    items = _items(told)
-    return {"output": items, "status": "completed"} if told.is_alone else {"output": [*items, *(output or [])]}
-
-
 def _items(told: Told) -> list[_Json]:
     if not told.text:
         return []
@@ -152,14 +143,18 @@ def _items(told: Told) -> list[_Json]:
     return [{"type": "compaction", "id": f"cmp_{digest}", "encrypted_content": told.text}]
 
 
-def _usage(told: Told) -> _Json:
-    return {
+def _told_fields(told: Told, output: Any) -> _Json:
+    """The fields of a response in which it is said."""
+    if not told.is_alone:
+        return {"output": [*_items(told), *(output or [])]}
+    usage = {
         "input_tokens": told.read_tokens,
         "input_tokens_details": {"cached_tokens": 0},
         "output_tokens": told.written_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": told.read_tokens + told.written_tokens,
     }
+    return {"output": _items(told), "status": "completed", "incomplete_details": None, "usage": usage}
 
 
 def compacted_response(body: Mapping[str, Any], answer: Mapping[str, Any]) -> _Json:
@@ -216,8 +211,6 @@ class Messages:
         return orders, changed
 
     def events(self, frame: object) -> Iterable[object]:
-        if isinstance(frame, dict):
-            return [frame] if "type" in frame else []
         if not isinstance(frame, (bytes, bytearray)):
             return [frame]
         return [_event(part) for part in bytes(frame).split(b"\n\n") if part.strip()]
@@ -313,15 +306,10 @@ _MANAGEMENT, _SUMMARIZE = TypeAdapter(_Management), TypeAdapter(_Summarize)
 
 async def _portable(messages: list[Any], opened: Opened) -> tuple[Portable | None, list[Any]]:
     """The newest block's compaction, and the messages from that on."""
-    blocks = [
-        (at, index, block)
-        for at, message in enumerate(messages)
-        for index, block in enumerate(_blocks(message))
-        if block.get("type") == "compaction"
-    ]
-    if not blocks:
+    at = max((at for at, message in enumerate(messages) if _without_block(message) != [message]), default=None)
+    if at is None:
         return None, messages
-    at, index, block = blocks[-1]
+    *_, (index, block) = (each for each in enumerate(_blocks(messages[at])) if each[1].get("type") == "compaction")
     field, text = f"messages.{at}.content.{index}", block.get("encrypted_content")
     if index:
         raise BadItem(field, "is a compaction block, which has to be the first block of its message, and the only one")
@@ -348,9 +336,8 @@ def _blocks(message: object) -> list[_Json]:
 
 def _event(part: bytes) -> object:
     """An event as a dictionary; as it came if it cannot be read, such as a comment."""
-    _, mark, data = part.partition(b"data:")
     try:
-        event = json.loads(data) if mark else None
+        event = json.loads(part.partition(b"data:")[2])
     except ValueError:
         event = None
     return event if isinstance(event, dict) and "type" in event else part + b"\n\n"
@@ -384,12 +371,12 @@ def _checked(shape: TypeAdapter[_Shape], value: object, field: str, place: str) 
         raise BadItem(field, "is not as the protocol has it") from None
     except ValidationError as error:
         problem: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        is_tag = problem["type"] == "union_tag_invalid"
         names = [place.format(each) if isinstance(each, int) else f".{each}" for each in problem["loc"]]
         # Without the name of a class of ours.
-        shown = "of no known edit" if is_tag else problem["msg"].partition(" or instance of ")[0]
-        where = "".join([field, *names, *([".type"] if is_tag else [])])
-        raise BadItem(where, f"is not as the protocol has it ({shown})") from None
+        tag, why = "", problem["msg"].partition(" or instance of ")[0]
+        if problem["type"] == "union_tag_invalid":
+            tag, why = ".type", "of no known edit"
+        raise BadItem("".join([field, *names, tag]), f"is not as the protocol has it ({why})") from None
 
 
 def _without_nulls(value: object) -> object:

@@ -12,11 +12,11 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from starlette.requests import ClientDisconnect, Request
 
-from litellm_compaction.core.forms import ClearOrder, cleared
+from litellm_compaction.core.forms import cleared
 from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.proxy.client import metadata_of, tenant_of
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
@@ -26,7 +26,6 @@ from litellm_compaction.proxy.standards.protocols import TRIGGER, Messages, Resp
 
 _Application: TypeAlias = Callable[..., Awaitable[None]]
 _Json: TypeAlias = dict[str, Any]
-_Receive: TypeAlias = Callable[[], Awaitable[_Json]]
 # A field of a body that wants the tokens of its prompt in place of an answer. Whoever sends it himself gets them, too.
 COUNTS = "litellm_compaction_counts"
 # The rest of a body says how an answer is made: LiteLLM would refuse some values, and ask for others in vain.
@@ -35,6 +34,9 @@ _COUNTED = (
     *("tools", "tool_choice", "parallel_tool_calls", "context_management", "metadata", "user"),
 )
 _OK = 200
+# A route as a request for an answer: makes that one's body of the client's, None if LiteLLM could make no chat of it,
+# which it tries for seconds; and of the client's body and the answer the route's.
+_Route: TypeAlias = tuple[Callable[[_Json], "_Json | None"], Callable[[_Json, _Json], _Json]]
 
 
 class Standards:
@@ -53,46 +55,40 @@ class Standards:
         if data.get(COUNTS):
             orders, changed[COUNTS] = replace(orders, counts_only=True), None
         if (changed or orders != NO_ORDERS) and self._exchanges.note_orders(data, orders):
-            for key, value in changed.items():
-                if value is None:
-                    data.pop(key, None)
-                else:
-                    data[key] = value
+            data.update(changed)
+            for key in [key for key in changed if changed[key] is None]:
+                del data[key]
 
     async def answers(self, exchange: Exchange, context: RequestContext) -> bool:
         """Follows a request's orders before a model is asked; returns True if no model has to be asked."""
         orders, compactor = exchange.client.orders, self._compactor
-        if orders.clear is not None and not exchange.client.cleared_calls:
-            await self._clear(exchange, context, orders.clear)
+        if orders.clear is not None and not exchange.client.cleared.cleared_calls:
+            original = exchange.client.original
+            tokens = await compactor.count(original, context)
+            rest, calls = cleared(original.messages, orders.clear, tokens)
+            smaller = replace(original, messages=rest)
+            saved_tokens = tokens - await compactor.count(smaller, context) if calls else 0
+            if calls and saved_tokens >= orders.clear.at_least_tokens:
+                told = Told(cleared_calls=calls, cleared_tokens=saved_tokens)
+                exchange.client = replace(exchange.client, original=smaller, cleared=told)
         request = exchange.client.original
         if orders.counts_only:
             tokens = await compactor.count(request, context)
-            exchange.alone = _of_edits(exchange)._replace(read_tokens=tokens, is_alone=True)
+            exchange.alone = exchange.client.cleared._replace(read_tokens=tokens, is_alone=True)
         elif orders.compacts_only or orders.pauses:
             prepared = await compactor.guard(request, context)
             if orders.returned(request, prepared) is not None:
                 exchange.sent(context, prepared)
-                told = await self.told(exchange)
+                alone = await self.told(exchange)
                 # Without one the client takes an answer.
-                exchange.alone = told._replace(is_alone=True) if told.text else None
+                exchange.alone = alone._replace(is_alone=True) if alone.text else None
         return exchange.alone is not None
-
-    async def _clear(self, exchange: Exchange, context: RequestContext, order: ClearOrder) -> None:
-        """Clears old tool results as the client has ordered."""
-        original, count = exchange.client.original, self._compactor.count
-        tokens = await count(original, context)
-        rest, calls = cleared(original.messages, order, tokens)
-        smaller = replace(original, messages=rest)
-        saved_tokens = tokens - await count(smaller, context) if calls else 0
-        if calls and saved_tokens >= order.at_least_tokens:
-            client = replace(exchange.client, original=smaller, cleared_calls=calls, cleared_tokens=saved_tokens)
-            exchange.client = client
 
     async def told(self, exchange: Exchange) -> Told:
         """Returns what the answer to a request that was sent says of its context."""
         if exchange.alone is not None:
             return exchange.alone
-        client, prepared, told = exchange.client, exchange.attempt.prepared, _of_edits(exchange)
+        client, prepared, told = exchange.client, exchange.attempt.prepared, exchange.client.cleared
         # The answer is whole without (P8).
         with failing_open("item"):
             portable = client.orders.returned(client.original, prepared)
@@ -111,7 +107,6 @@ class Standards:
         form = Messages() if is_messages else Responses()
         waiting: list[_Json] = []
         told: Told | None = None
-        shift = 0
         async for frame in stream:
             for event in form.events(frame):
                 if not isinstance(event, dict):
@@ -126,31 +121,19 @@ class Standards:
                     if not (is_settled or event["type"] in form.at_end):
                         continue
                     told = await self.told(exchange)
-                    part = form.part(told)
-                    shift = min(1, len(part))
-                    for own in part:
+                    for own in form.part(told):
                         yield form.frame(own)
                 for each in waiting:
                     if each["type"] in form.at_end:
                         yield form.frame(form.ended(each, told))
                     elif not told.is_alone:
-                        yield form.frame({**each, form.index: each[form.index] + shift} if form.index in each else each)
+                        moved = {form.index: each[form.index] + bool(told.text)} if form.index in each else {}
+                        yield form.frame({**each, **moved})
                 waiting.clear()
 
     async def shown(self, answer: Any, exchange: Exchange, *, is_messages: bool) -> Any:
         """The same for an answer that is not streamed; None to leave it as it is."""
         return (Messages() if is_messages else Responses()).answered(answer, await self.told(exchange))
-
-
-def _of_edits(exchange: Exchange) -> Told:
-    return Told(cleared_calls=exchange.client.cleared_calls, cleared_tokens=exchange.client.cleared_tokens)
-
-
-class _Route(NamedTuple):
-    """A route as a request for an answer: makes that one's body of the client's, and the route's answer of both."""
-
-    asked: Callable[[_Json], _Json | None]  # None if LiteLLM could make no chat of it, which it tries for seconds.
-    answer: Callable[[_Json, _Json], _Json]
 
 
 def serving(application: _Application, is_guarded: Callable[[object], Awaitable[bool]]) -> _Application:
@@ -170,35 +153,34 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
         if body is None or not await is_guarded(body.get("model")):
             await application(scope, _again(content, receive), send)
             return
-        asked = route.asked(body)
+        ask, answer = route
+        asked = ask(body)
         # LiteLLM's own route names what is missing at once, and without the client's words.
         path = path if asked is None else path.rpartition("/")[0]
         content = await asyncio.to_thread(lambda: json.dumps(asked or {"model": body["model"]}).encode())
         headers = _with_length(scope["headers"], content)
         scope = {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
-        start: _Json = {}
-        parts: list[bytes] = []
+        sent: list[_Json] = []
 
         async def kept(message: _Json) -> None:
-            start.update(message if message["type"] == "http.response.start" else {})
-            parts.append(message.get("body", b""))
+            sent.append(message)
 
         await application(scope, _again(content, receive), kept)
-        content = b"".join(parts)
-        if start["status"] == _OK and (answer := _json(content)) is not None:
-            content = json.dumps(route.answer(body, answer), ensure_ascii=False).encode()
+        start, content = sent[0], b"".join(message.get("body", b"") for message in sent)
+        if start["status"] == _OK and (answered := _json(content)) is not None:
+            content = json.dumps(answer(body, answered), ensure_ascii=False).encode()
         await send({**start, "headers": _with_length(start.get("headers", ()), content)})
         await send({"type": "http.response.body", "body": content})
 
     return serve
 
 
-def _again(content: bytes, receive: _Receive) -> _Receive:
+def _again(content: bytes, receive: Any) -> Any:
     """Gives a body that was read as if it came now; what comes after it is the client's."""
-    waiting = [content]
+    waiting = [{"type": "http.request", "body": content, "more_body": False}]
 
-    async def received() -> _Json:
-        return {"type": "http.request", "body": waiting.pop(), "more_body": False} if waiting else await receive()
+    async def received() -> Any:
+        return waiting.pop() if waiting else await receive()
 
     return received
 
@@ -253,7 +235,7 @@ def _counted_messages(body: _Json, answer: _Json) -> _Json:
 
 _RESPONSES = ("/v1/responses", "/responses", "/openai/v1/responses")
 _ROUTES: Mapping[str, _Route] = {
-    **{f"{path}/compact": _Route(_compact, compacted_response) for path in _RESPONSES},
-    **{f"{path}/input_tokens": _Route(partial(_count, max_output_tokens=16), _counted) for path in _RESPONSES},
-    "/v1/messages/count_tokens": _Route(_count_messages, _counted_messages),
+    **{f"{path}/compact": (_compact, compacted_response) for path in _RESPONSES},
+    **{f"{path}/input_tokens": (partial(_count, max_output_tokens=16), _counted) for path in _RESPONSES},
+    "/v1/messages/count_tokens": (_count_messages, _counted_messages),
 }
