@@ -115,14 +115,16 @@ def _walk(value: object, section: str) -> Iterator[tuple[str, str, str, object]]
 
 def _misplaced(section: str, key: str, place: str) -> Iterator[Finding]:
     """A setting of ours in a place that is not read; one that is surely ours stops the start."""
-    is_a_name = get_close_matches(key.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO) and place != SETTINGS_PLACE
-    is_ours = is_a_name or (section == "callback_settings" and key in Settings.model_fields)
-    its_own = _DEPLOYMENT.fullmatch(place)
-    # Another callback, or a later LiteLLM, may use the last word for itself.
-    if is_ours or its_own or (key == "compaction" and not section.startswith("model_list")):
-        right = "`model_info: {compaction: {…}}` of this deployment" if its_own else f"`{SETTINGS_PLACE}` (top level)"
-        advice = f"settings are not read here: move them to {right}."
-        yield problem(place, advice, ConfigError(f"{place}: {advice}") if is_ours else None)
+    advice = f"settings are not read here: move them to `{SETTINGS_PLACE}` (top level)."
+    is_ours = get_close_matches(key.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO)
+    if place != SETTINGS_PLACE and (is_ours or (section == "callback_settings" and key in Settings.model_fields)):
+        yield problem(place, advice, ConfigError(f"{place}: {advice}"))
+    elif _DEPLOYMENT.fullmatch(place):
+        own = "settings are not read here: move them to `model_info: {compaction: {…}}` of this deployment."
+        yield problem(place, own)
+    elif key == "compaction" and not section.startswith("model_list"):
+        # Another callback, or a later LiteLLM, may use the word for itself.
+        yield problem(place, advice)
 
 
 def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, settings: Settings) -> Iterator[Finding]:
