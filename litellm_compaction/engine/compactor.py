@@ -87,7 +87,7 @@ class Compactor:
         self.recaller = recaller = Recaller(originals)
         self.replies = ReplyReader(windows=windows, counter=counter, reporter=self.reporter)
         self.known_ways = KnownWays(wall_clock)
-        self.leases = leases = Leases(board, clock=clock) if board is not None else None
+        leases = Leases(board, clock=clock) if board is not None else None
         self.admission = admission = Admission(leases=leases)
         # In this order: a store that hangs keeps no other process waiting, and it may be the originals' server.
         self._ending = [each for each in (leases, self.replies, windows, originals, store) if each is not None]
