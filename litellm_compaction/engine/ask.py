@@ -270,7 +270,8 @@ class SummaryClient:
         context, attempts = measured.context, measured.context.attempts
 
         async def asked(model: PruningModel) -> _Found | None:
-            if not self._resting.is_over((context.scope, model.label)):
+            # What comes after its useless choice is asked for in any case.
+            if not (effort.calls or self._resting.is_over((context.scope, model.label))):
                 raise SummaryFailed("paused")
             writer = await self._writer(measured, model, answer_tokens)
             left = await modes(writer)

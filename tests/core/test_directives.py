@@ -6,15 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.directives import Talk, sentences
+from litellm_compaction.core.directives import sentences, weight
 from tests.work import grows_linearly
-
-ANY_TALK = Talk()
-
-
-def worth(sentence: str, talk: Talk = ANY_TALK) -> float:
-    return talk.weight(sentence).worth
-
 
 CHATTER = "The walk along the river was lovely this morning."
 RULES = {
@@ -38,7 +31,7 @@ RULES = {
 @pytest.mark.parametrize("language", RULES)
 def test_a_rule_is_worth_more_than_chatter(language: str) -> None:
     """In each language of the table; twice as much at least."""
-    assert worth(RULES[language]) >= 2 * worth(CHATTER)
+    assert weight(RULES[language]).worth >= 2 * weight(CHATTER).worth
 
 
 @pytest.mark.parametrize(
@@ -69,39 +62,45 @@ def test_what_was_pasted_is_told_from_what_people_say(said: str, *, is_pasted: b
     assert pasted is is_pasted
 
 
-def test_a_fence_that_is_never_closed_encloses_nothing() -> None:
-    """What follows it may be all that the user had to say."""
-    found = dict(
-        each[:2] for each in sentences("Port this:\n```\nx = 1\n\n\ny = 1\n```\nThen ```\n```\nNever push it.")
-    )
-    assert found["Never push it."] is False
-    assert found["x = 1"] is True
-
-
-def test_fenced_code_is_pasted_whatever_it_says() -> None:
-    """A comment in it is nobody's rule."""
-    code = "```\nimport a\n\nimport b\n# You must never call this.\n```"
-    found = dict(each[:2] for each in sentences(f"Please port this.\n{code}\nKeep the tests green."))
-    del found["import a"], found["import b"]
-    assert found == {"Please port this.": False, "# You must never call this.": True, "Keep the tests green.": False}
-
-
-def test_a_text_is_divided_where_its_sentences_end() -> None:
-    """At marks of any script and at line ends; never inside a number or a path."""
-    text = "Use v1.2.3 of src/a.py. Then stop!\nBudget is $3.50 total\n请不要修改。好的。"
-    assert [each.text for each in sentences(text)] == [
-        "Use v1.2.3 of src/a.py.",
-        "Then stop!",
-        "Budget is $3.50 total",
-        "请不要修改。",
-        "好的。",
-    ]
+@pytest.mark.parametrize(
+    ("text", "said", "pasted"),
+    [
+        # At marks of any script and at line ends; never inside a number or a path.
+        (
+            "Use v1.2.3 of the module src/a.py today. Then stop!\nIt is $3.50\n请不要修改。好的。",
+            [
+                "Use v1.2.3 of the module src/a.py today.",
+                "Then stop!",
+                "It is $3.50",
+                "请不要修改。",
+                "好的。",
+            ],
+            [],
+        ),
+        # What follows a fence that is never closed may be all that the user had to say.
+        (
+            "Port this:\n```\nx = 1\n\n\ny = 1\n```\nThen ```\n```\nNever push it.",
+            ["Port this:", "Then ```", "Never push it."],
+            ["x = 1", "y = 1"],
+        ),
+        # A comment in fenced code is nobody's rule.
+        (
+            "Please port this.\n```\nimport a\n\n\n# You must never call this.\n```\nKeep the tests green.",
+            ["Please port this.", "Keep the tests green."],
+            ["import a", "# You must never call this."],
+        ),
+    ],
+)
+def test_a_text_is_divided_where_its_sentences_end(text: str, said: list[str], pasted: list[str]) -> None:
+    """Each in its order; fenced code is pasted, whatever it says."""
+    assert [each.text for each in sentences(text) if not each.pasted] == said
+    assert [each.text for each in sentences(text) if each.pasted] == pasted
 
 
 def test_an_old_question_and_a_nod_say_less() -> None:
     """They were answered, or only kept the talk going."""
-    assert worth("Is the table big?") < worth("The table is big.")
-    assert worth("ok thanks") < worth("The table is big.")
+    assert weight("Is the table big?").worth < weight("The table is big.").worth
+    assert weight("ok thanks").worth < weight("The table is big.").worth
 
 
 @given(st.text(max_size=400))
@@ -110,19 +109,11 @@ def test_nothing_is_lost_and_nothing_is_made_up(text: str) -> None:
     at = 0
     for shown, pasted, _ in sentences(text):
         at = text.index(shown, at) + len(shown)
-        assert pasted or worth(shown) > 0
+        assert pasted or 0 < weight(shown).worth <= 5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hostile", [". ", "a", "a. ", "```\n", "\n", "。", "if ", "|", "{", " "])
 def test_hostile_text_is_linear_work(hostile: str) -> None:
     """Twice as much of it is twice the work."""
-    assert grows_linearly(lambda times: lambda: [worth(each.text) for each in sentences(hostile * times)], 2000)
-
-
-@given(st.lists(st.text(max_size=60), max_size=60), st.text(max_size=60))
-def test_worth_does_not_depend_on_the_order_of_what_else_was_said(said: list[str], sentence: str) -> None:
-    """Nor does it leave its bounds, whatever was said."""
-    found = worth(sentence, talk=Talk(said))
-    assert found == worth(sentence, talk=Talk(reversed(said)))
-    assert 0 < found < 8
+    assert grows_linearly(lambda times: lambda: [weight(each.text) for each in sentences(hostile * times)], 2000)

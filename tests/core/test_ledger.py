@@ -125,90 +125,86 @@ def test_a_ledger_stays_in_its_budget(raw: list[JsonDict], budget: int) -> None:
 _RULE = "Never restart the server on a Friday."
 
 
-@pytest.mark.parametrize(
-    ("budget", "raw", "kept", "gone"),
-    [
-        pytest.param(
-            600,
-            [user("Fix this log:\n" + "noise " * 5000), user("And keep Python 3.8.")],
-            ["- Fix this log: […]", "And keep Python 3.8."],
-            ["noise"],
-            id="pasted bulk is shortened",
-        ),
-        pytest.param(
-            600,
-            [calls("1", arguments='{"path": "/srv/app/main.py"}')],
-            ["run(path: /srv/app/main.py)"],
-            [],
-            id="arguments of calls are lines, too",
-        ),
-        pytest.param(
-            2_000,
+# What stands in a ledger of at most so many tokens, and what does not.
+_KEPT: dict[str, tuple[int, list[JsonDict], list[str], list[str]]] = {
+    "pasted bulk is shortened": (
+        600,
+        [user("Fix this log:\n" + "noise " * 5000), user("And keep Python 3.8.")],
+        ["- Fix this log: […]", "And keep Python 3.8."],
+        ["noise"],
+    ),
+    "arguments of calls are lines, too": (
+        600,
+        [calls("1", arguments='{"path": "/srv/app/main.py"}')],
+        ["run(path: /srv/app/main.py)"],
+        [],
+    ),
+    "giant results do not hide what the assistant wrote before them": (
+        2_000,
+        [assistant("I moved the check into `src/guard.py` for good."), *(result(str(n), text) for n, text in GIANTS)],
+        ["src/guard.py"],
+        [],
+    ),
+    "of a giant result both ends are read, and then what came before it": (
+        400,
+        [
+            result("1", "OLDER_0 marker"),
+            result("2", "FIRST_1 marker\n" + "filler of the log 000\n" * 50_000 + "LAST_2 marker"),
+        ],
+        ["OLDER_0", "FIRST_1", "LAST_2"],
+        [],
+    ),
+    "a giant first request hides nothing newer": (
+        600,
+        [user(f"Read this log.\n{LOG}"), assistant("Done."), user(_RULE), *DAYS],
+        [_RULE],
+        [],
+    ),
+    "a giant message hides neither what is older nor its own rules": (
+        600,
+        [user(_RULE), user(f"You must not change this one:\n{LOG}You may only read it."), user("Go on, please.")],
+        [_RULE, "You must not change this one:", "You may only read it."],
+        [],
+    ),
+    "the task is read however much else was said": (
+        2_000,
+        [user(f"You must port the parser to Rust. {FILLER * 40}"), *(user(f"{n}: {FILLER * 12}") for n in range(180))],
+        ["You must port the parser to Rust."],
+        [],
+    ),
+    "a short message is quoted whole": (
+        160,
+        [user(FILLER), user("Only use Python 3.11. The sandbox has nothing else."), *DAYS[:12]],
+        ["- Only use Python 3.11. The sandbox has nothing else.\n"],
+        [],
+    ),
+    "a capital in a listing makes no name": (
+        200,
+        [result("1", "\n".join(f"total {n} of Something Else" for n in range(60)))],
+        [],
+        [NAMES_HEAD],
+    ),
+    # Among the names the one would order something that nobody said, and the other says nothing.
+    **{
+        f"{word} is no name": (
+            260,
             [
-                assistant("I moved the check into `src/guard.py` for good."),
-                *(result(str(n), text) for n, text in GIANTS),
+                calls("0"),
+                assistant(f"The headers {word} change in Lisbon before the file src/part_1.py does, as Mara found."),
+                *(result(str(number), f"wrote src/part_{number}.py") for number in range(30)),
             ],
-            ["src/guard.py"],
-            [],
-            id="giant results do not hide what the assistant wrote before them",
-        ),
-        pytest.param(
-            400,
-            [
-                result("1", "OLDER_0 marker"),
-                result("2", "FIRST_1 marker\n" + "filler of the log 000\n" * 50_000 + "LAST_2 marker"),
-            ],
-            ["OLDER_0", "FIRST_1", "LAST_2"],
-            [],
-            id="of a giant result both ends are read, and then what came before it",
-        ),
-        pytest.param(
-            600,
-            [user(f"Read this log.\n{LOG}"), assistant("Done."), user(_RULE), *DAYS],
-            [_RULE],
-            [],
-            id="a giant first request hides nothing newer",
-        ),
-        pytest.param(
-            600,
-            [
-                user("Plan the move."),
-                user(_RULE),
-                user(f"You must not change this one:\n{LOG}You may only read it."),
-                user("Go on, please."),
-            ],
-            [_RULE, "You must not change this one:", "You may only read it."],
-            [],
-            id="a giant message hides neither what is older nor its own rules",
-        ),
-        pytest.param(
-            2_000,
-            [
-                user(f"You must port the parser to Rust. {FILLER * 40}"),
-                *(user(f"{n}: {FILLER * 12}") for n in range(180)),
-            ],
-            ["You must port the parser to Rust."],
-            [],
-            id="the task is read however much else was said",
-        ),
-        pytest.param(
-            160,
-            [user(FILLER), user("Only use Python 3.11. The sandbox has nothing else."), *DAYS[:12]],
-            ["- Only use Python 3.11. The sandbox has nothing else.\n"],
-            [],
-            id="a short message is quoted whole",
-        ),
-        pytest.param(
-            200,
-            [result("1", "\n".join(f"total {n} of Something Else" for n in range(60)))],
-            [],
-            [NAMES_HEAD],
-            id="a capital in a listing makes no name",
-        ),
-    ],
-)
-def test_what_matters_is_kept(budget: int, raw: list[JsonDict], kept: list[str], gone: list[str]) -> None:
+            ["Mara"],
+            [f", {word}", f"{word},"],
+        )
+        for word in ("ALWAYS", "Only", "SHOULD", "Niemals", "e.g", "z.B")
+    },
+}
+
+
+@pytest.mark.parametrize("row", _KEPT)
+def test_what_matters_is_kept(row: str) -> None:
     """Within the budget, whatever stands around it."""
+    budget, raw, kept, gone = _KEPT[row]
     text = written(raw, budget=budget)
     assert count(text) <= budget
     assert all(each in text for each in kept)
@@ -233,21 +229,6 @@ def test_what_matters_is_kept(budget: int, raw: list[JsonDict], kept: list[str],
 def test_lines_with_anchors_survive(line: str) -> None:
     """Paths, ids, numbers, names, addresses and errors are kept with their whole line, in any language."""
     assert f"- {line}" in written([result("1", f"nothing here\n{line}\nor there")])
-
-
-def names(raw: list[JsonDict], budgets: range) -> list[str]:
-    """What stands under the head of names, by budget."""
-    return [written(raw, budget=budget).partition(NAMES_HEAD)[2] for budget in budgets]
-
-
-@pytest.mark.parametrize("word", ["ALWAYS", "Only", "SHOULD", "Niemals", "e.g", "z.B"])
-def test_a_word_that_orders_and_an_abbreviation_are_no_names(word: str) -> None:
-    """Among the names the one would order something that nobody said, and the other says nothing."""
-    said = f"The headers {word} change in Lisbon before the file src/part_1.py does, as Mara found."
-    others = [result(str(number), f"wrote src/part_{number}.py") for number in range(30)]
-    shown = names([calls("0"), assistant(said), *others], range(60, 400, 7))
-    assert any("Lisbon" in each or "Mara" in each for each in shown)
-    assert not any(word in each for each in shown)
 
 
 def test_the_ledger_of_a_longer_conversation_is_no_harder() -> None:

@@ -173,7 +173,6 @@ def test_a_summary_request_is_known_by_its_beginning(last: str) -> None:
         ({"x-codex-turn-metadata": json.dumps({"request_kind": "compaction"})}, True),
         ({"x-codex-turn-metadata": json.dumps({"request_kind": "turn"})}, False),
         ({"x-codex-turn-metadata": '{"request_kind": '}, False),
-        ({"x-codex-turn-metadata": "[" * 5000}, False),
     ],
 )
 def test_headers_go_first(headers: dict[str, str], is_one: bool) -> None:

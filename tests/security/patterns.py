@@ -36,16 +36,15 @@ _MAX_SAMPLES = 24
 # Patterns that only ever see short texts, with the longest of them; the source says where it is cut.
 SEEN_CHARS = {
     **dict.fromkeys(
-        # What a piece of a message holds (core.ledger._LINE_BYTES).
+        # What a piece of a message holds (core.ledger._LINE_CHARS).
         (
             f"core.ledger._{name}"
             for name in (
                 "WORD",
-                "IDENTIFIER_SIGN",
+                "IDENTIFIER",
                 "SPAN",
                 "UNSPACED",
                 "IN_UNSPACED",
-                "ERROR_SIGN",
             )
         ),
         160,
