@@ -34,7 +34,7 @@ Phase: TypeAlias = Literal["pre_request", "tool_response", "streaming"]
 class CompactionEvent:
     """One decision about a request above the trigger, or a record that was written, or given up, before it is needed.
 
-    Texts that do not apply are "".
+    As many fields as a line of the history has; texts that do not apply are "".
 
     Attributes:
         model: `model_name` or deployment that was asked.

@@ -99,7 +99,7 @@ class PruningModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """A request's surroundings, as `proxy/` knows them; two are equal if the same is decided for both."""
+    """A request's surroundings, all in which requests differ; two are equal if the same is decided for both."""
 
     label: str  # The model's name in logs and errors.
     target: Target
