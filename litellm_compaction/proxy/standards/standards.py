@@ -18,7 +18,6 @@ from starlette.requests import ClientDisconnect, Request
 
 from litellm_compaction.core.forms import ClearOrder, cleared
 from litellm_compaction.engine import Compactor, RequestContext
-from litellm_compaction.proxy.answer.sse import json_object
 from litellm_compaction.proxy.client import metadata_of, tenant_of
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
 from litellm_compaction.proxy.refusals import failing_open
@@ -167,9 +166,8 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
             content = await Request(scope, receive).body()
         except ClientDisconnect:
             return
-        body = await asyncio.to_thread(json_object, content)
-        # What LiteLLM cannot read either it refuses itself.
-        if not body or not await is_guarded(body.get("model")):
+        body = await asyncio.to_thread(_json, content)
+        if body is None or not await is_guarded(body.get("model")):
             await application(scope, _again(content, receive), send)
             return
         asked = route.asked(body)
@@ -187,7 +185,7 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
 
         await application(scope, _again(content, receive), kept)
         content = b"".join(parts)
-        if start["status"] == _OK and (answer := json_object(content)):
+        if start["status"] == _OK and (answer := _json(content)) is not None:
             content = json.dumps(route.answer(body, answer), ensure_ascii=False).encode()
         await send({**start, "headers": _with_length(start.get("headers", ()), content)})
         await send({"type": "http.response.body", "body": content})
@@ -208,6 +206,15 @@ def _again(content: bytes, receive: _Receive) -> _Receive:
 def _with_length(headers: Any, content: bytes) -> list[tuple[bytes, bytes]]:
     kept = [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
     return [*kept, (b"content-length", str(len(content)).encode())]
+
+
+def _json(content: bytes) -> _Json | None:
+    """None for anything but an object; what LiteLLM cannot read either it refuses itself."""
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None
 
 
 def _compact(body: _Json) -> _Json:
