@@ -18,7 +18,7 @@ AHEAD: frozenset[Outcome] = frozenset(("prepared", "given_up"))
 USED_AHEAD = "prepared"
 # The same below the trigger: the turn was expected to cross it, and the server has read the compacted prompt for it.
 USED_EARLY = "early"
-# The owner has undone the compaction of a conversation: it is kept as it is, or compacted since it does not fit.
+# The owner has undone the compaction of a conversation, which is kept as it is.
 UNDONE = "undone"
 # Why a compaction is not as configured although nothing is wrong: no summary has room, the client writes its own, or
 # texts were shortened as the operator allows.
@@ -34,7 +34,7 @@ Phase: TypeAlias = Literal["pre_request", "tool_response", "streaming"]
 class CompactionEvent:
     """One decision about a request above the trigger, or a record that was written, or given up, before it is needed.
 
-    Texts that do not apply are "".
+    As many fields as a line of the history has; texts that do not apply are "".
 
     Attributes:
         model: `model_name` or deployment that was asked.

@@ -51,7 +51,7 @@ async def test_a_strategy_from_outside_compacts_like_one_of_ours(timeline: Strat
 
 
 def test_a_strategy_from_outside_is_a_setting(timeline: Strategy) -> None:
-    """With a prompt file of the operator's, and a place in the page's list."""
+    """With a place in the page's list; an unknown one is refused by all their names."""
     assert settings_from({"strategy": "timeline"}).strategy == timeline.name
     assert choices(Settings.model_fields["strategy"])[-1] == timeline.name
     with pytest.raises(ConfigError, match=r"Input should be .*'handoff', 'timeline'"):

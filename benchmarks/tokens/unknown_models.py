@@ -106,9 +106,9 @@ class Server:
     questions: int = 0
     summaries: int = 0
 
-    async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None:
+    async def __call__(self, request: Request) -> int | None:
         self.questions += 1
-        tokens = await self.truth.run(request, 1, answer_tokens)
+        tokens = await self.truth.run(request, 1, 1)
         return min(tokens, self.truth.window_tokens)
 
     async def summarize(

@@ -207,10 +207,7 @@ def _index(measured: MeasuredRequest, end: int) -> Index:
     """The index of the newest of the first `end` messages of a conversation."""
     messages, hashes = measured.conversation.rest[:end], measured.conversation.hashes
     chars = accumulate(len(visible_text(message)) for message in reversed(messages))
-    start, index = (
-        end - sum(total <= _MOST_CHARS for total in chars),
-        Index(measured.redact),
-    )
+    start, index = end - sum(total <= _MOST_CHARS for total in chars), Index(measured.redact)
     index.add(messages[start:], hashes[start : end + 1])
     return index
 

@@ -87,9 +87,9 @@ class Compactor:
         self.recaller = recaller = Recaller(originals)
         self.replies = ReplyReader(windows=windows, counter=counter, reporter=self.reporter)
         self.known_ways = KnownWays(wall_clock)
-        self.leases = leases = Leases(board, clock=clock) if board is not None else None
+        leases = Leases(board, clock=clock) if board is not None else None
         self.admission = admission = Admission(leases=leases)
-        # In this order: a store that hangs keeps no other process waiting, and it may be the originals' server.
+        # In this order: the store may be the originals' server.
         self._ending = [each for each in (leases, self.replies, windows, originals, store) if each is not None]
         self.measurer = measurer = RequestMeasurer(
             windows=windows, counter=counter, sources=self.sources, leases=leases, recaller=recaller, clock=clock
@@ -294,7 +294,7 @@ class Compactor:
             )
 
     async def aclose(self) -> None:
-        """Ends writing ahead, the leases that other processes would wait for, the clients and the store."""
+        """Ends all that was begun, the clients and the store; a proxy leaves that to the end of its process."""
         await self.background.aclose()
         for each in self._ending:
             await each.aclose()

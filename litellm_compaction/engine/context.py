@@ -26,9 +26,8 @@ from litellm_compaction.windows.windows import Target, Window
 
 # What was done to a request, as clients may be told.
 Action: TypeAlias = Literal["none", "reused", "compacted"]
-# Has a server count a request's prompt, by an answer of `answer_tokens=` at most, 1 by default; gives None if it does
-# not say, and never raises.
-Measure: TypeAlias = Callable[..., Awaitable[int | None]]
+# Has a server count a request's prompt, by an answer of one token; gives None if it does not say, and never raises.
+Measure: TypeAlias = Callable[[Request], Awaitable[int | None]]
 # Every prompt takes more of a window; and any prompt may that leaves room for its answer.
 _PRESSED_RATIO, _RELAXED_RATIO = 1e-6, 1.0
 
@@ -100,7 +99,7 @@ class PruningModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """A request's surroundings, as `proxy/` knows them; two are equal if the same is decided for both."""
+    """A request's surroundings, all in which requests differ; two are equal if the same is decided for both."""
 
     label: str  # The model's name in logs and errors.
     target: Target

@@ -56,8 +56,6 @@ _FAR_BELOW = "prompt_far_below_count"
 _FULL_WINDOW_RATIO = 0.98
 # A known family that is so far off is worth a warning, of a prompt that is long enough to tell.
 _WARN_RATIO, _LEAST_TOLD_TOKENS = 0.05, 200
-# A process that ends waits so long for a question to LM Studio that the last answer has left.
-_FAREWELL_S = 1.0
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
 _MAX_TARGETS = 4096
 
@@ -315,9 +313,6 @@ class ReplyReader:
             self._learned(context, count, prompt_tokens)
 
     async def aclose(self) -> None:
-        """Gives questions for windows a moment, so that an alarm is raised; then ends them."""
-        if self._asking:
-            await asyncio.wait(self._asking, timeout=_FAREWELL_S)
         await ended(self._asking)
 
     def learn_overflow(self, context: RequestContext, prepared: PreparedRequest | None, overflow: Overflow) -> None:

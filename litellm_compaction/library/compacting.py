@@ -147,7 +147,7 @@ class Compactor:
             return CompactionResult(compacted_messages=[*messages])
         return _result(messages, prepared, own, places)
 
-    async def _middle(self, request: Request, *, answer_tokens: int = 1) -> int:
+    async def _middle(self, request: Request) -> int:
         """What a server would be asked for; a counter that has learned nothing."""
         return math.ceil((await TokenCounter().count("", self._family, request)).tokens / _ERRS_HIGH)
 

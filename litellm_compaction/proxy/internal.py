@@ -102,11 +102,11 @@ class Caller:
         with contextlib.suppress(Exception):
             await self._call(Request(messages=(user_message("."),)), 1)
 
-    async def measure(self, request: Request, *, answer_tokens: int = 1) -> int | None:
-        """The server's own count of a request, by a very short answer that no client sees; None if it gives none."""
+    async def measure(self, request: Request) -> int | None:
+        """The server's own count of a request, by an answer of one token that no client sees; None if it gives none."""
         extras = {"extra_body": dict(request.extras)} if request.extras else {}
         try:
-            usage = wire.usage_of(await self._call(request, answer_tokens, **extras))
+            usage = wire.usage_of(await self._call(request, 1, **extras))
         except Exception as error:  # noqa: BLE001 - without a count the request is judged by ours
             logger.debug("probe error=%s", type(error).__name__)
             return None

@@ -25,7 +25,7 @@ _MINIMUM_SIMILARITY_RATIO = 0.1
 
 @dataclass(frozen=True)
 class Model:
-    """A downloaded model, loaded as LM Studio does by itself: 4 slots over one context, 4,096 tokens."""
+    """A downloaded model, as LM Studio lists it and loads it by itself: 4 slots over one context, 4,096 tokens."""
 
     key: str
     _: KW_ONLY
@@ -155,7 +155,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(kw_only=True)
 class RequestRecord:
-    """One request; times are `time.monotonic()` seconds, header names lower case.
+    """One request, and all that is asked of it later; times are `time.monotonic()` seconds, header names lower case.
 
     `prompt_tokens` counts the prompt as sent, `kept_tokens` the rest after truncation; of these `cached_tokens` came
     from the KV cache. `body` is None for anything but a JSON object.

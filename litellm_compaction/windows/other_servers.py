@@ -2,7 +2,7 @@
 
 Only deployments that an operator opted in are asked. Shapes are validated, never status alone; a GET here loads no
 model. Jan and llamafile run llama.cpp's server; KoboldCpp, LocalAI and others are not asked. LM Studio has a protocol
-of its own (`lmstudio_rpc.py`). A further kind of server is a subclass of `LocalServer` and a `register`.
+of its own (`lmstudio_rpc.py`). A further kind of server is a subclass of `LocalServer` in `SERVERS`.
 """
 
 from __future__ import annotations
@@ -224,19 +224,8 @@ class Vllm(LocalServer):
         return positive(at(await server.ask("/tokenize", body), "count"))
 
 
-_table: dict[Api, LocalServer] = {}
-# The order in which an address of an unknown kind is asked.
-SERVERS: Mapping[Api, LocalServer] = MappingProxyType(_table)
-
-
-def register(server: LocalServer) -> LocalServer:
-    """Adds a kind of server to the table; the same name again replaces it."""
-    _table[server.name] = server
-    return server
-
-
-for _server in (LlamaCpp(), Vllm()):
-    register(_server)
+# In the order in which an address of an unknown kind is asked; any other one can be added.
+SERVERS: dict[Api, LocalServer] = {server.name: server for server in (LlamaCpp(), Vllm())}
 
 
 async def list_served(

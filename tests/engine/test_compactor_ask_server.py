@@ -51,9 +51,9 @@ class Server:
         return await self._http.post(f"{self._base_url}/v1/chat/completions", json=body)
 
     def context(self, **changes: Any) -> Any:
-        async def measure(request: Request, *, answer_tokens: int = 1) -> int | None:
+        async def measure(request: Request) -> int | None:
             raw = [dict(message.raw) for message in request.messages]
-            answer = await self._answer(raw, list(request.tools), max_tokens=answer_tokens)  # type: ignore[arg-type]
+            answer = await self._answer(raw, list(request.tools), max_tokens=1)  # type: ignore[arg-type]
             return int(answer.json()["usage"]["prompt_tokens"]) if answer.status_code == 200 else None
 
         target = self.bench.target(

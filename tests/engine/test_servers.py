@@ -133,7 +133,7 @@ class Vocabulary:
     def tokens(self, messages: Sequence[Message]) -> int:
         return int(self.factor * (3 + sum(count(message.text) + 5 for message in messages)))
 
-    async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None:
+    async def __call__(self, request: Request) -> int | None:
         tokens = self.tokens(request.messages)
         self.asked.append(tokens)
         self.requests.append(request)

@@ -45,8 +45,6 @@ _LOOKS_EVERY_S = 0.25
 _HICCUP_S, _ASKED_AGAIN_S = 2.0, 0.25
 # One that is lost is left alone for so long: no request waits for it in vain.
 _RETRY_S = 5.0
-# So long a process that ends gives back what others would wait for; what they do not hear ends by itself.
-_FAREWELL_S = 2.0
 _NOTES = "notes"
 # The addresses of a server on the same machine; before a port or a path.
 _OWN_HOST = re.compile(r"//(localhost|[\w.-]+\.localhost|127\.[\d.]+|0\.0\.0\.0|\[::1?\])(?=[:/]|$)", re.IGNORECASE)
@@ -146,12 +144,8 @@ class Leases:
                 self.tasks.begin(self._give_back(topic, name))
 
     async def aclose(self) -> None:
-        """Gives back what this process holds, so that the others need not wait for its leases."""
-        await ended(list(self.tasks))
-        leaving = [asyncio.ensure_future(self._give_back(topic, name)) for topic, name in list(self._held)]
-        if leaving:
-            _, late = await asyncio.wait(leaving, timeout=_FAREWELL_S)
-            await ended(late)
+        """Ends its tasks; what this process holds is free for the others after a while."""
+        await ended(self.tasks)
 
     async def _takes(self, topic: str, name: str) -> bool:
         """Takes the right to a topic if it is free; True if it may be acted upon, as it may when the store is lost."""
