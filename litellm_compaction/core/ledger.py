@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -144,27 +144,40 @@ class _Record:
         A piece's value only shrinks as others are taken, so it is weighed anew when it comes up.
         """
 
-        def worth(piece: _Piece) -> float:
-            return value(piece) / (1 + self._chars[piece.message] / _FAIR_CHARS) / (len(piece.text) + _COST_CHARS)
+        def worth(at: int) -> float:
+            return value(self._pieces[at]) / (len(self._pieces[at].text) + _COST_CHARS)
 
-        waiting = [(-worth(piece), at) for at, piece in enumerate(self._pieces) if at not in self.taken]
-        heapq.heapify(waiting)
+        # What is taken of a message makes all the rest of it worth less, and changes no order in it.
+        messages: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
+        for at, piece in enumerate(self._pieces):
+            if at not in self.taken:
+                messages[piece.message].append((-worth(at), at))
+
+        def best(message: int) -> tuple[float, int, int]:
+            before, at = messages[message][0]
+            return before / (1 + self._chars[message] / _FAIR_CHARS), at, message
+
+        for pieces in messages.values():
+            heapq.heapify(pieces)
+        waiting = sorted(map(best, messages))
         misses = 0
         while waiting and room > _ITEM_TOKENS and misses < _MOST_MISSES:
-            before, at = heapq.heappop(waiting)
-            piece = self._pieces[at]
-            now = worth(piece)
-            if now <= 0 or piece.text in self._known:
-                continue
-            if now < -before:
-                heapq.heappush(waiting, (-now, at))
+            *_, message = heapq.heappop(waiting)
+            before, at = heapq.heappop(messages[message])
+            piece, now = self._pieces[at], worth(at)
+            if 0 < now < -before:
+                heapq.heappush(messages[message], (-now, at))
+            elif now <= 0 or piece.text in self._known:
+                pass
             elif (tokens := self._count(piece.text) + _ITEM_TOKENS) > room:
                 misses += 1
             else:
                 room -= tokens
                 self.taken[at] = piece
-                self._chars[piece.message] += len(piece.text) + _COST_CHARS
+                self._chars[message] += len(piece.text) + _COST_CHARS
                 self._seen.update(piece.names)
+            if messages[message]:
+                heapq.heappush(waiting, best(message))
         return room
 
     def news(self, piece: _Piece) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
-from litellm_compaction.concurrency import Rests, off_loop
+from litellm_compaction.concurrency import Bounded, Rests, off_loop
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply, as_sent, shown_behind
 from litellm_compaction.core.cuts import excerpt
@@ -55,9 +55,9 @@ _TEMPLATE_TOKENS = 32
 _BRIEF_BELOW_TOKENS = 4096
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
 _WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "dialogue", "reasoning_only", "longer"})
-# It had its time and gave nothing: it is left alone for a while, twice as long with each in a row.
+# It had its time and gave nothing: after two in a row, or a late one, it is left alone, twice as long with each more.
 _USELESS = frozenset({"echo", "loop", "dialogue", "script", "invented", "empty", "refusal", "timeout"})
-_FIRST_REST_S, _LONGEST_REST_S = 15.0, 120.0
+_FIRST_REST_S, _LONGEST_REST_S, _MOST_USELESS = 15.0, 120.0, 4096
 _INVALID = "invalid"
 _Found = TypeVar("_Found")
 _Count = Callable[[str], int]
@@ -212,6 +212,7 @@ class SummaryClient:
         self._recaller, self._clock = recaller, clock
         # By tenant and model: one tenant's prompts must not take another one's summaries away.
         self._resting: Rests[tuple[str, str]] = Rests(_FIRST_REST_S, _LONGEST_REST_S, clock)
+        self._useless: Bounded[tuple[str, str], bool] = Bounded(_MOST_USELESS)
 
     async def summary(self, measured: MeasuredRequest, step: Step, effort: Effort) -> str:
         """Returns the first usable summary of the messages that `step` covers, or ""."""
@@ -270,8 +271,8 @@ class SummaryClient:
         context, attempts = measured.context, measured.context.attempts
 
         async def asked(model: PruningModel) -> _Found | None:
-            # What comes after its useless choice is asked for in any case.
-            if not (effort.calls or self._resting.is_over((context.scope, model.label))):
+            # What comes after its own useless choice is asked for in any case.
+            if effort.pruning_model != model.label and not self._resting.is_over((context.scope, model.label)):
                 raise SummaryFailed("paused")
             writer = await self._writer(measured, model, answer_tokens)
             left = await modes(writer)
@@ -290,10 +291,14 @@ class SummaryClient:
             try:
                 if found := await within_s(asked(model), context.settings.summary_timeout_s):
                     self._resting.end(key)
+                    self._useless.pop(key, None)
                     return found
             except SummaryFailed as error:
                 if error.reason in _USELESS:
-                    self._resting.begin(key)
+                    # What cost little may be chance: other conversations' records wait for the same model.
+                    if error.reason == "timeout" or key in self._useless:
+                        self._resting.begin(key)
+                    self._useless[key] = True
                 # That of the configured model, which is the first.
                 effort.reason = effort.reason or error.reason
                 if error.reason == _INVALID:

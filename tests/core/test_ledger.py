@@ -13,7 +13,7 @@ from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HE
 from litellm_compaction.core.messages import render_arguments
 from litellm_compaction.tokenizers.registry import token_length
 from tests.builders import JsonDict, agent_run, assistant, calls, count, parsed, raw_conversations, result, user
-from tests.work import grows_linearly
+from tests.work import grows_linearly, instructions
 
 FILLER = "The weather on the way to the office was mild, and the train came on time as it mostly does. "
 LOG = "".join(f"2026-11-22T10:00:00 INFO request {number} was served\n" for number in range(8_000))
@@ -239,6 +239,16 @@ def test_the_ledger_of_a_longer_conversation_is_no_harder() -> None:
         return lambda: ledger(messages, budget_tokens=2_000, count=count)
 
     assert grows_linearly(write, 40)
+
+
+def test_what_is_taken_of_a_message_weighs_the_rest_of_it_no_more() -> None:
+    """A message of thousands of equal lines, such as a task that stays whole: the room for it is no factor."""
+    messages = parsed([user("A\nB\n" * 300)])
+
+    def write(budget: int) -> Callable[[], object]:
+        return lambda: ledger(messages, budget_tokens=budget, count=count, task=0, task_tokens=32)
+
+    assert instructions(write(1600)) <= 2 * instructions(write(100))
 
 
 def test_a_megabyte_of_arguments_is_scanned() -> None:

@@ -79,9 +79,11 @@ async def test_whatever_is_asked_is_valid_and_fits(raw: list[JsonDict]) -> None:
 async def test_what_one_tenant_makes_a_model_write_stops_nobody_else() -> None:
     """A conversation can be made to be said back; whoever has done that is not made to wait for it again at once."""
     bench = Bench(ask=FakeAsk("The king was very wise and kind. " * 20))
-    for topic in "ab":
+    reasons = []
+    for topic in "abc":
         await bench.guard([user(f"About {topic}."), *chat(16, words=300)], scope="red", clear_tool_results=False)
-    assert bench.last.reason == "paused"
+        reasons.append(bench.last.reason)
+    assert reasons[0] == reasons[1] != reasons[2] == "paused", "one may be chance"
     bench.ask.answer = SUMMARY
     await bench.guard([user("About d."), *chat(16, words=300)], scope="blue", clear_tool_results=False)
     assert (bench.last.rung, bench.last.reason) == ("summary", "")
