@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from litellm_compaction.config import Settings
 from litellm_compaction.engine import Attempts
-from litellm_compaction.proxy.exchange import ClientRequest, Conversations, Exchange, Exchanges, context_of
-from litellm_compaction.proxy.routing import GuardedDeployment, deployment_of
+from litellm_compaction.proxy.exchange import ClientRequest, Conversations, Exchange, Exchanges
 from tests.builders import JsonDict, assistant, chat, parsed, system, user
 from tests.engine.bench import Bench
 
@@ -81,17 +78,6 @@ async def test_a_request_that_litellm_forgets_gives_its_room_back() -> None:
     calls.close(second.body)
     del second
     assert released == ["third", "first", "second"]
-
-
-async def test_the_surroundings_of_a_request_are_made_once() -> None:
-    """For both hooks, and anew where they say something else of it."""
-    router: Any = SimpleNamespace(get_deployment=lambda _: None)
-    deployment = deployment_of({"model": "lm_studio/x"}, {"id": "a"}, group="g", environ={})
-    guard, exchange, guards = GuardedDeployment(deployment, Settings()), made(), cast("Any", None)
-    first = await context_of(router, guards, guard, exchange, {})
-    assert await context_of(router, guards, guard, exchange, {}) is first
-    bounded = await context_of(router, guards, guard, exchange, {"max_tokens": 9})
-    assert (first.asked_tokens, bounded.asked_tokens, exchange.pin) == (None, 9, "g")
 
 
 TALK = chat(6)
