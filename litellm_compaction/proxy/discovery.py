@@ -100,7 +100,7 @@ class Discovery:
     async def _look(self, guard: GuardedDeployment, listed: _Listed) -> None:
         """Adds what a deployment's server lists behind its wildcard, and the limits of each model that is loaded."""
         deployment, target = guard.deployment, guard.deployment.target
-        loaded = {} if deployment.is_wildcard or "*" in target.model else {deployment.id: target}
+        loaded = {} if "*" in deployment.group or "*" in target.model else {deployment.id: target}
         if "*" in target.model:
             for model, is_loaded in (await self._windows.listed(target)).items():
                 if (name := _listed_name(deployment.group, target.model, model)) is not None:

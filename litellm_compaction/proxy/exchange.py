@@ -26,13 +26,7 @@ from litellm_compaction.proxy import client, litellm_inside, wire
 from litellm_compaction.proxy.client import Body
 from litellm_compaction.proxy.internal import Caller
 from litellm_compaction.proxy.litellm_inside.application import is_allowed, keeps_responses
-from litellm_compaction.proxy.routing import (
-    Deployment,
-    DeploymentSelector,
-    GuardedDeployment,
-    is_bridged,
-    is_listed_here,
-)
+from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment, is_listed_here
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
 
 # LiteLLM's logging object of the request that a task serves: it is taken away before a failure is told.
@@ -292,7 +286,7 @@ async def context_of(
     caller = Caller(router, exchange.pin, metadata, settings.summary_timeout_s, asked.group)
     # A text completion is never compacted, unless LiteLLM makes a chat of it, which is carried like any other.
     is_text = "prompt" in body and not body.get("messages")
-    is_chat = not is_text or (is_through and is_bridged(deployment.provider))
+    is_chat = not is_text or (is_through and deployment.is_bridged)
     # One of several processes of a proxy: uvicorn starts those as children of multiprocessing's.
     is_worker, is_in_memory = multiprocessing.parent_process() is not None, settings.store.startswith("memory:")
     may_be_ahead = deployment.target.is_listed and not asked.is_client_summary and not (is_worker and is_in_memory)
@@ -389,9 +383,9 @@ class Conversations:
         hashes = tuple(hash((message.role, message.text, message.calls)) for message in messages)
         seen = self._seen.get(tenant, ())
         for at, copy in ((-1, hashes[:-1]), (0, hashes[1:])):
-            asking, is_copied = messages[at], len(copy) >= _LEAST_COPIED and not has_tools
+            asking, is_over = messages[at], [each.has_beside(hashes[at], copy, is_bounded=is_bounded) for each in seen]
             is_short = (asking.is_system or asking.role == "user") and len(asking.text) <= _MOST_CHARS
-            if is_copied and is_short and any(each.has_beside(hashes[at], copy, is_bounded=is_bounded) for each in seen):
+            if any(is_over) and is_short and not has_tools and len(copy) >= _LEAST_COPIED:
                 return True
         own = _Seen(hashes[0], hashes[-_END:], has_tools, is_bounded)
         others = (each for each in seen if each.end[-1] not in hashes or each.first != own.first)

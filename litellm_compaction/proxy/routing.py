@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from litellm_compaction.config import SAME_MODEL, DeploymentSettings, Settings, deployment_settings_from
+from litellm_compaction.config import DeploymentSettings, Settings, deployment_settings_from
 from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.errors import CompactionError
@@ -54,7 +54,6 @@ _TEXT_PROVIDERS = frozenset({"openai", "azure", "azure_text", "text-completion-o
 _ROUTE = re.compile(r"\A([^/]+/)?(?:responses|chat_completions)/")
 _MAX_GROUPS = 64
 _LISTED = "litellm-compaction-"
-_SHOWN_NAMES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +69,9 @@ class Deployment:
     other_target: Target | None = None  # In its place if its server is not LM Studio; None leaves it alone then.
 
     @property
-    def is_wildcard(self) -> bool:
-        """The router fills in the model name, so the id alone does not name a model."""
-        return "*" in self.group
+    def is_bridged(self) -> bool:
+        """LiteLLM makes a chat of a text completion for it."""
+        return self.provider not in _TEXT_PROVIDERS
 
 
 def deployment_of(
@@ -160,11 +159,6 @@ def carrier_of(deployment: Deployment, settings: Settings) -> Carrier:
     return "transport" if is_reachable and settings.carrier != "hooks" else "hooks"
 
 
-def is_bridged(provider: str) -> bool:
-    """LiteLLM makes a chat of a text completion for this provider."""
-    return provider not in _TEXT_PROVIDERS
-
-
 def without_route(model: str) -> str:
     """A model's name, with or without a provider's, without the route that LiteLLM would ask for it by."""
     return _ROUTE.sub(lambda route: route[1] or "", model)
@@ -246,20 +240,6 @@ def is_listed_here(deployment_id: str) -> bool:
 def serves(pattern: str, name: str) -> bool:
     """True if a `model_name` serves `name`: itself, or a wildcard as LiteLLM reads it, with `*` alone special."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
-
-
-def unknown_model(config: Mapping[str, Any], name: str) -> str:
-    """Says why `name` is no model of a config file, and which are; "" if it is one, or may become one."""
-    if name == SAME_MODEL or as_entry(config.get("general_settings")).get("store_model_in_db"):
-        return ""
-    entries = [as_entry(entry) for entry in config.get("model_list") or ()]
-    aliases = as_entry(as_entry(config.get("router_settings")).get("model_group_alias"))
-    named = (_text(entry.get("model_name")) for entry in entries)
-    names = [*dict.fromkeys(filter(None, (*named, *map(str, aliases))))]
-    if any(serves(each, name) for each in names) or name in map(id_of, entries):
-        return ""
-    shown = ", ".join(names[:_SHOWN_NAMES] + ["…"] * (len(names) > _SHOWN_NAMES))
-    return f"no model of this proxy is called {name!r}; known: {shown or 'none'}, and {SAME_MODEL}"
 
 
 def limits_of(window: Window, settings: Settings) -> dict[str, int]:
