@@ -139,6 +139,9 @@ class Guard:
             elif kind in _GUARDED_CALLS:
                 changed = self._of_ours(router, own)
         except CompactionError as error:
+            if isinstance(error, LiteLLMChanged):
+                # It comes before there is an exchange.
+                refusals.log_refused(str(kwargs.get("model")), error)
             raise self._refused(kwargs, error) from error
         except Exception as error:
             exchange = self._exchanges.get(kwargs)
@@ -151,9 +154,6 @@ class Guard:
     def _refused(self, kwargs: Body, error: CompactionError) -> Exception:
         if (exchange := self._exchanges.get(kwargs)) is not None:
             exchange.refused(error)
-        if isinstance(error, LiteLLMChanged):
-            # It comes before there is an exchange.
-            refusals.log_refused(str(kwargs.get("model")), error)
         return refusals.litellm_error_of(error, kwargs)
 
     def _of_ours(self, router: Any, kwargs: Body) -> Body:

@@ -93,14 +93,11 @@ def deployment_of(
     section = {**as_entry(info.get("compaction")), "enabled": True} if is_asked else info.get("compaction")
     own = deployment_settings_from(section, f"model_info.compaction of {group or full_name!r}")
     api_base, api_key = _address(provider, params, environ)
-    # The first that holds.
-    kinds: Mapping[Kind, bool] = {
-        "foreign": own.enabled is False,
-        "lm_studio": provider == "lm_studio",
-        "maybe_lm_studio": provider in _OPENAI_PROVIDERS and is_local_address(api_base),
-        "opted_in": bool(own.enabled),
-    }
-    kind: Kind = next((kind for kind, holds in kinds.items() if holds), "foreign")
+    kind: Kind = "opted_in" if own.enabled else "foreign"
+    if own.enabled is not False and provider == "lm_studio":
+        kind = "lm_studio"
+    elif own.enabled is not False and provider in _OPENAI_PROVIDERS and is_local_address(api_base):
+        kind = "maybe_lm_studio"
     identity = _text(info.get("id")) or full_name
     target = Target(
         key=f"{identity}|{model}",
@@ -112,8 +109,8 @@ def deployment_of(
         tokenizer=str(own.changes.get("tokenizer", "")),
     )
     other = _opted_in(target, provider, info, is_asked) if own.enabled and kind != "lm_studio" else None
-    if kind == "opted_in" and other is not None:
-        target, other = other, None
+    if kind == "opted_in":
+        target, other = other or target, None
     return Deployment(
         id=identity, group=group, provider=provider, kind=kind, target=target, settings=own, other_target=other
     )
@@ -203,28 +200,27 @@ def group_entries(router: Any, name: str, team_id: str | None = None) -> list[En
 def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> list[Entry]:
     """The router's entries that a request for `model` can reach: its group, and all fallbacks of both."""
     team_id = as_entry(request.get("metadata")).get("user_api_key_team_id")
-    settings = [
+    listed = [
         each for key in litellm_inside.FALLBACKS for each in (request.get(key), litellm_inside.setting(router, key))
     ]
+    fallbacks = [fallback for each in listed if isinstance(each, list) for fallback in each]
     entries: list[Entry] = []
     names = [model]
     # It grows meanwhile.
     for name in names:
         entries += group_entries(router, name, team_id if isinstance(team_id, str) else None)
-        listed = (_named(setting, name) for setting in settings if isinstance(setting, list))
-        fallbacks = dict.fromkeys(each for fallbacks in listed for each in fallbacks if each not in names)
-        names += [*fallbacks][: _MAX_GROUPS - len(names)]
+        new = dict.fromkeys(each for fallback in fallbacks for each in _named(fallback, name) if each not in names)
+        names += [*new][: _MAX_GROUPS - len(names)]
     return entries
 
 
-def _named(fallbacks: list[object], name: str) -> Iterable[str]:
-    """The groups that a fallback setting names for `name`: `[{"a": ["b"]}]`, `{"*": …}`, or a client's `["b"]`."""
-    for entry in fallbacks:
-        listed: list[object] = [entry]
-        if isinstance(entry, Mapping):
-            groups = [group for group in (entry.get(name), entry.get("*")) if isinstance(group, (list, tuple))]
-            listed = [entry.get("model"), *(each for group in groups for each in group)]
-        yield from (each for each in listed if isinstance(each, str))
+def _named(fallback: object, name: str) -> Iterable[str]:
+    """The groups that a fallback names for `name`: `{"a": ["b"]}`, `{"*": …}`, or a client's `"b"`."""
+    groups = [fallback]
+    if isinstance(fallback, Mapping):
+        listed = (fallback.get(name), fallback.get("*"), [fallback.get("model")])
+        groups = [group for each in listed if isinstance(each, (list, tuple)) for group in each]
+    return (group for group in groups if isinstance(group, str))
 
 
 def listed_id(wildcard_id: str, model: str) -> str:
@@ -329,11 +325,11 @@ class DeploymentSelector:
         """The target of a pruning model, of several the one with the smallest window; None for an unknown name."""
         deployments = [self.deployment(entry, is_asked=True) for entry in group_entries(router, name)]
         targets = [target for each in deployments if (target := await self._target(each)) is not None]
-        sized: list[tuple[int, Target]] = []
+        tokens: dict[str, int] = {}
         for target in targets if len(targets) > 1 else ():
             with contextlib.suppress(CompactionError):
-                sized.append(((await self._windows.resolve(target)).tokens, target))
-        return min(sized, key=lambda each: each[0])[1] if sized else next(iter(targets), None)
+                tokens[target.key] = (await self._windows.resolve(target)).tokens
+        return min(targets, key=lambda target: tokens.get(target.key, math.inf), default=None)
 
     async def why_unusable(self, router: Any, name: str) -> str:
         """Says why summaries do not go to a pruning model now; "" if they do."""
