@@ -46,8 +46,7 @@ class ClientRequest:
     """A request as the client sent it, read once: it has as many fields as clients have words."""
 
     received: Request
-    # Without the notices that it carried back, the same object if there were none; of no message if it has a prompt
-    # that cannot be counted.
+    # Without the notices that it carried back, the same object if there were none.
     original: Request
     group: str  # The model name that it is filed under in the store.
     tenant: str = ""
@@ -137,9 +136,6 @@ class Exchange:
         if self.attempt.deployment not in ("", deployment):
             self.attempt, self.may_pause = Attempt(), False
         self.attempt.deployment = deployment
-
-    def refused(self, error: CompactionError) -> None:
-        self.refusal = error
 
     def ended(self, details: Mapping[str, Any]) -> None:
         """Notes how the answer ended, and the cost of restarts."""
@@ -271,11 +267,7 @@ def _asker(body: Body) -> object | None:
 async def context_of(
     router: Any, guards: DeploymentSelector, guard: GuardedDeployment, exchange: Exchange, body: Body
 ) -> engine.RequestContext:
-    """A request's surroundings for the engine.
-
-    Raises:
-        CompactionError: a request that is guarded asks for something that cannot be followed.
-    """
+    """A request's surroundings for the engine; a CompactionError if what it asks for cannot be followed."""
     asked, is_through = exchange.client, guard.carrier == "transport"
     if asked.bad_wish is not None and guard.does_guard:
         raise asked.bad_wish
@@ -378,8 +370,6 @@ class Conversations:
 
     def is_beside(self, tenant: str, messages: Sequence[Message], *, has_tools: bool, is_bounded: bool) -> bool:
         """Returns True for a request beside a conversation of its tenant's; takes note of any other."""
-        if not messages:
-            return False
         hashes = tuple(hash((message.role, message.text, message.calls)) for message in messages)
         seen = self._seen.get(tenant, ())
         for at, copy in ((-1, hashes[:-1]), (0, hashes[1:])):

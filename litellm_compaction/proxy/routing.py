@@ -79,10 +79,8 @@ def deployment_of(
 ) -> Deployment:
     """The deployment that a `model_list` entry, or the arguments of a call to it, describe.
 
-    A pruning model `is_asked` as if it had been opted in, and with a supposed window if it is hosted.
-
-    Raises:
-        ConfigError: `model_info.compaction` is not valid.
+    A pruning model `is_asked` as if it had been opted in, and with a supposed window if it is hosted. A ConfigError is
+    a `model_info.compaction` that is not valid.
     """
     full_name = _text(params.get("model"))
     prefix, slash, rest = full_name.partition("/")

@@ -133,18 +133,19 @@ def extras_of(body: Body) -> Mapping[str, JsonValue]:
 
 
 def decode_text(body: Body) -> Request | None:
-    """All prompts of a text completion, of token ids by their number; without a message if it is not ours to judge."""
+    """All prompts of a text completion: texts as messages, token ids by their number; None without any."""
     if "prompt" not in body:
         return None
     listed = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
     pieces = [piece for each in listed for piece in (each if isinstance(each, list) else [each])]
-    if pieces and all(isinstance(piece, str) and piece for piece in pieces):
-        return Request(messages=tuple(map(user_message, pieces)), extras=extras_of(body))
-    if not any(type(piece) is int for piece in pieces) or not all(isinstance(piece, (int, str)) for piece in pieces):
-        return Request(messages=())
+    # What is neither takes room like a text, and its server has the last word on it.
+    odd = (piece for piece in pieces if type(piece) is not int)
+    texts = [piece if isinstance(piece, str) else json.dumps(piece, default=str) for piece in odd]
+    if len(texts) == len(pieces):
+        return Request(messages=tuple(map(user_message, texts or [""])), extras=extras_of(body))
     # A text between ids has at most a token for each of its bytes.
-    sizes = (len(each.encode("utf-8", "replace")) if isinstance(each, str) else 1 for each in pieces)
-    return Request(messages=(user_message(""),), token_ids=sum(sizes))
+    sizes = (len(text.encode("utf-8", "replace")) for text in texts)
+    return Request(messages=(user_message(""),), token_ids=len(pieces) - len(texts) + sum(sizes))
 
 
 def is_same_request(body: Body, request: Request) -> bool:
@@ -371,11 +372,9 @@ def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
 def _ended(said: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a message of Anthropic's, or of the event that ends it: LiteLLM logs the object that it has made."""
     told: dict[str, Any] = {"usage": {"compaction": dict(details)}} if isinstance(said.get("usage"), Mapping) else {}
-    if details["outcome"] != "completed" and _CLIENTS_LIMIT in (
-        said.get("stop_reason"),
-        _at(said, "delta", "stop_reason"),
-    ):
+    is_cut, reasons = details["outcome"] != "completed", (said.get("stop_reason"), _at(said, "delta", "stop_reason"))
+    if is_cut and _CLIENTS_LIMIT in reasons:
         # LiteLLM has no `finish_reason` for Anthropic's own word, and writes the client's limit.
-        ended = {"stop_reason": _WINDOWS_END}
-        told |= ended if "stop_reason" in said else {"delta": ended}
+        reason = {"stop_reason": _WINDOWS_END}
+        told |= reason if "stop_reason" in said else {"delta": reason}
     return with_fields(said, told)

@@ -126,7 +126,6 @@ def test_one_short_message_over_a_copy_of_the_end_is_beside_it(raw: list[JsonDic
         [*ANSWERED, user("And then?"), assistant("Fine."), user("Thanks.")],
         # Of an older end.
         [TITLES, *TALK[1:-2]],
-        [],
     ],
 )
 def test_in_doubt_it_is_an_ordinary_request(raw: list[JsonDict]) -> None:
