@@ -17,7 +17,7 @@ from litellm_compaction.config import DeploymentSettings, Settings, deployment_s
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import KEY_VARIABLE
 from litellm_compaction.places import ENVIRONMENT_PREFIX
-from litellm_compaction.proxy.routing import as_entry, unknown_model
+from litellm_compaction.proxy.routing import as_entry
 from litellm_compaction.tokenizers.registry import check_tokenizer
 
 SECTION = "litellm_compaction"
@@ -64,7 +64,7 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
     settings = settings_from(None)
     try:
         settings = settings_from(as_entry(data.get("callback_settings")).get(SECTION)).with_store(environ)
-        _check_names(data, settings, SETTINGS_PLACE)
+        check_tokenizer(settings.tokenizer, f"{SETTINGS_PLACE}.tokenizer")
     except ConfigError as error:
         yield _refused(SETTINGS_PLACE, error)
     if settings.mode != "guard":
@@ -80,7 +80,7 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
     if not deployments:
         yield problem("model_list", "there is no deployment: add one, as in the shipped config.yaml.")
     for index, entry in enumerate(deployments):
-        yield from _deployment(data, entry, entry_name(entry, index), settings)
+        yield from _deployment(entry, entry_name(entry, index), settings)
 
 
 def entries_of(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -91,13 +91,6 @@ def entries_of(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 def entry_name(entry: Mapping[str, Any], index: int) -> str:
     name = entry.get("model_name")
     return name if isinstance(name, str) and name else f"model_list[{index}]"
-
-
-def _check_names(data: Mapping[str, Any], own: Settings | DeploymentSettings, place: str) -> None:
-    """Raises a ConfigError if settings name a tokenizer or a model that there is not."""
-    check_tokenizer(own.tokenizer, f"{place}.tokenizer")
-    if data.get("model_list") and (why := unknown_model(data, own.pruning_model)):
-        raise ConfigError(f"{place}.pruning_model: {why}")
 
 
 def _refused(place: str, error: ConfigError) -> Finding:
@@ -127,7 +120,7 @@ def _misplaced(section: str, key: str, place: str) -> Iterator[Finding]:
         yield problem(place, advice)
 
 
-def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, settings: Settings) -> Iterator[Finding]:
+def _deployment(entry: Mapping[str, Any], name: str, settings: Settings) -> Iterator[Finding]:
     params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
     if not isinstance(params.get("model"), str) or not params["model"]:
         yield problem(f"{name}: litellm_params.model", "it is missing: name the model, such as lm_studio/*.")
@@ -135,6 +128,6 @@ def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, se
     try:
         own = deployment_settings_from(info.get("compaction"), place)
         settings.for_deployment(own, place)
-        _check_names(data, own, place)
+        check_tokenizer(own.tokenizer, f"{place}.tokenizer")
     except ConfigError as error:
         yield _refused(place, error)

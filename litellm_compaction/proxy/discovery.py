@@ -95,7 +95,7 @@ class Discovery:
         Of a model that is the id of the wildcard's deployment, the name by which clients reach it, and the model's own.
         """
         deployment, target = guard.deployment, guard.deployment.target
-        loaded = {} if deployment.is_wildcard or "*" in target.model else {deployment.id: target}
+        loaded = {} if "*" in deployment.group or "*" in target.model else {deployment.id: target}
         if "*" in target.model:
             for model, is_loaded in (await self._windows.listed(target)).items():
                 if (name := _listed_name(deployment.group, target.model, model)) is not None:

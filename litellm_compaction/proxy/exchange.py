@@ -26,13 +26,7 @@ from litellm_compaction.proxy import client, litellm_inside, wire
 from litellm_compaction.proxy.client import Body
 from litellm_compaction.proxy.internal import Caller
 from litellm_compaction.proxy.litellm_inside.application import is_allowed, keeps_responses
-from litellm_compaction.proxy.routing import (
-    Deployment,
-    DeploymentSelector,
-    GuardedDeployment,
-    is_bridged,
-    is_listed_here,
-)
+from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment, is_listed_here
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
 
 # LiteLLM's logging object of the request that a task serves: it is taken away before a failure is told.
@@ -52,8 +46,7 @@ class ClientRequest:
     """A request as the client sent it, read once: it has as many fields as clients have words."""
 
     received: Request
-    # Without the notices that it carried back, the same object if there were none; of no message if it has a prompt
-    # that cannot be counted.
+    # Without the notices that it carried back, the same object if there were none.
     original: Request
     group: str  # The model name that it is filed under in the store.
     tenant: str = ""
@@ -95,7 +88,6 @@ class Exchange:
     alone: Told | None = None  # The whole answer, if no model is asked.
     refusal: CompactionError | None = None
     foreseen: engine.Decided | None = None  # The outcome before its deployment was chosen, until it is.
-    context: tuple[object, engine.RequestContext] | None = None  # The last one, behind what it was made of.
     room: engine.Reservation | None = None  # Its hold on a shared context if the hooks carry it, until it ends.
     attempt: Attempt = field(default_factory=Attempt)
 
@@ -143,9 +135,6 @@ class Exchange:
         if self.attempt.deployment not in ("", deployment):
             self.attempt, self.may_pause = Attempt(), False
         self.attempt.deployment = deployment
-
-    def refused(self, error: CompactionError) -> None:
-        self.refusal = error
 
     def ended(self, details: Mapping[str, Any]) -> None:
         """Notes how the answer ended, and the cost of restarts."""
@@ -277,29 +266,22 @@ def _asker(body: Body) -> object | None:
 async def context_of(
     router: Any, guards: DeploymentSelector, guard: GuardedDeployment, exchange: Exchange, body: Body
 ) -> engine.RequestContext:
-    """A request's surroundings for the engine, made once for both hooks where they say the same of it.
-
-    Raises:
-        CompactionError: a request that is guarded asks for something that cannot be followed.
-    """
+    """A request's surroundings for the engine; a CompactionError if what it asks for cannot be followed."""
     asked, is_through = exchange.client, guard.carrier == "transport"
     if asked.bad_wish is not None and guard.does_guard:
         raise asked.bad_wish
     asked_tokens = wire.asked_output_tokens(body)
     carries_calls = wire.can_be_continued(body) and (is_through or (asked.is_chat and bool(body.get("stream"))))
-    made_of = guard, asked_tokens, carries_calls
-    if exchange.context is not None and exchange.context[0] == made_of:
-        return exchange.context[1]
     settings, deployment, metadata = guard.settings, guard.deployment, client.metadata_of(body)
     exchange.pin = _pin(router, deployment) or asked.group
     caller = Caller(router, exchange.pin, metadata, settings.summary_timeout_s, asked.group)
     # A text completion is never compacted, unless LiteLLM makes a chat of it, which is carried like any other.
     is_text = "prompt" in body and not body.get("messages")
-    is_chat = not is_text or (is_through and is_bridged(deployment.provider))
+    is_chat = not is_text or (is_through and deployment.is_bridged)
     # One of several processes of a proxy: uvicorn starts those as children of multiprocessing's.
     is_worker, is_in_memory = multiprocessing.parent_process() is not None, settings.store.startswith("memory:")
     may_be_ahead = deployment.target.is_listed and not asked.is_client_summary and not (is_worker and is_in_memory)
-    context = engine.RequestContext(
+    return engine.RequestContext(
         label=asked.group,
         target=replace(deployment.target, asker=asked.tenant),
         settings=settings,
@@ -322,8 +304,6 @@ async def context_of(
         may_change=asked.orders.may_change and is_chat,
         carries_calls=carries_calls,
     )
-    exchange.context = made_of, context
-    return context
 
 
 async def pruning_models_of(
@@ -354,27 +334,18 @@ def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
 
 
 class _Seen(NamedTuple):
-    """A conversation's newest request; `end` are its last messages, oldest first, as hashes of role and text."""
+    """A conversation's newest request: its first message and its last ones, as hashes of role and text."""
 
-    length: int
     first: int
     end: tuple[int, ...]
     has_tools: bool
     is_bounded: bool
 
-    def has_beside(self, messages: Sequence[Message], hashes: tuple[int, ...], *, is_bounded: bool) -> bool:
-        """True for a copy of its end with one short message that asks, behind it or before it."""
-        for asking, start, end in ((messages[-1], 0, len(messages) - 1), (messages[0], 1, len(messages))):
-            # The answer that the conversation's next turn will have.
-            has_answer = end > start and messages[end - 1].role == "assistant" and not messages[end - 1].calls
-            copy = hashes[start : end - has_answer]
-            is_copy = 0 < len(copy) >= _LEAST_COPIED - has_answer and copy[-_END:] == self.end[-len(copy) :]
-            is_whole = len(copy) == self.length and hashes[start] == self.first
-            differs = is_bounded > self.is_bounded or (self.has_tools and not is_whole)
-            is_short = (asking.is_system or asking.role == "user") and len(asking.text) <= _MOST_CHARS
-            if is_copy and differs and is_short and (start == 0 or hashes[0] != self.first):
-                return True
-        return False
+    def has_beside(self, asking: int, copy: tuple[int, ...], *, is_bounded: bool) -> bool:
+        """True for a message `asking` over a copy of the end, which may have the answer that comes next."""
+        ends = (each[-_END:] for each in (copy, copy[:-1]) if each)
+        is_copy = asking != self.first and any(each == self.end[-len(each) :] for each in ends)
+        return is_copy and (is_bounded > self.is_bounded or (self.has_tools and copy[0] != self.first))
 
 
 class Conversations:
@@ -398,13 +369,14 @@ class Conversations:
 
     def is_beside(self, tenant: str, messages: Sequence[Message], *, has_tools: bool, is_bounded: bool) -> bool:
         """Returns True for a request beside a conversation of its tenant's; takes note of any other."""
-        if not messages:
-            return False
         hashes = tuple(hash((message.role, message.text, message.calls)) for message in messages)
         seen = self._seen.get(tenant, ())
-        if not has_tools and any(each.has_beside(messages, hashes, is_bounded=is_bounded) for each in seen):
-            return True
-        own = _Seen(len(messages), hashes[0], hashes[-_END:], has_tools, is_bounded)
+        for at, copy in ((-1, hashes[:-1]), (0, hashes[1:])):
+            asking, is_over = messages[at], [each.has_beside(hashes[at], copy, is_bounded=is_bounded) for each in seen]
+            is_short = (asking.is_system or asking.role == "user") and len(asking.text) <= _MOST_CHARS
+            if any(is_over) and is_short and not has_tools and len(copy) >= _LEAST_COPIED:
+                return True
+        own = _Seen(hashes[0], hashes[-_END:], has_tools, is_bounded)
         others = (each for each in seen if each.end[-1] not in hashes or each.first != own.first)
         self._seen[tenant] = (own, *others)[:_MOST_CONVERSATIONS]
         return False

@@ -94,8 +94,7 @@ class Guard:
     async def before_routing(self, router: Any, data: dict[str, Any], call_type: str) -> None:
         """Decides about a request that can only reach one model of one server; takes a client's orders out of `data`.
 
-        Raises:
-            CompactionError: it cannot be served, or asks for something that cannot be followed.
+        A CompactionError cannot be served, or asks for something that cannot be followed.
         """
         if call_type in _BRIDGED_CALLS:
             # LiteLLM, and deployments that are left alone, have their own way with it.
@@ -108,7 +107,7 @@ class Guard:
         is_chat, group = call_type == "acompletion", str(data.get("model"))
         exchange = await self._exchanges.of(data, group, self.guards.configured, is_chat=is_chat)
         is_certain = first.does_guard and all(each is not None and each.shape == first.shape for each in guards)
-        if exchange is None or not is_certain or exchange.client.opted_out or not exchange.client.original.messages:
+        if exchange is None or not is_certain or exchange.client.opted_out:
             return
         context = await context_of(router, self.guards, first, exchange, data)
         exchange.foreseen = await self._decided(exchange, context)
@@ -139,6 +138,9 @@ class Guard:
             elif kind in _GUARDED_CALLS:
                 changed = self._of_ours(router, own)
         except CompactionError as error:
+            if isinstance(error, LiteLLMChanged):
+                # It comes before there is an exchange.
+                refusals.log_refused(str(kwargs.get("model")), error)
             raise self._refused(kwargs, error) from error
         except Exception as error:
             exchange = self._exchanges.get(kwargs)
@@ -150,10 +152,7 @@ class Guard:
 
     def _refused(self, kwargs: Body, error: CompactionError) -> Exception:
         if (exchange := self._exchanges.get(kwargs)) is not None:
-            exchange.refused(error)
-        if isinstance(error, LiteLLMChanged):
-            # It comes before there is an exchange.
-            refusals.log_refused(str(kwargs.get("model")), error)
+            exchange.refusal = error
         return refusals.litellm_error_of(error, kwargs)
 
     def _of_ours(self, router: Any, kwargs: Body) -> Body:
@@ -230,8 +229,6 @@ class Guard:
             return kwargs
         if client.orders is not NO_ORDERS and await self._standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
-        if not client.original.messages and guard.carrier == "hooks":
-            return kwargs
         # What was ordered to go has been taken out of it.
         own = {**kwargs, **_cleaned(exchange.client, kwargs)}
         if guard.carrier == "transport":
@@ -268,12 +265,11 @@ class Guard:
     async def _carried(self, exchange: Exchange, context: RequestContext, kwargs: Body) -> dict[str, Any]:
         """The changes to a call: a client whose transport compacts it, and carries its answer over the limit."""
         attempt = exchange.attempt
-        # The transport does so itself with all that it sees in another form.
-        prepared = await self._decided(exchange, context) if exchange.client.original.messages else None
+        prepared = await self._decided(exchange, context)
         attempt.is_carried = True
         if isinstance(prepared, PreparedRequest):
             exchange.sent(context, prepared)
-        elif prepared is not None:
+        else:
             # It is made while the answer is already open.
             attempt.needed, attempt.prepared, attempt.action = prepared, None, "compacted"
             exchange.may_pause = True

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from litellm_compaction.config import SAME_MODEL, DeploymentSettings, Settings, deployment_settings_from
+from litellm_compaction.config import DeploymentSettings, Settings, deployment_settings_from
 from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.errors import CompactionError
@@ -54,7 +54,6 @@ _TEXT_PROVIDERS = frozenset({"openai", "azure", "azure_text", "text-completion-o
 _ROUTE = re.compile(r"\A([^/]+/)?(?:responses|chat_completions)/")
 _MAX_GROUPS = 64
 _LISTED = "litellm-compaction-"
-_SHOWN_NAMES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +69,9 @@ class Deployment:
     other_target: Target | None = None  # In its place if its server is not LM Studio; None leaves it alone then.
 
     @property
-    def is_wildcard(self) -> bool:
-        """The router fills in the model name, so the id alone does not name a model."""
-        return "*" in self.group
+    def is_bridged(self) -> bool:
+        """LiteLLM makes a chat of a text completion for it."""
+        return self.provider not in _TEXT_PROVIDERS
 
 
 def deployment_of(
@@ -80,10 +79,8 @@ def deployment_of(
 ) -> Deployment:
     """The deployment that a `model_list` entry, or the arguments of a call to it, describe.
 
-    A pruning model `is_asked` as if it had been opted in, and with a supposed window if it is hosted.
-
-    Raises:
-        ConfigError: `model_info.compaction` is not valid.
+    A pruning model `is_asked` as if it had been opted in, and with a supposed window if it is hosted. A ConfigError is
+    a `model_info.compaction` that is not valid.
     """
     full_name = _text(params.get("model"))
     prefix, slash, rest = full_name.partition("/")
@@ -94,14 +91,11 @@ def deployment_of(
     section = {**as_entry(info.get("compaction")), "enabled": True} if is_asked else info.get("compaction")
     own = deployment_settings_from(section, f"model_info.compaction of {group or full_name!r}")
     api_base, api_key = _address(provider, params, environ)
-    # The first that holds.
-    kinds: Mapping[Kind, bool] = {
-        "foreign": own.enabled is False,
-        "lm_studio": provider == "lm_studio",
-        "maybe_lm_studio": provider in _OPENAI_PROVIDERS and is_local_address(api_base),
-        "opted_in": bool(own.enabled),
-    }
-    kind: Kind = next((kind for kind, holds in kinds.items() if holds), "foreign")
+    kind: Kind = "opted_in" if own.enabled else "foreign"
+    if own.enabled is not False and provider == "lm_studio":
+        kind = "lm_studio"
+    elif own.enabled is not False and provider in _OPENAI_PROVIDERS and is_local_address(api_base):
+        kind = "maybe_lm_studio"
     identity = _text(info.get("id")) or full_name
     target = Target(
         key=f"{identity}|{model}",
@@ -113,8 +107,8 @@ def deployment_of(
         tokenizer=str(own.changes.get("tokenizer", "")),
     )
     other = _opted_in(target, provider, info, is_asked) if own.enabled and kind != "lm_studio" else None
-    if kind == "opted_in" and other is not None:
-        target, other = other, None
+    if kind == "opted_in":
+        target, other = other or target, None
     return Deployment(
         id=identity, group=group, provider=provider, kind=kind, target=target, settings=own, other_target=other
     )
@@ -158,11 +152,6 @@ def carrier_of(deployment: Deployment, settings: Settings) -> Carrier:
     """The transport where LiteLLM reaches the server by a client that can be given."""
     is_reachable = deployment.provider in ("lm_studio", *_OPENAI_PROVIDERS) and deployment.target.api_base is not None
     return "transport" if is_reachable and settings.carrier != "hooks" else "hooks"
-
-
-def is_bridged(provider: str) -> bool:
-    """LiteLLM makes a chat of a text completion for this provider."""
-    return provider not in _TEXT_PROVIDERS
 
 
 def without_route(model: str) -> str:
@@ -209,28 +198,27 @@ def group_entries(router: Any, name: str, team_id: str | None = None) -> list[En
 def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> list[Entry]:
     """The router's entries that a request for `model` can reach: its group, and all fallbacks of both."""
     team_id = as_entry(request.get("metadata")).get("user_api_key_team_id")
-    settings = [
+    listed = [
         each for key in litellm_inside.FALLBACKS for each in (request.get(key), litellm_inside.setting(router, key))
     ]
+    fallbacks = [fallback for each in listed if isinstance(each, list) for fallback in each]
     entries: list[Entry] = []
     names = [model]
     # It grows meanwhile.
     for name in names:
         entries += group_entries(router, name, team_id if isinstance(team_id, str) else None)
-        listed = (_named(setting, name) for setting in settings if isinstance(setting, list))
-        fallbacks = dict.fromkeys(each for fallbacks in listed for each in fallbacks if each not in names)
-        names += [*fallbacks][: _MAX_GROUPS - len(names)]
+        new = dict.fromkeys(each for fallback in fallbacks for each in _named(fallback, name) if each not in names)
+        names += [*new][: _MAX_GROUPS - len(names)]
     return entries
 
 
-def _named(fallbacks: list[object], name: str) -> Iterable[str]:
-    """The groups that a fallback setting names for `name`: `[{"a": ["b"]}]`, `{"*": …}`, or a client's `["b"]`."""
-    for entry in fallbacks:
-        listed: list[object] = [entry]
-        if isinstance(entry, Mapping):
-            groups = [group for group in (entry.get(name), entry.get("*")) if isinstance(group, (list, tuple))]
-            listed = [entry.get("model"), *(each for group in groups for each in group)]
-        yield from (each for each in listed if isinstance(each, str))
+def _named(fallback: object, name: str) -> Iterable[str]:
+    """The groups that a fallback names for `name`: `{"a": ["b"]}`, `{"*": …}`, or a client's `"b"`."""
+    groups = [fallback]
+    if isinstance(fallback, Mapping):
+        listed = (fallback.get(name), fallback.get("*"), [fallback.get("model")])
+        groups = [group for each in listed if isinstance(each, (list, tuple)) for group in each]
+    return (group for group in groups if isinstance(group, str))
 
 
 def listed_id(wildcard_id: str, model: str) -> str:
@@ -248,26 +236,11 @@ def serves(pattern: str, name: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
 
 
-def unknown_model(config: Mapping[str, Any], name: str) -> str:
-    """Says why `name` is no model of a config file, and which are; "" if it is one, or may become one."""
-    if name == SAME_MODEL or as_entry(config.get("general_settings")).get("store_model_in_db"):
-        return ""
-    entries = [as_entry(entry) for entry in config.get("model_list") or ()]
-    aliases = as_entry(as_entry(config.get("router_settings")).get("model_group_alias"))
-    named = (_text(entry.get("model_name")) for entry in entries)
-    names = [*dict.fromkeys(filter(None, (*named, *map(str, aliases))))]
-    if any(serves(each, name) for each in names) or name in map(id_of, entries):
-        return ""
-    shown = ", ".join(names[:_SHOWN_NAMES] + ["…"] * (len(names) > _SHOWN_NAMES))
-    return f"no model of this proxy is called {name!r}; known: {shown or 'none'}, and {SAME_MODEL}"
-
-
 def limits_of(window: Window, settings: Settings) -> dict[str, int]:
     """A window by the names of LiteLLM's lists, and the part that we set aside for an answer: clients take it off."""
-    answer_tokens = math.floor(settings.constants.output_buffer_ratio * window.tokens)
     least_tokens = min(settings.constants.output_buffer_min_tokens, window.tokens // 10)
-    output_tokens = min(max(answer_tokens, least_tokens, 1), window.tokens)
-    return {"max_input_tokens": window.tokens, "max_output_tokens": output_tokens}
+    answer_tokens = max(int(settings.constants.output_buffer_ratio * window.tokens), least_tokens, 1)
+    return {"max_input_tokens": window.tokens, "max_output_tokens": answer_tokens}
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,11 +322,11 @@ class DeploymentSelector:
         """The target of a pruning model, of several the one with the smallest window; None for an unknown name."""
         deployments = [self.deployment(entry, is_asked=True) for entry in group_entries(router, name)]
         targets = [target for each in deployments if (target := await self._target(each)) is not None]
-        sized: list[tuple[int, Target]] = []
+        tokens: dict[str, int] = {}
         for target in targets if len(targets) > 1 else ():
             with contextlib.suppress(CompactionError):
-                sized.append(((await self._windows.resolve(target)).tokens, target))
-        return min(sized, key=lambda each: each[0])[1] if sized else next(iter(targets), None)
+                tokens[target.key] = (await self._windows.resolve(target)).tokens
+        return min(targets, key=lambda target: tokens.get(target.key, math.inf), default=None)
 
     async def why_unusable(self, router: Any, name: str) -> str:
         """Says why summaries do not go to a pruning model now; "" if they do."""

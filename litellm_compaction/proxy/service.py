@@ -176,7 +176,7 @@ class Service:
 
     async def _named(self, guard: GuardedDeployment, target: Target) -> str:
         """Returns a model's name with its window, in words."""
-        name = target.model if guard.deployment.is_wildcard else guard.deployment.group
+        name = target.model if "*" in guard.deployment.group else guard.deployment.group
         try:
             window = await self.compactor.windows.resolve(target)
         except ModelNotLoaded:

@@ -49,21 +49,21 @@ _ANSWERS = ("n", "n_cmpl", "best_of")
 _NUMBER = re.compile(r"\s*\d{1,18}(\.\d*)?\s*", re.ASCII)
 # OpenAI's limit of stop strings, which some servers check.
 _MOST_STOPS = 4
-# Bounds on thinking: Anthropic's, OpenRouter's, llama.cpp's own two, and Gemini's; below 0 there is none.
-_THOUGHT_BUDGETS = (
+# Bounds on thinking, tokens before efforts: Anthropic's, OpenRouter's, llama.cpp's own two, Gemini's (below 0 there is
+# none); OpenAI's chats, LiteLLM's own form of that, OpenAI's responses and OpenRouter, Anthropic.
+_THOUGHTS = (
     *(("thinking", "budget_tokens"), ("reasoning", "max_tokens")),
     *(("thinking_budget_tokens",), ("reasoning_budget_tokens",)),
-    ("generationConfig", "thinkingConfig", "thinkingBudget"),
+    *(("generationConfig", "thinkingConfig", "thinkingBudget"), ("reasoning_effort",)),
+    *((each, "effort") for each in ("reasoning_effort", "reasoning", "output_config")),
 )
-# OpenAI's chats; LiteLLM's own form of that; OpenAI's responses and OpenRouter; Anthropic.
-_EFFORTS = (("reasoning_effort",), *((each, "effort") for each in ("reasoning_effort", "reasoning", "output_config")))
 _HIGH_EFFORTS = ("high", "xhigh", "max")
 # vLLM's words for a last message that goes on (its OpenAI-compatible server, "Chat API").
 GOES_ON: Mapping[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
 # Anthropic's stop reasons.
 _CLIENTS_LIMIT, _WINDOWS_END = "max_tokens", "model_context_window_exceeded"
-# The data of an event of its that ends a message.
-_DATA = re.compile(rb"(?<=\Aevent: message_delta\ndata: )[^\n]*")
+# The data of an event of its that ends a message, as LiteLLM writes it.
+_DATA = re.compile(rb"(?<=\Aevent: message_delta\ndata: )\{.*\}(?=\n)")
 # LiteLLM's name for a server of which it knows OpenAI's chat alone, an address where there is none, and the key of a
 # deployment's `model_info` for its own arguments meanwhile.
 _CHATS_ALONE, _NOWHERE, _OWN = "custom_openai", "http://guarded.invalid/v1", "litellm_compaction_own"
@@ -133,36 +133,34 @@ def extras_of(body: Body) -> Mapping[str, JsonValue]:
 
 
 def decode_text(body: Body) -> Request | None:
-    """All prompts of a text completion, of token ids by their number; without a message if it is not ours to judge."""
+    """All prompts of a text completion: texts as messages, token ids by their number; None without any."""
     if "prompt" not in body:
         return None
     listed = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
     pieces = [piece for each in listed for piece in (each if isinstance(each, list) else [each])]
-    if pieces and all(isinstance(piece, str) and piece for piece in pieces):
-        return Request(messages=tuple(map(user_message, pieces)), extras=extras_of(body))
-    if not any(type(piece) is int for piece in pieces) or not all(isinstance(piece, (int, str)) for piece in pieces):
-        return Request(messages=())
+    # What is neither takes room like a text, and its server has the last word on it.
+    odd = (piece for piece in pieces if type(piece) is not int)
+    texts = [piece if isinstance(piece, str) else json.dumps(piece, default=str) for piece in odd]
+    if len(texts) == len(pieces):
+        return Request(messages=tuple(map(user_message, texts or [""])), extras=extras_of(body))
     # A text between ids has at most a token for each of its bytes.
-    sizes = (len(each.encode("utf-8", "replace")) if isinstance(each, str) else 1 for each in pieces)
-    return Request(messages=(user_message(""),), token_ids=sum(sizes))
+    sizes = (len(text.encode("utf-8", "replace")) for text in texts)
+    return Request(messages=(user_message(""),), token_ids=len(pieces) - len(texts) + sum(sizes))
 
 
 def is_same_request(body: Body, request: Request) -> bool:
-    """True if a body equals `request`; LiteLLM may have written the same in other words."""
-    tools = body.get("tools") or body.get("functions") or []
-    if list(request.tools) != tools or extras_of(body) != request.extras:
-        return False
-    # A guardrail may have masked a text inside of a content part, which both share.
-    has_parts = any(isinstance(message.raw.get("content"), list) for message in request.messages)
-    if not has_parts and body.get("messages") == encode(request.messages):
-        return True
+    """True if a body says the same as `request`; LiteLLM may have written it in other words."""
 
-    def said(message: Message) -> tuple[object, ...]:
-        role = message.is_system or message.role
-        return role, message.text.strip(), message.other_parts, message.calls, message.call_id
+    def said(request: Request) -> object:
+        words = [
+            (each.is_system or each.role, each.text.strip(), each.other_parts, each.calls, each.call_id)
+            for each in request.messages
+        ]
+        return words, request.tools, request.extras
 
+    # Read anew: a guardrail may have masked a text inside of a content part, which both share.
     read = decode(body)
-    return read is not None and [*map(said, read.messages)] == [*map(said, request.messages)]
+    return read is not None and said(read) == said(request)
 
 
 def _limit(value: object) -> int | None:
@@ -180,10 +178,10 @@ def asked_output_tokens(body: Body) -> int | None:
 
 def asked_thoughts_tokens(original: Body) -> float | None:
     """A client's own bound on thinking in its body as it came: infinite for high effort, None for none."""
-    budgets = [limit for path in _THOUGHT_BUDGETS if (limit := _limit(_at(original, *path))) is not None]
-    if budgets:
-        return math.inf if min(budgets) < 0 else min(budgets)
-    return math.inf if any(_at(original, *path) in _HIGH_EFFORTS for path in _EFFORTS) else None
+    for value in (_at(original, *path) for path in _THOUGHTS):
+        if (limit := _limit(value)) is not None or value in _HIGH_EFFORTS:
+            return math.inf if limit is None or limit < 0 else limit
+    return None
 
 
 def asks_for_usage(body: Body) -> bool:
@@ -252,10 +250,8 @@ def not_served(body: Body, route: str, *, keeps: Callable[[], bool], is_read: bo
     for field in _DROPPED.get(route.rpartition("/")[2], ()):
         is_served = (field == "compaction" and is_read) or (field == "previous_response_id" and keeps())
         if body.get(field) is not None and not is_served:
-            said = (
-                f"`{field}` is not served for this model: it would be left out in silence. Send the whole conversation."
-            )
-            return NotServed(said, field)
+            why = "is not served for this model: it would be left out in silence. Send the whole conversation."
+            return NotServed(f"`{field}` {why}", field)
     return None
 
 
@@ -270,8 +266,8 @@ def encode(messages: Sequence[Message], *, like: Sequence[Mapping[str, Any]] = (
 
 def with_fields(body: Body, fields: Mapping[str, Any]) -> dict[str, Any]:
     """`body` with `fields`; of a key that is an object in both, the client's other members stay."""
-    both = {key for key, value in fields.items() if isinstance(value, Mapping) and isinstance(body.get(key), Mapping)}
-    return {**body, **{key: {**body[key], **value} if key in both else value for key, value in fields.items()}}
+    both = (key for key, value in fields.items() if isinstance(value, Mapping) and isinstance(body.get(key), Mapping))
+    return {**body, **fields, **{key: {**body[key], **fields[key]} for key in both}}
 
 
 def refusing(body: Body, provider: str) -> dict[str, Any]:
@@ -291,9 +287,7 @@ def with_output_limit(body: Body, limit_tokens: int) -> dict[str, Any]:
     given = {key: body[key] for key in _OUTPUT_LIMITS if body.get(key) is not None}
     if any(_limit(given[key]) is None for key in given if key != "n_predict"):
         return {}
-    asked = _limit(given.get("max_completion_tokens"))
-    own = {"max_completion_tokens": asked} if asked is not None and 0 <= asked < limit_tokens else {}
-    return {"max_tokens": limit_tokens, **dict.fromkeys(given, limit_tokens), **own}
+    return {"max_tokens": limit_tokens, **dict.fromkeys(given, limit_tokens)}
 
 
 def can_be_begun(body: Body) -> bool:
@@ -366,7 +360,7 @@ def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
     if details is None:
         return answer
     if isinstance(answer, (bytes, bytearray)):
-        return _DATA.sub(lambda data: _rewritten(data[0], details), bytes(answer), count=1)
+        return _DATA.sub(lambda data: json.dumps(_ended(json.loads(data[0]), details)).encode(), answer)
     if isinstance(answer, dict):
         return _ended(answer, details) if answer.get("type") == "message" else answer
     usage: Any = _at(answer, "usage") or _at(answer, "response", "usage")
@@ -375,21 +369,12 @@ def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
     return answer
 
 
-def _rewritten(data: bytes, details: Mapping[str, Any]) -> bytes:
-    """The JSON of an event that ends a message of Anthropic's; anything else as it came."""
-    try:
-        event = json.loads(data)
-    except ValueError:
-        return data
-    return json.dumps(_ended(event, details)).encode() if isinstance(event, dict) else data
-
-
 def _ended(said: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a message of Anthropic's, or of the event that ends it: LiteLLM logs the object that it has made."""
-    told = with_fields(said, {"usage": {"compaction": dict(details)}} if isinstance(said.get("usage"), Mapping) else {})
-    # LiteLLM has no `finish_reason` for Anthropic's own word, and writes the client's limit.
-    if details["outcome"] != "completed" and told.get("stop_reason") == _CLIENTS_LIMIT:
-        told["stop_reason"] = _WINDOWS_END
-    if details["outcome"] != "completed" and _at(told, "delta", "stop_reason") == _CLIENTS_LIMIT:
-        told["delta"] = {**told["delta"], "stop_reason": _WINDOWS_END}
-    return told
+    told: dict[str, Any] = {"usage": {"compaction": dict(details)}} if isinstance(said.get("usage"), Mapping) else {}
+    is_cut, reasons = details["outcome"] != "completed", (said.get("stop_reason"), _at(said, "delta", "stop_reason"))
+    if is_cut and _CLIENTS_LIMIT in reasons:
+        # LiteLLM has no `finish_reason` for Anthropic's own word, and writes the client's limit.
+        reason = {"stop_reason": _WINDOWS_END}
+        told |= reason if "stop_reason" in said else {"delta": reason}
+    return with_fields(said, told)

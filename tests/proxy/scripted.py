@@ -25,7 +25,6 @@ from litellm_compaction.engine import (
     Reservation,
 )
 from litellm_compaction.engine.context import SummaryAnswer
-from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import Observer
 from litellm_compaction.proxy.answer.calls import Calls
 from litellm_compaction.proxy.answer.client import Asked, Notices
@@ -233,9 +232,6 @@ class Listening:
 
     def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
         self.actions.append(prepared.action)
-
-    def refused(self, error: CompactionError) -> None:
-        """What the client is told is looked at elsewhere."""
 
     def ended(self, details: Mapping[str, Any]) -> None:
         self.details = details

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from litellm_compaction.config import Settings
 from litellm_compaction.engine import Attempts
-from litellm_compaction.proxy.exchange import ClientRequest, Conversations, Exchange, Exchanges, context_of
-from litellm_compaction.proxy.routing import GuardedDeployment, deployment_of
+from litellm_compaction.proxy.exchange import ClientRequest, Conversations, Exchange, Exchanges
 from tests.builders import JsonDict, assistant, chat, parsed, system, user
 from tests.engine.bench import Bench
 
@@ -83,17 +80,6 @@ async def test_a_request_that_litellm_forgets_gives_its_room_back() -> None:
     assert released == ["third", "first", "second"]
 
 
-async def test_the_surroundings_of_a_request_are_made_once() -> None:
-    """For both hooks, and anew where they say something else of it."""
-    router: Any = SimpleNamespace(get_deployment=lambda _: None)
-    deployment = deployment_of({"model": "lm_studio/x"}, {"id": "a"}, group="g", environ={})
-    guard, exchange, guards = GuardedDeployment(deployment, Settings()), made(), cast("Any", None)
-    first = await context_of(router, guards, guard, exchange, {})
-    assert await context_of(router, guards, guard, exchange, {}) is first
-    bounded = await context_of(router, guards, guard, exchange, {"max_tokens": 9})
-    assert (first.asked_tokens, bounded.asked_tokens, exchange.pin) == (None, 9, "g")
-
-
 TALK = chat(6)
 ANSWERED = [*TALK, assistant("It is done.")]
 ASKED = user("Write a title of at most five words for this conversation.")
@@ -140,7 +126,6 @@ def test_one_short_message_over_a_copy_of_the_end_is_beside_it(raw: list[JsonDic
         [*ANSWERED, user("And then?"), assistant("Fine."), user("Thanks.")],
         # Of an older end.
         [TITLES, *TALK[1:-2]],
-        [],
     ],
 )
 def test_in_doubt_it_is_an_ordinary_request(raw: list[JsonDict]) -> None:

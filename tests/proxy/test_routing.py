@@ -15,7 +15,6 @@ from litellm_compaction.proxy.routing import (
     carrier_of,
     deployment_of,
     limits_of,
-    unknown_model,
 )
 from litellm_compaction.proxy.wire import refusing
 from litellm_compaction.windows.windows import Target, Window, Windows
@@ -71,24 +70,6 @@ def test_a_hosted_pruning_model_has_a_supposed_window(model: str, api_base: str 
     asked = deployment_of({"model": model, "api_base": api_base}, {}, group="g", environ={}, is_asked=True)
     assert (asked.other_target or asked.target).context_length == tokens
     assert opted(model, api_base=api_base).context_length is None
-
-
-CONFIG: dict[str, Any] = {
-    "model_list": [
-        {"model_name": "local", "litellm_params": {"model": "lm_studio/x"}, "model_info": {"id": "own-id"}},
-        {"model_name": "lm_studio/*", "litellm_params": {"model": "lm_studio/*"}},
-        "not a mapping",
-    ],
-    "router_settings": {"model_group_alias": {"nickname": "local", "hidden": {"model": "local", "hidden": True}}},
-}
-
-
-def test_every_way_in_which_the_router_finds_a_model_is_known() -> None:
-    """Groups, ids, aliases and what a wildcard serves; an error is no catalog."""
-    names = ("__same__", "local", "own-id", "nickname", "hidden", "lm_studio/qwen/qwen3-8b")
-    assert {unknown_model(CONFIG, name) for name in names} == {""}
-    many = {"model_list": [{"model_name": f"m{number}"} for number in range(50)]}
-    assert unknown_model(many, "nobody").endswith("m18, m19, …, and __same__")
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,6 @@ def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[
             r"litellm_compaction: unknown key 'pre_request_ration'; did you mean 'pre_request_ratio'\?",
         ),
         (
-            {"pruning_model": "nobody"},
-            None,
-            r"litellm_compaction\.pruning_model: no model of this proxy is called 'nobody'; known: local",
-        ),
-        ({}, {"pruning_model": "nobody"}, r"model_info\.compaction of 'local'\.pruning_model: no model of this proxy"),
-        (
             {"target_ratio": 0.5},
             {"pre_request_ratio": 0.45},
             r"model_info\.compaction of 'local'.*now 0\.5, 0\.45 and 0\.9",

@@ -43,15 +43,15 @@ _closing = Tasks()
 class GuardedTransport(httpx.AsyncBaseTransport):
     """Carries one client request to its deployment, over as many upstream requests as it takes.
 
-    `inner` is shared, and never closed here. `prepared` was found before routing ended, but where the body alone shows
-    the messages. `lists` are keys of the body that do not come in its bytes.
+    `inner` is shared, and never closed here. `prepared` was found before routing ended. `lists` are keys of the body
+    that do not come in its bytes.
     """
 
     inner: httpx.AsyncBaseTransport
     compactor: Compactor
     context: RequestContext
     asked: Asked
-    prepared: Decided | None
+    prepared: Decided
     exchange: Exchange
     lists: Mapping[str, Any] = field(init=False, default_factory=dict)
     _upstream: HttpUpstream | None = field(init=False, default=None)
@@ -90,13 +90,12 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
         def read() -> Request | None:
             # The body that leaves is guarded, however its parts came into it.
-            is_same = prepared is not None and wire.is_same_request(body, asked.request)
-            return asked.request if is_same else wire.decode(body)
+            return asked.request if wire.is_same_request(body, asked.request) else wire.decode(body)
 
         conversation = await off_loop_if(is_long(body.get("messages"), body.get("tools")), read)
         if conversation is None:
             return await self._completed(request, upstream, room)
-        if prepared is None or conversation is not asked.request:
+        if conversation is not asked.request:
             prepared = await self.compactor.prepare(conversation, self.context)
         asked = replace(asked, request=conversation, stops=wire.stops(body), is_whole=not upstream.wants_stream)
         if not wire.can_be_continued(body):
@@ -109,14 +108,14 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         body, prompt = upstream.body, upstream.body.get("prompt")
         long = is_long(prompt, [prompt])
         completion = await off_loop_if(long, lambda: wire.decode_text(body))
-        if completion is None or not completion.messages:
+        if completion is None:
             response = await self.inner.handle_async_request(request)
             return response if response.status_code < 400 else await sse.read_whole(response, sse.ERROR_BYTES)
         prepared = await self.compactor.guard(completion, self.context)
         return await self._answered(self._passed(upstream, prepared, room), upstream, room)
 
     def _refused(self, error: CompactionError) -> httpx.Response:
-        self.exchange.refused(error)
+        self.exchange.refusal = error
         return refusals.response_of(error)
 
     async def _passed(self, upstream: HttpUpstream, decided: Decided, room: Reservation) -> Batches:
@@ -185,7 +184,7 @@ class EventStream(httpx.AsyncByteStream):
         except UpstreamError as error:
             raise error.__cause__ or _as_litellm_error(error) from error
         except CompactionError as error:
-            self._exchange.refused(error)
+            self._exchange.refusal = error
             raise refusals.litellm_error_of(error, {}) from error
         finally:
             await self.aclose()
