@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from litellm_compaction.core.forms import cleared
 from litellm_compaction.engine import Compactor, RequestContext
+from litellm_compaction.proxy.answer.sse import json_object
 from litellm_compaction.proxy.client import metadata_of, tenant_of
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
 from litellm_compaction.proxy.refusals import failing_open
@@ -149,8 +150,9 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
             content = await Request(scope, receive).body()
         except ClientDisconnect:
             return
-        body = await asyncio.to_thread(_json, content)
-        if body is None or not await is_guarded(body.get("model")):
+        body = await asyncio.to_thread(json_object, content)
+        # What LiteLLM cannot read either it refuses itself.
+        if not body or not await is_guarded(body.get("model")):
             await application(scope, _again(content, receive), send)
             return
         ask, answer = route
@@ -167,7 +169,7 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
 
         await application(scope, _again(content, receive), kept)
         start, content = sent[0], b"".join(message.get("body", b"") for message in sent)
-        if start["status"] == _OK and (answered := _json(content)) is not None:
+        if start["status"] == _OK and (answered := json_object(content)):
             content = json.dumps(answer(body, answered), ensure_ascii=False).encode()
         await send({**start, "headers": _with_length(start.get("headers", ()), content)})
         await send({"type": "http.response.body", "body": content})
@@ -188,15 +190,6 @@ def _again(content: bytes, receive: Any) -> Any:
 def _with_length(headers: Any, content: bytes) -> list[tuple[bytes, bytes]]:
     kept = [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
     return [*kept, (b"content-length", str(len(content)).encode())]
-
-
-def _json(content: bytes) -> _Json | None:
-    """None for anything but an object; what LiteLLM cannot read either it refuses itself."""
-    try:
-        body = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    return body if isinstance(body, dict) else None
 
 
 def _compact(body: _Json) -> _Json:
