@@ -44,7 +44,7 @@ _FRESH, _FRESH_MESSAGES, _NAME_COST_CHARS = 6.0, 5, 8
 # How much more an operator's rule counts than a person's.
 _ABOVE = 1e6
 # Of the room, for sentences that rule something; of the rest for bare names, with tools and in chats.
-_RULES_SHARE, _NAMES_SHARE, _CHAT_NAMES_SHARE = 0.35, 0.4, 0.1
+_RULES_SHARE, _NAMES_SHARE, _CHAT_NAMES_SHARE = 0.35, 0.6, 0.1
 # After so many that found no room hardly any will.
 _MOST_MISSES, _MOST_NAMES = 200, 2_000
 
