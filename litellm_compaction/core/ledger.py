@@ -236,11 +236,11 @@ def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> li
             clauses = _clauses(at, message, redact) if message.role in _HEADS else _lines(at, message, states, redact)
             pieces[:0] = clauses
         chars += min(len(message.text) + sum(len(call.arguments) for call in message.calls), _MESSAGE_CHARS)
-    is_prose = [piece.role == "user" and piece.base > 0 for piece in pieces]
-    factor = news([piece.text for piece, is_said in zip(pieces, is_prose, strict=True) if is_said])
+    # What was pasted has no value of its own.
+    factor = news([piece.text for piece in pieces if piece.role == "user" and piece.base])
     pieces = [
-        piece._replace(base=piece.base * factor(piece.text)) if is_said else piece
-        for piece, is_said in zip(pieces, is_prose, strict=True)
+        piece._replace(base=piece.base * factor(piece.text)) if piece.role == "user" and piece.base else piece
+        for piece in pieces
     ]
     ranked = sorted(pieces, key=lambda piece: (piece.message == task, piece.role == "user", piece.role in _HEADS))
     last = {piece.text.casefold(): piece for piece in ranked}
