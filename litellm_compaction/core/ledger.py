@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from litellm_compaction.core.cuts import ends
-from litellm_compaction.core.directives import RULES, sentences, weight
+from litellm_compaction.core.directives import RULES, news, sentences, weight
 from litellm_compaction.core.forms import state_calls, state_texts
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
 from litellm_compaction.core.secrets import Redact, redacted
@@ -39,11 +39,12 @@ _SEPARATORS = (". ", "。", "; ", "}, ", "], ", ", ", "，", "、", " ")
 # What a piece costs its reader apart from its text; each that is taken of a message makes its others count less.
 _COST_CHARS, _FAIR_CHARS = 60, 160
 _PASTED, _CALL, _TAKEN_UP = 0.5, 1.0, 2.0
-_FRESH_MESSAGES, _NAME_COST_CHARS = 5, 8
+# A name of the last few messages is up to seven times as likely as an old one.
+_FRESH, _FRESH_MESSAGES, _NAME_COST_CHARS = 6.0, 5, 8
 # How much more an operator's rule counts than a person's.
 _ABOVE = 1e6
 # Of the room, for sentences that rule something; of the rest for bare names, with tools and in chats.
-_RULES_SHARE, _NAMES_SHARE, _CHAT_NAMES_SHARE = 0.35, 0.4, 0.1
+_RULES_SHARE, _NAMES_SHARE, _CHAT_NAMES_SHARE = 0.35, 0.6, 0.1
 # After so many that found no room hardly any will.
 _MOST_MISSES, _MOST_NAMES = 200, 2_000
 
@@ -199,7 +200,8 @@ class _Record:
             # A plain word is a person's name, or in German any noun; a bare figure says less.
             ratio = 0.3 if name.isalpha() and name[1:].islower() else 1.0 if any(map(str.isalpha, name)) else 0.5
             again = (1.0, 10.0, 15.0)[min(times[name], 2)]
-            return ratio * again / (1 + (end - latest[name]) / _FRESH_MESSAGES) / (_NAME_COST_CHARS + len(name))
+            freshness = 1 + _FRESH / (1 + ((end - latest[name]) / _FRESH_MESSAGES) ** 2)
+            return ratio * again * freshness / (_NAME_COST_CHARS + len(name))
 
         # A bare figure that was not taken up says nothing, what is set off in several words is no name, and "ALWAYS"
         # and "can/cannot" would order something that nobody said.
@@ -247,6 +249,12 @@ def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> li
             clauses = _clauses(at, message, redact) if message.role in _HEADS else _lines(at, message, states, redact)
             pieces[:0] = clauses
         chars += min(len(message.text) + sum(len(call.arguments) for call in message.calls), _MESSAGE_CHARS)
+    # What was pasted has no value of its own.
+    factor = news([piece.text for piece in pieces if piece.role == "user" and piece.base])
+    pieces = [
+        piece._replace(base=piece.base * factor(piece.text)) if piece.role == "user" and piece.base else piece
+        for piece in pieces
+    ]
     ranked = sorted(pieces, key=lambda piece: (piece.message == task, piece.role == "user", piece.role in _HEADS))
     last = {piece.text.casefold(): piece for piece in ranked}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.directives import sentences, weight
+from litellm_compaction.core.directives import news, sentences, weight
 from tests.work import grows_linearly
 
 CHATTER = "The walk along the river was lovely this morning."
@@ -32,6 +32,15 @@ RULES = {
 def test_a_rule_is_worth_more_than_chatter(language: str) -> None:
     """In each language of the table; twice as much at least."""
     assert weight(RULES[language]).worth >= 2 * weight(CHATTER).worth
+
+
+def test_what_a_person_says_once_is_news() -> None:
+    """Words of every sentence are worth least, words of one sentence most; in a talk of one sentence they are news."""
+    once = "My colleague reads this afterwards and she is blind."
+    often = [f"Now do the next one, please {'go ' * (at % 3)}on" for at in range(60)]
+    factor = news([*often, once])
+    assert factor(often[0]) < 0.5 < 1.6 < factor(once) <= 1.7
+    assert news([once])(once) == factor(once)
 
 
 @pytest.mark.parametrize(
