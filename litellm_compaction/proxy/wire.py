@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -360,13 +361,19 @@ def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
     if details is None:
         return answer
     if isinstance(answer, (bytes, bytearray)):
-        return _DATA.sub(lambda data: json.dumps(_ended(json.loads(data[0]), details)).encode(), answer)
+        return _DATA.sub(lambda data: _told(data[0], details), answer)
     if isinstance(answer, dict):
         return _ended(answer, details) if answer.get("type") == "message" else answer
     usage: Any = _at(answer, "usage") or _at(answer, "response", "usage")
     if usage is not None:
         usage.compaction = dict(details)
     return answer
+
+
+def _told(data: bytes, details: Mapping[str, Any]) -> bytes:
+    with suppress(ValueError):
+        return json.dumps(_ended(json.loads(data), details)).encode()
+    return data
 
 
 def _ended(said: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:

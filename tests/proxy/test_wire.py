@@ -54,7 +54,7 @@ def test_the_details_of_an_answer_stand_in_its_usage() -> None:
 def test_anything_else_than_such_an_end_stays_as_it_is() -> None:
     """Other events, other routes' answers, half an event."""
     half = b'event: message_delta\ndata: {"delta": {"stop_reason": "max_tok'
-    odd = [b"event: message_delta\ndata: %s\n\n" % data for data in (b"[1]", b'{"delta": null}')]
+    odd = [b"event: message_delta\ndata: %s\n\n" % data for data in (b"[1]", b'{"delta": null}', b"{1}")]
     turn = _END.replace(b"max_tokens", b"end_turn").replace(b', "usage": {}', b"")
     chat = {"object": "chat.completion", "stop_reason": "max_tokens", "usage": {}}
     for other in (b"", half, *odd, turn, _END.replace(b"delta\n", b"start\n", 1), chat, {"type": "message"}, "a", None):

@@ -110,7 +110,7 @@ class Standards:
         told: Told | None = None
         async for frame in stream:
             for event in form.events(frame):
-                if not isinstance(event, dict):
+                if not isinstance(event, dict) or "type" not in event:
                     yield event
                     continue
                 if event["type"] in form.at_once:
