@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from litellm_compaction.core.cuts import settled_length
-from litellm_compaction.core.joiner import Joiner, Opening
+from litellm_compaction.core.joiner import Joiner
 from litellm_compaction.core.messages import Message, parse_message
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.begun import begun_prompt, needed_renderings
@@ -35,7 +35,7 @@ class Continued(NamedTuple):
     prompt: str
     rest: str
     given: str
-    opening: Opening
+    opening: str
 
     @property
     def is_exact(self) -> bool:

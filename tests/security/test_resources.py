@@ -15,7 +15,6 @@ import pytest
 import litellm_compaction
 from litellm_compaction import errors
 from litellm_compaction.core import secrets
-from litellm_compaction.core.messages import START_NOTICE, _normal_form, parse_message
 from litellm_compaction.recall import search
 from tests.recall.test_index import indexed, talk
 from tests.security import patterns
@@ -172,25 +171,6 @@ def test_an_error_is_compared_quickly_with_what_the_client_said(said: str) -> No
     for text in (overflow.upper(), overflow.replace(" ", '\\" - \\"'), f"{'exceeded ' * 99}{overflow}"):
         assert errors.overflow_from_text(overflow, f"{'x ' * 9999}{text}{' y' * 9999}") is None
     assert errors.overflow_from_text(overflow, f"{'x ' * 9999} the size has been exceeded") is not None
-
-
-# 3 MB of each: what is looked at in one call must not grow with it.
-_LONG = {
-    "words": _WORDS * 150_000,
-    "notices": f"{START_NOTICE}\n" * 70_000,
-    "Chinese": "成文字的内容 " * 400_000,
-    "keys": "private key -----BEGIN " * 130_000,
-}
-
-
-@pytest.mark.parametrize("text", _LONG.values(), ids=_LONG.keys())
-def test_a_long_text_is_hashed_in_slices_as_if_it_were_whole(text: str) -> None:
-    """JSON of 50 MB is written in one call, which holds everybody up for 0.6 s; the hash is what it was."""
-    message = parse_message({"role": "user", "content": text})
-    pieces = list(_normal_form(message))
-    assert max(map(len, pieces)) <= 6 * 262_144
-    whole = json.dumps(["user", text.strip(), [], "", []], ensure_ascii=True, separators=(",", ":"))
-    assert b"".join(pieces) == whole.encode()
 
 
 def test_secrets_are_looked_for_in_slices() -> None:
