@@ -372,11 +372,12 @@ def _checked(shape: TypeAdapter[_Shape], value: object, field: str, place: str) 
     except ValidationError as error:
         problem: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
         names = [place.format(each) if isinstance(each, int) else f".{each}" for each in problem["loc"]]
-        # Without the name of a class of ours.
-        tag, why = "", problem["msg"].partition(" or instance of ")[0]
+        where = "".join([field, *names])
         if problem["type"] == "union_tag_invalid":
-            tag, why = ".type", "of no known edit"
-        raise BadItem("".join([field, *names, tag]), f"is not as the protocol has it ({why})") from None
+            raise BadItem(f"{where}.type", "is none of the known edits") from None
+        # Without the name of a class of ours.
+        why = problem["msg"].partition(" or instance of ")[0]
+        raise BadItem(where, f"is not as the protocol has it ({why})") from None
 
 
 def _without_nulls(value: object) -> object:
