@@ -80,20 +80,20 @@ class Decider:
 
     async def _as_before(self, measured: MeasuredRequest) -> tuple[MeasuredRequest, Decided]:
         """A request as it was before its client cleared some of it, if its record or an edit does; else as it is."""
-        request, context = measured.request, measured.context
-        restored, decided = self._sent.restored(context.scope, measured.conversation), await self._with_stored(measured)
+        context, before, earlier = measured.context, measured, None
+        restored = self._sent.restored(context.scope, measured.conversation)
         if restored is not None:
-            before = await hashed(await self._measurer.measure(replace(request, messages=restored), context))
+            request = replace(measured.request, messages=restored)
+            before = await hashed(await self._measurer.measure(request, context))
             # Cleared it may well fit.
             with contextlib.suppress(CompactionError):
                 earlier = await self._with_stored(before)
-                if isinstance(earlier, PreparedRequest):
-                    does_last = earlier.round > 0
-                else:
-                    is_compacted = isinstance(decided, CompactionNeeded) or decided.round > 0
-                    does_last = is_compacted and earlier.steps[0].is_edit
-                if does_last:
-                    return before, earlier
+            if isinstance(earlier, PreparedRequest) and earlier.round:
+                return before, earlier
+        decided = await self._with_stored(measured)
+        is_compacted = isinstance(decided, CompactionNeeded) or decided.round > 0
+        if is_compacted and isinstance(earlier, CompactionNeeded) and earlier.steps[0].is_edit:
+            return before, earlier
         return measured, decided
 
     async def _with_stored(self, measured: MeasuredRequest) -> Decided:
