@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from litellm_compaction.core.messages import Message
-from litellm_compaction.engine import PreparedRequest
+from litellm_compaction.core.messages import Message, Request, ToolCall
+from litellm_compaction.engine import MOST_LOOKUPS, RECALL, Attempts, PreparedRequest
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.sqlite import MemoryRows
@@ -167,26 +169,45 @@ def _recorded() -> dict[str, list[str]]:
 
 
 async def _lines(case: _Case) -> AsyncIterator[str]:
+    """A line for each turn; between them a server tells what it has counted, and work ahead comes to its end."""
     originals = Originals(MemoryRows(ttl_s=100, max_bytes=10_000_000), ttl_s=100, secret=lambda: "sk-master")
     ask = FakeAsk(_written if case.summaries == "written" else SummaryFailed("error"))
     bench, messages = Bench(ask=ask, counter=TokenCounter(), originals=originals), list[JsonDict]()
-    target, told = bench.target(case.window_tokens, model=case.model), _TELLS[case.tells](_Teller(str(case)))
-    own = tools(2) if case.tells == "agent" else []
+    compactor, told = bench.compactor, _TELLS[case.tells](_Teller(str(case)))
+    context = bench.context(
+        target=bench.target(case.window_tokens, model=case.model),
+        strategy=case.strategy,
+        keep_originals="compacted",
+        carries_calls=True,
+        background="idle" if case.number % 3 == 0 else "off",
+        may_write_ahead=_always,
+    )
     for turn in range(5):
         chars = 0
         while chars < (2 + turn) * case.window_tokens // 2 or messages[-1]["role"] == "assistant":
             messages.append(next(told))
             chars += len(str(messages[-1]))
         ask.prompts.clear()
+        request = Request(messages=parsed(messages), tools=tuple(tools(2) if case.tells == "agent" else ()))
         try:
-            prepared = await bench.guard(
-                messages, target=target, tools=own, strategy=case.strategy, keep_originals="compacted"
-            )
+            prepared = await compactor.guard(request, replace(context, attempts=Attempts(summary_calls_left=4)))
         except DoesNotFit as error:
             yield f"refused: {error.needed_tokens} tokens are needed"
             continue
         asked = "".join(f", asked {len(prompt)}" for prompt in ask.prompts)
         yield f"{_told(prepared)}{asked}; {_sent(messages, prepared)}"
+        call = ToolCall(id="c", name=RECALL, arguments=json.dumps({"query": str(messages[1]["content"])[:60]}))
+        await compactor.recaller.look_up(prepared, "I look.", [call] if turn == 2 else [], MOST_LOOKUPS)
+        count, used_tokens = prepared.count, prepared.count.tokens + case.window_tokens // 8
+        compactor.replies.learn(context, prepared, prompt_tokens=int(count.tokens * 0.9), completion_tokens=9)
+        compactor.background.answered(request, context, prepared, answer="Done.", used_tokens=used_tokens)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.gather(*others, return_exceptions=True)
+    yield " ".join(bench.outcomes)
+
+
+async def _always() -> bool:
+    return True
 
 
 def _written(prompt: str) -> str:
