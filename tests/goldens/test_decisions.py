@@ -182,9 +182,9 @@ async def _lines(case: _Case) -> AsyncIterator[str]:
         background="idle" if case.number % 3 == 0 else "off",
         may_write_ahead=_always,
     )
-    for turn in range(5):
+    for turn, share in enumerate((1.0, 0.9, 1.5, 2.0, 3.0)):
         chars = 0
-        while chars < (2 + turn) * case.window_tokens // 2 or messages[-1]["role"] == "assistant":
+        while chars < share * case.window_tokens or messages[-1]["role"] == "assistant":
             messages.append(next(told))
             chars += len(str(messages[-1]))
         ask.prompts.clear()
@@ -198,9 +198,11 @@ async def _lines(case: _Case) -> AsyncIterator[str]:
         yield f"{_told(prepared)}{asked}; {_sent(messages, prepared)}"
         call = ToolCall(id="c", name=RECALL, arguments=json.dumps({"query": str(messages[1]["content"])[:60]}))
         await compactor.recaller.look_up(prepared, "I look.", [call] if turn == 2 else [], MOST_LOOKUPS)
-        count, used_tokens = prepared.count, prepared.count.tokens + case.window_tokens // 8
+        messages.append(next(told))
+        answer = "" if "tool_calls" in messages[-1] else str(messages[-1]["content"])
+        count, used_tokens = prepared.count, prepared.count.tokens + prepared.count_text(answer)
         compactor.replies.learn(context, prepared, prompt_tokens=int(count.tokens * 0.9), completion_tokens=9)
-        compactor.background.answered(request, context, prepared, answer="Done.", used_tokens=used_tokens)
+        compactor.background.answered(request, context, prepared, answer=answer, used_tokens=used_tokens)
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.gather(*others, return_exceptions=True)
     yield " ".join(bench.outcomes)
