@@ -15,6 +15,7 @@ import os
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -171,6 +172,8 @@ class SqliteFile:
             self._identity = None if self._path is None else _identity(self._path)
             place = str(self._path or ":memory:")
             self._connection = self._connect(place, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+            # Of a store that nobody closes, such as one in memory; Python 3.13 warns of it.
+            weakref.finalize(self, self._connection.close)
             try:
                 self._prepare(self._connection)
             except BaseException:
