@@ -244,16 +244,27 @@ def is_conversation(messages: object) -> bool:
 
 
 def not_served(body: Body, route: str, *, keeps: Callable[[], bool], is_read: bool) -> NotServed | None:
-    """The first field of a body, as its client sent it, that LiteLLM would drop on its way to a chat completion.
+    """The first field or item of a body, as its client sent it, that LiteLLM would drop on its way to a chat.
 
     Not `compaction`, if the protocol `is_read` here, nor the response before, if LiteLLM `keeps` responses.
     """
-    for field in _DROPPED.get(route.rpartition("/")[2], ()):
+    kind, items = route.rpartition("/")[2], body.get("input")
+    dropped = [field for field in _DROPPED.get(kind, ()) if body.get(field) is not None]
+    if kind == "responses" and isinstance(items, list):
+        dropped += [f"input[{at}]" for at, item in enumerate(items) if _is_reference(item)]
+    for field in dropped:
         is_served = (field == "compaction" and is_read) or (field == "previous_response_id" and keeps())
-        if body.get(field) is not None and not is_served:
+        if not is_served:
             why = "is not served for this model: it would be left out in silence. Send the whole conversation."
             return NotServed(f"`{field}` {why}", field)
     return None
+
+
+def _is_reference(item: object) -> bool:
+    """True for an item that only names another, which OpenAI's server has stored; its type may be left out."""
+    if not isinstance(item, Mapping) or "id" not in item:
+        return False
+    return item.keys() <= {"type", "id"} and item.get("type") in (None, "item_reference")
 
 
 def encode(messages: Sequence[Message], *, like: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:

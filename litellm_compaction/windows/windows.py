@@ -143,8 +143,8 @@ class Windows:
         self._readings: Kept[Place, Reading] = Kept(self._read, self._life_s, most=_MOST, clock=clock)
         self._verdicts: Kept[Place, bool | None] = Kept(self._judge, _VERDICTS_S.__getitem__, most=_MOST, clock=clock)
         self._shared: Bounded[str, int] = Bounded(_MOST)
-        # A limit and its end, by target and asker.
-        self._learned: Bounded[tuple[str, str], tuple[int, float]] = Bounded(_MOST)
+        # A limit, its end, and what was listed when it was learned; by target and asker.
+        self._learned: Bounded[tuple[str, str], tuple[int, float, int | None]] = Bounded(_MOST)
         self._rpc = rpc if rpc is not None else LMStudioRpc(is_on=False)
         # The models that were loaded with an instance when a list was last read for it.
         self._loaded: Bounded[InstanceAddress, frozenset[LoadedModel]] = Bounded(_MOST)
@@ -171,7 +171,7 @@ class Windows:
             raise ModelNotLoaded(target.model)
         if window is None:
             return self._without_listing(target, absence, is_silent=reading.is_silent)
-        learned = self._learned_tokens(target)
+        learned = self._learned_tokens(target, listed_tokens=window.tokens)
         if learned is not None and learned < window.tokens:
             window = replace(window, tokens=learned, source="learned")
         if reading.failure is not None:
@@ -190,12 +190,14 @@ class Windows:
     def learn(self, target: Target, window_tokens: int) -> None:
         """Takes over a limit that an overflow error named: `resolve` gives no more for 600 s.
 
-        It holds for the asker only: an error text may be of a client's making, and must not decide about other people's
-        windows. A limit that is the only number known stays. Ignored: a limit below one token, or above the listed one.
+        It ends if another length is listed: the model was loaded anew. It holds for the asker only: an error text may
+        be of a client's making, and must not decide about other people's windows. A limit that is the only number known
+        stays. Ignored: a limit below one token, or above the listed one.
         """
         window = self._last_seen(target)
         if window_tokens >= 1 and (window is None or window_tokens <= window.tokens):
-            self._learned[target.key, target.asker] = window_tokens, self._clock() + _LEARNED_S
+            listed_tokens = window.tokens if window is not None else None
+            self._learned[target.key, target.asker] = window_tokens, self._clock() + _LEARNED_S, listed_tokens
 
     def learn_shared(self, target: Target, parallel: int) -> bool:
         """Notes that so many requests fill one context together, which no listing says; returns True if that is news.
@@ -330,9 +332,16 @@ class Windows:
         reading = self._readings.last(target.place) if target.place is not None else None
         return look_up(target, reading).window if reading is not None else None
 
-    def _learned_tokens(self, target: Target, *, is_only: bool = False) -> int | None:
-        """The limit that an overflow has taught, if it is young, or all that is known."""
-        tokens, until_s = self._learned.get((target.key, target.asker), (None, inf))
+    def _learned_tokens(self, target: Target, *, listed_tokens: int | None = None, is_only: bool = False) -> int | None:
+        """The limit that an overflow has taught, if it is young, or all that is known.
+
+        Beside another length than was listed by then it is of a model that has been loaded anew since.
+        """
+        key = target.key, target.asker
+        tokens, until_s, listed_before_tokens = self._learned.get(key, (None, inf, None))
+        if None not in (listed_tokens, listed_before_tokens) and listed_tokens != listed_before_tokens:
+            self._learned.pop(key, None)
+            return None
         return tokens if is_only or self._clock() < until_s else None
 
     def _without_listing(self, target: Target, reason: str, *, is_silent: bool = False) -> Window:

@@ -251,6 +251,18 @@ async def test_a_learned_limit_lowers_the_window_for_a_while(
     assert (await windows.resolve(target(), fresh=True)).tokens == 8192
 
 
+async def test_a_learned_limit_ends_with_the_load_that_taught_it(server: FakeLMStudio, windows: Windows) -> None:
+    """Whoever loads the model with more, as a refusal advises, has it at once; a listing may have been old by then."""
+    for listed, learned, loaded in ((8192, 8192, 32768), (8192, 6000, 32768), (16384, 1024, 1024)):
+        server.list_v1(v1_model(_=listed))
+        await windows.resolve(target(), fresh=True)
+        windows.learn(target(), learned)
+        assert (await windows.resolve(target())).tokens == learned
+        for tokens in (loaded, 16384):
+            server.list_v1(v1_model(_=tokens))
+            assert (await windows.resolve(target(), fresh=True)).tokens == tokens
+
+
 async def test_a_limit_learned_before_the_listing_holds(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
     """The only number known never expires; beside a listing, or an operator's number, it holds for 600 s."""
     server.down = httpx.ConnectError("refused")
