@@ -7,7 +7,6 @@ again.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,16 +14,15 @@ from typing import NamedTuple
 
 from litellm_compaction.core import table
 
-# What is long past being answered, and what only keeps a talk going.
-_QUESTION_RATIO, _QUESTION_ENDS = 0.6, ("?", "？", "؟")
-_SHORT_RATIO, _SHORT_CHARS = 0.3, 12
+# The least worth of a sentence that rules something.
+RULE_WORTH = 4.0
 # Prose repeats few of its words, and no person writes a longer sentence.
 _LEAST_WORDS, _DISTINCT_RATIO, _LONGEST_CHARS = 20, 0.25, 600
-# A word in so few of a person's sentences is rare (by logarithms); three that stand in no other are news.
-_RARE_SHARE, _NEWS, _LEAST_SENTENCES = 0.5, 1.5, 40
+# So many words of a sentence that stand in no other are news.
+_NEWS_WORDS = 3
 _WORD = re.compile(r"[^\W\d_]+")
 # Prose is letters and blanks; a log, a table or code is not.
-_PROSE_RATIO = 0.75
+_PROSE_RATIO, _LEAST_BULK_CHARS = 0.75, 12
 _LEAST_PLAIN_WORDS, _PLAIN_WORDS_RATIO = 4, 0.7
 # Only signs with which no sentence begins: "import the data first" and "$ 500" are people's words.
 _BULK_LINE = re.compile(
@@ -87,30 +85,18 @@ def _is_bulk(line: str) -> bool:
     if len(words) >= _LEAST_WORDS and len(set(words)) < _DISTINCT_RATIO * len(words):
         return True
     plain_chars = sum(map(str.isalpha, line)) + line.count(" ")
-    if len(line) < _SHORT_CHARS or plain_chars >= _PROSE_RATIO * len(line) or _WIDE.search(line) is not None:
+    if len(line) < _LEAST_BULK_CHARS or plain_chars >= _PROSE_RATIO * len(line) or _WIDE.search(line) is not None:
         return False
     # "The deadline is 2027-03-19." has few letters, and is said.
     plain = sum([word.strip(".,:;!?()'\"").isalpha() for word in words])
     return plain < _LEAST_PLAIN_WORDS or plain < _PLAIN_WORDS_RATIO * len(words)
 
 
-class Weight(NamedTuple):
-    """The worth of a sentence apart from what it names, and if it has a word that makes rules."""
-
-    worth: float
-    is_rule: bool
-
-
-def weight(sentence: str) -> Weight:
-    """Weighs a person's sentence: 1 for prose, up to 5 for a rule."""
+def worth(sentence: str) -> float:
+    """The worth of a person's sentence apart from what it names: 1 for prose, from `RULE_WORTH` on for a rule."""
     lower = sentence.lower().replace("’", "'")
-    is_rule = RULES.search(lower) is not None
-    worth = 1.0 + 3.0 * is_rule + 1.0 * (_CONDITIONS.search(lower) is not None)
-    if sentence.endswith(_QUESTION_ENDS):
-        worth *= _QUESTION_RATIO
-    if len(sentence) < _SHORT_CHARS and sentence.isascii():
-        worth *= _SHORT_RATIO
-    return Weight(worth, is_rule)
+    of_prose = 1.0 + (_CONDITIONS.search(lower) is not None)
+    return of_prose + (RULE_WORTH - 1.0) * (RULES.search(lower) is not None)
 
 
 def news(sentences: Sequence[str]) -> Callable[[str], float]:
@@ -119,14 +105,7 @@ def news(sentences: Sequence[str]) -> Callable[[str], float]:
     A rule without a word that makes rules ("The people who run this still have Python 3.7.") is known by nothing else.
     """
     times = Counter(word for each in sentences for word in _words(each))
-    whole = math.log(max(len(sentences), _LEAST_SENTENCES))
-
-    def factor(sentence: str) -> float:
-        # Summed exactly, in whatever order the set has them.
-        rare = math.fsum(max(_RARE_SHARE - math.log(times[word]) / whole, 0.0) for word in _words(sentence))
-        return 0.3 + 0.7 * min(rare / _NEWS, 2.0)
-
-    return factor
+    return lambda sentence: 0.3 + 0.7 * min(sum(times[word] == 1 for word in _words(sentence)) / _NEWS_WORDS, 2.0)
 
 
 def _words(sentence: str) -> set[str]:

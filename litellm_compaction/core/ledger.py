@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from litellm_compaction.core.cuts import ends
-from litellm_compaction.core.directives import RULES, news, sentences, weight
+from litellm_compaction.core.directives import RULE_WORTH, RULES, news, sentences, worth
 from litellm_compaction.core.forms import state_calls, state_texts
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
 from litellm_compaction.core.secrets import Redact, redacted
@@ -272,8 +272,8 @@ def _clauses(at: int, message: Message, redact: Redact) -> Iterator[_Piece]:
     for sentence in sentences(ends(redact(message.text), _MESSAGE_CHARS)):
         opens_line = sentence.opens_line
         for text in _divided(sentence.text, _CLAUSE_CHARS):
-            base, is_rule = (0.0, False) if sentence.pasted else weight(text)
-            rule = (is_rule or is_order) * base * (_ABOVE if message.is_system else 1.0)
+            base = 0.0 if sentence.pasted else worth(text)
+            rule = (base >= RULE_WORTH or is_order) * base * (_ABOVE if message.is_system else 1.0)
             ratio = _PASTED if sentence.pasted else 3.0
             yield _Piece(at, message.role, text, named(text), ratio, base, rule, opens_line)
             opens_line = False

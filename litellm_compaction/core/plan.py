@@ -257,7 +257,7 @@ class _Planner:
         Not while an answer goes on: its client waits, and our messages are not to be judged.
         """
         view, strategy = self._view, self._options.strategy
-        if not strategy.chooses or fresh.question == "none" or view.messages[-1].is_synthetic:
+        if not strategy.writer or fresh.question == "none" or view.messages[-1].is_synthetic:
             return ()
         for cut in self._edit_cuts:
             ledger_tokens = self._edit_ledger_tokens(cut)

@@ -103,11 +103,6 @@ class Strategy:
     cleans: bool = False  # The history that the model is shown never ends in a tool's words.
     lead_in: str = ""  # Between the record and the user's words that follow.
 
-    @property
-    def chooses(self) -> bool:
-        """A model is asked first which messages may go."""
-        return bool(self.writer)
-
     def instruction(self, *, words: int, round_number: int, is_brief: bool = False) -> str:
         """The prompt for at most `words` words and the `round_number`-th compaction (1 is the first)."""
         prompt = (is_brief and self.brief_prompt) or self.prompt

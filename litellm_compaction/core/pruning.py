@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice
 from typing import NamedTuple
 
 from pydantic_core import from_json
@@ -60,7 +60,8 @@ def offered(rest: Sequence[Message], compaction: Compaction) -> list[int]:
     `rest` are the messages after the leading system ones, here and below.
     """
     stays = {*compaction.pinned, *compaction.gone, *([compaction.start] if compaction.covered_part else [])}
-    return [at for at in _span(compaction) if at not in stays and not (rest[at].is_system or rest[at].is_synthetic)]
+    span = range(compaction.start, compaction.covered_messages)
+    return [at for at in span if at not in stays and not (rest[at].is_system or rest[at].is_synthetic)]
 
 
 def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[int], wishes: Wishes) -> Compaction:
@@ -68,9 +69,9 @@ def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[
 
     A whole stretch goes (`_units`). Of anything smaller a result or a text becomes a line, and a call stays.
     """
-    span = _span(compaction)
+    span = range(compaction.start, compaction.covered_messages)
     wanted = {*compaction.gone.intersection(span), *wishes.dropped.intersection(choices)}
-    dropped = {at for unit in _units(rest, span, wanted) if wanted.issuperset(unit) for at in unit}
+    dropped = {at for unit in _units(rest, span, wanted, compaction.gone) for at in unit}
     shrinking = {span.start + at for at in lines_for(rest[span.start : span.stop])}
     forms = {each.position: each for each in compaction.forms}
     lines = {at for at, each in forms.items() if each.how == "line"}
@@ -86,29 +87,25 @@ def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[
     return replace(compaction, forms=tuple(sorted(forms.values())))
 
 
-def _span(compaction: Compaction) -> range:
-    return range(compaction.start, compaction.covered_messages)
+def _units(rest: Sequence[Message], span: range, wanted: Collection[int], gone: Collection[int]) -> Iterator[range]:
+    """The stretches that can go without putting two of one role next to each other: what follows begins like them.
 
-
-def _units(rest: Sequence[Message], span: range, wanted: Collection[int]) -> Iterator[range]:
-    """The stretches that can go without putting two of one role next to each other.
-
-    All up to the first message that stays, since the record stands before it in a user's message; a tool round that an
-    assistant's message follows; a whole exchange, from a user's message to the next one.
+    Before the first of all stands the record, in a user's message, and behind it anything may follow. Those that are
+    `gone` begin and end none.
     """
-    within = within_rounds(rest)
-    stays = next((at for at in span if at not in wanted), span.stop)
-    while span.start < stays < span.stop and (stays in within or rest[stays].role not in ("user", "assistant")):
-        stays -= 1
-    yield range(span.start, stays)
-    users = [at for at in span if rest[at].role == "user" and at not in within]
-    for each in rounds(rest):
-        if span.start <= each.start and each.end < span.stop and rest[each.end].role == "assistant":
-            yield range(each.start, each.end)
-    for begin, end in pairwise(sorted({span.start, *users, span.stop})):
-        # The messages after the covered part may be edited by their client.
-        if end < span.stop or (rest[end - 1].role == "assistant" and not rest[end - 1].calls):
-            yield range(begin, end)
+    within, end = within_rounds(rest).union(gone), span.stop
+    # The messages after the covered part may be edited by their client.
+    last = "user" if rest[end - 1].role == "assistant" and not rest[end - 1].calls else ""
+    begun = dict.fromkeys(("user", "assistant", ""), span.start)
+    for at in (*span, end):
+        role = rest[at].role if at < end else last
+        if at not in within and role in begun:
+            yield range(begun[role], at)
+            begun = {each: start for each, start in begun.items() if start <= begun[role]}
+        if at not in wanted:
+            begun = {}
+        elif at not in within and role in ("user", "assistant"):
+            begun.setdefault(role, at)
 
 
 def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *, prompt: str = "") -> Wishes:

@@ -328,7 +328,7 @@ def is_enough(measured: MeasuredRequest, step: Step, compaction: Compaction, pre
     if not budget.fits(tokens) or tokens >= measured.count.tokens:
         return False
     is_as_planned = step.is_edit and tokens <= step.predicted_tokens
-    must_not_trigger = step.is_edit or strategy(compaction.level).chooses
+    must_not_trigger = step.is_edit or strategy(compaction.level).writer
     return is_as_planned or not (must_not_trigger and budget.triggers(tokens))
 
 

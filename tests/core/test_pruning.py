@@ -95,6 +95,14 @@ def test_what_holds_more_than_text_is_not_shortened() -> None:
     assert made(raw, Wishes(shortened=frozenset({5, 6}))) == made(raw, Wishes())
 
 
+def test_a_later_choice_goes_on_from_an_earlier_one() -> None:
+    """Roles alternate also if the stretch of the one reaches into that of the other."""
+    raw = [each for number in range(5) for each in (user(f"u{number}"), assistant(f"a{number}"))]
+    earlier = made(raw, Wishes(dropped=frozenset({3, 4})), covered=8)
+    later = made(raw, Wishes(dropped=frozenset({2})), covered=8, before=earlier)
+    assert broken_promises(parsed(raw), apply(parsed(raw), later)) == []
+
+
 PLAN = {"drop": [2, "3-4"], "shorten": [{"n": 6, "text": "And now the tests"}], "summary": "S"}
 WISHES = Wishes(dropped=frozenset({1, 2, 3}), shortened=frozenset({5}), summary="S")
 CHOICES = list(range(7))
@@ -258,6 +266,7 @@ def test_whatever_is_answered_the_list_is_valid_and_holds_no_new_words(
     compaction = made(raw, wishes, covered=covered)
     upstream = apply(messages, compaction)
     assert broken_promises(messages, upstream) == []
+    assert compaction.gone <= wishes.dropped
     assert as_bytes(upstream[:prefix]) == as_bytes(messages[:prefix])
     kept = len(messages) - prefix - covered - (messages[prefix + covered].role == "user")
     tail = [{**raw, "content": "" if raw["content"] is None else raw["content"]} for raw in raw[len(raw) - kept :]]
