@@ -12,7 +12,7 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -44,8 +44,6 @@ _TABLE_RULE = re.compile(r"\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
 _HEADING = re.compile(r"\s{0,8}#{1,6}\s|" + _TABLE_RULE.pattern)
 # How a transcript is shown to a summariser (`prompts.render_message`).
 _TURN = re.compile(r"\s{0,8}(?:(?:USER|ASSISTANT|SYSTEM|DEVELOPER|TOOL RESULT):\s{0,8}\Z|ASSISTANT CALLED \w)")
-# Scripts that are written together, by the first words of their letters' names.
-_TOGETHER = dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"), "CJK")
 # A summary with more rules is a list: its lines are believed. A longer sentence is none.
 _MOST_RULES, _SENTENCE_CHARS = 400, 600
 _STEM = re.compile(
@@ -170,22 +168,22 @@ def _says_nothing(body: str, instruction: str, source: Sequence[str]) -> bool:
 
 
 def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:
-    """A summary is in a script that neither its instruction nor its source has.
+    """A summary is in a script that neither its instruction nor its source has; Japanese writes several together.
 
     Weak models answer an English instruction in English, and what they say of another language's conversation is true.
     """
     # From all over the source, which may change its script on the way.
-    read = _letters(text[:_SAMPLE_CHARS] for text in source[:: -(-len(source) // _SAMPLE_TEXTS) or 1])
-    said = _letters([summary])
-    script, times = next(iter(said.most_common(1)), ("", 0))
+    sample = "".join(text[:_SAMPLE_CHARS] for text in source[:: -(-len(source) // _SAMPLE_TEXTS) or 1])
+    said, read, known = map(_scripts, (summary, sample, instruction))
+    ((script, times),) = said.most_common(1) or [("", 0)]
     is_told = min(said.total(), read.total()) >= _LEAST_LETTERS and times >= _MAIN_SCRIPT_RATIO * said.total()
-    return is_told and read[script] < _KNOWN_SCRIPT_RATIO * read.total() and script not in _letters([instruction])
+    return is_told and read[script] < _KNOWN_SCRIPT_RATIO * read.total() and script not in known
 
 
-def _letters(texts: Iterable[str]) -> Counter[str]:
-    letters = (letter for text in texts for letter in text[: _SAMPLE_TEXTS * _SAMPLE_CHARS] if letter.isalpha())
-    scripts = (unicodedata.name(letter, "").partition(" ")[0] for letter in letters)
-    return Counter(_TOGETHER.get(script, script) for script in scripts)
+def _scripts(text: str) -> Counter[str]:
+    letters = filter(str.isalpha, text[: _SAMPLE_TEXTS * _SAMPLE_CHARS])
+    names = (unicodedata.name(letter, "").partition(" ")[0] for letter in letters)
+    return Counter("CJK" if "KATAKANA" in name or name == "HIRAGANA" else name for name in names)
 
 
 def _without_faults(lines: Sequence[_Line]) -> str:
@@ -215,14 +213,13 @@ def inventions(lines: Sequence[str], source: Sequence[str]) -> list[bool]:
     passages: set[tuple[frozenset[str], bool]] = set()
     number = 1
     for text in source if sought else ():
-        before, was_negative = frozenset[str](), False
+        sentences = [(frozenset[str](), False)]
         for sentence in _SENTENCE_END.split(text):
-            number += 1
             stems = sought & _stems(sentence)
-            is_negative = bool(stems) and _NEGATION.search(sentence, 0, _SENTENCE_CHARS) is not None
-            passages.add((before | stems, was_negative or is_negative))
             times.update(stems)
-            before, was_negative = stems, is_negative
+            sentences.append((stems, bool(stems and _NEGATION.search(sentence, 0, _SENTENCE_CHARS))))
+        number += len(sentences) - 1
+        passages.update((before | stems, was or is_) for (before, was), (stems, is_) in pairwise(sentences))
     weights = {stem: math.log(number / max(times[stem], 1)) + _LEAST_WEIGHT for stem in sought}
 
     def is_given(rule: str) -> bool:
