@@ -121,23 +121,19 @@ def _looked_at(summary: str, instruction: str) -> list[_Line]:
     in_dialogue = False
     for (text, end), (below, _) in pairwise([*_split(summary), ("", "")]):
         # The row over a table's rule names its columns.
-        if _HEADING.match(text) or (text.startswith("|") and _TABLE_RULE.match(below)):
-            in_dialogue = False
-            lines.append(_Line(text, end, 0, is_heading=True))
-            continue
-        words, data = _words(text), text.encode("utf-8", "surrogatepass")
+        is_heading = bool(_HEADING.match(text) or (text.startswith("|") and _TABLE_RULE.match(below)))
+        words, data = () if is_heading else _words(text), text.encode("utf-8", "surrogatepass")
         runs = _runs(words)
-        in_dialogue = in_dialogue or _TURN.match(text) is not None
+        in_dialogue = not is_heading and (in_dialogue or _TURN.match(text) is not None)
         # One phrase, in whatever script, again and again.
         turns_round = len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
-        fault: Fault = ""
-        if in_dialogue:
-            fault = "dialogue"
-        elif sum(run in told for run in runs) > _ECHO_SHARE * len(runs):
-            fault = "echo"
-        elif turns_round or (len(words) >= _LEAST_SENTENCE_WORDS and words in seen):
-            fault = "loop"
-        lines.append(_Line(text, end, len(words), is_heading=False, fault=fault if words else ""))
+        faults: dict[Fault, bool] = {
+            "dialogue": in_dialogue,
+            "echo": sum(run in told for run in runs) > _ECHO_SHARE * len(runs),
+            "loop": turns_round or (len(words) >= _LEAST_SENTENCE_WORDS and words in seen),
+        }
+        fault: Fault = next((name for name, holds in faults.items() if holds and words), "")
+        lines.append(_Line(text, end, len(words), is_heading, fault))
         seen.add(words)
     return lines
 

@@ -178,9 +178,9 @@ def _is_code(found: re.Match[str], value: str) -> bool:
 def _own(found: regex.Match[str]) -> str:
     if found.start() == found.end():
         return ""
-    return _put(found, "secret") if found.groupdict().get("secret") is not None else MARKER
+    return _put(found, "secret" if found.groupdict().get("secret") is not None else 0)
 
 
-def _put(found: re.Match[str] | regex.Match[str], group: str) -> str:
+def _put(found: re.Match[str] | regex.Match[str], group: str | int) -> str:
     start, end = found.span(group)
     return found.string[found.start() : start] + MARKER + found.string[end : found.end()]

@@ -130,31 +130,32 @@ def parts_of(message: Message) -> list[list[Stretch]]:
 
 
 # Alone in its part an element with a name of several words is a program's, unless it tells of the person's words.
-_WRAPPED = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>.*</\1>", re.DOTALL)
+# In a message beside another one it may be a line about a JSON object, which is all the rest.
+_PROGRAMS = re.compile(
+    r"<(?P<name>\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>.*</(?P=name)>"
+    r"|[^\n`]{1,200}\n```(?:json)?\n[\[{].*[\]}]\n```",
+    re.DOTALL,
+)
 _SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 _LAST_CLOSED = re.compile(r"</([A-Za-z][\w.:-]{1,60})>\s*\Z")
 _OF_THE_PERSON = re.compile(
     r"(?:\b|_)(?:user|human|person|task|query|question|request|prompt|message|answer|feedback|input|command|args|words)"
     r"(?:\b|_)|(?:Query|Question|Request|Message|Answer)\b",
 )
-# In a message beside another one: a line about a JSON object, which is all the rest.
-_FENCED = re.compile(r"[^\n`]{1,200}\n```(?:json)?\n[\[{].*[\]}]\n```\s*\Z", re.DOTALL)
 
 
 def _is_for_words(text: str) -> bool:
     """Returns True for a part that ends with an element for the person's words, or has one behind a result as text."""
     last = _LAST_CLOSED.search(text, max(len(text) - _MOST_HEAD_CHARS, 0))
-    if last is not None and _OF_THE_PERSON.search(last[1]) is not None and f"\n<{last[1]}>" in f"\n{text}":
-        return True
-    return _TEXT_RESULT.match(text.lstrip()) is not None and _PERSONS_WORDS.search(text) is not None
+    is_last = last and _OF_THE_PERSON.search(last[1]) and f"\n<{last[1]}>" in f"\n{text}"
+    return bool(is_last or (_TEXT_RESULT.match(text.lstrip()) and _PERSONS_WORDS.search(text)))
 
 
 def _is_programs(words: str, is_beside: bool) -> bool:
     """Returns True for one element, whose name tells of a program and of nothing that a person said."""
-    if is_beside and _FENCED.match(words):
-        return True
-    wrapped = _WRAPPED.fullmatch(words)
-    return wrapped is not None and bool(_SEVERAL_WORDS.search(wrapped[1])) and not _OF_THE_PERSON.search(wrapped[1])
+    if (found := _PROGRAMS.fullmatch(words)) is None or (name := found["name"]) is None:
+        return found is not None and is_beside
+    return _SEVERAL_WORDS.search(name) is not None and _OF_THE_PERSON.search(name) is None
 
 
 _ELEMENTS: Mapping[str, Kind] = {

@@ -107,7 +107,7 @@ def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str]
     found = turns(text)
     if not found or excess_tokens <= 0:
         return message
-    limit_tokens, last = count(text) - excess_tokens, len(found) - 1
+    limit_tokens = count(text) - excess_tokens
 
     def above(oldest: int) -> str:
         start, end = found[0].start, found[oldest].start
@@ -117,12 +117,11 @@ def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str]
     def fits(oldest: int) -> bool:
         return count(above(oldest) + text[found[oldest].start :]) <= limit_tokens
 
-    oldest = bisect_left(range(len(found)), True, key=fits)
-    if oldest <= last:
-        return with_text(message, above(oldest) + text[found[oldest].start :])
+    oldest = bisect_left(range(len(found) - 1), True, key=fits)
+    shown, newest = above(oldest), text[found[oldest].start :]
     # Its ends stay, with what stands below. The parts of a text may count for more than the whole.
-    room_tokens = max(limit_tokens - count(above(last)) - _MARGIN_TOKENS, _LEAST_TURN_TOKENS)
-    return with_text(message, above(last) + excerpt(text[found[last].start :], room_tokens, count))
+    room_tokens = max(limit_tokens - count(shown) - _MARGIN_TOKENS, _LEAST_TURN_TOKENS)
+    return with_text(message, shown + (newest if fits(oldest) else excerpt(newest, room_tokens, count)))
 
 
 def turns(text: str) -> list[Turn]:
