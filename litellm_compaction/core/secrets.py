@@ -29,14 +29,13 @@ def _compiled(forms: Iterable[str]) -> re.Pattern[str]:
 
 
 class _Search(NamedTuple):
-    """A pattern, and words of which what is searched has to hold one each, in lower case.
+    """A pattern, and words of which what is searched has to hold one, in lower case.
 
     Finding a word is 50 times as fast as a search for a pattern.
     """
 
     pattern: re.Pattern[str]
     hints: Sequence[str]
-    signs: Sequence[str] = ("",)
     over_lines: bool = False  # Line by line if not.
 
 
@@ -45,8 +44,7 @@ def _searches() -> Iterator[_Search]:
     issued = re.compile(f"(?<![A-Za-z0-9])(?:{'|'.join(form for form, _, _ in issuers)})")
     yield _Search(issued, [hint for _, hints, _ in issuers for hint in hints])
     for own in _FORMS["search"]:
-        hints, signs = own.get("hints", _FORMS["name_hints"]), own.get("signs", ("",))
-        yield _Search(_compiled(own["forms"]), hints, signs, own.get("over_lines", False))
+        yield _Search(_compiled(own["forms"]), own.get("hints", _FORMS["name_hints"]), own.get("over_lines", False))
 
 
 _SEARCHES = tuple(_searches())
@@ -132,15 +130,11 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _searched(piece: str, search: _Search) -> str:
-    """Searches the lines of a text that hold one of a search's hints and, in ASCII, one of its signs."""
+    """Searches the lines of a text that hold one of a search's hints."""
     if not _holds(piece, search.hints):
         return piece
-    return "\n".join(
-        search.pattern.sub(_hidden, part)
-        if _holds(part, search.hints) and (not part.isascii() or _holds(part, search.signs))
-        else part
-        for part in ([piece] if search.over_lines else piece.split("\n"))
-    )
+    parts = [piece] if search.over_lines else piece.split("\n")
+    return "\n".join(search.pattern.sub(_hidden, each) if _holds(each, search.hints) else each for each in parts)
 
 
 def _hidden(found: re.Match[str]) -> str:
