@@ -23,9 +23,8 @@ from litellm_compaction.core.prompts import FRAME_NOTE, INCORPORATES, LEDGER_TIT
 Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "invented", "empty", ""]
 
 _FRAME = (FRAME_NOTE, INCORPORATES, LEDGER_TITLE, WORDS_HEAD, OPERATOR_HEAD, ANCHORS_HEAD, NAMES_HEAD)
-# So much of the beginning is enough to know an instruction by; a line is its own if more than half of its runs of so
-# many words stand there.
-_ECHO_CHARS, _RUN_WORDS, _ECHO_SHARE = 60, 4, 0.5
+# A line is the instruction's if more than half of its runs of so many words stand there.
+_RUN_WORDS, _ECHO_SHARE = 4, 0.5
 # Prose takes a third to a half of its bytes, one phrase again and again a tenth.
 _LOOP_BYTES, _LOOP_RATIO = 200, 0.12
 # Words of a sentence that counts: "Done." may well stand in every row.
@@ -50,8 +49,7 @@ _STEM = re.compile(
     r"[^\W\d_\u0e00-\u0eff\u2e80-\uffff]{4,40}|\b[A-Z]{2,3}\b|\d{1,40}|[\u0e00-\u0eff\u2e80-\ud7ff]{2,200}"
 )
 _STEM_CHARS, _WITHOUT_SPACES = 5, "\u0e00"
-# "14. fix the tests" counts itself.
-_ORDINAL, _BULLETS = re.compile(r"\A\s{0,16}\d{1,3}[.)] "), "-*•> \t[]()0123456789."
+_BULLETS = "-*•> \t[]()0123456789."
 # 0.6 keeps fewer invented rules and loses as many more of the user's; a word in every sentence counts a little.
 _SUPPORT_RATIO, _LEAST_WEIGHT = 0.5, 0.1
 
@@ -94,8 +92,6 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
 
     `source` are all texts that its writer was shown: what none of them states is an invention.
     """
-    if summary.startswith(instruction[:_ECHO_CHARS]):
-        return Judgement("", "echo")
     lines = _looked_at(summary, instruction)
     believed = ["" if line.is_heading or line.fault else line.text for line in lines]
     invented = inventions(believed, (instruction, *source))
@@ -232,7 +228,7 @@ def inventions(lines: Sequence[str], source: Sequence[str]) -> list[bool]:
 
 def _rules(line: str) -> list[str]:
     """The sentences of a line that are rules."""
-    sentences = _SENTENCE_END.split(_ORDINAL.sub("", line))
+    sentences = _SENTENCE_END.split(line)
     return [rule for each in sentences if _RULE.search(rule := each.lstrip(_BULLETS)[:_SENTENCE_CHARS])]
 
 
