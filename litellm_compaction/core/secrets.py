@@ -50,22 +50,9 @@ def _searches() -> Iterator[_Search]:
 _SEARCHES = tuple(_searches())
 _PLACEHOLDER, _NAME_ALONE = _compiled(_FORMS["placeholder"]), _compiled(["(?i){NAME}\\Z"])
 _NO_SECRETS = frozenset(_FORMS["harmless"])
-# Colour codes, as they are and as JSON, shells and Python write them, and characters without a width.
-_HIDDEN = re.compile(
-    r"(?:\x1b|\\{1,4}(?:u001b|x1b|033|e))\[[0-9;:?]{0,40}[@-~]|[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]",
-    re.IGNORECASE,
-)
-# A private key to its end or the next one, or whole lines of one that is cut short: nothing may go by which a secret
-# behind it is known. Then, read backwards, the lines before the end of one whose beginning is cut off.
-_KEY = regex.compile(
-    r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)(?!\[secret removed\])"
-    r"(?:(?:[^-]|-(?!----(?:BEGIN|END))){0,20000}+(?=-----(?:BEGIN|END))"
-    r"|(?:\s|\\[nr]|[A-Za-z0-9+/=]{1,4000}+(?=[ \t\r]{0,8}(?:[\n\\\"']|\Z))"
-    r"|(?:Proc-Type|DEK-Info|Comment):[^\n]{0,200}){0,20000}+)"
-)
-_KEY_TAIL = regex.compile(
-    r"(?rm)(?:^[A-Za-z0-9+/=]{16,80}\r?\n)+(?=-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)"
-)
+_HIDDEN = re.compile(_FORMS["hidden"])
+# Other threads run while they are searched: keys are looked for over a whole text.
+_KEY, _KEY_END = map(regex.compile, (_FORMS["key"], _FORMS["key_end"]))
 _CODE = re.compile(r"(?:[A-Za-z_]\w{0,60}[.])?[A-Za-z_]\w{0,60}(?:(?:[.]|::)\w{1,60}){0,4}\Z", re.ASCII)
 _SPEAKS = re.compile(r"(?i)pass|token|secret|key|pwd|cred")
 # One search through more than this would hold up other threads. Nothing but private keys reaches over so much.
@@ -86,7 +73,7 @@ def redacted(text: str, patterns: Sequence[regex.Pattern[str]] = ()) -> str:
         return text if (searched := redacted(shown, patterns)) == shown else searched
     if "PRIVATE KEY" in text:
         text = _KEY.sub(rf"\1{MARKER}", text, concurrent=True)
-        text = _KEY_TAIL.sub(f"{MARKER}\n", text, concurrent=True)
+        text = _KEY_END.sub(f"{MARKER}\n", text, concurrent=True)
     cleaned: list[str] = []
     for piece in _pieces(text):
         for search in _SEARCHES:

@@ -17,14 +17,7 @@ from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.stretches import LITELLMS_NOTE, RULES, stretches_of
 
 _SUMMARIES = tuple(RULES["summaries"]["begins"])
-# The names under which conversations are rendered, by side.
-_USERS = """
-user human person customer client me you u h q question benutzer benutzerin nutzer utilisateur usuario usuário utente
-gebruiker użytkownik kullanıcı пользователь користувач 用户 用戶 ユーザー 사용자 المستخدم 🧑 👤 🙂 inst"""
-_MODELS = """
-assistant ai model bot agent llm gpt chatgpt claude gemini a answer reply response tool function assistent assistente
-asystent asystent asistan ki ia ассистент помощник асистент 助手 アシスタント 어시스턴트 المساعد 🤖 /inst"""
-_IS_USERS = {name: side is _USERS for side in (_USERS, _MODELS) for name in side.split()}
+_IS_USERS = {name: side == "users" for side, names in RULES["speakers"].items() for name in names.split()}
 _LINE = re.compile(r"^[^\n]{1,80}", re.MULTILINE)
 _WORD = re.compile(r"[^\W_]+|[🧑👤🙂🤖]")
 _WORDS = re.compile(r"\w+(?: \w+)*")
