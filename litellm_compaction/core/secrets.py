@@ -52,7 +52,8 @@ _PLACEHOLDER, _NAME_ALONE = _compiled(_FORMS["placeholder"]), _compiled(["(?i){N
 _NO_SECRETS = frozenset(_FORMS["harmless"])
 _HIDDEN = re.compile(_FORMS["hidden"])
 # Other threads run while they are searched: keys are looked for over a whole text.
-_KEY, _KEY_END = map(regex.compile, (_FORMS["key"], _FORMS["key_end"]))
+_KEY = regex.compile(_FORMS["key"])
+_KEY_END = regex.compile(_FORMS["key_end"])
 _CODE = re.compile(r"(?:[A-Za-z_]\w{0,60}[.])?[A-Za-z_]\w{0,60}(?:(?:[.]|::)\w{1,60}){0,4}\Z", re.ASCII)
 _SPEAKS = re.compile(r"(?i)pass|token|secret|key|pwd|cred")
 # One search through more than this would hold up other threads. Nothing but private keys reaches over so much.
