@@ -16,7 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import repeat
 from typing import NamedTuple
 
 from litellm_compaction.core.messages import Message, chain, normal_part, normal_text, part_text, roughly_tokens
@@ -38,7 +38,7 @@ _AMOUNT = re.compile(r"\b\d[\d.,]{0,12} ?(?:k?b|bytes|lines?|chars|characters|to
 _MARK = re.compile(r"\.\.\.|…|\[(?:\d[\d.,]{0,12} )?[^\W\d_]{3}[^\[\]\n\"'{}=]{0,200}\]")
 # A cut leaves at most so much of data that is not too short to be cut.
 _CUT_RATIO, _LEAST_CUT_CHARS = 0.75, 512
-# Both ends of data are known in pieces; a cut may lie inside of one.
+# Both ends of data are known in pieces, the end backwards; a cut may lie inside of one.
 _PIECE_CHARS, _PIECE_DIGITS, _MOST_PIECES, _LEAST_EQUAL_CHARS = 32, 4, 128, 128
 
 
@@ -97,27 +97,24 @@ def edits(messages: Sequence[Message], were: Sequence[Sequence[Datum]]) -> list[
         if _is_short(text) and len(text) < datum.chars:
             places[text].add(datum.digest)
 
-    def is_note(text: str, role: str, chars: int) -> bool:
+    def stands(text: str, role: str, was: Datum) -> bool:
         is_sure = role != "tool" or len(_WORD.findall(text)) >= _LEAST_WORDS
-        return len(text) < chars and (len(places[text]) > 1 or (is_sure and _is_note(text)))
+        is_note = len(text) < was.chars and (len(places[text]) > 1 or (is_sure and _is_note(text)))
+        return is_note or text_hash(text) == was.digest or _is_piece(text, was)
 
     def is_edited(role: str, data: Sequence[str], was: Sequence[Datum]) -> bool | None:
         if list(map(text_hash, data)) == [each.digest for each in was]:
             return False
-        if len(data) != len(was):
+        if len(data) == 1 != len(was):
             # One note in the place of several parts.
-            return (len(data) == 1 and is_note(data[0], role, sum(each.chars for each in was))) or None
-        each_stands = (
-            text_hash(text) == datum.digest or is_note(text, role, datum.chars) or _is_piece(text, datum)
-            for text, datum in zip(data, was, strict=True)
-        )
-        return all(each_stands) or None
+            was = [Datum("", sum(each.chars for each in was))]
+        return (len(data) == len(was) and all(map(stands, data, repeat(role), was))) or None
 
     return [is_edited(*each) for each in pairs]
 
 
-def _is_short(text: str) -> bool:
-    return len(text) <= 8 * _NOTE_TOKENS and roughly_tokens(text) <= _NOTE_TOKENS
+def _is_short(text: str, more_tokens: int = 0) -> bool:
+    return len(text) <= 8 * _NOTE_TOKENS and roughly_tokens(text) <= _NOTE_TOKENS + more_tokens
 
 
 def _is_note(text: str) -> bool:
@@ -135,23 +132,22 @@ def _is_piece(text: str, was: Datum) -> bool:
 
 def _is_cut(body: str, mark: str, was: Datum) -> bool:
     head = _equal_chars(_pieces(body), was.head)
-    tail = _equal_chars(_pieces(body[head:], backwards=True), was.tail)
-    rest = body[head : len(body) - tail]
-    is_note = len(rest) <= 8 * _NOTE_TOKENS and roughly_tokens(rest) <= _NOTE_TOKENS + _PIECE_CHARS // 2
-    return head + tail >= _LEAST_EQUAL_CHARS and is_note and _MARK.search(rest + mark) is not None
+    tail = _equal_chars(_pieces(body[head:][::-1]), was.tail)
+    between = body[head : len(body) - tail]
+    is_note = _is_short(between, _PIECE_CHARS // 2) and _MARK.search(between + mark) is not None
+    return is_note and head + tail >= _LEAST_EQUAL_CHARS
 
 
 def _equal_chars(pieces: str, known: str) -> int:
     """The characters of the first pieces that are the same."""
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(pieces, known, strict=False))
-    return sum(1 for _ in same) // _PIECE_DIGITS * _PIECE_CHARS
+    differs = (at for at, pair in enumerate(zip(pieces, known, strict=False)) if pair[0] != pair[1])
+    return next(differs, min(len(pieces), len(known))) // _PIECE_DIGITS * _PIECE_CHARS
 
 
-def _pieces(text: str, *, backwards: bool = False) -> str:
-    """A few digits of each piece of a text, from its beginning or its end on."""
-    places = [at * _PIECE_CHARS for at in range(min(len(text) // _PIECE_CHARS, _MOST_PIECES))]
-    starts = (len(text) - at - _PIECE_CHARS if backwards else at for at in places)
-    return "".join(text_hash(text[start : start + _PIECE_CHARS])[:_PIECE_DIGITS] for start in starts)
+def _pieces(text: str) -> str:
+    """A few digits of each of a text's first pieces."""
+    places = range(0, min(len(text) // _PIECE_CHARS, _MOST_PIECES) * _PIECE_CHARS, _PIECE_CHARS)
+    return "".join(text_hash(text[at : at + _PIECE_CHARS])[:_PIECE_DIGITS] for at in places)
 
 
 def _divided(message: Message) -> tuple[list[str], list[str]]:
@@ -177,7 +173,7 @@ def _divided(message: Message) -> tuple[list[str], list[str]]:
 
 def _datum(text: str) -> Datum:
     chars = 0 if _is_note(text) else len(text)
-    ends = (_pieces(text), _pieces(text, backwards=True)) if chars >= _LEAST_CUT_CHARS else ("", "")
+    ends = (_pieces(text), _pieces(text[::-1])) if chars >= _LEAST_CUT_CHARS else ("", "")
     return Datum(text_hash(text), chars, *ends)
 
 

@@ -12,7 +12,7 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -23,9 +23,8 @@ from litellm_compaction.core.prompts import FRAME_NOTE, INCORPORATES, LEDGER_TIT
 Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "invented", "empty", ""]
 
 _FRAME = (FRAME_NOTE, INCORPORATES, LEDGER_TITLE, WORDS_HEAD, OPERATOR_HEAD, ANCHORS_HEAD, NAMES_HEAD)
-# So much of the beginning is enough to know an instruction by; a line is its own if more than half of its runs of so
-# many words stand there.
-_ECHO_CHARS, _RUN_WORDS, _ECHO_SHARE = 60, 4, 0.5
+# A line is the instruction's if more than half of its runs of so many words stand there.
+_RUN_WORDS, _ECHO_SHARE = 4, 0.5
 # Prose takes a third to a half of its bytes, one phrase again and again a tenth.
 _LOOP_BYTES, _LOOP_RATIO = 200, 0.12
 # Words of a sentence that counts: "Done." may well stand in every row.
@@ -44,16 +43,13 @@ _TABLE_RULE = re.compile(r"\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
 _HEADING = re.compile(r"\s{0,8}#{1,6}\s|" + _TABLE_RULE.pattern)
 # How a transcript is shown to a summariser (`prompts.render_message`).
 _TURN = re.compile(r"\s{0,8}(?:(?:USER|ASSISTANT|SYSTEM|DEVELOPER|TOOL RESULT):\s{0,8}\Z|ASSISTANT CALLED \w)")
-# Scripts that are written together, by the first words of their letters' names.
-_TOGETHER = dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"), "CJK")
 # A summary with more rules is a list: its lines are believed. A longer sentence is none.
 _MOST_RULES, _SENTENCE_CHARS = 400, 600
 _STEM = re.compile(
     r"[^\W\d_\u0e00-\u0eff\u2e80-\uffff]{4,40}|\b[A-Z]{2,3}\b|\d{1,40}|[\u0e00-\u0eff\u2e80-\ud7ff]{2,200}"
 )
 _STEM_CHARS, _WITHOUT_SPACES = 5, "\u0e00"
-# "14. fix the tests" counts itself.
-_ORDINAL, _BULLETS = re.compile(r"\A\s{0,16}\d{1,3}[.)] "), "-*•> \t[]()0123456789."
+_BULLETS = "-*•> \t[]()0123456789."
 # 0.6 keeps fewer invented rules and loses as many more of the user's; a word in every sentence counts a little.
 _SUPPORT_RATIO, _LEAST_WEIGHT = 0.5, 0.1
 
@@ -96,8 +92,6 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
 
     `source` are all texts that its writer was shown: what none of them states is an invention.
     """
-    if summary.startswith(instruction[:_ECHO_CHARS]):
-        return Judgement("", "echo")
     lines = _looked_at(summary, instruction)
     believed = ["" if line.is_heading or line.fault else line.text for line in lines]
     invented = inventions(believed, (instruction, *source))
@@ -123,23 +117,19 @@ def _looked_at(summary: str, instruction: str) -> list[_Line]:
     in_dialogue = False
     for (text, end), (below, _) in pairwise([*_split(summary), ("", "")]):
         # The row over a table's rule names its columns.
-        if _HEADING.match(text) or (text.startswith("|") and _TABLE_RULE.match(below)):
-            in_dialogue = False
-            lines.append(_Line(text, end, 0, is_heading=True))
-            continue
-        words, data = _words(text), text.encode("utf-8", "surrogatepass")
+        is_heading = bool(_HEADING.match(text) or (text.startswith("|") and _TABLE_RULE.match(below)))
+        words, data = () if is_heading else _words(text), text.encode("utf-8", "surrogatepass")
         runs = _runs(words)
-        in_dialogue = in_dialogue or _TURN.match(text) is not None
+        in_dialogue = not is_heading and (in_dialogue or _TURN.match(text) is not None)
         # One phrase, in whatever script, again and again.
         turns_round = len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
-        fault: Fault = ""
-        if in_dialogue:
-            fault = "dialogue"
-        elif sum(run in told for run in runs) > _ECHO_SHARE * len(runs):
-            fault = "echo"
-        elif turns_round or (len(words) >= _LEAST_SENTENCE_WORDS and words in seen):
-            fault = "loop"
-        lines.append(_Line(text, end, len(words), is_heading=False, fault=fault if words else ""))
+        faults: dict[Fault, bool] = {
+            "dialogue": in_dialogue,
+            "echo": sum(run in told for run in runs) > _ECHO_SHARE * len(runs),
+            "loop": turns_round or (len(words) >= _LEAST_SENTENCE_WORDS and words in seen),
+        }
+        fault: Fault = next((name for name, holds in faults.items() if holds and words), "")
+        lines.append(_Line(text, end, len(words), is_heading, fault))
         seen.add(words)
     return lines
 
@@ -170,22 +160,22 @@ def _says_nothing(body: str, instruction: str, source: Sequence[str]) -> bool:
 
 
 def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:
-    """A summary is in a script that neither its instruction nor its source has.
+    """A summary is in a script that neither its instruction nor its source has; Japanese writes several together.
 
     Weak models answer an English instruction in English, and what they say of another language's conversation is true.
     """
     # From all over the source, which may change its script on the way.
-    read = _letters(text[:_SAMPLE_CHARS] for text in source[:: -(-len(source) // _SAMPLE_TEXTS) or 1])
-    said = _letters([summary])
-    script, times = next(iter(said.most_common(1)), ("", 0))
+    sample = "".join(text[:_SAMPLE_CHARS] for text in source[:: -(-len(source) // _SAMPLE_TEXTS) or 1])
+    said, read, known = map(_scripts, (summary, sample, instruction))
+    ((script, times),) = said.most_common(1) or [("", 0)]
     is_told = min(said.total(), read.total()) >= _LEAST_LETTERS and times >= _MAIN_SCRIPT_RATIO * said.total()
-    return is_told and read[script] < _KNOWN_SCRIPT_RATIO * read.total() and script not in _letters([instruction])
+    return is_told and read[script] < _KNOWN_SCRIPT_RATIO * read.total() and script not in known
 
 
-def _letters(texts: Iterable[str]) -> Counter[str]:
-    letters = (letter for text in texts for letter in text[: _SAMPLE_TEXTS * _SAMPLE_CHARS] if letter.isalpha())
-    scripts = (unicodedata.name(letter, "").partition(" ")[0] for letter in letters)
-    return Counter(_TOGETHER.get(script, script) for script in scripts)
+def _scripts(text: str) -> Counter[str]:
+    letters = filter(str.isalpha, text[: _SAMPLE_TEXTS * _SAMPLE_CHARS])
+    names = (unicodedata.name(letter, "").partition(" ")[0] for letter in letters)
+    return Counter("CJK" if "KATAKANA" in name or name == "HIRAGANA" else name for name in names)
 
 
 def _without_faults(lines: Sequence[_Line]) -> str:
@@ -215,14 +205,13 @@ def inventions(lines: Sequence[str], source: Sequence[str]) -> list[bool]:
     passages: set[tuple[frozenset[str], bool]] = set()
     number = 1
     for text in source if sought else ():
-        before, was_negative = frozenset[str](), False
+        sentences = [(frozenset[str](), False)]
         for sentence in _SENTENCE_END.split(text):
-            number += 1
             stems = sought & _stems(sentence)
-            is_negative = bool(stems) and _NEGATION.search(sentence, 0, _SENTENCE_CHARS) is not None
-            passages.add((before | stems, was_negative or is_negative))
             times.update(stems)
-            before, was_negative = stems, is_negative
+            sentences.append((stems, bool(stems and _NEGATION.search(sentence, 0, _SENTENCE_CHARS))))
+        number += len(sentences) - 1
+        passages.update((before | stems, was or is_) for (before, was), (stems, is_) in pairwise(sentences))
     weights = {stem: math.log(number / max(times[stem], 1)) + _LEAST_WEIGHT for stem in sought}
 
     def is_given(rule: str) -> bool:
@@ -239,7 +228,7 @@ def inventions(lines: Sequence[str], source: Sequence[str]) -> list[bool]:
 
 def _rules(line: str) -> list[str]:
     """The sentences of a line that are rules."""
-    sentences = _SENTENCE_END.split(_ORDINAL.sub("", line))
+    sentences = _SENTENCE_END.split(line)
     return [rule for each in sentences if _RULE.search(rule := each.lstrip(_BULLETS)[:_SENTENCE_CHARS])]
 
 

@@ -252,11 +252,8 @@ def render_arguments(arguments: str) -> str:
         parsed: JsonValue = json.loads(arguments)
         if not isinstance(parsed, dict):
             return arguments
-        said = (
-            (key, each if isinstance(each, str) else json.dumps(each, ensure_ascii=False))
-            for key, each in parsed.items()
-        )
-        return ", ".join(f"{key}: {value}" for key, value in said)
+        said = (each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in parsed.values())
+        return ", ".join(f"{key}: {value}" for key, value in zip(parsed, said, strict=True))
     except (ValueError, RecursionError):
         return arguments
 

@@ -90,8 +90,8 @@ def shortened(view: View, budget: Budget, *, tool_results: bool, user_message: b
     """
     changed, sizes, count = list(view.messages), view.sizes, view.count_text
     may_change = {"tool": tool_results, "user": user_message}
-    found = sorted({*view.requests, *view.tail})
-    candidates = [at for at in found if may_change.get(changed[at].role) and not changed[at].is_synthetic]
+    open_ones = sorted({*view.requests, *view.tail})
+    candidates = [at for at in open_ones if may_change.get(changed[at].role) and not changed[at].is_synthetic]
     room = budget.prompt_limit_tokens - budget.floor_tokens + sum(sizes[index] for index in candidates)
     # If there is history to record, a summary and a ledger need room besides the excerpts.
     room -= min(room // 2, int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens)) if view.cuts else 0

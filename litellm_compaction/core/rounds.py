@@ -44,11 +44,10 @@ class Round(NamedTuple):
         return max((self.made[-1].at, *self.results)) + 1
 
 
-def rounds(messages: Sequence[Message], start: int = 0) -> Iterator[Round]:
-    """The rounds from an index on, oldest first; some clients send each of several calls in a message of its own."""
-    speaking = [at for at in range(start, len(messages)) if messages[at].role == "assistant"]
-    turns = [at for at in speaking if at == start or messages[at - 1].role != "assistant"]
-    for first, end in pairwise((*turns, len(messages))):
+def rounds(messages: Sequence[Message]) -> Iterator[Round]:
+    """The rounds, oldest first; some clients send each of several calls in a message of its own."""
+    speaking = {at for at, each in enumerate(messages) if each.role == "assistant"}
+    for first, end in pairwise((*sorted(at for at in speaking if at - 1 not in speaking), len(messages))):
         if made := [Made(at, *each) for at in range(first, end) for each in enumerate(messages[at].calls)]:
             yield _round(messages, made, range(made[0].at + 1, end))
 
@@ -95,10 +94,8 @@ def within_rounds(messages: Sequence[Message]) -> frozenset[int]:
 
 def open_round(messages: Sequence[Message]) -> Round | None:
     """The round whose results no assistant message follows, or None."""
-    start = max(last_assistant_index(messages), 0)
-    while start > 0 and messages[start - 1].role == "assistant":
-        start -= 1
-    return next((each for each in rounds(messages, start) if each.results), None)
+    *_, last = (None, *rounds(messages))
+    return last if last and last.results and last_assistant_index(messages) < min(last.results) else None
 
 
 def open_round_start(messages: Sequence[Message]) -> int | None:

@@ -29,47 +29,34 @@ def _compiled(forms: Iterable[str]) -> re.Pattern[str]:
 
 
 class _Search(NamedTuple):
-    """A pattern, and words of which a line has to hold one each, in lower case, to be searched.
+    """A pattern, and words of which what is searched has to hold one, in lower case.
 
     Finding a word is 50 times as fast as a search for a pattern.
     """
 
     pattern: re.Pattern[str]
     hints: Sequence[str]
-    signs: Sequence[str] = ("",)
+    over_lines: bool = False  # Line by line if not.
 
 
 def _searches() -> Iterator[_Search]:
-    rows = _FORMS["issuers"]
-    issued = re.compile(f"(?<![A-Za-z0-9])(?:{'|'.join(form for form, _, _ in rows)})")
-    yield _Search(issued, [hint for _, hints, _ in rows for hint in hints])
-    for name in ("header", "url", "option", "signed", "command", "form", "assigned", "said"):
-        own = _FORMS[name]
-        yield _Search(_compiled(own["forms"]), own.get("hints", _FORMS["name_hints"]), own.get("signs", ("",)))
+    issuers = _FORMS["issuers"]
+    issued = re.compile(f"(?<![A-Za-z0-9])(?:{'|'.join(form for form, _, _ in issuers)})")
+    yield _Search(issued, [hint for _, hints, _ in issuers for hint in hints])
+    for own in _FORMS["search"]:
+        yield _Search(_compiled(own["forms"]), own.get("hints", _FORMS["name_hints"]), own.get("over_lines", False))
 
 
 _SEARCHES = tuple(_searches())
-_BROKEN = _Search(_compiled(_FORMS["broken"]), _FORMS["broken_hints"])
 _PLACEHOLDER, _NAME_ALONE = _compiled(_FORMS["placeholder"]), _compiled(["(?i){NAME}\\Z"])
 _NO_SECRETS = frozenset(_FORMS["harmless"])
-# Colour codes, as they are and as JSON, shells and Python write them, and characters without a width.
-_HIDDEN = re.compile(
-    r"(?:\x1b|\\{1,4}(?:u001b|x1b|033|e))\[[0-9;:?]{0,40}[@-~]|[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]",
-    re.IGNORECASE,
-)
-_KEY_BEGINS = regex.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-# Whole lines: of the line behind a key that is cut short, nothing may go that a secret in it is known by.
-_KEY_BODY = re.compile(
-    r"(?:\s|\\[nr]|[A-Za-z0-9+/=]{1,4000}(?=[ \t\r]{0,8}(?:[\n\\\"']|\Z))"
-    r"|(?:Proc-Type|DEK-Info|Comment):[^\n]{0,200}){0,20000}"
-)
-_KEY_TAIL = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-_KEY_LINE = re.compile(r"[A-Za-z0-9+/=]{16,80}\r?\Z")
-_KEY_ENDS, _KEY_CHARS = "-----END", 20_000
+_HIDDEN = re.compile(_FORMS["hidden"])
+# Other threads run while they are searched: keys are looked for over a whole text.
+_KEY = regex.compile(_FORMS["key"])
+_KEY_END = regex.compile(_FORMS["key_end"])
 _CODE = re.compile(r"(?:[A-Za-z_]\w{0,60}[.])?[A-Za-z_]\w{0,60}(?:(?:[.]|::)\w{1,60}){0,4}\Z", re.ASCII)
 _SPEAKS = re.compile(r"(?i)pass|token|secret|key|pwd|cred")
-_KEY_HINTS = ("private key", *_BROKEN.hints)
-# One search through more than this would hold up other threads. Nothing but private keys reaches over lines.
+# One search through more than this would hold up other threads. Nothing but private keys reaches over so much.
 _SLICE_CHARS = 32_768
 # For one of an operator's patterns in one piece: a good one takes a few ms on a slow machine.
 _OWN_LIMIT_S = 0.2
@@ -85,8 +72,9 @@ def redacted(text: str, patterns: Sequence[regex.Pattern[str]] = ()) -> str:
     if len(shown) != len(text):
         # Colours and widths are given up only if they hid a secret.
         return text if (searched := redacted(shown, patterns)) == shown else searched
-    if _holds(text, _KEY_HINTS):
-        text = _without_keys(text)
+    if "PRIVATE KEY" in text:
+        text = _KEY.sub(rf"\1{MARKER}", text, concurrent=True)
+        text = _KEY_END.sub(f"{MARKER}\n", text, concurrent=True)
     cleaned: list[str] = []
     for piece in _pieces(text):
         for search in _SEARCHES:
@@ -130,15 +118,11 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _searched(piece: str, search: _Search) -> str:
-    """Searches the lines of a text that hold one of a search's hints and, in ASCII, one of its signs."""
+    """Searches the lines of a text that hold one of a search's hints."""
     if not _holds(piece, search.hints):
         return piece
-    return "\n".join(
-        search.pattern.sub(_hidden, line)
-        if _holds(line, search.hints) and (not line.isascii() or _holds(line, search.signs))
-        else line
-        for line in piece.split("\n")
-    )
+    parts = [piece] if search.over_lines else piece.split("\n")
+    return "\n".join(search.pattern.sub(_hidden, each) if _holds(each, search.hints) else each for each in parts)
 
 
 def _hidden(found: re.Match[str]) -> str:
@@ -176,37 +160,9 @@ def _is_code(found: re.Match[str], value: str) -> bool:
 def _own(found: regex.Match[str]) -> str:
     if found.start() == found.end():
         return ""
-    return _put(found, "secret") if found.groupdict().get("secret") is not None else MARKER
+    return _put(found, "secret" if found.groupdict().get("secret") is not None else 0)
 
 
-def _put(found: re.Match[str] | regex.Match[str], group: str) -> str:
+def _put(found: re.Match[str] | regex.Match[str], group: str | int) -> str:
     start, end = found.span(group)
     return found.string[found.start() : start] + MARKER + found.string[end : found.end()]
-
-
-def _without_keys(text: str) -> str:
-    kept: list[str] = []
-    start = 0
-    while (begun := _KEY_BEGINS.search(text, start, concurrent=True)) is not None:
-        kept += (text[start : begun.end()], MARKER)
-        start = begun.end()
-        if text.startswith(MARKER, start):
-            start += len(MARKER)
-            continue
-        end = text.find(_KEY_ENDS, start, start + _KEY_CHARS)
-        body = _KEY_BODY.match(text, start)
-        start = end if end >= 0 else body.end() if body is not None else start
-    pieces = _pieces(_without_tails("".join((*kept, text[start:]))))
-    return "".join(_BROKEN.pattern.sub(_hidden, piece) if _holds(piece, _BROKEN.hints) else piece for piece in pieces)
-
-
-def _without_tails(text: str) -> str:
-    """A text without the ends of private keys whose first lines were cut off."""
-    kept: list[str] = []
-    for line in text.split("\n") if _KEY_ENDS in text else [text]:
-        if _KEY_TAIL.match(line) and kept and _KEY_LINE.match(kept[-1]):
-            while kept and _KEY_LINE.match(kept[-1]):
-                kept.pop()
-            kept.append(MARKER)
-        kept.append(line)
-    return "\n".join(kept)

@@ -130,31 +130,31 @@ def parts_of(message: Message) -> list[list[Stretch]]:
 
 
 # Alone in its part an element with a name of several words is a program's, unless it tells of the person's words.
-_WRAPPED = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>.*</\1>", re.DOTALL)
+# In a message beside another one it may be a line about a JSON object, which is all the rest.
+_PROGRAMS = re.compile(
+    r"<(?P<name>\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>.*</(?P=name)>"
+    r"|[^\n`]{1,200}\n```(?:json)?\n[\[{].*[\]}]\n```",
+    re.DOTALL,
+)
 _SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 _LAST_CLOSED = re.compile(r"</([A-Za-z][\w.:-]{1,60})>\s*\Z")
 _OF_THE_PERSON = re.compile(
     r"(?:\b|_)(?:user|human|person|task|query|question|request|prompt|message|answer|feedback|input|command|args|words)"
     r"(?:\b|_)|(?:Query|Question|Request|Message|Answer)\b",
 )
-# In a message beside another one: a line about a JSON object, which is all the rest.
-_FENCED = re.compile(r"[^\n`]{1,200}\n```(?:json)?\n[\[{].*[\]}]\n```\s*\Z", re.DOTALL)
 
 
 def _is_for_words(text: str) -> bool:
-    """Returns True for a part that ends with an element for the person's words, or has one behind a result as text."""
+    """Returns True for a part that ends with an element for the person's words."""
     last = _LAST_CLOSED.search(text, max(len(text) - _MOST_HEAD_CHARS, 0))
-    if last is not None and _OF_THE_PERSON.search(last[1]) is not None and f"\n<{last[1]}>" in f"\n{text}":
-        return True
-    return _TEXT_RESULT.match(text.lstrip()) is not None and _PERSONS_WORDS.search(text) is not None
+    return bool(last and _OF_THE_PERSON.search(last[1]) and f"\n<{last[1]}>" in f"\n{text}")
 
 
 def _is_programs(words: str, is_beside: bool) -> bool:
     """Returns True for one element, whose name tells of a program and of nothing that a person said."""
-    if is_beside and _FENCED.match(words):
-        return True
-    wrapped = _WRAPPED.fullmatch(words)
-    return wrapped is not None and bool(_SEVERAL_WORDS.search(wrapped[1])) and not _OF_THE_PERSON.search(wrapped[1])
+    if (found := _PROGRAMS.fullmatch(words)) is None or (name := found["name"]) is None:
+        return found is not None and is_beside
+    return _SEVERAL_WORDS.search(name) is not None and _OF_THE_PERSON.search(name) is None
 
 
 _ELEMENTS: Mapping[str, Kind] = {
@@ -276,9 +276,6 @@ def _line_end(text: str, start: int, end: int) -> int:
 
 _PART = re.compile(r"\S.*?(?=\n[ \t\r]*\n|\Z)", re.DOTALL)
 _NUMBERS = re.compile(r"\d+")
-_DATES = re.compile(
-    r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec|Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}\b|\b[AP]M\b"
-)
 # Such as a person may repeat; no mark of a program is in it.
 _SENTENCE = re.compile(r"[\w\"'(“„«¿¡][^\n]{0,198}(?<!:)\Z")
 _ITEM = re.compile(r"[-*+|•]|[\"']?\w[\w ]{0,30}[\"']? ?[:=]|\S+\Z")
@@ -289,7 +286,7 @@ def marked(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """The messages, of which the user's know by which forms their client is known.
 
     A line that stands in three user messages, each time beside others, is the client's, and so is an element that does.
-    Numbers and dates do not count. All that a message ever says is the person's: people repeat whole messages.
+    Numbers do not count. All that a message ever says is the person's: people repeat whole messages.
     """
     users = {at: texts_of(each) for at, each in enumerate(messages) if each.role == "user" and not each.is_synthetic}
     spoken = [(at, each.role) for at, each in enumerate(messages) if not each.is_system]
@@ -306,8 +303,9 @@ def marked(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 def _marks(messages: Sequence[Sequence[str]]) -> Marks:
     """The names and lines that recur in the texts of user messages, oldest first."""
-    tags = ({tag[2] for text in texts for tag in _TAG.finditer(text) if not tag[1]} for texts in messages)
-    names = frozenset(name for name in _often(tags) if not _OF_THE_PERSON.search(name))
+    tags = Counter(tag for texts in messages for tag in {*_TAG.findall("\n".join(texts))} if not tag[0])
+    often = (name for (_, name), count in tags.items() if count >= _LEAST_MESSAGES)
+    names = frozenset(name for name in often if not _OF_THE_PERSON.search(name))
     said: list[list[_Lines]] = []
     plain: set[str] = set()
     whole: set[_Lines] = set()
@@ -316,17 +314,19 @@ def _marks(messages: Sequence[Sequence[str]]) -> Marks:
         paragraphs = [_levelled(part[0]) for each in found if each.speaks for part in _parts(each)]
         said += [paragraphs] if paragraphs else []
         plain.update(*paragraphs if all(each.speaks for each in found) else ())
+        # A line that is all of a message is the person's.
         whole.update(paragraphs if len(found) == len(paragraphs) == 1 else ())
-    # Of a paragraph that is all of several messages its lines count once; one of a single line is the person's.
-    counted = [[part] for part in whole] + [each for each in said if whole.isdisjoint(each)]
-    often = _often({*chain.from_iterable(paragraphs)} for paragraphs in counted)
     # A sentence is the client's if it is never left out, from the beginning or at least beside what it attaches.
     times = Counter(line for paragraphs in said for line in {*chain.from_iterable(paragraphs)})
     since = {line: at for at, paragraphs in reversed([*enumerate(said)]) for lines in paragraphs for line in lines}
     since |= dict.fromkeys(plain, 0)
-    lines = {line for line in often if (line,) not in whole and not line.startswith("<")}
-    left_out = {line for line in lines if _SENTENCE.match(line) and times[line] < len(said) - since[line]}
-    return Marks(names=names, lines=frozenset(lines - left_out))
+    lines = frozenset(
+        line
+        for line, count in times.items()
+        if count >= _LEAST_MESSAGES and (line,) not in whole and not line.startswith("<")
+        if count >= len(said) - since[line] or not _SENTENCE.match(line)
+    )
+    return Marks(names=names, lines=lines)
 
 
 def _without_recurring(words: Stretch, marks: Marks) -> Iterator[Stretch]:
@@ -360,13 +360,5 @@ def _parts(words: Stretch) -> Iterator[re.Match[str]]:
 
 
 def _levelled(text: str) -> _Lines:
-    """The lines of a text without what changes from one time to the next: numbers, dates, white space."""
-    numbered = _NUMBERS.sub("0", text)
-    text = _DATES.sub("0", numbered) if numbered is not text else text
-    return tuple(filter(None, (" ".join(line.split()) for line in text.split("\n"))))
-
-
-def _often(sets: Iterable[Collection[str]]) -> frozenset[str]:
-    """What is in so many of the sets that it is a client's."""
-    times = Counter(each for one in sets for each in one)
-    return frozenset(each for each, count in times.items() if count >= _LEAST_MESSAGES)
+    """The lines of a text without what changes from one time to the next: numbers and white space."""
+    return tuple(filter(None, (" ".join(line.split()) for line in _NUMBERS.sub("0", text).split("\n"))))

@@ -17,14 +17,7 @@ from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.stretches import LITELLMS_NOTE, RULES, stretches_of
 
 _SUMMARIES = tuple(RULES["summaries"]["begins"])
-# The names under which conversations are rendered, by side.
-_USERS = """
-user human person customer client me you u h q question benutzer benutzerin nutzer utilisateur usuario usuário utente
-gebruiker użytkownik kullanıcı пользователь користувач 用户 用戶 ユーザー 사용자 المستخدم 🧑 👤 🙂 inst"""
-_MODELS = """
-assistant ai model bot agent llm gpt chatgpt claude gemini a answer reply response tool function assistent assistente
-asystent asystent asistan ki ia ассистент помощник асистент 助手 アシスタント 어시스턴트 المساعد 🤖 /inst"""
-_IS_USERS = {name: side is _USERS for side in (_USERS, _MODELS) for name in side.split()}
+_IS_USERS = {name: side == "users" for side, names in RULES["speakers"].items() for name in names.split()}
 _LINE = re.compile(r"^[^\n]{1,80}", re.MULTILINE)
 _WORD = re.compile(r"[^\W_]+|[🧑👤🙂🤖]")
 _WORDS = re.compile(r"\w+(?: \w+)*")
@@ -107,7 +100,7 @@ def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str]
     found = turns(text)
     if not found or excess_tokens <= 0:
         return message
-    limit_tokens, last = count(text) - excess_tokens, len(found) - 1
+    limit_tokens = count(text) - excess_tokens
 
     def above(oldest: int) -> str:
         start, end = found[0].start, found[oldest].start
@@ -117,12 +110,11 @@ def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str]
     def fits(oldest: int) -> bool:
         return count(above(oldest) + text[found[oldest].start :]) <= limit_tokens
 
-    oldest = bisect_left(range(len(found)), True, key=fits)
-    if oldest <= last:
-        return with_text(message, above(oldest) + text[found[oldest].start :])
+    oldest = bisect_left(range(len(found) - 1), True, key=fits)
+    shown, newest = above(oldest), text[found[oldest].start :]
     # Its ends stay, with what stands below. The parts of a text may count for more than the whole.
-    room_tokens = max(limit_tokens - count(above(last)) - _MARGIN_TOKENS, _LEAST_TURN_TOKENS)
-    return with_text(message, above(last) + excerpt(text[found[last].start :], room_tokens, count))
+    room_tokens = max(limit_tokens - count(shown) - _MARGIN_TOKENS, _LEAST_TURN_TOKENS)
+    return with_text(message, shown + (newest if fits(oldest) else excerpt(newest, room_tokens, count)))
 
 
 def turns(text: str) -> list[Turn]:
