@@ -19,7 +19,7 @@ from litellm_compaction.simulator.rendering import Prompt, render_chat, render_t
 from .catalog import Instance, Model, find_target
 from .messages import MODEL_UNLOADED
 from .rendering import Overflow
-from .script import ReasoningField, Script, Sdk
+from .script import Script, Sdk
 
 Api = Literal["v1", "v0", "openai", "llama.cpp"]
 
@@ -47,7 +47,6 @@ class Simulator(simulated.Simulator):
     api_token: str | None = None
     tokens_per_second: float | None = None
     prompt_tokens_per_second: float | None = None
-    reasoning_field: ReasoningField = "reasoning_content"
     truncated_usage: Literal["sent", "kept"] = "sent"
     unified_kv: bool = True
     runs_on: bool = True
