@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,12 +73,10 @@ def test_credentials_come_through_and_are_never_shown(username: str, password: s
 @given(st.text(), st.sampled_from(["redis://u:hunter2{}@@h", "redis:/u:hunter2@{}", "redis://h?password=hunter2{}"]))
 def test_a_bad_store_shows_no_password(junk: str, broken: str) -> None:
     """However the URL is broken: the settings' error, which stands in the log, has nothing behind the scheme."""
-    with contextlib.suppress(ConfigError):
+    try:
         settings_from({"store": broken.format(junk)})
-        return
-    with pytest.raises(ConfigError) as raised:
-        settings_from({"store": broken.format(junk)})
-    assert "hunter2" not in str(raised.value)
+    except ConfigError as error:
+        assert "hunter2" not in str(error)  # noqa: PT017 - both ends are fine here
 
 
 OWN = {"host": "cache", "port": 6380, "password": "p#"}

@@ -55,25 +55,20 @@ def test_a_client_is_greeted_in_its_version(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "given", "said", "is_error"),
+    ("tool", "given", "key", "said", "is_error"),
     [
-        ("search_history", {"query": "fish"}, "The fish", False),
-        ("get_message", {"handle": "../settings"}, "not found", True),
-        ("forget_all", {}, "not found", True),
+        ("search_history", {"query": "fish"}, "sk-anna", "The fish", False),
+        ("search_history", {"query": "fish"}, "sk-wrong", "a key of this proxy is needed", True),
+        ("get_message", {"handle": "../settings"}, "sk-anna", "not found", True),
+        ("forget_all", {}, "sk-anna", "not found", True),
     ],
 )
-def test_a_tool_says_what_the_proxy_says(ask: Ask, tool: str, given: Any, said: str, is_error: bool) -> None:
+def test_a_tool_says_what_the_proxy_says(ask: Ask, tool: str, given: Any, key: str, said: str, is_error: bool) -> None:
     """As text for a model; what fails is an answer, too."""
-    [answer] = ask(call(tool, **given))
+    [answer] = ask(call(tool, **given), key=key)
     result = answer["result"]
     assert said in repr(result["content"])
     assert (answer["id"], result["isError"]) == (7, is_error)
-
-
-def test_the_key_decides(ask: Ask) -> None:
-    """Another one is refused by the proxy."""
-    [answer] = ask(call("search_history", query="fish"), key="sk-wrong")
-    assert "a key of this proxy is needed" in repr(answer)
 
 
 @pytest.mark.parametrize(

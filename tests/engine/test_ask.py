@@ -10,9 +10,9 @@ from hypothesis import given, settings
 
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine.context import SummaryAnswer
-from tests import virtual_time
 from tests.builders import JsonDict, assistant, broken_promises, chat, count, raw_conversations, system, user
 from tests.engine.bench import SUMMARY, Bench, FakeAsk
+from tests.virtual_time import in_virtual_time
 
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
 
@@ -37,7 +37,8 @@ async def asked_of(bench: Bench, **context: Any) -> tuple[Message, ...]:
     raise AssertionError("nothing was asked")
 
 
-def test_both_modes_share_one_time_limit() -> None:
+@in_virtual_time
+async def test_both_modes_share_one_time_limit() -> None:
     """What the first one used up the second one has not: whoever waits, waits `summary_timeout_s` at most."""
     bench = Bench()
     asked_s: list[float] = []
@@ -52,11 +53,8 @@ def test_both_modes_share_one_time_limit() -> None:
     bench.ask = Slow()
     bench.ask.calls_tool = True
 
-    async def took_s() -> float:
-        await asked_of(bench, summary_timeout_s=30)
-        return asyncio.get_running_loop().time() - asked_s[0]
-
-    assert virtual_time.run(took_s()) == pytest.approx(30, abs=1)
+    await asked_of(bench, summary_timeout_s=30)
+    assert asyncio.get_running_loop().time() - asked_s[0] == pytest.approx(30, abs=1)
     assert len(asked_s) == 2
     assert (bench.last.outcome, bench.last.reason) == ("fallback", "timeout")
 

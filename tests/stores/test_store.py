@@ -27,6 +27,7 @@ from litellm_compaction.stores.store import encode_text
 from tests.stores.compactions import compaction, states
 from tests.stores.made import FailingRows, MemoryStore, RedisStore, SqliteStore, SteadyStore, sqlite_rows
 from tests.stores.servers import PROGRAMS, running
+from tests.virtual_time import Clock
 
 TTL_S = 100.0
 HASHES = ["h1", "h2", "h3"]
@@ -40,16 +41,6 @@ hashes = st.sampled_from(HASHES)
 keys = st.sampled_from(KEYS)
 texts = st.text(st.characters(), max_size=8)
 words = st.sampled_from(["a", "b", "\ud83d"])
-
-
-@dataclass
-class Clock:
-    """Seconds, moved by hand."""
-
-    now_s: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture(scope="module")

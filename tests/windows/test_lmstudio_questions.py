@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.messages import Request, parse_message
+from litellm_compaction.core.messages import parse_message
 from litellm_compaction.windows.lmstudio_rpc import History, history_of
+from tests.builders import request_of
 
 
 def said(*messages: dict[str, Any], tools: tuple[Any, ...] = ()) -> History:
-    return history_of(Request(messages=tuple(map(parse_message, messages)), tools=tools))
+    return history_of(request_of(*messages, tools=tools))
 
 
 def call(name: str, arguments: Any, call_id: str = "1") -> dict[str, Any]:
