@@ -218,11 +218,7 @@ class Flight:
             raise self._failure
 
     async def sleep(self, seconds: float) -> None:
-        """Wait, at least one turn of the event loop.
-
-        Raises:
-            FlightFailed: at once when the request is made to fail.
-        """
+        """Wait, at least one turn of the event loop; raises FlightFailed at once when the request is made to fail."""
         if seconds <= 0:
             await asyncio.sleep(0)
         else:

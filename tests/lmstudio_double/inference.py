@@ -68,10 +68,7 @@ def meet_window(
 ) -> tuple[Prompt, Ending | None]:
     """Returns the rest of a prompt in the window, and the ending if there is no answer; notes a truncation in `record`.
 
-    A prompt as long as the window overflows too, since no token of an answer would fit.
-
-    Raises:
-        Refusal: the overflow is answered with HTTP 400.
+    A prompt as long as the window overflows too, since no token of an answer would fit. HTTP 400 is a Refusal.
     """
     sent_tokens, window_tokens = record.prompt_tokens, instance.context_length
     if sent_tokens < window_tokens:

@@ -72,10 +72,9 @@ def numbered_words(n: int, start: int = 1) -> str:
 
 
 def summary_of_facts(prompt_text: str, facts: Iterable[str], keep_ratio: float = 1.0) -> str:
-    """A structured markdown summary with those `facts` that stand literally in `prompt_text`.
+    """A structured markdown summary with a share of those `facts` that stand literally in `prompt_text`.
 
-    Args:
-        keep_ratio: the share (0–1) of them that survives; which ones depends only on the fact's own text.
+    Which ones survive depends only on the fact's own text.
     """
     return _summary([fact for fact in facts if fact in prompt_text and _stable_ratio(fact) < keep_ratio])
 

@@ -21,15 +21,9 @@ _END_LIMIT_S = 60
 
 
 class Engine:
-    """One loaded copy of the model.
+    """One loaded copy of the model, whose `slots` share a cache of `window_tokens`; llama.cpp rounds them up to 256.
 
-    Args:
-        weights: the model's file.
-        window_tokens: of the whole cache; llama.cpp rounds it up to 256.
-        slots: requests that share the cache.
-
-    Attributes:
-        base_url: where it listens; "" while it does not run.
+    `base_url` is "" while it does not run.
     """
 
     def __init__(self, weights: Path, window_tokens: int, slots: int = 1) -> None:
@@ -40,11 +34,7 @@ class Engine:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Starts it, and waits until it answers.
-
-        Raises:
-            RuntimeError: it ended instead.
-        """
+        """Starts it, and waits until it answers."""
         command = [sys.executable, "-m", "tests.real_engine.engine", str(self._weights)]
         command += [str(self.window_tokens), str(self.slots)]
         self._process = subprocess.Popen(

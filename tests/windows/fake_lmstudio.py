@@ -19,9 +19,7 @@ class FakeLMStudio:
 
     Attributes:
         answers: by path a body, a response, an error, or what gives a body for that of the request.
-        down: raised instead of any answer.
-        gate: when set, answers wait for it.
-        requests: everything that arrived.
+        down: raised instead of any answer; with a `gate` answers wait for that.
     """
 
     answers: dict[str, object] = field(default_factory=dict)
