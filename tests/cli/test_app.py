@@ -69,7 +69,7 @@ def test_a_terminal_is_sent_no_command_of_an_argument(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("removed", _REMOVED)
-def test_what_is_removed_says_what_replaces_it(removed: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_removed_command_says_what_replaces_it(removed: str, capsys: pytest.CaptureFixture[str]) -> None:
     """As the changelog does."""
     assert main([removed, "x"]) == 2
     assert f"{removed} was removed: {_REMOVED[removed]}" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_a_tokenizer_can_be_named(run: Run, tmp_path: Path) -> None:
         (["-"], b'{"messages": [], "tools": 7}', "TypeError"),
     ],
 )
-def test_what_is_no_request_is_said(run: Run, arguments: list[str], stdin: bytes, words: str) -> None:
+def test_a_bad_request_is_one_line_that_says_why(run: Run, arguments: list[str], stdin: bytes, words: str) -> None:
     """One line with the expected form, exit code 1, no traceback."""
     code, output, errors = run("count", "--model", "x", *arguments, stdin=stdin)
     assert (code, output) == (1, "")

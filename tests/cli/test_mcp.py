@@ -74,7 +74,7 @@ def test_a_tool_says_what_the_proxy_says(ask: Ask, tool: str, given: Any, key: s
 @pytest.mark.parametrize(
     "line", ["{", "5", '{"id": 1}', '{"id": 1, "method": "initialize"}', '{"id": 1, "method": []}']
 )
-def test_what_is_no_request_is_an_error(ask: Ask, line: str) -> None:
+def test_a_malformed_line_is_an_error_and_the_next_is_answered(ask: Ask, line: str) -> None:
     """And the next line is answered."""
     [refused, pong] = ask(line, {"id": 2, "method": "ping"})
     assert refused["error"]["code"] == -32600
@@ -84,7 +84,7 @@ def test_what_is_no_request_is_an_error(ask: Ask, line: str) -> None:
 
 
 @pytest.mark.parametrize(("url", "key"), [("http://host:port", "sk"), ("http://127.0.0.1:4000", "")])
-def test_what_cannot_work_is_said_at_once(
+def test_a_bad_address_or_a_missing_key_ends_it_at_once(
     url: str, key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No address, or no key."""

@@ -74,7 +74,7 @@ async def test_whatever_is_asked_is_valid_and_fits(raw: list[JsonDict]) -> None:
             assert set(broken_promises(asked, asked)) <= {"null content"}
 
 
-async def test_what_one_tenant_makes_a_model_write_stops_nobody_else() -> None:
+async def test_a_tenant_whose_summaries_loop_pauses_nobody_else() -> None:
     """A conversation can be made to be said back; whoever has done that is not made to wait for it again at once."""
     bench = Bench(ask=FakeAsk("The king was very wise and kind. " * 20))
     reasons = []

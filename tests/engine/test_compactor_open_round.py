@@ -44,7 +44,7 @@ async def sent(raw: Sequence[JsonDict], strategy: str, *, clear: bool) -> Sequen
 @settings(max_examples=settings().max_examples // 2)
 @given(agent_conversations(max_rounds=2))
 @example([user("Task 0: plain words"), system(ADDITIONS[0])])
-def test_what_nobody_has_read_is_sent_byte_for_byte(strategy: str, clear: bool, raw: list[JsonDict]) -> None:
+def test_unread_results_are_sent_byte_for_byte(strategy: str, clear: bool, raw: list[JsonDict]) -> None:
     """By every strategy and level, with user and system messages anywhere behind the results."""
     raw = [*HISTORY, *raw[raw[0]["role"] == "system" :]]
     try:

@@ -92,7 +92,7 @@ def asked(
     )
 
 
-def test_what_was_said_is_framed_as_quotations() -> None:
+def test_excerpts_are_framed_as_quotations() -> None:
     """With role and turn, and without a handle, which nothing could resolve."""
     found = asked(talk([_OBOE, "Nice.", *_LUNCH]), "What does my sister play in the orchestra?", hidden=20)
     lines = found.text.splitlines()

@@ -111,7 +111,7 @@ def test_a_repeated_text_is_found_once() -> None:
         ("traß", "DIE STRASSE"),
     ],
 )
-def test_what_no_term_finds_is_looked_up_as_it_stands(query: str, text: str) -> None:
+def test_parts_of_words_and_signs_are_looked_up_literally(query: str, text: str) -> None:
     """A part of a word, one character of a script without spaces, signs; where nothing is to be shown unasked, none."""
     index = indexed(*talk([*_CHAT, text, *_CHAT]))
     assert text in shown(index, query)[0]
@@ -148,7 +148,7 @@ def test_a_word_that_stands_everywhere_is_found_in_the_newest() -> None:
     assert search(index, "a1b2c3").hits[0].original.turn > 50
 
 
-def test_what_scores_below_the_floor_is_left_out() -> None:
+def test_a_floor_leaves_out_lower_scores() -> None:
     """A passage with one of many words is none for whoever sets a floor."""
     index = indexed(*talk(["The zebra sleeps until noon.", *_CHAT, "At noon, then.", *_CHAT]))
     query = "Does the zebra sleep until noon?"

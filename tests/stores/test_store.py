@@ -408,7 +408,7 @@ def test_a_bound_takes_the_oldest_of_who_has_most(
 
 
 @pytest.mark.parametrize("opening", KINDS, indirect=True)
-async def test_what_has_the_same_words_is_found_only_while_all_of_it_is_there(opening: Opening) -> None:
+async def test_records_of_equal_words_are_found_only_while_all_are_there(opening: Opening) -> None:
     """One that has been forgotten, or pushed out by others, may have been the one that is meant (P9)."""
     store = opening(uuid.uuid4().hex, Clock())
     made = [replace(compaction(f"h{number}"), words_hash="words") for number in range(6)]

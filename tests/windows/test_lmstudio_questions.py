@@ -66,7 +66,7 @@ def test_calls_and_results() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["", "no JSON", "[1, 2]", '{"x": NaN}', "[" * 100_000])
-def test_what_the_protocol_has_no_place_for_is_counted_besides(arguments: str) -> None:
+def test_arguments_and_names_without_a_place_are_counted_besides(arguments: str) -> None:
     """Arguments that are no object, names, and the older form of calls: some templates write them."""
     history = said(
         {"role": "user", "content": "Hi", "name": "Ada"},

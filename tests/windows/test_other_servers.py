@@ -62,7 +62,7 @@ async def test_a_server_says_its_window(
     assert {request.headers["authorization"] for request in server.requests} == {"Bearer sk-secret"}
 
 
-async def test_what_an_overflow_shows_of_a_context_holds(server: FakeLMStudio, windows: Windows) -> None:
+async def test_a_context_that_an_overflow_shows_to_be_shared_stays_so(server: FakeLMStudio, windows: Windows) -> None:
     """That answers share it, until the process ends; told once."""
     server.answers = {"/props": PROPS, "/v1/models": VLLM}
     assert windows.learn_shared(target(), 3)

@@ -18,7 +18,9 @@ from tests.windows.conftest import CACHE_S
 from tests.windows.fake_lmstudio import BASE, FakeLMStudio, target, v0_model, v1_model
 
 
-async def test_what_a_server_lists_and_has_loaded(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+async def test_models_and_copies_are_listed_with_what_is_loaded(
+    server: FakeLMStudio, windows: Windows, clock: Clock
+) -> None:
     """Every chat model, loaded or not, and each copy by its own name; of a server that is gone nothing."""
     embedding = v1_model("text-embedding-x", _=2048) | {"type": "embedding"}
     server.list_v1(v1_model("qwen/qwen3-8b", _=12288), v1_model("idle"), v1_model("twice", mine=4096), embedding)
