@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.budget import Budget, CompactionOptions, Rules
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.messages import Message, chain, newest_user_index, parse_message, system_prefix_length
+from litellm_compaction.core.messages import (
+    Message,
+    Request,
+    chain,
+    newest_user_index,
+    parse_message,
+    system_prefix_length,
+)
 from litellm_compaction.core.plan import Make, Refuse, Send, Step, plan
 from litellm_compaction.core.view import View, is_persons
 from tests.lmstudio_double.rendering import count as simulated_tokens
@@ -65,6 +72,10 @@ def parsed(raw: Sequence[JsonDict]) -> tuple[Message, ...]:
     return tuple(parse_message(message) for message in raw)
 
 
+def request_of(*raw: JsonDict, tools: Sequence[Any] = (), **given: Any) -> Request:
+    return Request(messages=parsed(raw), tools=tuple(tools), **given)
+
+
 def conversation(messages: Sequence[Message], *, fixed_tokens: int = FIXED_TOKENS) -> View:
     return View(
         messages=tuple(messages),
@@ -97,7 +108,7 @@ def system(text: str = "You are helpful.") -> JsonDict:
     return {"role": "system", "content": text}
 
 
-def user(text: str) -> JsonDict:
+def user(text: Any) -> JsonDict:
     return {"role": "user", "content": text}
 
 
@@ -331,13 +342,13 @@ def _protected(original: Sequence[Message], upstream: Sequence[Message]) -> list
     own = [message for message in original if message.text and is_persons(message)]
     if own and not any(message.role == "user" and own[-1].text in message.text for message in upstream):
         found.append("the person's last request is not verbatim")
-    tail = _open_tail(original)
-    if tail and [_plain(message) for message in upstream[-len(tail) :]] != [_plain(message) for message in tail]:
+    tail = open_tail(original)
+    if tail and [as_sent(message) for message in upstream[-len(tail) :]] != [as_sent(message) for message in tail]:
         found.append("the open tool round changed")
     return found
 
 
-def _open_tail(original: Sequence[Message]) -> Sequence[Message]:
+def open_tail(original: Sequence[Message]) -> Sequence[Message]:
     """The calls whose results nobody has read, those results, and all that stands behind them."""
     last = max((at for at, message in enumerate(original) if message.role == "assistant"), default=-1)
     while last > 0 and original[last - 1].role == "assistant" and original[last - 1].calls:
@@ -354,7 +365,8 @@ def _ends_with(content: Any, own: Any) -> bool:
     return isinstance(content, str) and content.endswith(own)
 
 
-def _plain(message: Message) -> JsonDict:
+def as_sent(message: Message) -> JsonDict:
+    """Its JSON, in which a missing content is an empty one."""
     content = message.raw.get("content")
     return {**message.raw, "content": "" if content is None else content}
 
@@ -419,10 +431,6 @@ def tools(count: int, words: int = 30) -> list[JsonDict]:
     ]
 
 
-def tool_round(name: str, result: str, call_id: str = "123456789") -> list[JsonDict]:
+def tool_round(name: str, text: str, call_id: str = "123456789") -> list[JsonDict]:
     """An assistant's call and its result."""
-    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps({"path": "a.txt"})}}
-    return [
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": call_id, "content": result},
-    ]
+    return [calls(call_id, name=name, content="", arguments='{"path": "a.txt"}'), result(call_id, text)]

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from litellm_compaction.cli.connect import CLIENTS
 
 
 def table() -> str:
     """A Markdown table of the clients, their own prompts and the windows that they need."""
-    return "\n".join(_rows())
-
-
-def _rows() -> Iterator[str]:
-    yield "| client | `connect` | its own prompt, tokens | least window | good window |"
-    yield "|---|---|---|---|---|"
+    lines = ["| client | `connect` | its own prompt, tokens | least window | good window |", "|---|---|---|---|---|"]
     for name, client in CLIENTS.items():
         numbers = (client.get(key, 0) for key in ("prompt_tokens", "least_tokens", "good_tokens"))
-        yield (
-            " | ".join((f"| {client['title']}", f"`{name}`", *(f"{number:,}" if number else "–" for number in numbers)))
-            + " |"
-        )
+        cells = (client["title"], f"`{name}`", *(f"{number:,}" if number else "–" for number in numbers))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

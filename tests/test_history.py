@@ -9,35 +9,12 @@ from dataclasses import replace
 import pytest
 
 from litellm_compaction.errors import StoreError
-from litellm_compaction.events import CompactionEvent, ContinuationEvent, TruncationAlarm, event_from_json
+from litellm_compaction.events import TruncationAlarm, event_from_json
 from litellm_compaction.proxy.service import History
 from tests.stores.made import MemoryStore
+from tests.test_events import CUT, event
 
 ALARM = TruncationAlarm(model="qwen", window_tokens=1, expected_tokens=2, reported_tokens=3, reason="x", when_s=2e12)
-
-CUT = ContinuationEvent(
-    outcome="attempts",
-    model="qwen",
-    window_tokens=4,
-    attempt=3,
-    attempts=3,
-    tokens_before=3,
-    tokens_after=3,
-    when_s=3e12,
-)
-
-
-def event(number: int) -> CompactionEvent:
-    return CompactionEvent(
-        outcome="compacted",
-        phase="pre_request",
-        model="qwen",
-        window_tokens=8192,
-        window_source="api/v1",
-        tokens_before=7000 + number,
-        tokens_after=3000,
-        when_s=1e12 + number,
-    )
 
 
 class Gated(MemoryStore):
@@ -61,17 +38,17 @@ async def test_events_are_kept_in_order() -> None:
     """Every field, with the event's own time."""
     store = MemoryStore(ttl_s=100, max_bytes=1_000_000)
     history = History(store)
-    told = [event(0), event(1), ALARM]
+    told = [event(when_s=1e12), event(when_s=1e12 + 1), ALARM]
     for each in told:
         history(each)
     await asyncio.gather(*history.writing)
-    history(event(3))
+    history(later := event(when_s=1e12 + 3))
     # What a restart compacted is told by itself; that an answer was cut is told nowhere else.
-    history(replace(CUT, outcome="restarted"))
-    history(CUT)
+    history(replace(CUT, outcome="restarted", when_s=3e12))
+    history(cut := replace(CUT, when_s=3e12))
     await asyncio.gather(*history.writing)
     found = await store.events()
-    assert [event_from_json(stored.text) for stored in found] == [*told, event(3), CUT]
+    assert [event_from_json(stored.text) for stored in found] == [*told, later, cut]
     assert [stored.when_s for stored in found] == [1e12, 1e12 + 1, 2e12, 1e12 + 3, 3e12]
 
 
@@ -80,7 +57,7 @@ async def test_nobody_waits_for_a_slow_store() -> None:
     store = Gated()
     history = History(store)
     for number in range(1500):
-        history(event(number))
+        history(event(when_s=1e12 + number))
     store.gate.set()
     await asyncio.gather(*history.writing)
     assert [stored.when_s - 1e12 for stored in await store.events()] == list(range(500, 1500))
@@ -91,8 +68,8 @@ async def test_a_failing_store_is_told_once(caplog: pytest.LogCaptureFixture) ->
     store = Gated(fails=True)
     store.gate.set()
     history = History(store)
-    for number in range(5):
-        history(event(number))
+    for _ in range(5):
+        history(event())
         await asyncio.gather(*history.writing)
     assert store.asked == 5
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [

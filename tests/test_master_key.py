@@ -20,15 +20,10 @@ def home(tmp_path: Path) -> dict[str, str]:
     return {"LITELLM_COMPACTION_HOME": str(tmp_path / "own")}
 
 
-def test_the_environments_key_is_used_and_nothing_is_written(home: dict[str, str], tmp_path: Path) -> None:
-    """A key that the operator set is taken as it is."""
+def test_a_look_makes_no_key(home: dict[str, str], tmp_path: Path) -> None:
+    """A key that the operator set is taken as it is; else the file's, else none."""
     found = ensure_master_key({**home, "LITELLM_MASTER_KEY": " sk-mine "})
     assert (found.key, found.path, found.created) == ("sk-mine", None, False)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_look_makes_no_key(home: dict[str, str], tmp_path: Path) -> None:
-    """The environment's, else the file's, else none."""
     assert known_master_key(home) is None
     assert not list(tmp_path.iterdir())
     made = ensure_master_key({**home})
@@ -38,16 +33,18 @@ def test_a_look_makes_no_key(home: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_a_missing_key_is_made_once_and_reused(home: dict[str, str]) -> None:
-    """The first call creates the key, later ones read the same."""
-    first = ensure_master_key({**home})
-    second = ensure_master_key(home)
-    assert (first.created, second.created) == (True, False)
+    """Of many calls in the same instant one creates it, later ones read the same."""
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda _: ensure_master_key({**home}), range(64)))
+    assert sum(each.created for each in found) == 1
+    again = ensure_master_key(home)
+    assert {(each.key, each.path) for each in found} == {(again.key, again.path)}
     # LiteLLM reads the variable; a log of the value does not show it.
-    assert first.key == second.key == home["LITELLM_MASTER_KEY"]
-    assert first.key not in repr(first)
-    assert first.key.startswith("sk-")
-    assert len(first.key) >= 40
-    assert first.path == second.path is not None
+    assert again.key == home["LITELLM_MASTER_KEY"]
+    assert again.key not in repr(again)
+    assert again.key.startswith("sk-")
+    assert len(again.key) >= 40
+    assert again.path is not None
 
 
 @posix
@@ -60,14 +57,6 @@ def test_file_and_folder_belong_to_the_user_alone(home: dict[str, str]) -> None:
         path.chmod(0o644)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert [file.name for file in path.parent.iterdir()] == ["master_key"]
-
-
-def test_starts_in_the_same_instant_get_the_same_key(home: dict[str, str]) -> None:
-    """Of many concurrent first calls exactly one creates the key."""
-    with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda _: ensure_master_key({**home}), range(64)))
-    assert len({one.key for one in found}) == 1
-    assert sum(one.created for one in found) == 1
 
 
 @pytest.mark.parametrize("content", ["", "no-key\n", "sk-short", "sk-two lines of text here\nand more"])

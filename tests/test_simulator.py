@@ -82,19 +82,15 @@ def test_the_simulator_drops_the_oldest_and_keeps_what_it_has_read() -> None:
 
 
 async def test_the_official_client_lists_measures_and_counts() -> None:
-    """List, context length, template with tools, count and tokens, by `lmstudio` from PyPI; nothing is loaded."""
+    """List, template with tools and count, by `lmstudio` from PyPI; nothing is loaded."""
     lmstudio = pytest.importorskip("lmstudio", reason="LM Studio's client is not installed")
     with serving(lmstudio_double, 6000, Model("google/gemma-3-4b")) as (served, http):
         async with lmstudio.AsyncClient(str(http.base_url).removeprefix("http://").rstrip("/")) as client:
             [model] = await client.llm.list_loaded()
-            info = await model.get_info()
-            assert (info.model_key, info.context_length, info.max_context_length) == (KEY, 6000, 131_072)
-            assert (await model.get_load_config()).context_length == await model.get_context_length() == 6000
             formatted = await model.apply_prompt_template(HELLO, {"toolDefinitions": [READ]})
             assert formatted.endswith("<|im_start|>assistant\n")
             assert all(part in formatted for part in ("# Tools", '"name": "read"'))
             tokens = await model.count_tokens(formatted)
-            assert len(await model.tokenize(formatted)) == tokens
         said(http, user("hello"), tools=[READ])
         assert tokens == served.requests[-1].prompt_tokens
         assert (served.sdk.faults(), [instance.id for instance in served.instances]) == ([], [KEY])

@@ -1,11 +1,23 @@
-"""An event loop whose clock jumps to the next timer: hours of waiting in a moment, always in the same order."""
+"""An event loop whose clock jumps to the next timer: hours of waiting in a moment; and a clock moved by hand."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass
+class Clock:
+    """Seconds, moved by hand."""
+
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 class _Jumping(selectors.SelectSelector):
@@ -21,13 +33,12 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop in virtual time, which begins at 0; code that reads another clock is not fooled.
+    """A loop in virtual time, which begins at 0; what would go to a thread runs at once.
 
-    What would go to a thread runs at once, but with `in_threads`: timers pass by the thousand while a thread works.
+    Code that reads another clock is not fooled.
     """
 
-    def __init__(self, *, in_threads: bool = False) -> None:
-        self._in_threads = in_threads
+    def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
 
@@ -35,8 +46,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jumping.now_s
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        if self._in_threads:
-            return super().run_in_executor(executor, func, *args)
         done = self.create_future()
         try:
             done.set_result(func(*args))
@@ -45,11 +54,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return done
 
 
-def run(awaitable: Any, *, in_threads: bool = False) -> Any:
+def run(awaitable: Any) -> Any:
     """The result of a coroutine, in virtual time."""
-    loop = VirtualLoop(in_threads=in_threads)
+    loop = VirtualLoop()
     try:
         return loop.run_until_complete(awaitable)
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+def in_virtual_time(test: Callable[..., Any]) -> Callable[..., None]:
+    """A test whose coroutine runs in virtual time."""
+
+    @functools.wraps(test)
+    def timed(*arguments: Any, **given: Any) -> None:
+        run(test(*arguments, **given))
+
+    return timed

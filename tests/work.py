@@ -32,9 +32,7 @@ def instructions(run: Callable[[], object]) -> int:
 def grows_linearly(work: Callable[[int], Callable[[], object]], size: int) -> bool:
     """Whether twice the size costs at most 2.5 times the work; quadratic work would cost four times as much.
 
-    Args:
-        work: prepares a run of a size, which is not counted, and gives the run, which is.
-        size: of the smaller run.
+    `work` prepares a run of a size, which is not counted, and gives the run, which is.
     """
     work(1)()
     return instructions(work(2 * size)) <= 2.5 * instructions(work(size))

@@ -68,17 +68,8 @@ def test_a_terminal_is_sent_no_command_of_an_argument(capsys: pytest.CaptureFixt
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_our_errors_become_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No traceback: a message on stderr and exit code 1."""
-    assert main(["doctor", "--config", str(tmp_path / "missing.yaml")]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("litellm-compaction: ")
-    assert "missing.yaml cannot be read" in captured.err
-
-
 @pytest.mark.parametrize("removed", _REMOVED)
-def test_what_is_removed_says_what_replaces_it(removed: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_removed_command_says_what_replaces_it(removed: str, capsys: pytest.CaptureFixture[str]) -> None:
     """As the changelog does."""
     assert main([removed, "x"]) == 2
     assert f"{removed} was removed: {_REMOVED[removed]}" in capsys.readouterr().err

@@ -10,20 +10,19 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
+from tests.builders import agent_run, request_of, tools
 from tests.cli.conftest import Run
 from tests.tokenizers.test_files import small_tokenizer
 
-CASES = json.loads((Path(__file__).parents[1] / "tokens" / "golden" / "prompts.json").read_text("utf-8"))["cases"]
-AGENT = CASES["agent, 6 calls"]
+AGENT: dict[str, Any] = {"messages": agent_run(6), "tools": tools(2)}
 pytestmark = pytest.mark.usefixtures("without_lm_studio")
 
 
 def counted(model: str, case: dict[str, Any]) -> int:
     """What the proxy's counter says."""
-    asked = Request(messages=tuple(map(parse_message, case["messages"])), tools=tuple(case.get("tools", ())))
+    asked = request_of(*case["messages"], tools=case["tools"])
     return asyncio.run(TokenCounter().count("t", family_of("", model), asked)).tokens
 
 
@@ -77,10 +76,11 @@ def test_a_tokenizer_can_be_named(run: Run, tmp_path: Path) -> None:
         (["-"], b'{"messages": [], "tools": 7}', "TypeError"),
     ],
 )
-def test_what_is_no_request_is_said(run: Run, arguments: list[str], stdin: bytes, words: str) -> None:
+def test_a_bad_request_is_one_line_that_says_why(run: Run, arguments: list[str], stdin: bytes, words: str) -> None:
     """One line with the expected form, exit code 1, no traceback."""
     code, output, errors = run("count", "--model", "x", *arguments, stdin=stdin)
     assert (code, output) == (1, "")
+    assert errors.startswith("litellm-compaction: ")
     assert words in errors
     assert ('{"messages": [...]' in errors) == (arguments == ["-"])
     assert errors.count("\n") == 1

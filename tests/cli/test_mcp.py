@@ -55,31 +55,26 @@ def test_a_client_is_greeted_in_its_version(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "given", "said", "is_error"),
+    ("tool", "given", "key", "said", "is_error"),
     [
-        ("search_history", {"query": "fish"}, "The fish", False),
-        ("get_message", {"handle": "../settings"}, "not found", True),
-        ("forget_all", {}, "not found", True),
+        ("search_history", {"query": "fish"}, "sk-anna", "The fish", False),
+        ("search_history", {"query": "fish"}, "sk-wrong", "a key of this proxy is needed", True),
+        ("get_message", {"handle": "../settings"}, "sk-anna", "not found", True),
+        ("forget_all", {}, "sk-anna", "not found", True),
     ],
 )
-def test_a_tool_says_what_the_proxy_says(ask: Ask, tool: str, given: Any, said: str, is_error: bool) -> None:
+def test_a_tool_says_what_the_proxy_says(ask: Ask, tool: str, given: Any, key: str, said: str, is_error: bool) -> None:
     """As text for a model; what fails is an answer, too."""
-    [answer] = ask(call(tool, **given))
+    [answer] = ask(call(tool, **given), key=key)
     result = answer["result"]
     assert said in repr(result["content"])
     assert (answer["id"], result["isError"]) == (7, is_error)
 
 
-def test_the_key_decides(ask: Ask) -> None:
-    """Another one is refused by the proxy."""
-    [answer] = ask(call("search_history", query="fish"), key="sk-wrong")
-    assert "a key of this proxy is needed" in repr(answer)
-
-
 @pytest.mark.parametrize(
     "line", ["{", "5", '{"id": 1}', '{"id": 1, "method": "initialize"}', '{"id": 1, "method": []}']
 )
-def test_what_is_no_request_is_an_error(ask: Ask, line: str) -> None:
+def test_a_malformed_line_is_an_error_and_the_next_is_answered(ask: Ask, line: str) -> None:
     """And the next line is answered."""
     [refused, pong] = ask(line, {"id": 2, "method": "ping"})
     assert refused["error"]["code"] == -32600
@@ -89,7 +84,7 @@ def test_what_is_no_request_is_an_error(ask: Ask, line: str) -> None:
 
 
 @pytest.mark.parametrize(("url", "key"), [("http://host:port", "sk"), ("http://127.0.0.1:4000", "")])
-def test_what_cannot_work_is_said_at_once(
+def test_a_bad_address_or_a_missing_key_ends_it_at_once(
     url: str, key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No address, or no key."""

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -214,11 +213,3 @@ def test_events_are_lines_for_people_and_json_for_programs(run: Run) -> None:
     assert (first["number"], first["event"], first["tokens_before"]) == (1, "compaction", 10_600)
     assert second["event"] == "truncation_alarm"
     assert third == {"number": 3, "event": "from the future"} == json.loads(run("events", "--json", "--last", "1"))
-
-
-def test_the_config_names_the_store(run: Run, path: Path, write: Callable[[Any], Path]) -> None:
-    """`--config` reads the setting; a memory store is explained."""
-    named = str(write(config(settings={"store": f"sqlite:///{path}"})))
-    assert "2 records" in run("records", "--config", named, store=False)
-    named = str(write(config(settings={"store": "memory://"})))
-    assert "memory:// lives in the proxy's process" in run("events", "--config", named, code=1, store=False)

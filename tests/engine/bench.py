@@ -23,7 +23,7 @@ from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate, Span
 from litellm_compaction.tokens.known import fingerprints
 from litellm_compaction.windows.windows import Target, Windows
-from tests.builders import JsonDict, broken_promises, count, parsed, size
+from tests.builders import JsonDict, broken_promises, count, parsed, request_of, size
 from tests.constants import settings_of
 from tests.stores.made import MemoryStore
 
@@ -134,16 +134,6 @@ class FakeAsk:
 
 
 @dataclass
-class Clock:
-    """Seconds, as a test has them."""
-
-    now_s: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@dataclass
 class Bench:
     """A compactor and everything around it."""
 
@@ -180,10 +170,8 @@ class Bench:
         }
         return Target(**{**known, **changes})
 
-    def pruning_model(self, ask: FakeAsk, *, label: str = "pruner", window: int | None = None) -> PruningModel:
-        """Another model with a window of its own, or the same one."""
-        target = self.target(window, model=label)
-        return PruningModel(label=label, target=target, ask=ask, is_same=window is None)
+    def pruning_model(self, ask: FakeAsk) -> PruningModel:
+        return PruningModel(label="pruner", target=self.target(None, model="pruner"), ask=ask, is_same=True)
 
     def context(self, window: int | None = 8192, **given: Any) -> RequestContext:
         """Surroundings of a request; what is no field of theirs is a setting."""
@@ -212,7 +200,7 @@ class Bench:
         tool_choice: Any = None,
         **context: Any,
     ) -> PreparedRequest:
-        request = Request(messages=parsed(raw), tools=tuple(tools), tool_choice=tool_choice)
+        request = request_of(*raw, tools=tools, tool_choice=tool_choice)
         return await self.compactor.guard(request, self.context(window, **context))
 
     @property

@@ -40,11 +40,7 @@ LONG[12] = assistant(f"{LONG[12]['content']} and {FACT} and {LONG[12]['content']
 
 
 class Scene:
-    """A conversation of which the model has lost a fact.
-
-    Attributes:
-        secret: the master key.
-    """
+    """A conversation of which the model has lost a fact; `secret` is the master key."""
 
     def __init__(self) -> None:
         self.secret: str | None = "sk-master"

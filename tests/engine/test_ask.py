@@ -10,9 +10,9 @@ from hypothesis import given, settings
 
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine.context import SummaryAnswer
-from tests import virtual_time
 from tests.builders import JsonDict, assistant, broken_promises, chat, count, raw_conversations, system, user
 from tests.engine.bench import SUMMARY, Bench, FakeAsk
+from tests.virtual_time import in_virtual_time
 
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
 
@@ -37,7 +37,8 @@ async def asked_of(bench: Bench, **context: Any) -> tuple[Message, ...]:
     raise AssertionError("nothing was asked")
 
 
-def test_both_modes_share_one_time_limit() -> None:
+@in_virtual_time
+async def test_both_modes_share_one_time_limit() -> None:
     """What the first one used up the second one has not: whoever waits, waits `summary_timeout_s` at most."""
     bench = Bench()
     asked_s: list[float] = []
@@ -52,11 +53,8 @@ def test_both_modes_share_one_time_limit() -> None:
     bench.ask = Slow()
     bench.ask.calls_tool = True
 
-    async def took_s() -> float:
-        await asked_of(bench, summary_timeout_s=30)
-        return asyncio.get_running_loop().time() - asked_s[0]
-
-    assert virtual_time.run(took_s()) == pytest.approx(30, abs=1)
+    await asked_of(bench, summary_timeout_s=30)
+    assert asyncio.get_running_loop().time() - asked_s[0] == pytest.approx(30, abs=1)
     assert len(asked_s) == 2
     assert (bench.last.outcome, bench.last.reason) == ("fallback", "timeout")
 
@@ -76,7 +74,7 @@ async def test_whatever_is_asked_is_valid_and_fits(raw: list[JsonDict]) -> None:
             assert set(broken_promises(asked, asked)) <= {"null content"}
 
 
-async def test_what_one_tenant_makes_a_model_write_stops_nobody_else() -> None:
+async def test_a_tenant_whose_summaries_loop_pauses_nobody_else() -> None:
     """A conversation can be made to be said back; whoever has done that is not made to wait for it again at once."""
     bench = Bench(ask=FakeAsk("The king was very wise and kind. " * 20))
     reasons = []

@@ -38,15 +38,13 @@ class Scene:
     def context(self, **changes: Any) -> RequestContext:
         return self.bench.context(WINDOW, **{"background": "idle", "may_write_ahead": yes, **changes})
 
-    async def turn(
-        self, raw: Sequence[JsonDict] = FILLED, answer: str = ANSWER, *, used: int | None = None, **context: Any
-    ) -> PreparedRequest:
+    async def turn(self, raw: Sequence[JsonDict] = FILLED, **context: Any) -> PreparedRequest:
         """A request and its answer."""
         request, surroundings = Request(messages=parsed(raw)), self.context(**context)
         prepared = await self.bench.compactor.guard(request, surroundings)
-        used_tokens = prepared.count.tokens + count(answer) if used is None else used
+        used_tokens = prepared.count.tokens + count(ANSWER)
         self.bench.compactor.background.answered(
-            request, surroundings, prepared, answer=answer, used_tokens=used_tokens
+            request, surroundings, prepared, answer=ANSWER, used_tokens=used_tokens
         )
         return prepared
 

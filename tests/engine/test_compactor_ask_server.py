@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import pytest
@@ -87,9 +87,8 @@ async def lm_studio(
     asks: bool = True,
     window: int = WINDOW,
     architecture: str = "strange",
-    form: Literal["gguf", "mlx"] = "gguf",
 ) -> AsyncIterator[Server]:
-    model = Model(key=key, publisher="acme", architecture=architecture, tokens_factor=factor, format=form)
+    model = Model(key=key, publisher="acme", architecture=architecture, tokens_factor=factor)
     simulator = Simulator(models=[model])
     simulator.load(key, window)
     with serve(simulator) as address:

@@ -12,7 +12,8 @@ from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.engine.servers import ALL_WAYS, KnownWays
 from litellm_compaction.windows.windows import Target
 from tests.builders import JsonDict, assistant, parsed, system, user
-from tests.engine.bench import Bench, Clock
+from tests.engine.bench import Bench
+from tests.virtual_time import Clock
 
 DAY_S = 24 * 3600.0
 BEGUN = "\n".join(f"Line {number} of the answer tells something about rivers." for number in range(260)) + "\nThe "

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from litellm_compaction import CompactionConfig, Model
-from litellm_compaction.core.messages import Request
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
-from tests.builders import parsed
+from tests.builders import request_of
 
 COUNTER = TokenCounter()
 SUMMARY = "### Original task\nPort the parser.\n### Current state\nHalf of it is done."
@@ -40,8 +39,7 @@ class FakeCompletion:
 
 async def counted(messages: Any, tools: Any = ()) -> int:
     """As Qwen's own template renders them."""
-    request = Request(messages=parsed(messages), tools=tuple(tools))
-    return (await COUNTER.count("", family_of("", "qwen/qwen3-8b"), request)).tokens
+    return (await COUNTER.count("", family_of("", "qwen/qwen3-8b"), request_of(*messages, tools=tools))).tokens
 
 
 def config(window_tokens: int = 16_384, **fields: Any) -> CompactionConfig:

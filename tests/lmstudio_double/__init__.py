@@ -4,22 +4,10 @@ It adds to the simulator's application the protocol of LM Studio's SDKs, older v
 """
 
 from litellm_compaction.simulator.server import Address
+from litellm_compaction.simulator.simulator import ChatCall, RequestRecord
 
-from .catalog import Instance, Model
-from .script import (
-    SDK_MODES,
-    ChatCall,
-    Fault,
-    Gate,
-    Reply,
-    RequestRecord,
-    Sdk,
-    SdkCall,
-    SdkMode,
-    SdkSocket,
-    numbered_words,
-    summary_of_facts,
-)
+from .catalog import Model
+from .script import SDK_MODES, Fault, Gate, Reply, SdkMode, numbered_words, summary_of_facts
 from .server import serve
 from .simulator import Simulator
 
@@ -29,14 +17,10 @@ __all__ = [
     "ChatCall",
     "Fault",
     "Gate",
-    "Instance",
     "Model",
     "Reply",
     "RequestRecord",
-    "Sdk",
-    "SdkCall",
     "SdkMode",
-    "SdkSocket",
     "Simulator",
     "numbered_words",
     "serve",

@@ -18,8 +18,6 @@ from litellm_compaction.simulator import simulator as simulated
 from litellm_compaction.simulator.messages import JsonObject
 from litellm_compaction.simulator.rendering import Prompt
 
-from .rendering import TEMPLATE
-
 
 @dataclass(frozen=True)
 class Model(simulated.Model):
@@ -137,17 +135,12 @@ def v0_model(model: Model, instance: Instance | None) -> JsonObject:
         "id": instance.id if instance else model.key,
         "object": "model",
         "type": model.type,
-        "publisher": model.publisher,
         "arch": model.architecture,
-        "compatibility_type": model.format,
-        "quantization": model.quantization,
         "state": "loaded" if instance else "not-loaded",
         "max_context_length": model.max_context_length,
     }
     if instance:
         entry["loaded_context_length"] = instance.context_length
-    if model.tool_use and model.type != "embeddings":
-        entry["capabilities"] = ["tool_use"]
     return entry
 
 
@@ -155,8 +148,8 @@ def sdk_model(instance: Instance) -> JsonObject:
     """One entry of the SDK's `listLoaded` (ModelInfoBase.ts, LLMModelInfo.ts of lmstudio-js 6ec11db)."""
     model = instance.model
     idle_s = time.monotonic() - instance.last_used_s
-    entry: JsonObject = {
-        "type": "embedding" if model.type == "embeddings" else "llm",
+    return {
+        "type": "llm",
         "modelKey": model.key,
         "format": "safetensors" if model.format == "mlx" else "gguf",
         "displayName": model.key.rpartition("/")[2].replace("-", " ").title(),
@@ -173,43 +166,14 @@ def sdk_model(instance: Instance) -> JsonObject:
         "lastUsedTime": round((time.time() - idle_s) * 1000),
         "maxContextLength": model.max_context_length,
         "contextLength": instance.context_length,
+        "vision": model.type == "vlm",
+        "trainedForToolUse": model.tool_use,
     }
-    if model.type == "embeddings":
-        return entry
-    return entry | {"vision": model.type == "vlm", "trainedForToolUse": model.tool_use}
 
 
-def sdk_load_config(instance: Instance) -> JsonObject:
-    """The SDK's `getLoadConfig`: fields of lms-kv-config's schema."""
-    return _fields(
-        {
-            "llm.load.contextLength": instance.context_length,
-            "llm.load.numParallelSessions": instance.parallel,
-            "llm.load.llama.flashAttention": True,
-            "llm.load.llama.evalBatchSize": 512,
-        }
-    )
-
-
-def sdk_base_config(instance: Instance, overflow_policy: str) -> JsonObject:
-    """The SDK's `getBasePredictionConfig`, with the template that this server's prompts are made by."""
-    template = {
-        "type": "jinja",
-        "jinjaPromptTemplate": {"template": TEMPLATE},
-        "stopStrings": [],
-    }
-    return _fields(
-        {
-            "llm.prediction.contextOverflowPolicy": overflow_policy,
-            "llm.prediction.promptTemplate": template,
-            "llm.prediction.reasoning.parsing": {
-                "enabled": instance.model.reasoning,
-                "startString": "<think>",
-                "endString": "</think>",
-            },
-            "llm.prediction.systemPrompt": "",
-        }
-    )
+def sdk_base_config(overflow_policy: str) -> JsonObject:
+    """The SDK's `getBasePredictionConfig`: the one field that a client of this package reads."""
+    return {"fields": [{"key": "llm.prediction.contextOverflowPolicy", "value": overflow_policy}]}
 
 
 def sdk_state(instance: Instance, loop_s: float) -> JsonObject:
@@ -218,10 +182,6 @@ def sdk_state(instance: Instance, loop_s: float) -> JsonObject:
     is_reading = any(flight.prefill_ends_s > loop_s for flight in instance.flights)
     status = "processingPrompt" if is_reading else "generating" if queued else "idle"
     return {"status": status, "queued": queued}
-
-
-def _fields(values: JsonObject) -> JsonObject:
-    return {"fields": [{"key": key, "value": value} for key, value in values.items()]}
 
 
 FailureOutcome = Literal["error", "pool_overflow"]
@@ -258,11 +218,7 @@ class Flight:
             raise self._failure
 
     async def sleep(self, seconds: float) -> None:
-        """Wait, at least one turn of the event loop.
-
-        Raises:
-            FlightFailed: at once when the request is made to fail.
-        """
+        """Wait, at least one turn of the event loop; raises FlightFailed at once when the request is made to fail."""
         if seconds <= 0:
             await asyncio.sleep(0)
         else:

@@ -14,16 +14,17 @@ from litellm_compaction.simulator import inference as simulated
 from litellm_compaction.simulator.inference import Connection, Envelope, Piece, event, pieces, reply_tokens
 from litellm_compaction.simulator.messages import JsonObject
 from litellm_compaction.simulator.rendering import count
+from litellm_compaction.simulator.simulator import FinishReason, RequestRecord
 
 from .catalog import Flight, FlightFailed, Instance
 from .messages import POOL_EXCEEDED, event_body
-from .script import Fault, FinishReason, Gate, Outcome, ReasoningField, Reply, RequestRecord
+from .script import Fault, Gate, Outcome, ReasoningField, Reply
 from .simulator import Simulator
 
 __all__ = ["Answer", "Connection", "Ending", "Envelope", "Generation", "pieces", "reply_tokens", "visible_reply"]
 
 
-def visible_reply(reply: Reply, stops: tuple[str, ...], reasoning_field: ReasoningField) -> Reply:
+def visible_reply(reply: Reply, stops: tuple[str, ...], reasoning_field: ReasoningField = "reasoning_content") -> Reply:
     """The reply as its text comes out: cut at the first stop string, thoughts inline if so configured."""
     seen = simulated.visible_reply(reply, stops)
     if seen.reasoning and reasoning_field == "think":
@@ -114,7 +115,6 @@ class Generation:
         prefill_s = self.record.computed_tokens / speed if speed else 0.0
         self.flight.prefill_ends_s = asyncio.get_running_loop().time() + prefill_s
         await self.flight.sleep(prefill_s)
-        await self.flight.sleep(self.reply.delay_ms / 1000)
         await self._wait_at_gate(0)
         if self.fault and self.fault.kind == "slow" and self.fault.at == "before_first_delta":
             await self._be_slow()

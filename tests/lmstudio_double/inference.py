@@ -14,12 +14,13 @@ from litellm_compaction.simulator import inference as simulated
 from litellm_compaction.simulator.inference import Envelope
 from litellm_compaction.simulator.messages import ChatRequest, Refusal, error_body, parse_chat, parse_completion
 from litellm_compaction.simulator.rendering import Prompt, Segment, answer_segments, render_chat, render_text
+from litellm_compaction.simulator.simulator import RequestRecord
 
 from .catalog import Flight, FlightFailed, Instance
 from .generation import Answer, Ending, Generation, drop, visible_reply
 from .messages import MODEL_UNLOADED, POOL_EXCEEDED, does_not_fit, ids_of, n_keep_too_long
 from .rendering import keep_tokens, truncate_middle
-from .script import Fault, Reply, RequestRecord
+from .script import Fault, Reply
 from .simulator import Simulator
 
 
@@ -67,10 +68,7 @@ def meet_window(
 ) -> tuple[Prompt, Ending | None]:
     """Returns the rest of a prompt in the window, and the ending if there is no answer; notes a truncation in `record`.
 
-    A prompt as long as the window overflows too, since no token of an answer would fit.
-
-    Raises:
-        Refusal: the overflow is answered with HTTP 400.
+    A prompt as long as the window overflows too, since no token of an answer would fit. HTTP 400 is a Refusal.
     """
     sent_tokens, window_tokens = record.prompt_tokens, instance.context_length
     if sent_tokens < window_tokens:
@@ -165,7 +163,7 @@ class Inference(simulated.Inference):
         self._generation = generation = Generation(
             simulator=self.simulator,
             record=record,
-            reply=visible_reply(reply, request.stop, self.simulator.reasoning_field),
+            reply=visible_reply(reply, request.stop),
             fault=fault,
             preset=preset,
             instance=instance,
@@ -176,7 +174,6 @@ class Inference(simulated.Inference):
             id=self.simulator.new_id("cmpl-" if self.is_text else "chatcmpl-"),
             model=instance.id,
             is_text=self.is_text,
-            reasoning_field=self.simulator.reasoning_field,
         )
         answer = Answer(
             simulator=self.simulator,
@@ -201,13 +198,10 @@ class Inference(simulated.Inference):
 
     async def _answered_at_once(self, reply: Reply, fault: Fault | None, seat: Seat) -> bool:
         """Returns True if the answer was a plain response or a dropped connection instead of a generation."""
-        if reply.status is not None or reply.raw_body is not None:
-            status = reply.status or 200
-            body = {"error": reply.content} if reply.raw_body is None else reply.raw_body
-            raise Refusal(status, body, outcome="ok" if status < 400 else "error")
+        if reply.status is not None:
+            raise Refusal(reply.status, {"error": reply.content}, outcome="error")
         if fault is None or fault.at != "before_first_delta" or fault.kind not in ("500", "drop"):
             return False
-        await seat.flight.sleep(reply.delay_ms / 1000)
         if fault.kind == "500":
             raise Refusal(fault.status, {"error": fault.message}, outcome="fault")
         self._release(seat, Ending("drop", "fault"))
@@ -241,8 +235,4 @@ class Inference(simulated.Inference):
         self.record.status = refusal.status
         self.record.error = self.record.error or str(refusal)
         self.simulator.finish(self.record, refusal.outcome)
-        if isinstance(refusal.body, (str, bytes)):
-            body = refusal.body.encode() if isinstance(refusal.body, str) else refusal.body
-            await self.connection.send_whole(refusal.status, body, b"text/plain; charset=utf-8")
-        else:
-            await self.connection.send_json(refusal.status, refusal.body)
+        await self.connection.send_json(refusal.status, refusal.body)

@@ -15,15 +15,16 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from litellm_compaction.simulator.messages import JsonObject, Message, ToolCall, unknown_path
-from litellm_compaction.simulator.rendering import encode, render_chat
+from litellm_compaction.simulator.rendering import render_chat
 
-from .catalog import Instance, sdk_base_config, sdk_load_config, sdk_model, sdk_state
+from .catalog import Instance, sdk_base_config, sdk_model, sdk_state
 from .script import SdkCall, SdkSocket
 from .simulator import Simulator
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+# The official client opens all of them; only the first is asked anything.
 NAMESPACES = frozenset({"llm", "embedding", "system", "files", "repository"})
 _MOST_WARNINGS = 5
 # An unanswered key ends the connection (AuthenticatedWsServer.ts).
@@ -38,13 +39,12 @@ _BUSY_POLL_S = 0.005
 
 # Shapes of parameters: a field with ? may be missing or null, () is one of several, {} in a list is any number of them.
 _TEXT = {"type": "text", "text": str}
-_FILE = {"type": "file", "name": str, "identifier": str, "sizeBytes": int, "fileType": str}
 _CALL = {"type": "function", "name": str, "id?": str, "arguments?": dict}
 _CALL_PART = {"type": "toolCallRequest", "toolCallRequest": _CALL}
 _RESULT = {"type": "toolCallResult", "content": str, "toolCallId?": str, "name?": str}
 _MESSAGE = (
-    {"role": ("user", "system"), "content": [(_TEXT, _FILE)]},
-    {"role": "assistant", "content": [(_TEXT, _FILE, _CALL_PART)]},
+    {"role": ("user", "system"), "content": [_TEXT]},
+    {"role": "assistant", "content": [(_TEXT, _CALL_PART)]},
     {"role": "tool", "content": [_RESULT]},
 )
 _SCHEMA = {"type": "object", "properties": dict, "required?": [str], "additionalProperties?": object, "$defs?": dict}
@@ -211,10 +211,9 @@ class SdkConnection:
     async def _answer_rpc(self, call: SdkCall, call_id: int, has_parameter: bool) -> None:
         answer: JsonObject = {"type": "rpcResult", "callId": call_id}
         outcome: Literal["result", "error"] = "result"
-        instance: Instance | None = None
         try:
             handler = self._handler(call.endpoint)
-            result, instance = await handler(call.parameter if has_parameter else _NOTHING)
+            result = await handler(call.parameter if has_parameter else _NOTHING)
         except _Unreadable as unreadable:
             self._note(call, "warning")
             await self._warn(unreadable)
@@ -226,54 +225,38 @@ class SdkConnection:
                 answer["result"] = result
         if self._sdk.mode == "late":
             await asyncio.sleep(self._sdk.late_s)
-        if self._sdk.mode == "unloads" and instance is not None and instance in self._simulator.instances:
-            self._simulator.unload(instance.id)
         self._note(call, outcome)
         await self._say(answer)
 
-    def _handler(self, endpoint: str) -> Callable[[object], Awaitable[tuple[object, Instance | None]]]:
+    def _handler(self, endpoint: str) -> Callable[[object], Awaitable[object]]:
         known = {
             "listLoaded": self._list_loaded,
-            "getModelInfo": self._model_info,
-            "getLoadConfig": self._load_config,
             "getBasePredictionConfig": self._base_config,
             "getInstanceProcessingState": self._state,
+            "countTokens": self._count,
+            "applyPromptTemplate": self._format,
         }
-        if self._socket.namespace in ("llm", "embedding"):
-            known |= {"countTokens": self._count, "tokenize": self._tokenize}
-        if self._socket.namespace == "llm":
-            known["applyPromptTemplate"] = self._format
         hidden = self._sdk.unknown or frozenset(known) if self._sdk.mode == "unknown" else frozenset()
-        has_models = self._socket.namespace in ("llm", "embedding")
-        if endpoint not in known or endpoint in hidden or not has_models:
+        if endpoint not in known or endpoint in hidden:
             raise _Unreadable(f"Received rpcCall for unknown endpoint, endpoint = {endpoint}", "rpcEndpointUnknown")
         return known[endpoint]
 
-    async def _list_loaded(self, parameter: object) -> tuple[object, None]:
+    async def _list_loaded(self, parameter: object) -> object:
         if parameter is not _NOTHING:
             raise _bad_parameter("listLoaded")
-        return [sdk_model(instance) for instance in self._loaded()], None
+        return [sdk_model(instance) for instance in self._loaded()]
 
-    async def _model_info(self, parameter: object) -> tuple[object, Instance | None]:
-        asked = _read(_OF_MODEL_OR_NOTHING, parameter, "getModelInfo")
-        instance = self._find(asked["specifier"], must_exist=asked["throwIfNotFound"])
-        return (sdk_model(instance) if instance else None), instance
-
-    async def _state(self, parameter: object) -> tuple[object, Instance | None]:
+    async def _state(self, parameter: object) -> object:
         asked = _read(_OF_MODEL_OR_NOTHING, parameter, "getInstanceProcessingState")
         instance = self._find(asked["specifier"], must_exist=asked["throwIfNotFound"])
         now_s = asyncio.get_running_loop().time()
-        return (sdk_state(instance, now_s) if instance else None), instance
+        return sdk_state(instance, now_s) if instance else None
 
-    async def _load_config(self, parameter: object) -> tuple[object, Instance]:
-        instance = self._found(_read(_OF_MODEL, parameter, "getLoadConfig"))
-        return sdk_load_config(instance), instance
+    async def _base_config(self, parameter: object) -> object:
+        self._found(_read(_OF_MODEL, parameter, "getBasePredictionConfig"))
+        return sdk_base_config(self._sdk.overflow_policy)
 
-    async def _base_config(self, parameter: object) -> tuple[object, Instance]:
-        instance = self._found(_read(_OF_MODEL, parameter, "getBasePredictionConfig"))
-        return sdk_base_config(instance, self._sdk.overflow_policy), instance
-
-    async def _format(self, parameter: object) -> tuple[object, Instance]:
+    async def _format(self, parameter: object) -> object:
         asked = _read(_FORMATTING, parameter, "applyPromptTemplate")
         instance = self._found(asked)
         await self._wait_for_worker(instance)
@@ -281,23 +264,14 @@ class SdkConnection:
         if not messages:
             raise _RpcFailed('Error rendering prompt with jinja template: "No messages.".')
         tools = asked["opts"].get("toolDefinitions", [])
-        return {"formatted": self._simulator.remember(render_chat(messages, tools))}, instance
+        return {"formatted": self._simulator.remember(render_chat(messages, tools))}
 
-    async def _count(self, parameter: object) -> tuple[object, Instance]:
-        tokens, instance = await self._tokens(parameter, "countTokens")
-        return {"tokenCount": tokens}, instance
-
-    async def _tokenize(self, parameter: object) -> tuple[object, Instance]:
-        tokens, instance = await self._tokens(parameter, "tokenize")
-        ids = encode(_read(_COUNTING, parameter, "tokenize")["inputString"]) or [0]
-        return {"tokens": [ids[index * len(ids) // tokens] for index in range(tokens)]}, instance
-
-    async def _tokens(self, parameter: object, endpoint: str) -> tuple[int, Instance]:
-        asked = _read(_COUNTING, parameter, endpoint)
+    async def _count(self, parameter: object) -> object:
+        asked = _read(_COUNTING, parameter, "countTokens")
         instance = self._found(asked)
         await self._wait_for_worker(instance)
         tokens = await asyncio.to_thread(self._simulator.count_text, instance.model, asked["inputString"])
-        return round(tokens * self._sdk.tokens_factor), instance
+        return {"tokenCount": round(tokens * self._sdk.tokens_factor)}
 
     async def _wait_for_worker(self, instance: Instance) -> None:
         # Any thread may change it.
@@ -305,8 +279,7 @@ class SdkConnection:
             await asyncio.sleep(_BUSY_POLL_S)
 
     def _loaded(self) -> list[Instance]:
-        wants_embeddings = self._socket.namespace == "embedding"
-        return [one for one in self._simulator.loaded() if (one.model.type == "embeddings") is wants_embeddings]
+        return [one for one in self._simulator.loaded() if one.model.type != "embeddings"]
 
     def _find(self, specifier: JsonObject, *, must_exist: bool = True) -> Instance | None:
         for instance in self._loaded():

@@ -13,23 +13,7 @@ from typing import Literal, get_args
 
 from litellm_compaction.simulator import simulator as simulated
 from litellm_compaction.simulator.messages import JsonObject
-from litellm_compaction.simulator.simulator import ChatCall, FinishReason, RequestRecord
-
-__all__ = [
-    "SDK_MODES",
-    "ChatCall",
-    "Fault",
-    "FinishReason",
-    "Gate",
-    "Reply",
-    "RequestRecord",
-    "Sdk",
-    "SdkCall",
-    "SdkMode",
-    "SdkSocket",
-    "numbered_words",
-    "summary_of_facts",
-]
+from litellm_compaction.simulator.simulator import ChatCall
 
 Outcome = Literal["running", "ok", "error", "overflow", "mid_overflow", "pool_overflow", "fault", "disconnected"]
 ReasoningField = Literal["reasoning_content", "reasoning", "think"]
@@ -67,17 +51,14 @@ class Reply(simulated.Reply):
     """An answer that the model generates.
 
     `tool_calls` are (name, JSON arguments). `gate` holds the answer after `gate_after_tokens` generated tokens, 0 being
-    before the first delta; a plain `threading.Event` serves too. `status` or `raw_body` replace the whole generation by
-    a plain HTTP response.
+    before the first delta; a plain `threading.Event` serves too. `status` makes `content` a plain HTTP error.
     """
 
     _: KW_ONLY
-    delay_ms: int = 0
     gate: threading.Event | None = None
     gate_after_tokens: int = 0
     fault: Fault | None = None
     status: int | None = None
-    raw_body: JsonObject | str | bytes | None = None
     tokens_per_second: float | None = None
     chunk_tokens: int | None = None
 
@@ -91,10 +72,9 @@ def numbered_words(n: int, start: int = 1) -> str:
 
 
 def summary_of_facts(prompt_text: str, facts: Iterable[str], keep_ratio: float = 1.0) -> str:
-    """A structured markdown summary with those `facts` that stand literally in `prompt_text`.
+    """A structured markdown summary with a share of those `facts` that stand literally in `prompt_text`.
 
-    Args:
-        keep_ratio: the share (0–1) of them that survives; which ones depends only on the fact's own text.
+    Which ones survive depends only on the fact's own text.
     """
     return _summary([fact for fact in facts if fact in prompt_text and _stable_ratio(fact) < keep_ratio])
 
@@ -126,7 +106,6 @@ def _stable_ratio(text: str) -> float:
 # wrong_shape    answers are JSON, of another shape than any that is known
 # huge           answers are followed by 32 MB of spaces, which JSON allows
 # unknown        no endpoint of `unknown` is known; a warning says so, without the id of the call
-# unloads        the instance is unloaded after the first answer that concerns it
 # busy           the template and the tokenizer wait until the instance generates nothing
 SdkMode = Literal[
     "fine",
@@ -142,7 +121,6 @@ SdkMode = Literal[
     "wrong_shape",
     "huge",
     "unknown",
-    "unloads",
     "busy",
 ]
 SDK_MODES: tuple[SdkMode, ...] = get_args(SdkMode)

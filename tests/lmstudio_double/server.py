@@ -13,12 +13,13 @@ from litellm_compaction.simulator import server as simulated
 from litellm_compaction.simulator.inference import Connection, Send
 from litellm_compaction.simulator.messages import JsonObject
 from litellm_compaction.simulator.server import Address, Receive
+from litellm_compaction.simulator.simulator import RequestRecord
 
 from .catalog import llama_models, llama_props, v0_models
 from .inference import Inference
 from .messages import unauthorized
 from .rpc import SdkConnection
-from .script import RequestRecord, SdkSocket
+from .script import SdkSocket
 from .simulator import Api, Simulator
 
 _OFFERED: dict[Api, tuple[str, ...]] = {

@@ -19,7 +19,7 @@ from litellm_compaction.simulator.rendering import Prompt, render_chat, render_t
 from .catalog import Instance, Model, find_target
 from .messages import MODEL_UNLOADED
 from .rendering import Overflow
-from .script import ReasoningField, Script, Sdk
+from .script import Script, Sdk
 
 Api = Literal["v1", "v0", "openai", "llama.cpp"]
 
@@ -47,7 +47,6 @@ class Simulator(simulated.Simulator):
     api_token: str | None = None
     tokens_per_second: float | None = None
     prompt_tokens_per_second: float | None = None
-    reasoning_field: ReasoningField = "reasoning_content"
     truncated_usage: Literal["sent", "kept"] = "sent"
     unified_kv: bool = True
     runs_on: bool = True
@@ -63,27 +62,9 @@ class Simulator(simulated.Simulator):
         assert isinstance(model, Model)
         return Instance(id=instance_id, model=model, context_length=context_length, parallel=parallel)
 
-    def load(
-        self,
-        key: str,
-        context_length: int | None = None,
-        instance_id: str | None = None,
-        parallel: int | None = None,
-    ) -> Instance:
-        loaded = super().load(key, context_length, instance_id, parallel)
-        assert isinstance(loaded, Instance)
-        return loaded
-
     def unload(self, instance_id: str) -> Instance:
-        """Unload an instance; its running answers fail.
-
-        Raises:
-            KeyError: no instance has this id.
-        """
-        instance = next((loaded for loaded in self.instances if loaded.id == instance_id), None)
-        if instance is None:
-            raise KeyError(instance_id)
-        assert isinstance(instance, Instance)
+        """Unload an instance; its running answers fail."""
+        [instance] = [loaded for loaded in self.instances if loaded.id == instance_id]
         self.instances.remove(instance)
         instance.fail_all(MODEL_UNLOADED, "error")
         return instance
@@ -117,11 +98,7 @@ class Simulator(simulated.Simulator):
         return shares and instance.pool_tokens() > instance.context_length
 
     async def resolve(self, name: str) -> Instance:
-        """The instance that serves a request for `name`, loading it if that is allowed.
-
-        Raises:
-            Refusal: nothing can serve it.
-        """
+        """The instance that serves a request for `name`, loading it if that is allowed; a Refusal if none can."""
         loaded = self.loaded()
         target = find_target(name, loaded, self.models) if name else None
         instance: Instance | None = None

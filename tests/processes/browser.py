@@ -70,12 +70,7 @@ class Browser:
                 result: dict[str, Any] = message["result"]
                 return result
 
-    def view(
-        self,
-        width: int,
-        height: int,
-        scheme: Literal["light", "dark"] = "light",
-    ) -> None:
+    def view(self, width: int, height: int, scheme: Literal["light", "dark"] = "light") -> None:
         """Sets the size in CSS pixels, and the color scheme; times are in UTC."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -129,11 +124,7 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, text=text, windowsVirtualKeyCode=code)
 
     def until(self, expression: str) -> None:
-        """Returns when an expression is true: the page's script has made it so.
-
-        Raises:
-            AssertionError: it has not within two minutes.
-        """
+        """Returns when an expression is true: the page's script has made it so, within two minutes."""
         watched = (
             "new Promise(done => { let looks = 0; const look = () => {"
             f" try {{ if ({expression}) return done(true); }} catch {{}}"
@@ -146,9 +137,9 @@ class Browser:
         """Returns when these words stand in the page."""
         self.until(f"document.body.innerText.includes({json.dumps(words)})")
 
-    def screenshot(self, path: Path, *, whole: bool = True) -> None:
-        """Writes a PNG."""
-        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    def screenshot(self, path: Path) -> None:
+        """Writes a PNG of what is seen."""
+        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=False)
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def _next(self) -> dict[str, Any]:
@@ -165,12 +156,7 @@ class Browser:
 
 @contextmanager
 def browse(executable: str, profile: Path) -> Iterator[Browser]:
-    """A browser with an empty profile, ended with all that it started.
-
-    Args:
-        executable: of a Chromium.
-        profile: an empty folder.
-    """
+    """A Chromium whose profile is an empty folder, ended with all that it started."""
     process = subprocess.Popen(
         [executable, *_OPTIONS, f"--user-data-dir={profile}", "about:blank"],
         stdin=subprocess.DEVNULL,

@@ -29,11 +29,7 @@ _LONG = "a long report line by line " * 900
 
 @contextmanager
 def scene(folder: Path) -> Iterator[Proxy]:
-    """A proxy after two conversations.
-
-    Args:
-        folder: for its configuration and its store.
-    """
+    """A proxy after two conversations, whose configuration and store are in a folder."""
     models = [Model(name, publisher="qwen", architecture="qwen2") for name in (_CODER, _SMALL)]
     simulator = Simulator(models, chunk_tokens=16)
     simulator.script = _reply
@@ -101,7 +97,7 @@ def main(path: str) -> None:
         sign_in(browser, running)
         end = browser.evaluate("document.querySelector('#conversations').getBoundingClientRect().bottom + scrollY")
         browser.view(1180, int(end) + 16)
-        browser.screenshot(Path(path), whole=False)
+        browser.screenshot(Path(path))
 
 
 if __name__ == "__main__":

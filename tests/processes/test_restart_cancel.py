@@ -103,7 +103,7 @@ async def _read(client: httpx.AsyncClient, body: dict[str, Any], headers: dict[s
 def test_failed_answer_frees_its_slot(restarting: Restarting) -> None:
     """An answer that breaks in its second stream ends with an error event, and the key's next request is served."""
     key = _key()
-    refused = Reply(status=503, raw_body={"error": "model unloaded"})
+    refused = Reply("model unloaded", status=503)
     restarting.watch("middle", Teller(Reply(LONG), later=(refused,)))
     body = {"model": "middle", "messages": asked("failing second"), "stream": True}
     answer = restarting.proxy.stream_body(body, **key)

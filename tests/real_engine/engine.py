@@ -21,34 +21,22 @@ _END_LIMIT_S = 60
 
 
 class Engine:
-    """One loaded copy of the model.
+    """One loaded copy of the model, whose `slots` share a cache of `window_tokens`; llama.cpp rounds them up to 256.
 
-    Args:
-        weights: the model's file.
-        window_tokens: of the whole cache; llama.cpp rounds it up to 256.
-        slots: requests that share the cache.
-        template: a file with a chat template in place of the model's own.
-
-    Attributes:
-        base_url: where it listens; "" while it does not run.
+    `base_url` is "" while it does not run.
     """
 
-    def __init__(self, weights: Path, window_tokens: int, slots: int = 1, template: Path | None = None) -> None:
+    def __init__(self, weights: Path, window_tokens: int, slots: int = 1) -> None:
         self._weights = weights
-        self._template = template
         self.window_tokens = window_tokens
         self.slots = slots
         self.base_url = ""
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Starts it, and waits until it answers.
-
-        Raises:
-            RuntimeError: it ended instead.
-        """
+        """Starts it, and waits until it answers."""
         command = [sys.executable, "-m", "tests.real_engine.engine", str(self._weights)]
-        command += [str(self.window_tokens), str(self.slots), str(self._template or "")]
+        command += [str(self.window_tokens), str(self.slots)]
         self._process = subprocess.Popen(
             command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -75,9 +63,9 @@ class Engine:
 
 
 @contextmanager
-def running(weights: Path, window_tokens: int, slots: int = 1, template: Path | None = None) -> Iterator[Engine]:
+def running(weights: Path, window_tokens: int) -> Iterator[Engine]:
     """An engine that runs while the block lasts."""
-    engine = Engine(weights, window_tokens, slots, template)
+    engine = Engine(weights, window_tokens)
     try:
         engine.start()
         yield engine
@@ -85,7 +73,7 @@ def running(weights: Path, window_tokens: int, slots: int = 1, template: Path | 
         engine.kill()
 
 
-def _serve(weights: str, window_tokens: int, slots: int, template: str) -> None:
+def _serve(weights: str, window_tokens: int, slots: int) -> None:
     """Serves until whoever started it has gone."""
     import xllamacpp
 
@@ -103,8 +91,6 @@ def _serve(weights: str, window_tokens: int, slots: int, template: str) -> None:
     params.endpoint_slots = True
     params.use_jinja = True
     params.ui = False
-    if template:
-        params.chat_template = Path(template).read_text("utf-8")
     params.fit_params = False
     params.n_gpu_layers = 0
     params.verbosity = 1
@@ -121,6 +107,5 @@ if __name__ == "__main__":
     arguments.add_argument("weights")
     arguments.add_argument("window_tokens", type=int)
     arguments.add_argument("slots", type=int)
-    arguments.add_argument("template")
     asked = arguments.parse_args()
-    _serve(asked.weights, asked.window_tokens, asked.slots, asked.template)
+    _serve(asked.weights, asked.window_tokens, asked.slots)

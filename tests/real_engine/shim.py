@@ -95,28 +95,11 @@ class Shim:
         return Starlette(
             routes=[
                 Route("/lmstudio-greeting", lambda _: JSONResponse({"lmstudio": True})),
-                Route("/api/v0/models", lambda _: JSONResponse({"object": "list", "data": self._v0()})),
                 Route("/api/v1/models", lambda _: JSONResponse({"models": self._v1()})),
-                Route("/v1/models", lambda _: JSONResponse({"object": "list", "data": self._openai()})),
                 Route("/v1/{path:path}", self._forward, methods=["POST"]),
                 Route("/llama.cpp/{model}/{path:path}", self._bare, methods=["GET", "POST"]),
             ]
         )
-
-    def _openai(self) -> list[dict[str, Any]]:
-        return [{"id": name, "object": "model", "owned_by": "organization_owner"} for name in self.engines]
-
-    def _v0(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-        for name, engine in self.engines.items():
-            row = {"id": name, "object": "model", "type": "llm", "publisher": "HuggingFaceTB", "arch": "llama"}
-            row |= {"compatibility_type": "gguf", "quantization": "Q8_0", "max_context_length": _HIGHEST_TOKENS}
-            if engine.base_url:
-                row |= {"state": "loaded", "loaded_context_length": engine.window_tokens}
-            else:
-                row |= {"state": "not-loaded"}
-            rows.append(row)
-        return rows
 
     def _v1(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []

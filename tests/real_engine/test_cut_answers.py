@@ -61,11 +61,6 @@ def _rendered(engine: httpx.Client, messages: Sequence[Message]) -> str:
     return str(engine.post("/apply-template", json=asked).json()["prompt"])
 
 
-def uncut(engine: httpx.Client, index: int) -> str:
-    """One answer."""
-    return _said(engine, "/v1/chat/completions", messages=[{"role": "user", "content": PROMPTS[index]}])
-
-
 def go_on(engine: httpx.Client, way: str, index: int, whole: str) -> Continued:
     """One answer, cut where a restart could have cut it, and gone on with."""
     asked = {"role": "user", "content": PROMPTS[index]}
@@ -99,7 +94,8 @@ def engine(weights: Path) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def answers(engine: httpx.Client) -> dict[int, str]:
     """What the model says where nothing is cut."""
-    return {index: uncut(engine, index) for index in range(len(PROMPTS))}
+    asked = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    return {at: _said(engine, "/v1/chat/completions", messages=messages) for at, messages in enumerate(asked)}
 
 
 @pytest.mark.parametrize("way", ["raw", "prefill"])

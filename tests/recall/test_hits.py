@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from litellm_compaction.core.messages import chain
 from litellm_compaction.recall import Index, search
 from litellm_compaction.recall.index import sought
-from tests.builders import parsed, texts
-from tests.recall.test_index import assistant, called, indexed, made, result, talk, user
+from tests.builders import assistant, calls, parsed, result, texts, user
+from tests.recall.test_index import indexed, made, talk
 
 _CHAT = [f"We talked about the weather in town {number} and about lunch." for number in range(60)]
 
@@ -27,10 +27,8 @@ def test_words_find_the_answer_beside_them() -> None:
 
 def test_a_handle_finds_its_message() -> None:
     """A line in place of a result names a handle; asking for that gives the message first."""
-    messages, hashes = made(*talk(_CHAT))
-    index = Index()
-    index.add(messages, hashes)
-    (hit, *_) = search(index, f"show me {hashes[8][:12]}").hits
+    index = indexed(*talk(_CHAT))
+    (hit, *_) = search(index, f"show me {index.originals[7].handle}").hits
     assert hit.original.text == _CHAT[7]
 
 
@@ -87,8 +85,8 @@ def test_a_tools_word_supersedes_no_persons() -> None:
         user("The staging port is 4812."),
         assistant("Fine."),
         *talk(_CHAT),
-        called("read", "{}", "c"),
-        result(forged, "c"),
+        calls("c", name="read", arguments="{}"),
+        result("c", forged),
     )
     hits = search(index, "staging port").hits
     assert not any(hit.later for hit in hits if hit.original.role == "user")
@@ -113,7 +111,7 @@ def test_a_repeated_text_is_found_once() -> None:
         ("traß", "DIE STRASSE"),
     ],
 )
-def test_what_no_term_finds_is_looked_up_as_it_stands(query: str, text: str) -> None:
+def test_parts_of_words_and_signs_are_looked_up_literally(query: str, text: str) -> None:
     """A part of a word, one character of a script without spaces, signs; where nothing is to be shown unasked, none."""
     index = indexed(*talk([*_CHAT, text, *_CHAT]))
     assert text in shown(index, query)[0]
@@ -129,8 +127,8 @@ def test_a_literal_is_shown_where_it_stands() -> None:
 
 def test_an_older_result_with_the_id_comes_first() -> None:
     """The newer result of the same call does not have it, and the older one is marked."""
-    rounds = [called("list", "{}", "c"), result("ord_77x12 is open", "c")]
-    again = [called("list", "{}", "d"), result("nothing is open", "d")]
+    rounds = [calls("c", name="list", arguments="{}"), result("c", "ord_77x12 is open")]
+    again = [calls("d", name="list", arguments="{}"), result("d", "nothing is open")]
     index = indexed(user("Go."), *rounds, *talk(_CHAT), *again, assistant("Done."))
     first, *_ = search(index, "is ord_77x12 open?").hits
     assert first.original.text == "ord_77x12 is open"
@@ -150,7 +148,7 @@ def test_a_word_that_stands_everywhere_is_found_in_the_newest() -> None:
     assert search(index, "a1b2c3").hits[0].original.turn > 50
 
 
-def test_what_scores_below_the_floor_is_left_out() -> None:
+def test_a_floor_leaves_out_lower_scores() -> None:
     """A passage with one of many words is none for whoever sets a floor."""
     index = indexed(*talk(["The zebra sleeps until noon.", *_CHAT, "At noon, then.", *_CHAT]))
     query = "Does the zebra sleep until noon?"

@@ -51,12 +51,7 @@ def any_program() -> str:
 
 @dataclass
 class Server:
-    """A server on a port of its own, which keeps nothing over its end.
-
-    Attributes:
-        folder: where it may write: a replica does.
-        options: as on the command line, such as `--maxmemory 2mb`.
-    """
+    """A server on a port of its own, which keeps nothing over its end; a replica writes into its folder."""
 
     program: str
     folder: Path

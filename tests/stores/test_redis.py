@@ -15,11 +15,11 @@ from redis.asyncio import Redis
 from litellm_compaction.engine.sharing.leases import Leases
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import Store, board_of, open_store
-from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows, is_done
+from litellm_compaction.stores.redis import PATIENT_LIMIT_S, VALUE_MAX_BYTES, RedisRows, RedisServer, is_done
 from tests.stores.compactions import compaction
 from tests.stores.made import RedisStore
 from tests.stores.servers import Server, any_program, free_port, running
-from tests.virtual_time import VirtualLoop
+from tests.virtual_time import VirtualLoop, in_virtual_time
 
 TTL_S = 100.0
 
@@ -204,30 +204,36 @@ class Busy(VirtualLoop):
         self._jumping.now_s += self.late_s
 
 
-@pytest.mark.parametrize(
-    ("late_s", "steps", "is_answered"), [(0.25, 8, True), (0.0, 20, True), (0.1, 1000, False), (0.0, None, False)]
-)
-def test_a_busy_process_does_not_take_a_server_for_slow(late_s: float, steps: int | None, is_answered: bool) -> None:
-    """A limit counts how often the process could look; a server that never answers is waited for just as long."""
+@pytest.mark.parametrize(("late_s", "steps", "is_answered"), [(0.25, 8, True), (0.0, 20, True), (0.1, 1000, False)])
+def test_a_busy_process_does_not_take_a_server_for_slow(late_s: float, steps: int, is_answered: bool) -> None:
+    """A limit counts how often the process could look."""
 
     async def answer() -> None:
-        if steps is None:
-            await asyncio.sleep(3600)
-        for _ in range(steps or 0):
+        for _ in range(steps):
             await asyncio.sleep(0)
 
-    async def ask() -> tuple[bool, float]:
+    async def ask() -> bool:
         task = asyncio.ensure_future(answer())
         try:
-            return await is_done(task, 0.25), asyncio.get_running_loop().time()
+            return await is_done(task, 0.25)
         finally:
             task.cancel()
 
     loop = Busy()
     loop.late_s = late_s
     try:
-        found, now_s = loop.run_until_complete(ask())
+        assert loop.run_until_complete(ask()) is is_answered
     finally:
         loop.close()
-    assert found is is_answered
-    assert steps is not None or now_s == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("options", "limit_s"), [({}, 0.25), ({"is_patient": True}, PATIENT_LIMIT_S)])
+@in_virtual_time
+async def test_a_silent_server_holds_up_one_call_for_its_limit(options: dict[str, bool], limit_s: float) -> None:
+    """An operator waits longer than a request; whoever asks next waits for nothing."""
+    server = RedisServer(object, "redis://h", owns=False, limit_s=0.25)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=f"did not answer in {limit_s:g} s"):
+            await server.call(lambda _: asyncio.Event().wait(), **options)
+    assert asyncio.get_running_loop().time() == pytest.approx(limit_s)
+    await server.aclose()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from litellm_compaction.stores import open_store, sqlite_path
 from litellm_compaction.stores.sqlite import MemoryRows
 from tests.stores.compactions import compaction
 from tests.stores.conftest import Open, asides
-
-posix = pytest.mark.skipif(os.name != "posix", reason="POSIX modes and open files")
 
 
 async def test_a_cancelled_put_is_finished(opened: Open) -> None:
@@ -51,18 +49,20 @@ async def test_the_file_has_a_bound_too(opened: Open, path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "expected"),
+    ("url", "data_home", "expected"),
     [
-        ("sqlite://", "/data/litellm_compaction/store.sqlite3"),
-        ("sqlite:////var/lib/store.db", "/var/lib/store.db"),
-        ("sqlite:///some/store.db", str(Path.cwd() / "some/store.db")),
-        ("sqlite:///~/store.db", str(Path.home() / "store.db")),
+        ("sqlite://", "/data", "/data/litellm_compaction/store.sqlite3"),
+        ("sqlite://", "relative", "/h/.local/share/litellm_compaction/store.sqlite3"),
+        ("sqlite://", "", "/h/.local/share/litellm_compaction/store.sqlite3"),
+        ("sqlite:////var/lib/store.db", "/data", "/var/lib/store.db"),
+        ("sqlite:///some/store.db", "/data", str(Path.cwd() / "some/store.db")),
+        ("sqlite:///~/store.db", "/data", str(Path.home() / "store.db")),
     ],
 )
-@posix
-def test_urls_name_files(url: str, expected: str) -> None:
-    """As SQLAlchemy reads them, but that no path is the default file."""
-    assert sqlite_path(url, {"XDG_DATA_HOME": "/data", "HOME": "/h"}) == Path(expected)
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="other platforms have folders of their own")
+def test_urls_name_files(url: str, data_home: str, expected: str) -> None:
+    """As SQLAlchemy reads them, but that no path is the default file: in XDG_DATA_HOME if that is absolute."""
+    assert sqlite_path(url, {"XDG_DATA_HOME": data_home, "HOME": "/h"}) == Path(expected)
 
 
 async def test_a_store_is_opened_by_its_url(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from litellm_compaction.stores.store import encode_text
 from tests.stores.compactions import compaction, states
 from tests.stores.made import FailingRows, MemoryStore, RedisStore, SqliteStore, SteadyStore, sqlite_rows
 from tests.stores.servers import PROGRAMS, running
+from tests.virtual_time import Clock
 
 TTL_S = 100.0
 HASHES = ["h1", "h2", "h3"]
@@ -40,16 +41,6 @@ hashes = st.sampled_from(HASHES)
 keys = st.sampled_from(KEYS)
 texts = st.text(st.characters(), max_size=8)
 words = st.sampled_from(["a", "b", "\ud83d"])
-
-
-@dataclass
-class Clock:
-    """Seconds, moved by hand."""
-
-    now_s: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture(scope="module")
@@ -417,7 +408,7 @@ def test_a_bound_takes_the_oldest_of_who_has_most(
 
 
 @pytest.mark.parametrize("opening", KINDS, indirect=True)
-async def test_what_has_the_same_words_is_found_only_while_all_of_it_is_there(opening: Opening) -> None:
+async def test_records_of_equal_words_are_found_only_while_all_are_there(opening: Opening) -> None:
     """One that has been forgotten, or pushed out by others, may have been the one that is meant (P9)."""
     store = opening(uuid.uuid4().hex, Clock())
     made = [replace(compaction(f"h{number}"), words_hash="words") for number in range(6)]

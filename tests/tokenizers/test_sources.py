@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.registry import Sources, check_tokenizer
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target
+from tests.builders import agent_run, request_of, tools
 from tests.tokenizers.test_files import small_tokenizer
 
-CASES: dict[str, Any] = json.loads(
-    (Path(__file__).parent.parent / "tokens" / "golden" / "prompts.json").read_text("utf-8")
-)["cases"]
-
-
-def request(case: str) -> Request:
-    found = CASES[case]
-    return Request(messages=tuple(map(parse_message, found["messages"])), tools=tuple(found.get("tools", ())))
+ASKED = request_of(*agent_run(6), tools=tools(2))
 
 
 @pytest.mark.parametrize(
@@ -54,8 +46,8 @@ async def test_the_operators_word_goes_before_the_family(
     assert found.path == ("" if "file" not in vocabulary else file)
     if found.path:
         assert found.family.template == family_of("", model).template
-        counted = await TokenCounter().count("t", found.family, request("agent, 6 calls"))
-        plain = await TokenCounter().count("t", family_of("", model), request("agent, 6 calls"))
+        counted = await TokenCounter().count("t", found.family, ASKED)
+        plain = await TokenCounter().count("t", family_of("", model), ASKED)
         # Nearly each letter is a token of it.
         assert counted.tokens > 2 * plain.tokens
         assert not counted.own.exact
@@ -95,8 +87,8 @@ async def test_a_damaged_pack_refuses_no_request(damaged: None, caplog: pytest.L
     caplog.set_level(logging.WARNING, logger="litellm_compaction")
     family = family_of("qwen3", "qwen3-8b")
     counter = TokenCounter()
-    made = await counter.count("t", family, request("agent, 6 calls"))
-    again = await counter.count("t", family, request("agent, 6 calls"))
+    made = await counter.count("t", family, ASKED)
+    again = await counter.count("t", family, ASKED)
     assert made == again
     assert not made.own.exact
     assert made.likely >= 1.25 * made.tokens

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from litellm_compaction.core.messages import JsonValue, Request, parse_message
+from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.tokens.known import Protocol
-from tests.windows.fake_lmstudio import Clock
+from tests.builders import assistant, request_of, user
+from tests.virtual_time import Clock
 
 UNKNOWN = family_of("", "nobody-knows")
 # Their templates render the system message with the last user message, and only if that is the very last one.
@@ -35,7 +35,7 @@ def requests(*kinds: str, rules: str = RULES) -> list[Request]:
         else:
             answer = [{"role": "assistant", "content": "Of course. " * 9}] if index else []
             raw += [*answer, {"role": "user", "content": f"And number {index}, please? " * 12}]
-        requests.append(Request(messages=tuple(map(parse_message, raw))))
+        requests.append(request_of(*raw))
     return requests
 
 
@@ -74,25 +74,12 @@ LLAMA31 = family_of("", "llama-3.1-8b")
 PROSE = "The quick brown fox jumps over the lazy dog while the others are watching from the hill. "
 
 
-def chat(turns: int, *, words: int, name: str = "") -> Request:
-    raw: Sequence[Mapping[str, JsonValue]] = [
-        {"role": ("user", "assistant")[index % 2], "content": f"{name}{index}: {PROSE * words}"}
-        for index in range(turns)
-    ]
-    return Request(messages=tuple(map(parse_message, raw)))
+def chat(turns: int, *, words: int) -> Request:
+    return request_of(*((user, assistant)[index % 2](f"{index}: {PROSE * words}") for index in range(turns)))
 
 
 async def counted(counter: TokenCounter, asked: Request) -> Estimate:
     return await counter.count("t", LLAMA31, asked)
-
-
-async def is_suspicious(counter: TokenCounter, asked: Request, factor: float) -> bool:
-    """Whether the server's number for a request is suspicious; learned in either case, as the engine does."""
-    made = await counted(counter, asked)
-    prompt_tokens = round(made.own.tokens * factor)
-    suspicious = counter.is_suspicious(made, prompt_tokens)
-    counter.learn("t", made, prompt_tokens)
-    return suspicious
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core.messages import Request, parse_message
+from litellm_compaction.core.messages import Request
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Amounts, Estimate, Own, Span, Told, estimated
 from litellm_compaction.tokens.known import Known
+from tests.builders import request_of
 
 KNOWN = family_of("qwen2", "qwen2.5-7b-instruct")
 TEXT = "What is in this picture of the harbor? " * 20
@@ -34,7 +35,7 @@ def asked(*images: int, text: str = TEXT) -> Request:
             {"role": "user", "content": parts if number else parts[0]["text"]},
             {"role": "assistant", "content": "A."},
         ]
-    return Request(messages=tuple(map(parse_message, raw[:-1])))
+    return request_of(*raw[:-1])
 
 
 async def truth(request: Request, price: int) -> int:
@@ -44,7 +45,7 @@ async def truth(request: Request, price: int) -> int:
     plain = [
         {**raw, "content": raw["content"][0]["text"]} if isinstance(raw["content"], list) else raw for raw in messages
     ]
-    counted = await TokenCounter().count("t", KNOWN, Request(messages=tuple(map(parse_message, plain))))
+    counted = await TokenCounter().count("t", KNOWN, request_of(*plain))
     return counted.tokens + images * price
 
 

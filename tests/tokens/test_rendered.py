@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
 
 import pytest
 
-from litellm_compaction.core.messages import JsonValue, Request, parse_message
+from litellm_compaction.core.messages import JsonValue
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokenizers.registry import token_length
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
+from tests.builders import JsonDict, request_of, user
 
 LLAMA31 = family_of("llama", "llama-3.1-8b")
 LLAMA2 = family_of("llama", "llama-2-7b")
@@ -28,10 +28,6 @@ TOOL: JsonValue = {
 }
 
 
-def user(text: str) -> dict[str, JsonValue]:
-    return {"role": "user", "content": text}
-
-
 def assistant(text: str, **more: JsonValue) -> dict[str, JsonValue]:
     return {"role": "assistant", "content": text, **more}
 
@@ -40,18 +36,14 @@ def call(call_id: str = "call00001", arguments: str = "{}") -> JsonValue:
     return [{"id": call_id, "type": "function", "function": {"name": "look", "arguments": arguments}}]
 
 
-def request(messages: Sequence[Mapping[str, JsonValue]], tools: tuple[JsonValue, ...] = ()) -> Request:
-    return Request(messages=tuple(map(parse_message, messages)), tools=tools)
-
-
-def count(family: Family, *messages: Mapping[str, JsonValue], tools: tuple[JsonValue, ...] = ()) -> Estimate:
-    return asyncio.run(TokenCounter().count("t", family, request(messages, tools)))
+def count(family: Family, *messages: JsonDict, tools: tuple[JsonValue, ...] = ()) -> Estimate:
+    return asyncio.run(TokenCounter().count("t", family, request_of(*messages, tools=tools)))
 
 
 def test_an_exact_count_keeps_two_per_cent() -> None:
     """Twice the count may be the truth until the server has told a number; then two per cent, and its own prompt is."""
     counter = TokenCounter()
-    asked, other = request([user(PROSE * 400)]), request([user(PROSE * 300)])
+    asked, other = request_of(user(PROSE * 400)), request_of(user(PROSE * 300))
     made = asyncio.run(counter.count("t", QWEN3, asked))
     assert (made.own.exact, made.own.rendered) == (True, True)
     assert (made.likely, made.high) == (math.ceil(1.02 * made.tokens), 2 * made.tokens)

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from litellm_compaction.windows.windows import Windows
-from tests.windows.fake_lmstudio import Clock, FakeLMStudio
+from tests.virtual_time import Clock
+from tests.windows.fake_lmstudio import FakeLMStudio
 
 CACHE_S = 5.0
 

@@ -1,8 +1,9 @@
-"""A fake LM Studio behind httpx's MockTransport, a target there, and a clock that moves only when told."""
+"""A fake LM Studio behind httpx's MockTransport, and a target there."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 
 import httpx
@@ -13,24 +14,12 @@ BASE = "http://lmstudio.test:1234/v1"
 
 
 @dataclass
-class Clock:
-    """Seconds, moved by hand."""
-
-    now_s: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@dataclass
 class FakeLMStudio:
     """Answers by path; everything else gets LM Studio's 200 with an error body.
 
     Attributes:
-        answers: body or full response by path.
-        down: raised instead of any answer.
-        gate: when set, answers wait for it.
-        requests: everything that arrived.
+        answers: by path a body, a response, an error, or what gives a body for that of the request.
+        down: raised instead of any answer; with a `gate` answers wait for that.
     """
 
     answers: dict[str, object] = field(default_factory=dict)
@@ -48,8 +37,11 @@ class FakeLMStudio:
         answer = self.answers.get(request.url.path, {"error": f"Unexpected endpoint. (GET {request.url.path})"})
         if self.gate is not None:
             await self.gate.wait()
-        if self.down is not None:
-            raise self.down
+        failure = self.down or answer
+        if isinstance(failure, Exception):
+            raise failure
+        if callable(answer):
+            answer = answer(json.loads(request.content))
         return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
 
     def list_v1(self, *models: dict[str, object]) -> None:

@@ -56,23 +56,15 @@ async def test_another_api_is_refused(server: FakeLMStudio, http: httpx.AsyncCli
         await list_models(http, BASE, None)
 
 
-async def test_the_greeting_identifies_lmstudio(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
-    """One request is enough where LM Studio greets."""
-    server.answers["/lmstudio-greeting"] = {"lmstudio": True}
-    assert await answers_as_lmstudio(http, BASE, None)
-    assert server.paths == ["/lmstudio-greeting"]
-
-
-async def test_a_listing_identifies_lmstudio_too(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
-    """A valid listing with models is proof; an empty one is not, since other servers answer so too."""
+async def test_a_greeting_or_a_listing_identifies_lmstudio(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
+    """A listing needs models, as other servers have empty ones; another server is a no, a dead one raises."""
     server.list_v1()
     assert not await answers_as_lmstudio(http, BASE, None)
     server.list_v1(v1_model())
     assert await answers_as_lmstudio(http, BASE, None)
-
-
-async def test_no_is_not_unknown(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
-    """Another server is a no; a dead one raises."""
+    server.answers, server.requests = {"/lmstudio-greeting": {"lmstudio": True}}, []
+    assert await answers_as_lmstudio(http, BASE, None)
+    assert server.paths == ["/lmstudio-greeting"]
     server.answers["/lmstudio-greeting"] = httpx.Response(401)
     assert not await answers_as_lmstudio(http, BASE, None)
     server.answers["/lmstudio-greeting"] = httpx.Response(502)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.messages import Request, parse_message
+from litellm_compaction.core.messages import parse_message
 from litellm_compaction.windows.lmstudio_rpc import History, history_of
+from tests.builders import request_of
 
 
 def said(*messages: dict[str, Any], tools: tuple[Any, ...] = ()) -> History:
-    return history_of(Request(messages=tuple(map(parse_message, messages)), tools=tools))
+    return history_of(request_of(*messages, tools=tools))
 
 
 def call(name: str, arguments: Any, call_id: str = "1") -> dict[str, Any]:
@@ -65,7 +66,7 @@ def test_calls_and_results() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["", "no JSON", "[1, 2]", '{"x": NaN}', "[" * 100_000])
-def test_what_the_protocol_has_no_place_for_is_counted_besides(arguments: str) -> None:
+def test_arguments_and_names_without_a_place_are_counted_besides(arguments: str) -> None:
     """Arguments that are no object, names, and the older form of calls: some templates write them."""
     history = said(
         {"role": "user", "content": "Hi", "name": "Ada"},

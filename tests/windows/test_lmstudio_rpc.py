@@ -17,7 +17,8 @@ from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
 from litellm_compaction.windows.windows import Windows
 from tests.constants import settings_of
 from tests.lmstudio_double import Model, Simulator, serve
-from tests.windows.fake_lmstudio import Clock, target
+from tests.virtual_time import Clock
+from tests.windows.fake_lmstudio import target
 
 MODEL = "qwen/qwen3-8b"
 

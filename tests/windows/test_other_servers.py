@@ -13,8 +13,9 @@ from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.windows.other_servers import SERVERS, Api, list_served, tokens_by_server
 from litellm_compaction.windows.windows import Target, Windows
+from tests.virtual_time import Clock
 from tests.windows.conftest import CACHE_S
-from tests.windows.fake_lmstudio import BASE, Clock, FakeLMStudio, v1_model
+from tests.windows.fake_lmstudio import BASE, FakeLMStudio, v1_model
 
 ALL: tuple[Api, ...] = tuple(SERVERS)
 PROPS = {"default_generation_settings": {"id": 0, "n_ctx": 6144}, "total_slots": 4, "chat_template": "…"}
@@ -61,7 +62,7 @@ async def test_a_server_says_its_window(
     assert {request.headers["authorization"] for request in server.requests} == {"Bearer sk-secret"}
 
 
-async def test_what_an_overflow_shows_of_a_context_holds(server: FakeLMStudio, windows: Windows) -> None:
+async def test_a_context_that_an_overflow_shows_to_be_shared_stays_so(server: FakeLMStudio, windows: Windows) -> None:
     """That answers share it, until the process ends; told once."""
     server.answers = {"/props": PROPS, "/v1/models": VLLM}
     assert windows.learn_shared(target(), 3)
@@ -124,31 +125,8 @@ TOOLS = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
 ASKED = Request(messages=(parse_message({"role": "user", "content": "Größe?"}),), tools=TOOLS, tool_choice="auto")
 
 
-class Server:
-    """Answers by path; every word of a rendered prompt is a token."""
-
-    def __init__(self, answers: dict[str, Any]) -> None:
-        self.answers = answers
-        self.asked: list[tuple[str, Any]] = []
-
-    def handle(self, request: httpx.Request) -> httpx.Response:
-        body = json.loads(request.content) if request.content else None
-        self.asked.append((request.url.path, body))
-        answer = self.answers.get(request.url.path, httpx.Response(404, json={"error": "not found"}))
-        if isinstance(answer, Exception):
-            raise answer
-        if callable(answer):
-            answer = answer(body)
-        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
-
-
 def words(body: dict[str, Any]) -> dict[str, Any]:
     return {"tokens": list(range(len(body["content"].split())))}
-
-
-async def tokens(server: Server, api: Api, request: Request = ASKED) -> int | None:
-    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
-        return await tokens_by_server(http, api, BASE, "sk-secret", "m", request)
 
 
 AT_ONCE = "/v1/chat/completions/input_tokens"
@@ -178,14 +156,20 @@ PICTURE = Request(messages=(parse_message({"role": "user", "content": [PART]}),)
     ],
 )
 async def test_a_server_counts_a_request(
-    api: Api, answers: dict[str, Any], request_: Request, expected: int | None, asked: int
+    server: FakeLMStudio,
+    http: httpx.AsyncClient,
+    api: Api,
+    answers: dict[str, Any],
+    request_: Request,
+    expected: int | None,
+    asked: int,
 ) -> None:
     """Its messages, tools, the choice and the template's extras, with the beginning of the answer."""
-    server = Server(answers)
-    assert await tokens(server, api, request_) == expected
-    assert len(server.asked) == asked
+    server.answers = answers
+    assert await tokens_by_server(http, api, BASE, "sk-secret", "m", request_) == expected
+    assert len(server.requests) == asked
     if asked:
-        body = server.asked[0][1]
+        body = json.loads(server.requests[0].content)
         assert (body["messages"], body["tools"]) == ([{"role": "user", "content": "Größe?"}], list(TOOLS))
         assert body.items() >= request_.extras.items()
         assert api != "vllm" or (body["model"], body["add_generation_prompt"]) == ("m", True)
@@ -201,11 +185,12 @@ async def test_a_server_counts_a_request(
         {"count": 0},
     ],
 )
-async def test_no_number_is_none(answer: Any) -> None:
+async def test_no_number_is_none(server: FakeLMStudio, http: httpx.AsyncClient, answer: Any) -> None:
     """Old servers, broken ones, and those that answer 200 to everything: the estimate stays."""
-    for api in ("llama.cpp", "vllm"):
-        assert await tokens(Server({"/apply-template": answer, "/tokenize": answer}), api) is None
-    assert await tokens(Server({"/apply-template": {"prompt": "a b"}, "/tokenize": answer}), "llama.cpp") is None
+    cases: list[tuple[Api, Any]] = [("llama.cpp", answer), ("vllm", answer), ("llama.cpp", {"prompt": "a b"})]
+    for api, rendered in cases:
+        server.answers = {"/apply-template": rendered, "/tokenize": answer}
+        assert await tokens_by_server(http, api, BASE, "sk-secret", "m", ASKED) is None
 
 
 @pytest.mark.parametrize(
@@ -217,15 +202,10 @@ async def test_no_number_is_none(answer: Any) -> None:
     ],
 )
 async def test_only_servers_with_a_tokenizer_are_asked(
-    changes: dict[str, Any], answers: dict[str, Any], expected: int | None
+    server: FakeLMStudio, windows: Windows, changes: dict[str, Any], answers: dict[str, Any], expected: int | None
 ) -> None:
     """By what they said of their windows; never LM Studio, or one that nobody opted in."""
-    server = Server({**answers, **BY_TEMPLATE})
-    known: dict[str, Any] = {"context_length": 4096, "is_lmstudio": False, "apis": ("llama.cpp", "vllm")}
-    target = Target(key="k", model="m", api_base=BASE, api_key=None, **{**known, **changes})
-    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
-        windows = Windows(cache_s=5.0, http=http)
-        if not target.is_lmstudio:
-            await windows.resolve(target)
-        assert await windows.tokens_of(target, ASKED) == expected
-        await windows.aclose()
+    server.answers, asked = {**answers, **BY_TEMPLATE}, target(**changes)
+    if not asked.is_lmstudio:
+        await windows.resolve(asked)
+    assert await windows.tokens_of(asked, ASKED) == expected

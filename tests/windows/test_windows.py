@@ -13,12 +13,14 @@ import pytest
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown, WindowUnread
 from litellm_compaction.windows.fetch import Unreached
 from litellm_compaction.windows.windows import Windows
-from tests import virtual_time
+from tests.virtual_time import Clock, in_virtual_time
 from tests.windows.conftest import CACHE_S
-from tests.windows.fake_lmstudio import BASE, Clock, FakeLMStudio, target, v0_model, v1_model
+from tests.windows.fake_lmstudio import BASE, FakeLMStudio, target, v0_model, v1_model
 
 
-async def test_what_a_server_lists_and_has_loaded(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+async def test_models_and_copies_are_listed_with_what_is_loaded(
+    server: FakeLMStudio, windows: Windows, clock: Clock
+) -> None:
     """Every chat model, loaded or not, and each copy by its own name; of a server that is gone nothing."""
     embedding = v1_model("text-embedding-x", _=2048) | {"type": "embedding"}
     server.list_v1(v1_model("qwen/qwen3-8b", _=12288), v1_model("idle"), v1_model("twice", mine=4096), embedding)
@@ -122,30 +124,26 @@ async def test_a_connection_that_ends_as_it_is_used_again_refuses_nobody(clock: 
 
 
 @pytest.mark.parametrize(("answers_s", "knows"), [(25.0, [True, True, True]), (50.0, [False, False, True])])
-def test_a_slow_listing_is_waited_for_by_all(answers_s: float, knows: list[bool]) -> None:
+@in_virtual_time
+async def test_a_slow_listing_is_waited_for_by_all(answers_s: float, knows: list[bool]) -> None:
     """Half a minute, by one read; a later answer refuses those that waited, and nobody who comes after."""
+    loop = asyncio.get_running_loop()
 
-    async def scene() -> list[bool]:
-        loop = asyncio.get_running_loop()
+    async def answer(request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(answers_s - loop.time())
+        return httpx.Response(200, json={"models": [v1_model(_=8192)]})
 
-        async def answer(request: httpx.Request) -> httpx.Response:
-            await asyncio.sleep(answers_s - loop.time())
-            return httpx.Response(200, json={"models": [v1_model(_=8192)]})
+    async def ask(after_s: float) -> bool:
+        await asyncio.sleep(after_s)
+        try:
+            return (await windows.resolve(target())).tokens == 8192
+        except WindowUnknown:
+            return False
 
-        async def ask(after_s: float) -> bool:
-            await asyncio.sleep(after_s)
-            try:
-                return (await windows.resolve(target())).tokens == 8192
-            except WindowUnknown:
-                return False
-
-        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
-            windows = Windows(cache_s=CACHE_S, http=http, clock=loop.time)
-            found = list(await asyncio.gather(ask(0), ask(20), ask(30.001)))
-            await windows.aclose()
-            return found
-
-    assert virtual_time.run(scene()) == knows
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+        windows = Windows(cache_s=CACHE_S, http=http, clock=loop.time)
+        assert await asyncio.gather(ask(0), ask(20), ask(30.001)) == knows
+        await windows.aclose()
 
 
 async def test_other_servers_are_never_asked(server: FakeLMStudio, windows: Windows) -> None:
@@ -200,38 +198,28 @@ async def test_one_number_that_cannot_be_read_again_is_refused(
     assert (await windows.resolve(target())).tokens == 4096
 
 
+@pytest.mark.parametrize(("written", "expected"), [(6000, 6000), (50_000, 8192)])
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_the_operator_is_told_once_that_their_number_counts(
     server: FakeLMStudio,
     windows: Windows,
     clock: Clock,
     failure: Exception | dict[str, object],
+    written: int,
+    expected: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As long as the server does not answer, and again at the next time."""
+    """As long as the server does not answer, and again at the next time; a larger one lifts nothing."""
     answers = server.answers
     for times in (1, 2):
         server.down, server.answers = None, answers
         server.list_v1(v1_model(_=8192))
-        await windows.resolve(target(context_length=6000), fresh=True)
+        assert (await windows.resolve(target(context_length=written), fresh=True)).tokens == 8192
         fail(server, failure)
         for _ in range(5):
             clock.now_s += CACHE_S + 1
-            assert (await windows.resolve(target(context_length=6000))).tokens == 6000
+            assert (await windows.resolve(target(context_length=written))).tokens == expected
         assert len([record for record in caplog.records if "window_not_read" in record.message]) == times
-
-
-async def test_an_operators_number_counts_where_it_is_smaller(
-    server: FakeLMStudio, windows: Windows, clock: Clock
-) -> None:
-    """Whoever writes one down wants it used where the server says nothing; a larger one lifts nothing."""
-    for written, expected in ((6000, 6000), (50_000, 8192)):
-        server.down = None
-        server.list_v1(v1_model(_=8192))
-        assert (await windows.resolve(target(context_length=written), fresh=True)).tokens == 8192
-        server.down = httpx.ConnectError("refused")
-        clock.now_s += CACHE_S
-        assert (await windows.resolve(target(context_length=written))).tokens == expected
 
 
 async def test_a_learned_limit_lowers_the_window_for_a_while(
@@ -302,14 +290,15 @@ async def test_young_values_come_from_memory(server: FakeLMStudio, windows: Wind
         ([(0, False), (0, False), (40, True)], [0, 0, 0, 0], [False, False, False, False]),
     ],
 )
-def test_a_silent_server_holds_nobody_up_for_long(
+@in_virtual_time
+async def test_a_silent_server_holds_nobody_up_for_long(
     answers: list[tuple[float, bool | None]],
     waited_s: list[float],
     found: list[bool | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """LM Studio that loads a model takes its time; one that never answers keeps nobody waiting again and again."""
-    left = iter(answers)
+    left, loop = iter(answers), asyncio.get_running_loop()
 
     async def asked(*_: object, timeout_s: float) -> bool:
         after_s, answer = next(left)
@@ -318,17 +307,11 @@ def test_a_silent_server_holds_nobody_up_for_long(
             raise Unreached("no connection")
         return answer
 
-    async def run() -> tuple[list[float], list[bool | None]]:
-        loop = asyncio.get_running_loop()
-        windows = Windows(cache_s=5.0, clock=loop.time)
-        waited, said = [], []
-        for _ in range(4):
-            begun_s = loop.time()
-            said.append(await windows.is_lmstudio(BASE, None))
-            waited.append(round(loop.time() - begun_s, 1))
-            await asyncio.sleep(10)
-        await windows.aclose()
-        return waited, said
-
     monkeypatch.setattr("litellm_compaction.windows.windows.answers_as_lmstudio", asked)
-    assert virtual_time.run(run()) == (waited_s, found)
+    windows = Windows(cache_s=5.0, clock=loop.time)
+    for expected_s, is_lmstudio in zip(waited_s, found, strict=True):
+        begun_s = loop.time()
+        assert await windows.is_lmstudio(BASE, None) is is_lmstudio
+        assert round(loop.time() - begun_s, 1) == expected_s
+        await asyncio.sleep(10)
+    await windows.aclose()

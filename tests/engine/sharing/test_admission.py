@@ -87,15 +87,7 @@ def test_cancelled_when_out_of_time(cancel_s: float) -> None:
 
 @dataclass(eq=False)
 class Person:
-    """Somebody in the queue, as the test sees it.
-
-    Attributes:
-        number: in the order of arrival.
-        wants_tokens, most_tokens: what is waited for.
-        until_s: when the wait ends.
-        task: enters, or exchanges.
-        seat: None before entering.
-    """
+    """Somebody in the queue, as the test sees it: numbered by arrival, waiting until then, without a seat before."""
 
     number: int
     wants_tokens: int

@@ -5,33 +5,31 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from litellm_compaction.engine import PreparedRequest, Reservation
+import pytest
+
 from litellm_compaction.errors import Overloaded
+from tests.builders import user
 from tests.engine.bench import answers, settled
 from tests.proxy.scripted import Scene
 
 SHARED = {"admission": "pool", "admission_timeout_s": 0.05}
 
 
-async def _beside_as_many_as_fit(limit_tokens: int) -> tuple[PreparedRequest, Reservation, list[int]]:
-    """What the first of many answers in one context was sent, its room, and the bounds that all of them got."""
-    scene = Scene([{"role": "user", "content": "Hello."}], [], settings=SHARED, window_tokens=4096)
-    prepared = await scene.prepared()
-    room = scene.compactor.room(scene.context)
-    limits = [await room.acquire(prepared, limit_tokens, is_watched=True)]
-    while len(limits) < 100:
-        other = scene.compactor.room(scene.context)
-        try:
-            limits.append(await other.acquire(prepared, 4000, is_watched=True))
-        except Overloaded:
-            break
-    return prepared, room, limits
+def shared(**settings: object) -> Scene:
+    return Scene([user("Hello.")], [], settings={**SHARED, **settings}, window_tokens=4096)
 
 
 async def test_answers_in_one_context_are_bounded_so_that_they_fit_together() -> None:
     """Whatever the server generates before anybody looks: prompts and bounds are never more than the window."""
-    prepared, _, limits = await _beside_as_many_as_fit(60)
-    assert limits[0] == 60
+    scene = shared()
+    prepared = await scene.prepared()
+    # A seat is held as long as its room is.
+    rooms, limits = [scene.compactor.room(scene.context)], [60]
+    assert await rooms[0].acquire(prepared, 60, is_watched=True) == 60
+    with pytest.raises(Overloaded):  # noqa: PT012
+        while len(rooms) < 100:
+            rooms.append(scene.compactor.room(scene.context))
+            limits.append(await rooms[-1].acquire(prepared, 4000, is_watched=True))
     assert len(limits) > 2
     assert len(limits) * prepared.count.tokens + sum(limits) <= 4096
     assert min(limits[1:]) >= 400
@@ -39,7 +37,7 @@ async def test_answers_in_one_context_are_bounded_so_that_they_fit_together() ->
 
 async def test_an_answer_alone_is_called_back_when_another_comes() -> None:
     """It had all the rest: what it does not need to go on is asked for, as long as that lets the other one in."""
-    scene = Scene([{"role": "user", "content": "Hello."}], [], settings=SHARED, window_tokens=4096)
+    scene = shared()
     prepared = await scene.prepared()
     room = scene.compactor.room(scene.context)
     limit = prepared.max_output_tokens(None)
@@ -63,7 +61,7 @@ async def test_an_answer_alone_is_called_back_when_another_comes() -> None:
 
 async def test_answers_that_share_nothing_are_there_and_hold_nothing() -> None:
     """Each has the whole bound, and none holds words back for another; one that is lost has left a moment later."""
-    scene = Scene([{"role": "user", "content": "Hello."}], [], settings={"admission": "off"}, window_tokens=4096)
+    scene = shared(admission="off")
     prepared, admission = await scene.prepared(), scene.compactor.admission
     admission.stopping_s = 0.0
     rooms = [scene.compactor.room(scene.context) for _ in range(2)]
