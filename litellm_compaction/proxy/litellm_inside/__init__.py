@@ -67,7 +67,6 @@ class Seam(Enum):
     REDIS = "`store: redis` has no connection", f"{_PROXY}:redis_usage_cache"
     REDIS_CLIENT = "commands cannot reach the proxy's Redis", "_redis:get_redis_async_client()"
     POOL = "streams cost more of the processor", "llms.custom_httpx.aiohttp_transport:LiteLLMAiohttpTransport()"
-    CALLER = "lists of a key do not hold for a pruning model", "proxy._types:UserAPIKeyAuth()"
     ACCESS = (
         "no key with a list of models may use a pruning model, and lists of users do not hold for it",
         *(f"{module}:caller_can_call_model()" for module in _CHECKS),
