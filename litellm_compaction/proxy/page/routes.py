@@ -28,7 +28,7 @@ from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.litellm_inside.application import is_allowed, key_owner
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.refusals import log_failure
-from litellm_compaction.proxy.report import DeploymentReport, Reporter
+from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.proxy.routing import GuardedDeployment, as_entry, reachable_entries, router_entries
 from litellm_compaction.proxy.service import Service
 from litellm_compaction.recall import NOT_KEPT, found_fields, message_fields
@@ -252,7 +252,7 @@ class _Page:
 
     async def _rows(self, router: Any, entry: Mapping[str, Any], visitor: Visitor) -> list[JsonObject]:
         """One row, or one for each loaded model of a wildcard; none for a deployment that is not guarded."""
-        compactor, guards, live = self._service.compactor, self._service.guards, self._service.live
+        guards, live = self._service.guards, self._service.live
         guard = await _soon(guards.guard(guards.deployment(entry)), None)
         if guard is None:
             return []
@@ -265,8 +265,8 @@ class _Page:
             notes += [f"pruning_model {name} is not used: {why}"] if why else []
         _, conflict = for_deployment(live.in_force.settings, live.configured, own)
         notes += [f"Changes made here do not reach it: {conflict}"] if conflict else []
-        reporter = Reporter(compactor.windows, compactor.sources, compactor.known_ways, limit_s=_LIMIT_S)
-        reports = await reporter.reports(guard.deployment, guard.settings)
+        silent = [DeploymentReport(guard.deployment.target, guard.carrier)]
+        reports = await _soon(self._service.reporter.reports(guard.deployment, guard.settings), silent)
         return [_row(guard, report, visitor, notes) for report in reports]
 
     # ------------------------------------------------------------------ events and conversations
