@@ -30,7 +30,7 @@ from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_redis, proxy_secret, wrap_requests
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
-from litellm_compaction.proxy.refusals import failing_open, keep_out_of_litellms_log
+from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry
 from litellm_compaction.proxy.standards.orders import Items
@@ -96,7 +96,6 @@ class Service:
         self.reporter = Reporter(self.compactor.windows, self.compactor.sources, self.compactor.known_ways)
         self.live = LiveSettings(settings, store if settings.page == "on" else None)
         self.exchanges = Exchanges()
-        keep_out_of_litellms_log()
         self.guards = DeploymentSelector(self.live, self.compactor.windows)
         standards = Standards(self.compactor, self.exchanges, Items(secret))
         self.guard = Guard(self.guards, self.compactor, self.exchanges, standards, store)
