@@ -37,8 +37,8 @@ from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, server_root
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.windows import Target, Windows
 
-# The second is longer than `Windows` waits for any server; in the third it may be busy with a long prompt.
-_LIMIT_S, _REPORT_LIMIT_S, _PROBE_LIMIT_S = 3.0, 60.0, 120.0
+# In the second it may be busy with a long prompt.
+_LIMIT_S, _PROBE_LIMIT_S = 3.0, 120.0
 _TOLERANCE_RATIO = 0.02
 _OPT_IN = "write `model_info: {compaction: {enabled: true}}`"
 # Letters, code, numbers, and other scripts: long enough that one token is less than the tolerance.
@@ -91,7 +91,7 @@ async def examined(
         windows = Windows(cache_s=60.0, http=http, timeout_s=_LIMIT_S, rpc=LMStudioRpc.of(settings))
         # A file that cannot be used becomes a finding.
         sources = Sources(settings.tokenizer)
-        reporter = Reporter(windows, sources, KnownWays(), _REPORT_LIMIT_S, is_patient=True)
+        reporter = Reporter(windows, sources, KnownWays(), is_patient=True)
         looks = [
             _Look(entry_name(entry, index), environ, http, settings, reporter, probes)
             for index, entry in enumerate(file.deployments)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from litellm_compaction.concurrency import Kept
 from litellm_compaction.engine import Compactor, Decided, PreparedRequest, RequestContext
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
 from litellm_compaction.proxy import litellm_inside, refusals, routing, wire
@@ -58,7 +60,9 @@ class Guard:
         self, guards: DeploymentSelector, compactor: Compactor, exchanges: Exchanges, standards: Standards, store: Store
     ) -> None:
         self.guards = guards
-        self.seams = litellm_inside.Seams()
+        # What lacks of all that requests are guarded by: one look at a router, and at the client that carries answers.
+        self.faults = Kept(_look, lambda _: math.inf, most=2)
+        self._fault: LiteLLMChanged | None = None
         self._standards = standards
         self._compactor = compactor
         self._exchanges = exchanges
@@ -67,16 +71,11 @@ class Guard:
 
     async def look_at_seams(self, router: Any) -> None:
         """Notes in the store, for `doctor`, what lacks of all that requests are guarded by."""
-        fault = await self._fault(router, is_carried=self.guards.configured.carrier == "auto")
+        fault = await self.faults.get((router, self.guards.configured.carrier == "auto"))
         said = "\n".join([str(fault or ""), *litellm_inside.missing()]).rstrip()
         # The store tells its own troubles.
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._store.put_fact(*litellm_inside.LACKS, said), _STORE_LIMIT_S)
-
-    async def _fault(self, router: Any, *, is_carried: bool) -> LiteLLMChanged | None:
-        """What is missing by which requests are guarded; a client that is not passed on, only if it `is_carried`."""
-        fault = self.seams.of_router(router)
-        return await self.seams.of_client() if fault is None and is_carried else fault
 
     async def is_guarded(self, router: Any, data: Body) -> bool:
         """Returns True if every deployment that a request, such as `{"model": name}`, can reach is guarded."""
@@ -86,7 +85,7 @@ class Guard:
     async def _reachable(self, router: Any, data: Body) -> list[GuardedDeployment | None]:
         """Every deployment that a request can reach, None for those that are left alone; [] if that cannot be said."""
         model = data.get("model")
-        if router is None or not isinstance(model, str) or self.seams.of_router(router) is not None:
+        if router is None or not isinstance(model, str) or await self.faults.get((router, False)) is not None:
             return []
         entries = routing.reachable_entries(router, model, data)
         return [await self.guards.guard(self.guards.deployment(entry)) for entry in entries]
@@ -140,6 +139,7 @@ class Guard:
         except CompactionError as error:
             if isinstance(error, LiteLLMChanged):
                 # It comes before there is an exchange.
+                self._fault = error
                 refusals.log_refused(str(kwargs.get("model")), error)
             raise self._refused(kwargs, error) from error
         except Exception as error:
@@ -177,7 +177,7 @@ class Guard:
                 exchange.attempts.too_long = None
             return kwargs
         if guard.does_guard:
-            fault = await self._fault(router, is_carried=guard.carrier == "transport")
+            fault = await self.faults.get((router, guard.carrier == "transport"))
             if fault is not None:
                 raise fault
         if kind not in _GUARDED_CALLS:
@@ -197,9 +197,7 @@ class Guard:
         info = kwargs.get("model_info")
         if not isinstance(info, Mapping) or not (kwargs.get("custom_llm_provider") or kwargs.get("extra_body")):
             return kwargs
-        if (fault := self.seams.of_router(router)) is not None:
-            # The body may name another kind of server than the entry, which cannot be read.
-            raise fault
+        # The body may name another kind of server.
         entry = litellm_inside.deployment(router, str(info.get("id")))
         own = self.guards.deployment(routing.as_entry(entry))
         return kwargs if entry is None or own.kind == "foreign" else wire.without_overrides(kwargs, own.provider)
@@ -341,7 +339,7 @@ class Guard:
         """Learns from an overflow that came in spite of us, forgets the request, and words its error for clients."""
         exchange = self._exchanges.close(data)
         if exchange is None:
-            return refusals.reworded(self.seams.fault, error, is_guarded=False)
+            return refusals.reworded(self._fault, error, is_guarded=False)
         client, context, prepared = exchange.client, exchange.attempt.context, exchange.attempt.prepared
         with refusals.failing_open("learn_overflow"):
             if context is not None:
@@ -368,6 +366,11 @@ class Guard:
         """The headers for clients of guarded deployments; of an answer that is not streamed LiteLLM's last question."""
         exchange = self._exchanges.get(data) if data.get("stream") else self._exchanges.close(data)
         return exchange.headers if exchange is not None else None
+
+
+async def _look(key: tuple[Any, bool]) -> LiteLLMChanged | None:
+    router, is_carried = key
+    return await litellm_inside.look(router, is_carried=is_carried)
 
 
 def _cleaned(client: ClientRequest, kwargs: Body) -> dict[str, Any]:

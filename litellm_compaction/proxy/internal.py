@@ -99,8 +99,7 @@ class Caller:
 
     async def load(self) -> None:
         """Makes LM Studio load the model; a failure shows in the next look at the window, in clearer words."""
-        with contextlib.suppress(Exception):
-            await self._call(Request(messages=(user_message("."),)), 1)
+        await self.measure(Request(messages=(user_message("."),)))
 
     async def measure(self, request: Request) -> int | None:
         """The server's own count of a request, by an answer of one token that no client sees; None if it gives none."""

@@ -53,11 +53,9 @@ class Refusal(_ProxyException, _Detailed):  # type: ignore[misc] # LiteLLM is no
             openai_code=error.code or None,
         )
         self.status_code = error.status
-        self._code = error.code
 
     def to_dict(self) -> dict[str, Any]:
-        fields: dict[str, Any] = super().to_dict()
-        return {**fields, "code": self._code} if self._code else fields
+        return {**super().to_dict(), "code": str(self.openai_code)}
 
 
 def _words(error: CompactionError) -> str:
@@ -150,14 +148,11 @@ def log_refused(model: str, error: CompactionError) -> None:
         logger.warning("refused model=%s: %s", model, error)
 
 
-def keep_out_of_litellms_log() -> None:
-    """Has LiteLLM not log our refusals, which we log ourselves; once in each process."""
-    filters = logging.getLogger("LiteLLM Proxy").filters
-    if _is_litellms not in filters:
-        # Before LiteLLM's own filters, which write the error into the message.
-        filters.insert(0, _is_litellms)
-
-
 def _is_litellms(record: logging.LogRecord) -> bool:
+    """Has LiteLLM not log our refusals, which we log ourselves."""
     errors = [str(value) for value in record.args or () if isinstance(value, Exception)]
     return not any(words in error for error in errors for words in list(_told))
+
+
+# Before LiteLLM's own filters, which write the error into the message.
+logging.getLogger("LiteLLM Proxy").filters.insert(0, _is_litellms)

@@ -5,13 +5,11 @@ For `doctor`, the page, and the log at start. Loads no LiteLLM.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from dataclasses import dataclass, replace
 
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import KnownWays
-from litellm_compaction.errors import CompactionError, ServerUnavailable
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
 from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon, why_broken
 from litellm_compaction.tokens.begun import renders_exactly
@@ -46,55 +44,31 @@ class DeploymentReport:
         return self.window is not None and self.window.source.startswith(("api/", "llama.cpp", "vllm"))
 
 
-async def targets_of(windows: Windows, deployment: Deployment) -> list[Target]:
-    """The deployment's target, or those of the loaded models of its wildcard, keyed as requests are."""
-    target = deployment.target
-    if "*" not in target.model:
-        return [target]
-    listed = await windows.listed(target)
-    names = [name for name, is_loaded in listed.items() if is_loaded and serves(target.model, name)]
-    return [replace(target, key=f"{deployment.id}|{name}", model=name) for name in names]
-
-
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """Looks at deployments by the same cached reads as requests do.
-
-    Attributes:
-        limit_s: for each window.
-        is_patient: waits until the counter has been loaded, and asks LM Studio what is loaded now.
-    """
+    """Looks at deployments by the same cached reads as requests do; if it `is_patient`, until counters are loaded."""
 
     windows: Windows
     sources: Sources
     known_ways: KnownWays
-    limit_s: float
     is_patient: bool = False
 
     async def reports(self, deployment: Deployment, settings: Settings) -> list[DeploymentReport]:
         """One report, or one for each loaded model of a wildcard; the wildcard's own if there is none."""
-        carrier, targets = carrier_of(deployment, settings), list[Target]()
-        # Otherwise its own report says why.
-        with contextlib.suppress(CompactionError, asyncio.TimeoutError):
-            targets = await asyncio.wait_for(targets_of(self.windows, deployment), self.limit_s)
-        reports = [DeploymentReport(target, carrier) for target in targets or [deployment.target]]
-        for report in reports:
-            await self._fill(report)
-        return reports
+        target, carrier = deployment.target, carrier_of(deployment, settings)
+        listed = await self.windows.listed(target) if "*" in target.model else {}
+        names = [name for name, is_loaded in listed.items() if is_loaded and serves(target.model, name)]
+        # Keyed as requests are.
+        targets = [replace(target, key=f"{deployment.id}|{name}", model=name) for name in names] or [target]
+        return [await self._report(DeploymentReport(each, carrier)) for each in targets]
 
-    async def _fill(self, report: DeploymentReport) -> None:
+    async def _report(self, report: DeploymentReport) -> DeploymentReport:
         target, windows = report.target, self.windows
         try:
-            window = await asyncio.wait_for(windows.resolve(target), self.limit_s)
-            if self.is_patient:
-                window = await asyncio.wait_for(windows.confirmed(target, window), self.limit_s)
-        except asyncio.TimeoutError:
-            report.absence = ServerUnavailable(f"its server did not answer within {self.limit_s:g} s.")
-            return
+            report.window = window = await windows.resolve(target)
         except CompactionError as error:
             report.absence = error
-            return
-        report.window = window
+            return report
         if (server_settings := await windows.model_settings(target)) is not None:
             report.model_settings, report.warnings = server_settings.words, server_settings.warnings
         report.source = self.sources.source(target, window.architecture)
@@ -107,6 +81,7 @@ class Reporter:
         can_render = windows.instance(target) is not None or renders_exactly(family)
         possible = [way for way in WAYS_OF[report.carrier] if can_render or way != "raw"]
         report.goes_on = self.known_ways.in_words(target, window.source, possible)
+        return report
 
 
 def counted_by(source: TokenizerSource) -> str:

@@ -13,12 +13,13 @@ import gc
 import logging
 import os
 from collections import deque
+from collections.abc import AsyncIterator
 from typing import Any
 
 from litellm_compaction.concurrency import Tasks
 from litellm_compaction.config import SAME_MODEL, Settings, settings_from
 from litellm_compaction.engine import Compactor
-from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnknown
+from litellm_compaction.errors import CompactionError, ModelNotLoaded
 from litellm_compaction.events import ContinuationEvent, Event, event_to_json, log_observer
 from litellm_compaction.master_key import ensure_master_key, stretched
 from litellm_compaction.proxy.config_check import SECTION, check_config
@@ -29,8 +30,8 @@ from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_redis, proxy_secret, wrap_requests
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
-from litellm_compaction.proxy.refusals import failing_open, keep_out_of_litellms_log
-from litellm_compaction.proxy.report import targets_of
+from litellm_compaction.proxy.refusals import failing_open
+from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry
 from litellm_compaction.proxy.standards.orders import Items
 from litellm_compaction.proxy.standards.standards import Standards, serving
@@ -39,7 +40,7 @@ from litellm_compaction.tokenizers.registry import Sources, usable_soon
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
-from litellm_compaction.windows.windows import Target, Windows
+from litellm_compaction.windows.windows import Windows
 
 # Lines that may wait for a slow disk; beyond that the oldest are not kept.
 _MAX_WAITING = 1000
@@ -83,7 +84,6 @@ class Service:
         self.originals = originals_of(
             store, ttl_s=settings.originals_ttl_s, max_bytes=settings.originals_max_bytes, secret=secret
         )
-        self._metrics, self._history = Metrics(), History(store)
         self.compactor = Compactor(
             windows=Windows(cache_s=settings.constants.window_cache_s, rpc=LMStudioRpc.of(settings)),
             counter=TokenCounter(),
@@ -91,11 +91,11 @@ class Service:
             store=store,
             board=board_of(store),
             originals=self.originals,
-            observers=(log_observer(logger), self._metrics.observe, self._history),
+            observers=(log_observer(logger), Metrics().observe, History(store)),
         )
+        self.reporter = Reporter(self.compactor.windows, self.compactor.sources, self.compactor.known_ways)
         self.live = LiveSettings(settings, store if settings.page == "on" else None)
         self.exchanges = Exchanges()
-        keep_out_of_litellms_log()
         self.guards = DeploymentSelector(self.live, self.compactor.windows)
         standards = Standards(self.compactor, self.exchanges, Items(secret))
         self.guard = Guard(self.guards, self.compactor, self.exchanges, standards, store)
@@ -151,22 +151,23 @@ class Service:
 
     async def _prepare(self, router: Any) -> None:
         """Loads the counters of the loaded models."""
+        async for _, report in self._reports(router):
+            if report.source is not None:
+                # That may hold the interpreter lock for a second.
+                await usable_soon(report.source.family)
+
+    async def _reports(self, router: Any) -> AsyncIterator[tuple[GuardedDeployment, DeploymentReport]]:
         async for guard in self.guards.guarded(router):
-            for target in await targets_of(self.compactor.windows, guard.deployment):
-                with contextlib.suppress(ModelNotLoaded, WindowUnknown):
-                    window = await self.compactor.windows.resolve(target)
-                    # That may hold the interpreter lock for a second.
-                    await usable_soon(self.compactor.sources.family(target, window))
+            for report in await self.reporter.reports(guard.deployment, guard.settings):
+                yield guard, report
 
     async def _tell(self, router: Any) -> None:
         """Says what is guarded, with which window, and which pruning models cannot be asked."""
-        models: list[str] = []
-        guards = [guard async for guard in self.guards.guarded(router)]
-        for guard in guards:
-            targets = await targets_of(self.compactor.windows, guard.deployment)
-            models += [await self._named(guard, target) for target in targets]
-            models += [] if targets else [f"{guard.deployment.group} (no model known yet)"]
-        for name in {guard.settings.pruning_model for guard in guards} - {SAME_MODEL}:
+        models, pruning_models = list[str](), {SAME_MODEL}
+        async for guard, report in self._reports(router):
+            models.append(_named(guard.deployment.group, report))
+            pruning_models.add(guard.settings.pruning_model)
+        for name in pruning_models - {SAME_MODEL}:
             if why := await self.guards.why_unusable(router, name):
                 logger.warning("pruning_model=%s is not used while %s; the model that is asked is", name, why)
         more = f" and {len(models) - _MOST_NAMED} more" if len(models) > _MOST_NAMED else ""
@@ -174,18 +175,18 @@ class Service:
         page = "/compaction, with the master key" if self.live.configured.page == "on" else "off"
         logger.info("guarding %s%s; mode=%s; page: %s", named, more, self.live.configured.mode, page)
 
-    async def _named(self, guard: GuardedDeployment, target: Target) -> str:
-        """Returns a model's name with its window, in words."""
-        name = target.model if "*" in guard.deployment.group else guard.deployment.group
-        try:
-            window = await self.compactor.windows.resolve(target)
-        except ModelNotLoaded:
-            return f"{name} (not loaded yet)"
-        except WindowUnknown as error:
-            # The message is the finding, a traceback is noise.
-            logger.error("%s `litellm-compaction doctor` says what to change.", error)  # noqa: TRY400
-            return f"{name} (window unknown)"
-        return f"{name} ({window.tokens:,} tokens)"
+
+def _named(group: str, report: DeploymentReport) -> str:
+    """Returns a model's name with its window, in words."""
+    if "*" in report.target.model:
+        return f"{group} (no model known yet)"
+    name = report.target.model if "*" in group else group
+    if report.window is not None:
+        return f"{name} ({report.window.tokens:,} tokens)"
+    if isinstance(report.absence, ModelNotLoaded):
+        return f"{name} (not loaded yet)"
+    logger.error("%s `litellm-compaction doctor` says what to change.", report.absence)
+    return f"{name} (window unknown)"
 
 
 class History:

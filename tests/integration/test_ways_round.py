@@ -7,6 +7,7 @@ could look at. The simulator records what comes on such a route, too, and counts
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -15,8 +16,9 @@ import pytest
 from litellm.exceptions import BadRequestError
 from litellm.types.utils import CallTypes
 
+from litellm_compaction.concurrency import Kept
 from litellm_compaction.errors import LiteLLMChanged
-from litellm_compaction.proxy.litellm_inside import Seam, Seams, check_classes, missing
+from litellm_compaction.proxy.litellm_inside import Seam, check_classes, missing
 from litellm_compaction.proxy.routing import router_entries
 from tests.builders import talk
 from tests.integration.app import in_loop, socket
@@ -223,7 +225,7 @@ class _Lacking:
 def test_a_guard_that_cannot_stand_sends_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
     """On any route a 503 that says what is missing, and none for a deployment that is left alone."""
     gate = importlib.import_module("litellm_compaction").handler.service.guard
-    monkeypatch.setattr(gate, "seams", Seams())
+    monkeypatch.setattr(gate, "faults", Kept(gate.faults._obtain, lambda _: math.inf, most=2))
     if lacks == "client=":
         # LiteLLM's own handler ignores the client that it is given.
         monkeypatch.setenv("EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER", "true")
@@ -252,7 +254,7 @@ def test_what_litellm_lacks_is_said_and_nothing_is_cut(
     lacks = missing()
     assert lacks == [] or _IS_OLDEST
     # LiteLLM itself goes on with it.
-    monkeypatch.setattr(seam, "_pieces", lambda **_: iter(()))
+    monkeypatch.setattr(seam, "places", (f"gone.{seam.places[0]}",))
     if seam.lost:
         assert {*missing()} == {*lacks, f"{seam} of LiteLLM's is missing or has changed: {seam.lost}."}
     else:

@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction.errors import LiteLLMChanged
 from litellm_compaction.proxy import litellm_inside as litellm_router
-from litellm_compaction.proxy.litellm_inside import Seam, Seams, check_classes, missing
+from litellm_compaction.proxy.litellm_inside import Seam, check_classes, look, missing
 from litellm_compaction.proxy.routing import reachable_entries
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -46,21 +46,19 @@ def newer(lacks: str = "") -> Any:
 
 
 @pytest.mark.parametrize("make", [older, newer])
-def test_a_router_of_either_kind_says_what_it_has_and_what_it_lacks(
+async def test_a_router_of_either_kind_says_what_it_has_and_what_it_lacks(
     make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A group with its fallbacks, an id, a setting; each member that is gone by its name, once for each router."""
+    """A group with its fallbacks, an id, a setting; each member that is gone by its name."""
     router = make()
-    assert Seams().of_router(router) is None
+    assert await look(router, is_carried=False) is None
     assert reachable_entries(router, "a", {}) == reachable_entries(router, "1", {}) == [_ENTRY]
     assert litellm_router.deployment(router, "1") is _ENTRY
     assert not litellm_router.setting(router, litellm_router.CHECKS)
     own = ("get_deployment", "get_model_list") if make is older else ("deployment", "deployments")
     for member in (*own, *_SETTINGS):
         caplog.clear()
-        seams, lacking = Seams(), make(member)
-        fault = seams.of_router(lacking)
-        assert seams.of_router(lacking) is fault
+        fault = await look(make(member), is_carried=False)
         assert [str(fault)] == caplog.messages
         assert f"{member} is missing or has changed" in str(fault)
 
@@ -69,15 +67,11 @@ async def test_a_client_that_litellm_passes_on_is_asked(monkeypatch: pytest.Monk
     """And one that it does not pass on is a fault; other callbacks are told of neither."""
     told: list[Any] = []
     monkeypatch.setattr(litellm, "success_callback", [lambda *args: told.append(args)])
-    sound = Seams()
-    assert await sound.of_client() is None
-    assert sound.fault is None
+    assert await look(older(), is_carried=True) is None
     monkeypatch.setenv("EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER", "true")
-    broken = Seams()
-    fault = await broken.of_client()
+    fault = await look(older(), is_carried=True)
     assert "client= is missing" in str(fault)
     assert "`carrier: hooks`" in str(fault)
-    assert broken.fault is fault
     assert told == []
 
 

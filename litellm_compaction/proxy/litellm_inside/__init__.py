@@ -3,16 +3,15 @@
 LiteLLM may move or drop any of it. Nobody gets an empty answer in its place unsaid: without a piece by which requests
 are guarded nothing is sent to guarded models, and each other one that is missing is a WARNING, and a line of `doctor`.
 Of the router, which is an object, nothing is read with a default: a member that is gone would then be an answer, such
-as no fallback and no deployment. `Seams` looks at all of it before a request is guarded by it.
+as no fallback and no deployment. `look` reads all of it before a request is guarded by it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
 from operator import attrgetter
@@ -20,7 +19,6 @@ from typing import Any
 
 import httpx
 
-from litellm_compaction.concurrency import Kept
 from litellm_compaction.errors import LiteLLMChanged
 
 logger = logging.getLogger("litellm_compaction")
@@ -69,7 +67,6 @@ class Seam(Enum):
     REDIS = "`store: redis` has no connection", f"{_PROXY}:redis_usage_cache"
     REDIS_CLIENT = "commands cannot reach the proxy's Redis", "_redis:get_redis_async_client()"
     POOL = "streams cost more of the processor", "llms.custom_httpx.aiohttp_transport:LiteLLMAiohttpTransport()"
-    CALLER = "lists of a key do not hold for a pruning model", "proxy._types:UserAPIKeyAuth()"
     ACCESS = (
         "no key with a list of models may use a pruning model, and lists of users do not hold for it",
         *(f"{module}:caller_can_call_model()" for module in _CHECKS),
@@ -92,29 +89,25 @@ class Seam(Enum):
     @property
     def is_missing(self) -> bool:
         """LiteLLM is there, in a proxy where that is needed, and has no such piece."""
-        return not any(True for _ in self._pieces()) and any(map(_is_expected, self.places))
+        return self.get(self) is self
 
-    def get(self) -> Any:
-        """The piece; None outside of a proxy, and if it is missing, which `missing` tells."""
-        return next(self._pieces(), None)
+    def get(self, default: object = None) -> Any:
+        """The piece; `default` if it is missing, which `missing` tells; None for one of a proxy outside of any."""
+        # Importing the proxy's own takes seconds, and outside of one they say nothing.
+        is_outside = self.places[0].startswith("proxy.") and "litellm.proxy.proxy_server" not in sys.modules
+        return None if is_outside else self.needed(default)
 
-    def needed(self) -> Any:
-        """The piece, also outside of a proxy; raises LiteLLMChanged if it is missing."""
-        for piece in self._pieces(is_needed=True):
-            return piece
-        raise LiteLLMChanged(str(self))
-
-    def _pieces(self, *, is_needed: bool = False) -> Iterator[Any]:
-        """The piece, from each place that has it."""
+    def needed(self, *default: object) -> Any:
+        """The piece, also outside of a proxy; raises LiteLLMChanged if it is missing, and there is no default."""
         for place in self.places:
             module, _, path = place.partition(":")
-            full_name = f"litellm.{module}".removesuffix(".")
-            # Importing the proxy's own takes seconds, and outside of one they say nothing.
-            if full_name in sys.modules or is_needed or _is_expected(place):
-                with contextlib.suppress(ImportError, AttributeError):
-                    piece = attrgetter(path.removesuffix("()"))(import_module(full_name))
-                    if callable(piece) or not path.endswith("()"):
-                        yield piece
+            with contextlib.suppress(ImportError, AttributeError):
+                piece = attrgetter(path.removesuffix("()"))(import_module(f"litellm.{module}".removesuffix(".")))
+                if callable(piece) or not path.endswith("()"):
+                    return piece
+        if default:
+            return default[0]
+        raise LiteLLMChanged(str(self))
 
 
 def missing() -> list[str]:
@@ -125,10 +118,6 @@ def missing() -> list[str]:
     for said in lacks:
         logger.warning("%s", said)
     return lacks
-
-
-def _is_expected(place: str) -> bool:
-    return ("litellm.proxy.proxy_server" if place.startswith("proxy.") else "litellm") in sys.modules
 
 
 # ------------------------------------------------------------------ the router
@@ -211,40 +200,26 @@ def check_classes(hooks: Iterable[str]) -> None:
         raise LiteLLMChanged(lacking[0])
 
 
-class Seams:
-    """Says if something of LiteLLM is missing by which requests are guarded, after one look at each router."""
-
-    def __init__(self) -> None:
-        self._router: Any = None
-        self._of_router: LiteLLMChanged | None = None
-        self._of_client: Kept[str, LiteLLMChanged | None] = Kept(_look_at_client, lambda _: math.inf, most=1)
-
-    @property
-    def fault(self) -> LiteLLMChanged | None:
-        """The first member of LiteLLM's that a look has missed."""
-        return self._of_router or self._of_client.last(_NOBODY)
-
-    def of_router(self, router: Any) -> LiteLLMChanged | None:
-        """What the router lacks; None if nothing."""
-        if router is not self._router:
-            self._router, self._of_router = router, None
-            try:
-                deployment(router, _NOBODY)
-                deployments(router)
-                for name in (*FALLBACKS, CHECKS):
-                    setting(router, name)
-            except LiteLLMChanged as error:
-                logger.error("%s", error)  # noqa: TRY400 - the message is the finding
-                self._of_router = error
-        return self._of_router
-
-    async def of_client(self) -> LiteLLMChanged | None:
-        """The client that LiteLLM does not pass on, with which our transport carries answers; None if it does."""
-        return await self._of_client.get(_NOBODY)
+async def look(router: Any, *, is_carried: bool) -> LiteLLMChanged | None:
+    """What is missing by which requests are guarded, which the log gets; of the client only if it `is_carried`."""
+    try:
+        deployment(router, _NOBODY)
+        deployments(router)
+        for name in (*FALLBACKS, CHECKS):
+            setting(router, name)
+        if is_carried:
+            await _look_at_client(_NOBODY)
+    except LiteLLMChanged as error:
+        logger.error("%s", error)  # noqa: TRY400 - the message is the finding
+        return error
+    return None
 
 
-async def _look_at_client(model: str) -> LiteLLMChanged | None:
-    """Has LiteLLM make a call whose client answers by itself; no other callback is told of it."""
+async def _look_at_client(model: str) -> None:
+    """Has LiteLLM make a call whose client answers by itself; no other callback is told of it.
+
+    Raises LiteLLMChanged if it does not pass on the client, with which our transport carries answers.
+    """
     import litellm
     from openai import AsyncOpenAI
 
@@ -263,8 +238,5 @@ async def _look_at_client(model: str) -> LiteLLMChanged | None:
     async with AsyncOpenAI(**place, http_client=http) as client:
         with contextlib.suppress(Exception), as_ours():
             await litellm.acompletion(f"lm_studio/{model}", messages, client=client, **place, **options)
-    if asked:
-        return None
-    error = LiteLLMChanged("client=", "Or set `carrier: hooks`, which passes no client on.")
-    logger.error("%s", error)
-    return error
+    if not asked:
+        raise LiteLLMChanged("client=", "Or set `carrier: hooks`, which passes no client on.")

@@ -63,38 +63,32 @@ def _mapping(value: object) -> Mapping[str, Any]:
 # ------------------------------------------------------------------ keys
 
 
-async def key_owner(scope: Mapping[str, Any], headers: Mapping[str, str], path: str) -> Any:
-    """Returns LiteLLM's record of the key in `headers` (lower case), as if it asked to GET `path`; else its error."""
-    from fastapi import Request
-
-    # As a POST it could be refused for what its body does not have (`enforce_user_param`).
+async def key_owner(request: Any, path: str) -> Any:
+    """Returns LiteLLM's record of the key that a request shows, as if it asked to GET `path`; else its error."""
     user_api_key_auth = Seam.KEYS.needed()
-    raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
+    # As a POST it could be refused for what its body does not have (`enforce_user_param`).
     own = {"method": "GET", "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "state": {}}
-    kept = {name: scope[name] for name in _KEPT_IN_SCOPE if name in scope}
-    asked = {**kept, **own, "headers": [each for each in raw if not each[0].startswith(b"content-")]}
+    kept = {name: request.scope[name] for name in _KEPT_IN_SCOPE if name in request.scope}
+    headers = [each for each in request.headers.raw if each[0] != b"cookie" and not each[0].startswith(b"content-")]
 
     async def nothing() -> Any:
         return {"type": "http.request", "body": b"{}", "more_body": False}
 
-    # A parameter that is left out would be FastAPI's marker in place of a value; it knows the header's name.
-    parameters = inspect.signature(user_api_key_auth).parameters
-    markers = {name: parameter.default for name, parameter in parameters.items() if name != "request"}
-    given = {name: headers.get(_header_of(marker)) for name, marker in markers.items()}
-    return await user_api_key_auth(request=Request(asked, nothing), **given)
-
-
-def _header_of(marker: object) -> str:
-    return str(getattr(getattr(getattr(marker, "dependency", None), "model", None), "name", "")).lower()
+    asked = type(request)({**kept, **own, "headers": headers}, nothing)
+    # FastAPI calls it so: a parameter that is left out would be its marker in place of a header's value.
+    markers = {name: each.default for name, each in inspect.signature(user_api_key_auth).parameters.items()}
+    given = {name: await each.dependency(asked) for name, each in markers.items() if hasattr(each, "dependency")}
+    return await user_api_key_auth(request=asked, **given)
 
 
 async def is_allowed(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
     """True if LiteLLM would let a key call a `model_name`: by all lists of models, and the budgets for that model."""
     # A call through the router skips the proxy's own check.
-    if (auth := _auth(metadata)) is None:
+    if (auth := metadata.get("user_api_key_auth")) is None:
         return True
     access, budget = Seam.ACCESS.get(), Seam.BUDGET.get()
-    if access is None and (getattr(auth, "models", None) or getattr(auth, "team_models", None)):
+    # Anything else than LiteLLM's own object is nobody's word.
+    if access is None and any(getattr(auth, name, True) for name in ("models", "team_models")):
         return False
     # By position: the first three mean the same in all versions.
     checks = (access, (auth, model, router)), (budget, (auth, model))
@@ -106,17 +100,11 @@ async def is_allowed(router: Any, model: str, metadata: Mapping[str, Any]) -> bo
 
 def has_limits(metadata: Mapping[str, Any]) -> bool:
     """True if any limit or budget is set for the caller, its metadata or its team's, whatever LiteLLM calls it."""
-    fields = dict(_auth(metadata) or {})
+    fields = dict(metadata.get("user_api_key_auth") or {})
     holders = [fields, *(fields.get(name) or {} for name in ("metadata", "team_metadata"))]
     limits = [holder[name] for holder in holders for name in holder if "limit" in name or "budget" in name]
     # A limit of 0 is one.
     return any(value is not None and value is not False and value not in ({}, []) for value in limits)
-
-
-def _auth(metadata: Mapping[str, Any]) -> Any:
-    """LiteLLM's own object of the caller; None outside a proxy."""
-    auth = metadata.get("user_api_key_auth")
-    return Seam.CALLER.needed()(**auth) if isinstance(auth, Mapping) else auth
 
 
 # ------------------------------------------------------------------ connections

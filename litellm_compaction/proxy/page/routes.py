@@ -11,11 +11,9 @@ import base64
 import hashlib
 import json
 import logging
-import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from http import HTTPStatus
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import HTTPException, Request, Response
 
@@ -30,7 +28,7 @@ from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.litellm_inside.application import is_allowed, key_owner
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.refusals import log_failure
-from litellm_compaction.proxy.report import DeploymentReport, Reporter
+from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.proxy.routing import GuardedDeployment, as_entry, reachable_entries, router_entries
 from litellm_compaction.proxy.service import Service
 from litellm_compaction.recall import NOT_KEPT, found_fields, message_fields
@@ -38,7 +36,6 @@ from litellm_compaction.stores import digest
 from litellm_compaction.stores.sqlite import MemoryRows
 
 _Result = TypeVar("_Result")
-_Endpoint: TypeAlias = Callable[[Request], Coroutine[Any, Any, Response]]
 
 PATH = "/compaction"
 logger = logging.getLogger("litellm_compaction")
@@ -47,7 +44,6 @@ _ROUTE_NAME = "litellm_compaction_page"
 # models may look here.
 _KNOWN_PATH = "/v1/models"
 _LIMIT_S = 2.0
-_ID = re.compile(r"[0-9a-f]{16}")
 _MAX_BODY_BYTES = 64 * 1024
 # LiteLLM's `model_info.mode` of models that write text.
 _WRITES_TEXT = (None, "chat", "completion", "responses")
@@ -72,7 +68,7 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_UNKNOWN_KEY = HTTPException(401, "a key of this proxy is needed: Authorization: Bearer KEY")
+_NEEDS_KEY = "a key of this proxy is needed: Authorization: Bearer KEY"
 
 
 class Visitor(NamedTuple):
@@ -91,26 +87,23 @@ class Visitor(NamedTuple):
         return self.role in ("proxy_admin", "proxy_admin_viewer")
 
 
-async def visitor_of(request: Request) -> Visitor | None:
-    """Returns the owner of the key in a request's headers, as LiteLLM sees it; None if it refuses.
+async def visitor_of(request: Request) -> Visitor:
+    """Returns the owner of the key in a request's headers, as LiteLLM sees it; a 401 if it refuses.
 
     Only a header that a client sets itself counts: neither a cookie nor a browser's password, which another site can
     make a browser send.
     """
-    headers = {name: value for name, value in request.headers.items() if name != "cookie"}
-    if headers.get("authorization", "")[:6].lower() == "basic ":
-        return None
+    if request.headers.get("authorization", "")[:6].lower() == "basic ":
+        raise HTTPException(401, _NEEDS_KEY)
     try:
-        auth = await key_owner(request.scope, headers, _KNOWN_PATH)
+        auth = await key_owner(request, _KNOWN_PATH)
     except Exception:  # noqa: BLE001 - whatever it raises is a no, such as a ModuleNotFoundError without `prisma`
-        return None
-    note_credential(headers)
-    role, key = getattr(auth, "user_role", None), getattr(auth, "api_key", None)
-    if getattr(auth, "is_session_token", False):
-        key = getattr(auth, "key_alias", None) or key
+        raise HTTPException(401, _NEEDS_KEY) from None
+    note_credential(dict(request.headers))
     # The metadata that LiteLLM gives this key's requests (litellm_pre_call_utils.py).
-    metadata = {f"user_api_key_{name}": getattr(auth, name, None) for name in ("team_id", "user_id")}
-    tenant = tenant_of({**metadata, "user_api_key_hash": key})
+    names = {"user_api_key_team_id": "team_id", "user_api_key_user_id": "user_id", "user_api_key_hash": "api_key"}
+    tenant = tenant_of({key: getattr(auth, name, None) for key, name in names.items()})
+    role = getattr(auth, "user_role", None)
     return Visitor(role=str(getattr(role, "value", role) or ""), tenant=tenant, auth=auth)
 
 
@@ -141,12 +134,10 @@ async def _static(request: Request) -> Response:
     return Response(_PAGE, media_type="text/html; charset=utf-8", headers=SECURITY_HEADERS)
 
 
-def _endpoint(answer: Callable[[Request, Visitor], Awaitable[JsonObject]]) -> _Endpoint:
+def _endpoint(answer: Callable[[Request, Visitor], Awaitable[JsonObject]]) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         try:
-            if (visitor := await visitor_of(request)) is not None:
-                return _json(200, await answer(request, visitor))
-            refused = _UNKNOWN_KEY
+            return _json(200, await answer(request, await visitor_of(request)))
         except HTTPException as error:
             refused = error
         except StoreError as error:
@@ -162,7 +153,7 @@ def _endpoint(answer: Callable[[Request, Visitor], Awaitable[JsonObject]]) -> _E
 
 
 def _json(status: int, fields: JsonObject) -> Response:
-    headers = SECURITY_HEADERS | ({"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {})
+    headers = SECURITY_HEADERS | ({"WWW-Authenticate": "Bearer"} if status == 401 else {})
     # In ASCII: clients send half surrogate pairs, too.
     return Response(json.dumps(fields), status_code=status, media_type="application/json", headers=headers)
 
@@ -186,12 +177,6 @@ def _limit(asked: object, most: int) -> int:
     if str(asked) not in map(str, range(1, most + 1)):
         raise HTTPException(400, f"limit is a number from 1 to {most}")
     return int(str(asked))
-
-
-def _record_of(request: Request) -> str:
-    if not _ID.fullmatch(record := str(request.path_params["record"])):
-        raise HTTPException(404, "not found")
-    return record
 
 
 async def _soon(answer: Awaitable[_Result], otherwise: _Result) -> _Result:
@@ -267,7 +252,7 @@ class _Page:
 
     async def _rows(self, router: Any, entry: Mapping[str, Any], visitor: Visitor) -> list[JsonObject]:
         """One row, or one for each loaded model of a wildcard; none for a deployment that is not guarded."""
-        compactor, guards, live = self._service.compactor, self._service.guards, self._service.live
+        guards, live = self._service.guards, self._service.live
         guard = await _soon(guards.guard(guards.deployment(entry)), None)
         if guard is None:
             return []
@@ -280,8 +265,8 @@ class _Page:
             notes += [f"pruning_model {name} is not used: {why}"] if why else []
         _, conflict = for_deployment(live.in_force.settings, live.configured, own)
         notes += [f"Changes made here do not reach it: {conflict}"] if conflict else []
-        reporter = Reporter(compactor.windows, compactor.sources, compactor.known_ways, limit_s=_LIMIT_S)
-        reports = await reporter.reports(guard.deployment, guard.settings)
+        silent = [DeploymentReport(guard.deployment.target, guard.carrier)]
+        reports = await _soon(self._service.reporter.reports(guard.deployment, guard.settings), silent)
         return [_row(guard, report, visitor, notes) for report in reports]
 
     # ------------------------------------------------------------------ events and conversations
@@ -308,7 +293,7 @@ class _Page:
 
     async def record(self, request: Request, visitor: Visitor) -> JsonObject:
         """A record beside its messages for its owner; for administrators its numbers, or all if the operator allows."""
-        service, record, owner = self._service, _record_of(request), visitor.tenant
+        service, record, owner = self._service, str(request.path_params["record"]), visitor.tenant
         stored = await service.store.named(owner, record)
         if stored is None:
             events = await events_of_record(service.store, record) if visitor.sees_all else []
@@ -332,7 +317,7 @@ class _Page:
         }
 
     async def undo(self, request: Request, visitor: Visitor) -> JsonObject:
-        store, record = self._service.store, _record_of(request)
+        store, record = self._service.store, str(request.path_params["record"])
         if (stored := await store.named(visitor.tenant, record)) is None:
             raise HTTPException(404, "not found")
         return {"id": record, "forgotten": await undo(store, stored, visitor.tenant)}

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.errors import StoreError, WindowUnknown
@@ -79,9 +79,9 @@ class Routes:
         assert len([route for route in app.router.routes if "compaction" in getattr(route, "path", "")]) == 10
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy/compaction/")
 
-    async def visitor(self, request: Request) -> Visitor | None:
+    async def visitor(self, request: Request) -> Visitor:
         name = request.headers.get("authorization", "").removeprefix("Bearer ")
-        return Visitor(role=ROLES[name], tenant=name, auth=None) if name in ROLES else None
+        return Visitor(role=ROLES[name], tenant=name, auth=None)
 
     async def get(self, key: str, path: str = f"records/{RECORD}") -> httpx.Response:
         return await self.client.get(path, headers={"authorization": f"Bearer {key}"})
@@ -188,7 +188,8 @@ async def test_a_browsers_own_password_is_no_key(shown: str) -> None:
     """Another site could make the browser send it."""
     headers = [(b"authorization", shown.encode()), (b"cookie", b"token=sk-admin")]
     request = Request({"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers})
-    assert await visitor_of(request) is None
+    with pytest.raises(HTTPException, match="401"):
+        await visitor_of(request)
 
 
 def test_why_nobody_knows_a_window_is_not_everybodys_business() -> None:
