@@ -55,7 +55,7 @@ def test_every_recorded_conversation_is_played() -> None:
     if os.environ.get("GOLDENS") == "write":
         (_FOLDER / "work.txt").write_text(shared, encoding="utf-8")
     assert shared == (_FOLDER / "work.txt").read_text(encoding="utf-8")
-    assert sorted(path.stem for path in _FOLDER.glob("*.txt")) == sorted([*_SCENES, "work"])
+    assert sorted(path.stem for path in _FOLDER.glob("*.txt")) == sorted([*_SCENES, "decisions", "work"])
 
 
 def _played(bench: Bench, scene: Scene) -> str:
