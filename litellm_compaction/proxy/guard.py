@@ -255,7 +255,7 @@ class Guard:
         exchange.sent(context, prepared)
         changed = wire.with_output_limit(kwargs, limit) | wire.refusing(kwargs, provider)
         if is_stream and is_chat:
-            changed |= wire.with_usage(kwargs)
+            changed |= wire.added(kwargs, wire.REPORTS_USAGE)
         if prepared.messages is not None:
             changed["messages"] = wire.encode(prepared.messages)
         if prepared.tools is not None:
