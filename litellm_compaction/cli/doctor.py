@@ -152,19 +152,19 @@ class _Look:
         except ConfigError:
             self._say(self.name, None, "its settings are not valid")
             return
-        target, kind, enabled = deployment.target, deployment.kind, deployment.settings.enabled
+        target, may_be, enabled = deployment.target, deployment.is_asked_first, deployment.settings.enabled
+        is_ours, opted_in = target.is_lmstudio and not may_be, deployment.opted_in
         api_base, server = target.api_base or "", without_userinfo(target.api_base or "")
-        may_ask = kind == "maybe_lm_studio" or (kind == "foreign" and enabled is None and is_local_address(api_base))
+        may_ask = may_be or (deployment.is_foreign and enabled is None and is_local_address(api_base))
         is_there = await self.reporter.windows.is_lmstudio(api_base, target.api_key) if may_ask else None
-        if kind == "lm_studio" or (kind == "maybe_lm_studio" and is_there):
+        if is_ours or (may_be and is_there):
             if not server.rstrip("/").endswith("/v1"):
                 self._find(f"api_base is {server}, but requests go below /v1: write {server_root(server)}/v1.")
-            why = "it is lm_studio/…" if kind == "lm_studio" else "its server answers as LM Studio"
+            why = "it is lm_studio/…" if is_ours else "its server answers as LM Studio"
             await self._report(deployment, why)
-        elif kind == "opted_in" or (not is_there and deployment.other_target is not None):
-            opted = replace(deployment, target=deployment.other_target or target)
-            await self._report(opted, "model_info.compaction.enabled is true")
-        elif kind == "maybe_lm_studio" and is_there is None:
+        elif opted_in is not None:
+            await self._report(replace(deployment, target=opted_in), "model_info.compaction.enabled is true")
+        elif may_be and is_there is None:
             self._find(f"{server} does not answer: start it; if it is not LM Studio, {_OPT_IN} to guard it.", True)
             self._say(self.name, None, "its server was not reached")
         else:

@@ -23,15 +23,21 @@ from litellm_compaction.tokenizers.registry import check_tokenizer
 SECTION = "litellm_compaction"
 SETTINGS_PLACE = f"callback_settings.{SECTION}"
 HANDLER = f"{SECTION}.handler"
-CALLBACKS_PLACE = "litellm_settings.callbacks"
 API_BASE_VARIABLE = "LM_STUDIO_API_BASE"
 
 _LIKENESS_RATIO = 0.92
-# Settings of a deployment in a wrong place. LiteLLM would send those in litellm_params to the model's server; `mode` is
-# its own key in model_info (chat, embedding, …).
+# Places of our settings that nobody reads: surely ours, and maybe. LiteLLM would send those in litellm_params to the
+# model's server. `mode` is its own key in model_info (chat, embedding, …), and another callback, or a later LiteLLM,
+# may use the word `compaction` for itself.
+_OURS = frozenset(f"callback_settings.{name}" for name in Settings.model_fields)
 _ITS_SETTINGS = "|".join(DeploymentSettings.model_fields.keys() - {"mode"})
-_DEPLOYMENT = re.compile(
-    rf"model_list\[\d+\]((\.litellm_params)?\.compaction|(\.(litellm_params|model_info))?\.({_ITS_SETTINGS}))"
+_MAYBE_OURS = re.compile(
+    r"(?!model_list)(.*\.)?compaction|model_list\[\d+\]"
+    rf"((\.litellm_params)?\.compaction|(\.(litellm_params|model_info))?\.({_ITS_SETTINGS}))"
+)
+_NOT_READ = (
+    f"settings are not read here: move them to `{SETTINGS_PLACE}` (top level), those of one deployment to its "
+    "`model_info: {compaction: {…}}`."
 )
 
 
@@ -60,7 +66,7 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
     # LiteLLM takes a bare string for a list of one, which replaces all other callbacks.
     if not isinstance(listed, list) or listed.count(HANDLER) != 1:
         line = f'write `callbacks: ["{HANDLER}"]` under `litellm_settings`'
-        yield problem(CALLBACKS_PLACE, f"the plug-in must be listed once, or nothing is guarded: {line}.")
+        yield problem("litellm_settings.callbacks", f"the plug-in must be listed once, or nothing is guarded: {line}.")
     settings = settings_from(None)
     try:
         settings = settings_from(as_entry(data.get("callback_settings")).get(SECTION)).with_store(environ)
@@ -70,8 +76,11 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
     if settings.mode != "guard":
         meaning = "nothing is changed, only logged" if settings.mode == "observe" else "nothing is done"
         yield note(f"{SETTINGS_PLACE}.mode", f"mode is {settings.mode}: {meaning}. Write `mode: guard` to guard.")
-    for section, key, place, value in _walk(data, ""):
-        yield from _misplaced(section, key, place)
+    for place, key, value in _walk(data, ""):
+        is_like = get_close_matches(key.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO)
+        is_ours = place in _OURS or (is_like and place != SETTINGS_PLACE)
+        if is_ours or _MAYBE_OURS.fullmatch(place):
+            yield problem(place, _NOT_READ, ConfigError(f"{place}: {_NOT_READ}") if is_ours else None)
         name = value.removeprefix(ENVIRONMENT_PREFIX) if isinstance(value, str) else value
         # The start sets some itself.
         if name != value and name not in (KEY_VARIABLE, API_BASE_VARIABLE) and not environ.get(str(name)):
@@ -97,27 +106,13 @@ def _refused(place: str, error: ConfigError) -> Finding:
     return problem(place, f"the proxy refuses to start with it: {str(error).removeprefix(f'{place}: ')}", error)
 
 
-def _walk(value: object, section: str) -> Iterator[tuple[str, str, str, object]]:
-    """All that a value holds, at any depth: section, key, place, value; the items of a list by their numbers."""
+def _walk(value: object, section: str) -> Iterator[tuple[str, str, object]]:
+    """All that a value holds, at any depth: place, key, value; the items of a list by their numbers."""
     pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in pairs:
         place = f"{section}[{key}]" if isinstance(value, list) else f"{section}.{key}".removeprefix(".")
-        yield section, str(key), place, inner
+        yield place, str(key), inner
         yield from _walk(inner, place)
-
-
-def _misplaced(section: str, key: str, place: str) -> Iterator[Finding]:
-    """A setting of ours in a place that is not read; one that is surely ours stops the start."""
-    advice = f"settings are not read here: move them to `{SETTINGS_PLACE}` (top level)."
-    is_ours = get_close_matches(key.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO)
-    if place != SETTINGS_PLACE and (is_ours or (section == "callback_settings" and key in Settings.model_fields)):
-        yield problem(place, advice, ConfigError(f"{place}: {advice}"))
-    elif _DEPLOYMENT.fullmatch(place):
-        own = "settings are not read here: move them to `model_info: {compaction: {…}}` of this deployment."
-        yield problem(place, own)
-    elif key == "compaction" and not section.startswith("model_list"):
-        # Another callback, or a later LiteLLM, may use the word for itself.
-        yield problem(place, advice)
 
 
 def _deployment(entry: Mapping[str, Any], name: str, settings: Settings) -> Iterator[Finding]:

@@ -95,16 +95,16 @@ class Discovery:
         Of a model that is the id of the wildcard's deployment, the name by which clients reach it, and the model's own.
         """
         deployment, target = guard.deployment, guard.deployment.target
-        loaded = {} if "*" in deployment.group or "*" in target.model else {deployment.id: target}
-        if "*" in target.model:
-            for model, is_loaded in (await self._windows.listed(target)).items():
-                if (name := _listed_name(deployment.group, target.model, model)) is not None:
-                    id_ = listed_id(deployment.id, model)
-                    added[id_] = deployment.id, name, f"{deployment.provider}/{model}"
-                    if is_loaded:
-                        loaded[id_] = replace(target, key=f"{id_}|{model}", model=model)
-        for id_, each in loaded.items():
-            # What an overflow has taught of a window may be one tenant's only, and nobody's is asked.
+        targets = {} if "*" in deployment.group or "*" in target.model else {deployment.id: target}
+        models = await self._windows.listed(target) if "*" in target.model else {}
+        for model in models:
+            if (name := _listed_name(deployment.group, target.model, model)) is not None:
+                id_ = listed_id(deployment.id, model)
+                added[id_] = deployment.id, name, f"{deployment.provider}/{model}"
+                targets[id_] = replace(target, key=f"{id_}|{model}", model=model)
+        for id_, each in targets.items():
+            # One that is not loaded has none. What an overflow has taught of a window may be one tenant's only, and
+            # nobody's is asked.
             with contextlib.suppress(CompactionError):
                 limits[id_] = limits_of(await self._windows.resolve(each), guard.settings)
 

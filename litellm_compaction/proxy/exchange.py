@@ -275,9 +275,10 @@ async def context_of(
     settings, deployment, metadata = guard.settings, guard.deployment, client.metadata_of(body)
     exchange.pin = _pin(router, deployment) or asked.group
     caller = Caller(router, exchange.pin, metadata, settings.summary_timeout_s, asked.group)
-    # A text completion is never compacted, unless LiteLLM makes a chat of it, which is carried like any other.
+    # A text completion is never compacted, unless LiteLLM makes a chat of it (main.py, `text_completion`), which is
+    # carried like any other.
     is_text = "prompt" in body and not body.get("messages")
-    is_chat = not is_text or (is_through and deployment.is_bridged)
+    is_chat = not is_text or (is_through and deployment.provider != "openai")
     # One of several processes of a proxy: uvicorn starts those as children of multiprocessing's.
     is_worker, is_in_memory = multiprocessing.parent_process() is not None, settings.store.startswith("memory:")
     may_be_ahead = deployment.target.is_listed and not asked.is_client_summary and not (is_worker and is_in_memory)

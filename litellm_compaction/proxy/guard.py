@@ -161,7 +161,7 @@ class Guard:
         deployment = self.guards.called(kwargs)
         # A summary of half of a text, or a count of it, is as wrong as an answer to it.
         extra = wire.refusing(kwargs, deployment.provider)
-        if deployment.kind != "foreign" and routing.carrier_of(deployment, self.guards.configured) == "transport":
+        if not deployment.is_foreign and routing.carrier_of(deployment, self.guards.configured) == "transport":
             extra |= wire.as_chat(kwargs)
         return {**kwargs, **extra} if extra else kwargs
 
@@ -200,7 +200,7 @@ class Guard:
         # The body may name another kind of server.
         entry = litellm_inside.deployment(router, str(info.get("id")))
         own = self.guards.deployment(routing.as_entry(entry))
-        return kwargs if entry is None or own.kind == "foreign" else wire.without_overrides(kwargs, own.provider)
+        return kwargs if entry is None or own.is_foreign else wire.without_overrides(kwargs, own.provider)
 
     def _bridged(self, deployment: Deployment, kwargs: Body, kind: str) -> Body:
         """The arguments of another call, for LiteLLM to make a chat of it: by its own route it would have no guard."""
@@ -253,7 +253,7 @@ class Guard:
         exchange.sent(context, prepared)
         changed = wire.with_output_limit(kwargs, limit) | wire.refusing(kwargs, provider)
         if is_stream and is_chat:
-            changed |= wire.with_usage(kwargs)
+            changed |= wire.added(kwargs, wire.REPORTS_USAGE)
         if prepared.messages is not None:
             changed["messages"] = wire.encode(prepared.messages)
         if prepared.tools is not None:

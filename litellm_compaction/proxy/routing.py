@@ -7,7 +7,6 @@ Studio, or if its operator opted in: then by its server's own window, the operat
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import logging
 import math
@@ -33,23 +32,22 @@ logger = logging.getLogger("litellm_compaction")
 
 # A part of an entry of the router's list, or of the arguments of a call.
 Entry: TypeAlias = Mapping[str, Any]
-Kind: TypeAlias = Literal["lm_studio", "maybe_lm_studio", "opted_in", "foreign"]
 Carrier: TypeAlias = Literal["transport", "hooks"]
 # The ways of each to go on with an answer: LiteLLM's hooks know chats only.
 WAYS_OF: Mapping[Carrier, frozenset[Way]] = {"transport": frozenset(ALL_WAYS), "hooks": frozenset(("prefill", "turn"))}
 # Of a hosted pruning model without any other number; never of a model that is guarded.
 DEFAULT_WINDOW_TOKENS = 128_000
-_OPENAI_PROVIDERS, OLLAMA = ("openai", "custom_openai"), ("ollama", "ollama_chat")
-# Where LiteLLM finds a server whose entry has no address: in a variable, or at an address of its own.
+_OPENAI_PROVIDERS = ("openai", "custom_openai")
+# Where LiteLLM finds a server whose entry has no address: in a variable, or at an address of its own; and a key, in a
+# variable of the same name with KEY for BASE.
 _PLACES: Mapping[str, tuple[str, str | None]] = {
     "lm_studio": ("LM_STUDIO_API_BASE", None),
-    **dict.fromkeys(OLLAMA, ("OLLAMA_API_BASE", "http://localhost:11434")),
+    "openai": ("OPENAI_API_BASE", None),
+    **{provider: place for server in SERVERS.values() for provider, place in server.providers.items()},
 }
 _LOCAL_SUFFIXES = (".local", ".lan", ".home", ".internal", ".localdomain", ".home.arpa", ".ts.net", ".test")
 # LiteLLM takes a model of such a name, without a provider, for OpenAI's.
 _OPENAIS = re.compile(r"(gpt-|chatgpt-|o\d)")
-# LiteLLM asks these for text completions, all others for a chat (main.py, `text_completion`).
-_TEXT_PROVIDERS = frozenset({"openai", "azure", "azure_text", "text-completion-openai", "text-completion-codestral"})
 # LiteLLM reads these before a model's name, behind a provider's, as the route by which to ask for it.
 _ROUTE = re.compile(r"\A([^/]+/)?(?:responses|chat_completions)/")
 _MAX_GROUPS = 64
@@ -63,15 +61,19 @@ class Deployment:
     id: str  # The router's; pins a call to this deployment.
     group: str  # Its `model_name`.
     provider: str  # LiteLLM's name for its kind.
-    kind: Kind  # `maybe_lm_studio` is decided by asking its server once.
-    target: Target  # For window and counting.
+    target: Target  # For window and counting: of LM Studio, if its server is or may be that.
     settings: DeploymentSettings  # `model_info.compaction`.
-    other_target: Target | None = None  # In its place if its server is not LM Studio; None leaves it alone then.
+    opted_in: Target | None = None  # For a server that is not LM Studio; None leaves that alone.
 
     @property
-    def is_bridged(self) -> bool:
-        """LiteLLM makes a chat of a text completion for it."""
-        return self.provider not in _TEXT_PROVIDERS
+    def is_foreign(self) -> bool:
+        """It is left alone, whatever its server is."""
+        return not self.target.is_lmstudio and self.opted_in is None
+
+    @property
+    def is_asked_first(self) -> bool:
+        """Its server decides, by a question, if it is LM Studio."""
+        return self.target.is_lmstudio and self.provider != "lm_studio"
 
 
 def deployment_of(
@@ -91,11 +93,7 @@ def deployment_of(
     section = {**as_entry(info.get("compaction")), "enabled": True} if is_asked else info.get("compaction")
     own = deployment_settings_from(section, f"model_info.compaction of {group or full_name!r}")
     api_base, api_key = _address(provider, params, environ)
-    kind: Kind = "opted_in" if own.enabled else "foreign"
-    if own.enabled is not False and provider == "lm_studio":
-        kind = "lm_studio"
-    elif own.enabled is not False and provider in _OPENAI_PROVIDERS and is_local_address(api_base):
-        kind = "maybe_lm_studio"
+    is_ours, is_near = provider == "lm_studio", provider in _OPENAI_PROVIDERS and is_local_address(api_base)
     identity = _text(info.get("id")) or full_name
     target = Target(
         key=f"{identity}|{model}",
@@ -103,15 +101,11 @@ def deployment_of(
         api_base=api_base,
         api_key=api_key,
         context_length=own.context_length,
-        is_lmstudio=kind in ("lm_studio", "maybe_lm_studio"),
+        is_lmstudio=(is_ours or is_near) and own.enabled is not False,
         tokenizer=str(own.changes.get("tokenizer", "")),
     )
-    other = _opted_in(target, provider, info, is_asked) if own.enabled and kind != "lm_studio" else None
-    if kind == "opted_in":
-        target, other = other or target, None
-    return Deployment(
-        id=identity, group=group, provider=provider, kind=kind, target=target, settings=own, other_target=other
-    )
+    opted_in = _opted_in(target, provider, info, is_asked) if own.enabled and not is_ours else None
+    return Deployment(id=identity, group=group, provider=provider, target=target, settings=own, opted_in=opted_in)
 
 
 def _address(provider: str, params: Entry, environ: Mapping[str, str]) -> tuple[str | None, str | None]:
@@ -121,29 +115,23 @@ def _address(provider: str, params: Entry, environ: Mapping[str, str]) -> tuple[
         text = next(filter(None, (_text(params.get(name)) for name in names)), None)
         return environ.get(text.removeprefix("os.environ/")) if text and text.startswith("os.environ/") else text
 
-    api_base, api_key = read("api_base", "base_url"), read("api_key")
-    places = [each.providers[provider] for each in SERVERS.values() if provider in each.providers]
-    variable, address = next(iter(places), _PLACES.get(provider, ("", None)))
-    # The address that LiteLLM takes for OpenAI's models without one (main.py, `_resolve_openai_api_base`).
-    base = environ.get("OPENAI_BASE_URL") or environ.get("OPENAI_API_BASE")
-    if provider == "openai" and api_base is None and is_local_address(base):
-        return base, api_key or environ.get("OPENAI_API_KEY")
-    if provider == "lm_studio":
-        api_key = api_key or environ.get("LM_STUDIO_API_KEY")
-    return api_base or environ.get(variable) or address, api_key
+    variable, address = _PLACES.get(provider, ("", None))
+    # OpenAI's own name goes before that (LiteLLM's main.py, `_resolve_openai_api_base`).
+    address = environ.get("OPENAI_BASE_URL" if provider == "openai" else variable) or environ.get(variable) or address
+    return read("api_base", "base_url") or address, read("api_key") or environ.get(variable.replace("BASE", "KEY"))
 
 
 def _opted_in(target: Target, provider: str, info: Entry, is_asked: bool) -> Target:
     """`target` as an operator opted it in: the ways to ask for its window, and the number without an answer."""
     is_local, shown = is_local_address(target.api_base), info.get("max_input_tokens")
-    apis = tuple(name for name, server in SERVERS.items() if provider in server.providers and target.api_base)
-    if provider in _OPENAI_PROVIDERS and is_local:
-        apis = tuple(SERVERS)
+    may_be = (name for name, server in SERVERS.items() if target.is_lmstudio or provider in server.providers)
+    apis = tuple(may_be) if target.api_base else ()
     tokens, source = target.context_length, "operator"
     # As YAML, the model map or a pydantic float hold it.
     if tokens is None and not isinstance(shown, bool) and isinstance(shown, (int, float)) and 1 <= shown <= 1e9:
         tokens, source = int(shown), "max_input_tokens"
-    if tokens is None and is_asked and not apis and not is_local:
+    # Ollama's is its operator's number, wherever it runs.
+    if tokens is None and is_asked and not (apis or is_local or provider.startswith("ollama")):
         tokens, source = DEFAULT_WINDOW_TOKENS, "default"
     return replace(target, context_length=tokens, context_source=source, is_lmstudio=False, apis=apis)
 
@@ -289,7 +277,7 @@ class DeploymentSelector:
 
     async def guard(self, deployment: Deployment) -> GuardedDeployment | None:
         """None for a deployment that is left alone."""
-        if deployment.kind == "foreign":
+        if deployment.is_foreign:
             return None
         settings, conflict = for_deployment(await self._source.current(), self.configured, deployment.settings)
         if conflict:
@@ -306,9 +294,9 @@ class DeploymentSelector:
 
     async def _target(self, deployment: Deployment) -> Target | None:
         """The deployment's target, after it is known which server it is; None for one that was not opted in."""
-        target, other = deployment.target, deployment.other_target
-        if deployment.kind != "maybe_lm_studio":
-            return target
+        target, other = deployment.target, deployment.opted_in
+        if not deployment.is_asked_first:
+            return other or target
         answer = target.api_base is not None and await self._windows.is_lmstudio(target.api_base, target.api_key)
         if answer is None and other is None:
             message = "model=%s is not guarded while its server does not answer: if it is LM Studio, write %s"
@@ -322,11 +310,8 @@ class DeploymentSelector:
         """The target of a pruning model, of several the one with the smallest window; None for an unknown name."""
         deployments = [self.deployment(entry, is_asked=True) for entry in group_entries(router, name)]
         targets = [target for each in deployments if (target := await self._target(each)) is not None]
-        tokens: dict[str, int] = {}
-        for target in targets if len(targets) > 1 else ():
-            with contextlib.suppress(CompactionError):
-                tokens[target.key] = (await self._windows.resolve(target)).tokens
-        return min(targets, key=lambda target: tokens.get(target.key, math.inf), default=None)
+        tokens = {each.key: await self._windows.tokens_now(each) for each in targets if len(targets) > 1}
+        return min(targets, key=lambda target: tokens.get(target.key) or math.inf, default=None)
 
     async def why_unusable(self, router: Any, name: str) -> str:
         """Says why summaries do not go to a pruning model now; "" if they do."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message
 from litellm_compaction.errors import NotServed
 from litellm_compaction.proxy.client import Body
-from litellm_compaction.proxy.routing import OLLAMA, without_route
+from litellm_compaction.proxy.routing import as_entry, without_route
 
 # LiteLLM's additions to a request.
 _LITELLM_KEYS = frozenset({"metadata", "litellm_metadata", "proxy_server_request", "secret_fields", "model_info"})
@@ -30,11 +30,15 @@ _CHAT_KEYS = frozenset((
     "messages", "max_completion_tokens", "n", "logprobs", "tools", "functions", "response_format", "store",
     "parallel_tool_calls", "metadata", "service_tier", "prompt_cache_key", "safety_identifier",
 ))  # fmt: skip
+# Bounds on the answer; llama.cpp's own goes before the others there (tools/server, `n_predict`).
+_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
+# Answers to each prompt: a server writes them at once (llama.cpp, tools/server, `n` and `n_cmpl`; vLLM `best_of`).
+_ANSWERS = ("n", "n_cmpl", "best_of")
 # Of `extra_body`: what shapes the prompt or bounds the answer, and so is guarded like the same keys outside of it, and
 # what only the deployment decides.
 _LIFTED = frozenset((
-    "messages", "prompt", "tools", "functions", "tool_choice", "function_call", "max_tokens", "max_completion_tokens",
-    "n_predict", "stop", "n", "n_cmpl", "best_of", "logprobs", "top_logprobs", "response_format", "stream_options",
+    *_OUTPUT_LIMITS, *_ANSWERS, "messages", "prompt", "tools", "functions", "tool_choice", "function_call", "stop",
+    "logprobs", "top_logprobs", "response_format", "stream_options",
 ))  # fmt: skip
 _NOT_THE_CLIENTS = frozenset({"model", "stream", _PROVIDER})
 # Servers hand these to the chat template besides messages and tools: vLLM all of them ("Chat API", extra parameters;
@@ -43,22 +47,20 @@ _NOT_THE_CLIENTS = frozenset({"model", "stream", _PROVIDER})
 _EXTRAS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "suffix")
 # Less than the least margin in tokens, so that no ordinary `{"enable_thinking": false}` makes a count an estimate.
 _LEAST_EXTRAS_CHARS = 64
-# Bounds on the answer; llama.cpp's own goes before the others there (tools/server, `n_predict`).
-_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
-# Answers to each prompt: a server writes them at once (llama.cpp, tools/server, `n` and `n_cmpl`; vLLM `best_of`).
-_ANSWERS = ("n", "n_cmpl", "best_of")
 _NUMBER = re.compile(r"\s*\d{1,18}(\.\d*)?\s*", re.ASCII)
 # OpenAI's limit of stop strings, which some servers check.
 _MOST_STOPS = 4
 # Bounds on thinking, tokens before efforts: Anthropic's, OpenRouter's, llama.cpp's own two, Gemini's (below 0 there is
 # none); OpenAI's chats, LiteLLM's own form of that, OpenAI's responses and OpenRouter, Anthropic.
 _THOUGHTS = (
-    *(("thinking", "budget_tokens"), ("reasoning", "max_tokens")),
-    *(("thinking_budget_tokens",), ("reasoning_budget_tokens",)),
-    *(("generationConfig", "thinkingConfig", "thinkingBudget"), ("reasoning_effort",)),
-    *((each, "effort") for each in ("reasoning_effort", "reasoning", "output_config")),
-)
+    "thinking.budget_tokens", "reasoning.max_tokens", "thinking_budget_tokens", "reasoning_budget_tokens",
+    "generationConfig.thinkingConfig.thinkingBudget", "reasoning_effort", "reasoning_effort.effort", "reasoning.effort",
+    "output_config.effort",
+)  # fmt: skip
 _HIGH_EFFORTS = ("high", "xhigh", "max")
+# These make a stream report its usage; by these Ollama refuses a prompt that is too long, also one to be counted.
+REPORTS_USAGE: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
+_REFUSES = {_EXTRA: {"truncate": False, "shift": False}}
 # vLLM's words for a last message that goes on (its OpenAI-compatible server, "Chat API").
 GOES_ON: Mapping[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
 # Anthropic's stop reasons.
@@ -85,8 +87,7 @@ def _at(value: object, *path: str) -> object:
 
 
 def _with_inner(body: Body) -> Body:
-    inner = body.get(_EXTRA)
-    return {**body, **inner} if isinstance(inner, Mapping) else body
+    return {**body, **as_entry(body.get(_EXTRA))}
 
 
 def decode(body: Body) -> Request | None:
@@ -94,10 +95,11 @@ def decode(body: Body) -> Request | None:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         return None
-    tools = body.get("tools") or body.get("functions") or ()
+    # The older name, too; what is no list takes room like a tool.
+    tools = [body.get(key) or () for key in ("tools", "functions")]
     return Request(
         messages=tuple(map(_message, messages)),
-        tools=tuple(tools) if isinstance(tools, Sequence) else (),
+        tools=tuple(tool for each in tools for tool in (each if isinstance(each, Sequence) else (each,))),
         tool_choice=body.get("tool_choice"),
         extras=extras_of(body),
     )
@@ -124,11 +126,6 @@ def extras_of(body: Body) -> Mapping[str, JsonValue]:
     """The fields that a server may write into the prompt besides what `decode` reads; none if they are tiny."""
     given = _with_inner(body)
     extras = {key: given[key] for key in _EXTRAS if given.get(key) is not None}
-    tools, functions = body.get("tools"), body.get("functions")
-    if tools and not isinstance(tools, Sequence):
-        extras["tools"] = tools
-    if functions and (tools or not isinstance(functions, Sequence)):
-        extras["functions"] = functions
     is_tiny = not extras or len(json.dumps([*extras.values()], default=str)) <= _LEAST_EXTRAS_CHARS
     return {} if is_tiny and not Request(messages=(), extras=extras).has_own_template else extras
 
@@ -142,11 +139,10 @@ def decode_text(body: Body) -> Request | None:
     # What is neither takes room like a text, and its server has the last word on it.
     odd = (piece for piece in pieces if type(piece) is not int)
     texts = [piece if isinstance(piece, str) else json.dumps(piece, default=str) for piece in odd]
-    if len(texts) == len(pieces):
-        return Request(messages=tuple(map(user_message, texts or [""])), extras=extras_of(body))
-    # A text between ids has at most a token for each of its bytes.
-    sizes = (len(text.encode("utf-8", "replace")) for text in texts)
-    return Request(messages=(user_message(""),), token_ids=len(pieces) - len(texts) + sum(sizes))
+    if ids := len(pieces) - len(texts):
+        # A text between ids has at most a token for each of its bytes.
+        return Request(messages=(user_message(""),), token_ids=ids + len("".join(texts).encode("utf-8", "replace")))
+    return Request(messages=tuple(map(user_message, texts or [""])), extras=extras_of(body))
 
 
 def is_same_request(body: Body, request: Request) -> bool:
@@ -179,7 +175,7 @@ def asked_output_tokens(body: Body) -> int | None:
 
 def asked_thoughts_tokens(original: Body) -> float | None:
     """A client's own bound on thinking in its body as it came: infinite for high effort, None for none."""
-    for value in (_at(original, *path) for path in _THOUGHTS):
+    for value in (_at(original, *path.split(".")) for path in _THOUGHTS):
         if (limit := _limit(value)) is not None or value in _HIGH_EFFORTS:
             return math.inf if limit is None or limit < 0 else limit
     return None
@@ -238,11 +234,6 @@ def _parts(value: object) -> Iterator[object]:
             waiting += part
 
 
-def is_conversation(messages: object) -> bool:
-    """True for a value that `decode` reads as a list of messages."""
-    return isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
-
-
 def not_served(body: Body, route: str, *, keeps: Callable[[], bool], is_read: bool) -> NotServed | None:
     """The first field or item of a body, as its client sent it, that LiteLLM would drop on its way to a chat.
 
@@ -276,22 +267,16 @@ def encode(messages: Sequence[Message], *, like: Sequence[Mapping[str, Any]] = (
     return encoded
 
 
-def with_fields(body: Body, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`body` with `fields`; of a key that is an object in both, the client's other members stay."""
-    both = (key for key, value in fields.items() if isinstance(value, Mapping) and isinstance(body.get(key), Mapping))
-    return {**body, **fields, **{key: {**body[key], **fields[key]} for key in both}}
+def added(body: Body, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields` for `body`; of a key that is an object in both, the body's other members stay."""
+    # Each object is a new one: LiteLLM takes keys out of those that it gets.
+    both = {key: {**as_entry(body.get(key)), **value} for key, value in fields.items() if isinstance(value, Mapping)}
+    return {**fields, **both}
 
 
 def refusing(body: Body, provider: str) -> dict[str, Any]:
-    """The key by which Ollama refuses a prompt whose oldest messages it would drop in silence; {} for others."""
-    fields = {_EXTRA: {"truncate": False, "shift": False}}
-    return {_EXTRA: with_fields(body, fields)[_EXTRA]} if provider in OLLAMA else {}
-
-
-def with_usage(body: Body) -> dict[str, Any]:
-    """The keys that make a stream report its usage."""
-    key = "stream_options"
-    return {key: with_fields(body, {key: {"include_usage": True}})[key]}
+    """The keys by which Ollama refuses a prompt whose oldest messages it would drop in silence; {} for others."""
+    return added(body, _REFUSES) if provider in ("ollama", "ollama_chat") else {}
 
 
 def with_output_limit(body: Body, limit_tokens: int) -> dict[str, Any]:
@@ -317,10 +302,10 @@ def begun(body: Body, prompt: str, end_of_turn: str) -> dict[str, Any]:
 
 def without_overrides(body: Body, provider: str) -> Body:
     """The arguments of a call to a guarded deployment of `provider`, without those that would send it another way."""
-    extra, theirs = body.get(_EXTRA), _LIFTED | _NOT_THE_CLIENTS
+    extra, theirs = as_entry(body.get(_EXTRA)), _LIFTED | _NOT_THE_CLIENTS
     is_other_way = bool(provider) and body.get(_PROVIDER) not in (None, provider)
     changed = {**body, _PROVIDER: provider} if is_other_way else body
-    if isinstance(extra, Mapping) and not theirs.isdisjoint(extra):
+    if not theirs.isdisjoint(extra):
         lifted = {key: value for key, value in extra.items() if key in _LIFTED}
         changed = {**changed, **lifted, _EXTRA: {key: value for key, value in extra.items() if key not in theirs}}
     return changed
@@ -329,16 +314,11 @@ def without_overrides(body: Body, provider: str) -> Body:
 def to_chats_alone(body: Body, provider: str) -> dict[str, Any]:
     """The arguments of a call as to a server that has chats alone, so that LiteLLM makes one; without its address."""
     own = {key: body[key] for key in _OF_DEPLOYMENTS if key in body}
-    info = body.get("model_info")
     name = without_route(str(body.get("model")).removeprefix(f"{provider}/"))
-    return {
-        **{key: value for key, value in body.items() if key not in own},
-        _PROVIDER: _CHATS_ALONE,
-        "model": f"{_CHATS_ALONE}/{name}",
-        "api_base": _NOWHERE,
-        # By these endpoints LiteLLM would send messages and responses as they came (llms/openai_like).
-        "model_info": {**(info if isinstance(info, Mapping) else {}), "supported_endpoints": None, _OWN: (name, own)},
-    }
+    # By these endpoints LiteLLM would send messages and responses as they came (llms/openai_like).
+    hidden = {"model_info": {"supported_endpoints": None, _OWN: (name, own)}}
+    place = {_PROVIDER: _CHATS_ALONE, "model": f"{_CHATS_ALONE}/{name}", "api_base": _NOWHERE}
+    return {**{key: value for key, value in body.items() if key not in own}, **place, **added(body, hidden)}
 
 
 def from_chats_alone(body: Body) -> Body:
@@ -372,19 +352,15 @@ def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
     if details is None:
         return answer
     if isinstance(answer, (bytes, bytearray)):
-        return _DATA.sub(lambda data: _told(data[0], details), answer)
+        with suppress(ValueError):
+            return _DATA.sub(lambda data: json.dumps(_ended(json.loads(data[0]), details)).encode(), answer)
+        return answer
     if isinstance(answer, dict):
         return _ended(answer, details) if answer.get("type") == "message" else answer
     usage: Any = _at(answer, "usage") or _at(answer, "response", "usage")
     if usage is not None:
         usage.compaction = dict(details)
     return answer
-
-
-def _told(data: bytes, details: Mapping[str, Any]) -> bytes:
-    with suppress(ValueError):
-        return json.dumps(_ended(json.loads(data), details)).encode()
-    return data
 
 
 def _ended(said: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
@@ -395,4 +371,4 @@ def _ended(said: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any
         # LiteLLM has no `finish_reason` for Anthropic's own word, and writes the client's limit.
         reason = {"stop_reason": _WINDOWS_END}
         told |= reason if "stop_reason" in said else {"delta": reason}
-    return with_fields(said, told)
+    return {**said, **added(said, told)}

@@ -28,11 +28,15 @@ def deployment(model: str, info: dict[str, Any] | None = None, **params: Any) ->
     return deployment_of({"model": model, **params}, info or {}, group="g", environ={})
 
 
+def kind(read: Deployment) -> str:
+    return "foreign" if read.is_foreign else "asked" if read.is_asked_first else "guarded"
+
+
 def opted(model: str, info: dict[str, Any] | None = None, **params: Any) -> Target:
     """The target of an opted-in deployment whose server is not LM Studio."""
     own = info or {}
     read = deployment(model, {**own, "compaction": {"enabled": True, **own.get("compaction", {})}}, **params)
-    return read.other_target or read.target
+    return read.opted_in or read.target
 
 
 @pytest.mark.parametrize(
@@ -50,7 +54,7 @@ def test_the_sources_of_a_window_have_an_order(info: dict[str, Any], window: tup
     assert (target.context_length, target.context_source) == window
     # Opting LM Studio in changes nothing: its window is read, or unknown.
     own = deployment("lm_studio/x", {**info, **ON}, api_base=LOCAL)
-    assert (own.kind, own.target.context_length, own.other_target) == ("lm_studio", None, None)
+    assert (own.is_asked_first, own.target.context_length, own.opted_in) == (False, None, None)
 
 
 @pytest.mark.parametrize(
@@ -59,46 +63,46 @@ def test_the_sources_of_a_window_have_an_order(info: dict[str, Any], window: tup
         ("openai/x", LOCAL, None),
         ("openai/x", "http://gpu.lan:8000/v1", None),
         ("hosted_vllm/x", "https://vllm.example.com/v1", None),
-        ("ollama/x", "http://10.0.0.7:11434", None),
         ("ollama/x", None, None),
         ("openai/x", None, 128_000),
-        ("ollama_chat/x", "https://ollama.com", 128_000),
+        ("ollama_chat/x", "https://ollama.com", None),
     ],
 )
 def test_a_hosted_pruning_model_has_a_supposed_window(model: str, api_base: str | None, tokens: int | None) -> None:
     """A server of one's own has any context length, and may cut silently; nothing is supposed of a guarded model."""
     asked = deployment_of({"model": model, "api_base": api_base}, {}, group="g", environ={}, is_asked=True)
-    assert (asked.other_target or asked.target).context_length == tokens
+    assert (asked.opted_in or asked.target).context_length == tokens
     assert opted(model, api_base=api_base).context_length is None
 
 
 @pytest.mark.parametrize(
     ("params", "environ", "expected"),
     [
-        ({"model": "openai/responses/x"}, {}, ("openai", "x", LOCAL, "maybe_lm_studio")),
-        ({"model": "lm_studio/responses/x"}, {}, ("lm_studio", "x", LOCAL, "lm_studio")),
-        ({"model": "responses/x", "custom_llm_provider": "openai"}, {}, ("openai", "x", LOCAL, "maybe_lm_studio")),
-        ({"model": "gpt-4o"}, {}, ("openai", "gpt-4o", LOCAL, "maybe_lm_studio")),
+        ({"model": "openai/responses/x"}, {}, ("openai", "x", LOCAL, "asked")),
+        ({"model": "lm_studio/responses/x"}, {}, ("lm_studio", "x", LOCAL, "guarded")),
+        ({"model": "responses/x", "custom_llm_provider": "openai"}, {}, ("openai", "x", LOCAL, "asked")),
+        ({"model": "gpt-4o"}, {}, ("openai", "gpt-4o", LOCAL, "asked")),
         ({"model": "claude-sonnet-4-5"}, {}, ("", "claude-sonnet-4-5", LOCAL, "foreign")),
         (
             {"model": "openai/x", "api_base": None},
             {"OPENAI_BASE_URL": LOCAL},
-            ("openai", "x", LOCAL, "maybe_lm_studio"),
+            ("openai", "x", LOCAL, "asked"),
         ),
-        ({"model": "openai/x", "api_base": None}, {"OPENAI_BASE_URL": HOSTED}, ("openai", "x", None, "foreign")),
+        ({"model": "openai/x", "api_base": None}, {"OPENAI_BASE_URL": HOSTED}, ("openai", "x", HOSTED, "foreign")),
         ({"model": "openai/x", "api_base": HOSTED}, {"OPENAI_BASE_URL": LOCAL}, ("openai", "x", HOSTED, "foreign")),
         # A client may ask a wildcard deployment for no model, and LM Studio answers with what is loaded.
-        ({"model": "lm_studio/"}, {}, ("lm_studio", "", LOCAL, "lm_studio")),
-        ({"model": "lm_studio//"}, {}, ("lm_studio", "/", LOCAL, "lm_studio")),
-        ({"model": "lm_studio/a/b"}, {}, ("lm_studio", "a/b", LOCAL, "lm_studio")),
+        ({"model": "lm_studio/"}, {}, ("lm_studio", "", LOCAL, "guarded")),
+        ({"model": "lm_studio//"}, {}, ("lm_studio", "/", LOCAL, "guarded")),
+        ({"model": "lm_studio/a/b"}, {}, ("lm_studio", "a/b", LOCAL, "guarded")),
     ],
 )
 def test_a_deployment_is_read_as_litellm_reads_it(
     params: dict[str, Any], environ: dict[str, str], expected: tuple[str, str, str | None, str]
 ) -> None:
     """Its route is no part of its name; a name that LiteLLM knows needs no provider; variables have addresses."""
-    read = deployment_of({"api_base": LOCAL, **params}, {}, group="g", environ=environ)
-    assert (read.provider, read.target.model, read.target.api_base, read.kind) == expected
+    read = deployment_of({"api_base": LOCAL, **params}, {}, group="g", environ={"OPENAI_API_KEY": "k", **environ})
+    assert (read.provider, read.target.model, read.target.api_base, kind(read)) == expected
+    assert read.target.api_key == ("k" if read.provider == "openai" else None)
 
 
 def test_only_a_local_network_may_be_asked() -> None:
@@ -111,11 +115,11 @@ def test_only_a_local_network_may_be_asked() -> None:
     local = ("127.0.0.1:1234", *(f"http://{host}/v1" for host in hosts))
     for api_base in (*foreign, *local):
         read = deployment("openai/x", api_base=api_base)
-        assert (read.kind, read.target.is_lmstudio) == (
-            ("maybe_lm_studio", True) if api_base in local else ("foreign", False)
+        assert (kind(read), read.target.is_lmstudio) == (
+            ("asked", True) if api_base in local else ("foreign", False)
         ), api_base
     others = (("anthropic/claude", None), ("azure/gpt", "https://mine.openai.azure.com"))
-    assert {deployment(model, api_base=api_base).kind for model, api_base in others} == {"foreign"}
+    assert {kind(deployment(model, api_base=api_base)) for model, api_base in others} == {"foreign"}
 
 
 @pytest.mark.parametrize("model", ["openai/x", "ollama/x", "hosted_vllm/x", "llamafile/x", "anthropic/x"])
@@ -132,7 +136,7 @@ async def test_without_opting_in_no_request_is_made(model: str, info: dict[str, 
         windows = Windows(cache_s=5.0, http=http)
         guards = DeploymentSelector(LiveSettings(Settings()), windows)
         read = deployment(model, info, api_base=LOCAL)
-        assert (read.other_target, read.target.apis) == (None, ())
+        assert (read.opted_in, read.target.apis) == (None, ())
         assert await guards.guard(read) is None
         await windows.aclose()
     # A local OpenAI-compatible server is asked whether it is LM Studio, as ever; nothing else is asked of anybody.

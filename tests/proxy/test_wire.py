@@ -16,6 +16,7 @@ from litellm.types.llms.openai import ResponseAPIUsage
 from litellm_compaction.core.messages import Request
 from litellm_compaction.proxy.answer.sse import json_object
 from litellm_compaction.proxy.wire import (
+    added,
     asked_answers,
     asked_output_tokens,
     asked_thoughts_tokens,
@@ -27,7 +28,6 @@ from litellm_compaction.proxy.wire import (
     to_chats_alone,
     usage_of,
     with_details,
-    with_fields,
     with_output_limit,
     without_overrides,
 )
@@ -193,7 +193,7 @@ def test_any_chat_body_is_written_as_it_was_read(body: dict[str, Any]) -> None:
     kept = copy.deepcopy(body)
     request = decode(body)
     assert request is not None
-    written = with_fields(body, {"messages": encode(request.messages)})
+    written = {**body, **added(body, {"messages": encode(request.messages)})}
     assert json.dumps(written) == json.dumps(kept) == json.dumps(body)
     assert without_overrides(body, "lm_studio") is body
     tools = body.get("tools") or body.get("functions") or []

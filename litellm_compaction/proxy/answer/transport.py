@@ -233,7 +233,7 @@ def _as_it_is(create: Callable[..., Awaitable[Any]], transport: GuardedTransport
         lists = {key: asked[key] for key in _LISTS if key in asked and key not in extra}
         long = is_long(*lists.values())
         plain = {key: value for key, value in lists.items() if await off_loop_if(long, partial(wire.is_plain, value))}
-        if not wire.is_conversation(plain.get("messages")):
+        if not plain.get("messages"):
             # Keys that the transport does not read go on as they came.
             plain = {}
         transport.lists = plain

@@ -135,7 +135,7 @@ class HttpUpstream:
         prepared = leg.prepared
         body = {**self.body, **wire.with_output_limit(self.body, leg.max_tokens)}
         if self.wants_stream and self._asks_for_usage and not leg.passed:
-            body.update(wire.with_usage(body))
+            body.update(wire.added(body, wire.REPORTS_USAGE))
         if prepared.messages is not None:
             body["messages"] = wire.encode(prepared.messages, like=self.body.get("messages") or [])
         if prepared.tools is not None:
@@ -144,7 +144,7 @@ class HttpUpstream:
             body.pop(_WHOLE_DOCUMENT_KEY, None)
         if leg.goes_on and prepared.continuation.prompt is not None:
             body = wire.begun(body, prepared.continuation.prompt.text, prepared.continuation.prompt.end_of_turn)
-        return wire.with_fields(body, leg.fields)
+        return {**body, **wire.added(body, leg.fields)}
 
 
 async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
