@@ -25,7 +25,8 @@ from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokens.estimate import Estimate, Span
-from tests.engine.bench import Bench, Clock, FakeAsk, FakeCounter
+from tests.engine.bench import Bench, FakeAsk, FakeCounter
+from tests.virtual_time import Clock
 
 # A turn takes so long that what an hour allows is no bound.
 _TURN_S = 600.0

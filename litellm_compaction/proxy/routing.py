@@ -115,10 +115,14 @@ def _address(provider: str, params: Entry, environ: Mapping[str, str]) -> tuple[
         text = next(filter(None, (_text(params.get(name)) for name in names)), None)
         return environ.get(text.removeprefix("os.environ/")) if text and text.startswith("os.environ/") else text
 
+    api_base, api_key = read("api_base", "base_url"), read("api_key")
     variable, address = _PLACES.get(provider, ("", None))
     # OpenAI's own name goes before that (LiteLLM's main.py, `_resolve_openai_api_base`).
     address = environ.get("OPENAI_BASE_URL" if provider == "openai" else variable) or environ.get(variable) or address
-    return read("api_base", "base_url") or address, read("api_key") or environ.get(variable.replace("BASE", "KEY"))
+    if provider == "openai" and (api_base or not is_local_address(address)):
+        # The key of a hosted service is no business of a local server, nor its address ours.
+        return api_base, api_key
+    return api_base or address, api_key or environ.get(variable.replace("BASE", "KEY"))
 
 
 def _opted_in(target: Target, provider: str, info: Entry, is_asked: bool) -> Target:
