@@ -88,7 +88,7 @@ def test_a_hosted_pruning_model_has_a_supposed_window(model: str, api_base: str 
             {"OPENAI_BASE_URL": LOCAL},
             ("openai", "x", LOCAL, "asked"),
         ),
-        ({"model": "openai/x", "api_base": None}, {"OPENAI_BASE_URL": HOSTED}, ("openai", "x", HOSTED, "foreign")),
+        ({"model": "openai/x", "api_base": None}, {"OPENAI_BASE_URL": HOSTED}, ("openai", "x", None, "foreign")),
         ({"model": "openai/x", "api_base": HOSTED}, {"OPENAI_BASE_URL": LOCAL}, ("openai", "x", HOSTED, "foreign")),
         # A client may ask a wildcard deployment for no model, and LM Studio answers with what is loaded.
         ({"model": "lm_studio/"}, {}, ("lm_studio", "", LOCAL, "guarded")),
@@ -102,7 +102,8 @@ def test_a_deployment_is_read_as_litellm_reads_it(
     """Its route is no part of its name; a name that LiteLLM knows needs no provider; variables have addresses."""
     read = deployment_of({"api_base": LOCAL, **params}, {}, group="g", environ={"OPENAI_API_KEY": "k", **environ})
     assert (read.provider, read.target.model, read.target.api_base, kind(read)) == expected
-    assert read.target.api_key == ("k" if read.provider == "openai" else None)
+    # No server but that of the variables gets their key.
+    assert read.target.api_key == ("k" if read.target.api_base == environ.get("OPENAI_BASE_URL") else None)
 
 
 def test_only_a_local_network_may_be_asked() -> None:
