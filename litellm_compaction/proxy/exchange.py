@@ -296,7 +296,7 @@ async def context_of(
         has_siblings=is_worker or not settings.store.startswith(("sqlite:", "memory:")),
         now=asked.orders.compacts_only or (asked.wish.now and not asked.is_client_summary),
         focus="" if asked.is_client_summary else asked.wish.focus or asked.orders.focus,
-        pins=asked.wish.pins,
+        pins=None if asked.wish.pin is None else tuple(asked.wish.pin),
         is_client_summary=asked.is_client_summary,
         is_beside=asked.is_beside,
         portable=asked.bases,
