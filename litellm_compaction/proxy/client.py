@@ -57,15 +57,11 @@ def is_off_for_owner(metadata: Mapping[str, Any]) -> bool:
     return next((mode in ("off", False) for mode in modes if mode is not None), False)
 
 
-def identity_of(metadata: Mapping[str, Any]) -> str:
-    """The team, or else the user, the key, or the value that the client has shown as one; without keys all are one."""
-    owners = ((name, metadata.get(f"user_api_key_{name}")) for name in ("team_id", "user_id", "hash"))
-    return next((f"{name}:{value}" for name, value in owners if value), _credential.get() or "nobody")
-
-
 def tenant_of(metadata: Mapping[str, Any]) -> str:
-    """A fingerprint of the client: events are shown to the same tenant."""
-    return fingerprint(identity_of(metadata))
+    """A fingerprint of the team, or else the user, the key, or the value that the client has shown as one."""
+    owners = ((name, metadata.get(f"user_api_key_{name}")) for name in ("team_id", "user_id", "hash"))
+    # Without keys all clients are one.
+    return fingerprint(next((f"{name}:{value}" for name, value in owners if value), _credential.get() or "nobody"))
 
 
 def fingerprint(text: str) -> str:
