@@ -67,6 +67,8 @@ class Exchange:
     prepared: engine.PreparedRequest | None = None  # As it was sent last.
     action: engine.Action = "none"  # The strongest thing done for it: compacted, then reused, then none.
     details: Mapping[str, Any] | None = None  # Of its usage: its end, and the cost of restarts.
+    # Nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
+    begins_silently: bool = False
     may_pause: bool = False  # Its answer nears the limit, so that a compaction may silence it for a while.
     alone: Told | None = None  # The whole answer, if no model is asked.
     refusal: CompactionError | None = None

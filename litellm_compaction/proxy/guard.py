@@ -255,6 +255,7 @@ class Guard:
             exchange.prepared, exchange.action, exchange.may_pause = None, "compacted", True
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
         asked = _asked_of(exchange, context, kwargs, wants_usage=True)
+        exchange.begins_silently = not exchange.client.is_chat and (asked.is_json or asked.notices.before == "off")
         # The connection pool that all guarded deployments share, made in the running loop.
         self._inner = self._inner or connect()
         transport = GuardedTransport(self._inner, self._compactor, context, asked, prepared, exchange)

@@ -64,7 +64,7 @@ def turns(path: str, topic: str, tokens: int) -> list[dict[str, Any]]:
 def test_a_conversation_is_compacted_on_demand(bench: Bench, path: str, wish: dict[str, Any]) -> None:
     """At a fifth of the window: one summary that knows its topic, told in the header, reused by the next turn."""
     watch = bench.watch("now")
-    messages = turns(path, f"on demand {path} {wish}", 1700)
+    messages = turns(path, f"on demand {path} {[*wish]}", 1700)
     answer = asked(bench, path, "now", messages, **wish)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-litellm-compaction"] == "compacted"

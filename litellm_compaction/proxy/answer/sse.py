@@ -296,12 +296,11 @@ async def with_heartbeat(
     """The chunks of `response`, and a beat after each `every_s` for which a compaction has kept it silent.
 
     In place of LiteLLM's own keep-alive, which leaks a slot of the key's parallel limit with every chat stream. A task
-    races the clock only while a pause may come. A stream that waits opens with a comment, unless its client reads the
-    chunks of a chat: LiteLLM's router keeps what opens Responses (`_responses_stream_holds_event`) and Messages until
-    some of the answer has come.
+    races the clock only while a pause may come. A stream that waits silently opens with a comment: LiteLLM's router
+    keeps what opens Responses (`_responses_stream_holds_event`) and Messages until some of the answer has come.
     """
     source, last = aiter(response), None
-    if exchange.may_pause and not exchange.client.is_chat:
+    if exchange.may_pause and exchange.begins_silently:
         yield _COMMENT
     while True:
         if not exchange.may_pause:
@@ -310,7 +309,7 @@ async def with_heartbeat(
             waiting = asyncio.ensure_future(anext(source, _END))
             try:
                 while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                    if last is not None or not exchange.client.is_chat:
+                    if last is not None or exchange.begins_silently:
                         yield _beat(last)
                 last = await waiting
             finally:

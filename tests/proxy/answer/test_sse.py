@@ -130,10 +130,11 @@ def test_deeply_nested_json_is_not_an_object() -> None:
     assert json_object(b"[" * 200_000) == {}
 
 
-def _call(*, may_pause: bool, is_chat: bool = True) -> Exchange:
+def _call(*, may_pause: bool, begins_silently: bool = False) -> Exchange:
     request = Request(messages=())
-    client = ClientRequest(received=request, original=request, group="g", is_chat=is_chat)
-    return Exchange(client, Attempts(summary_calls_left=1), may_pause=may_pause)
+    call = Exchange(ClientRequest(received=request, original=request, group="g"), Attempts(summary_calls_left=1))
+    call.may_pause, call.begins_silently = may_pause, begins_silently
+    return call
 
 
 _PROGRESS = ResponseInProgressEvent.model_construct(type="response.in_progress")
@@ -165,12 +166,12 @@ async def test_nothing_comes_before_a_chat_begins() -> None:
     await stream.aclose()
 
 
-async def test_another_stream_that_waits_opens_with_a_comment() -> None:
+async def test_a_stream_that_begins_silently_opens_with_a_comment() -> None:
     """LiteLLM keeps what opens a stream until some of the answer has come; a comment goes out before all that."""
-    stream = with_heartbeat(_silent_behind([]), _call(may_pause=True, is_chat=False), every_s=0.001)
+    stream = with_heartbeat(_silent_behind([]), _call(may_pause=True, begins_silently=True), every_s=0.001)
     assert [await anext(stream) for _ in range(3)] == [b": ping\n\n"] * 3
     await stream.aclose()
-    stream = with_heartbeat(_silent_behind([_PROGRESS]), _call(may_pause=True, is_chat=False), every_s=0.001)
+    stream = with_heartbeat(_silent_behind([_PROGRESS]), _call(may_pause=True, begins_silently=True), every_s=0.001)
     assert [await anext(stream) for _ in range(3)] == [b": ping\n\n", _PROGRESS, b": ping\n\n"]
     await stream.aclose()
 
