@@ -17,6 +17,7 @@ from litellm_compaction.config import Settings
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import HarmlessRecords
 from litellm_compaction.proxy.client import note_credential, raw_headers
+from litellm_compaction.proxy.exchange import note_of, serve
 from litellm_compaction.proxy.litellm_inside import check_classes, current_router
 from litellm_compaction.proxy.refusals import Refusal, log_failure, log_refused
 from litellm_compaction.proxy.service import Service, load_settings, provide_environment
@@ -57,15 +58,14 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> dict[str, Any] | None:
         """Phase 1 and 2 before a request is routed, if its window is already certain: measured, decided or refused."""
-        service = self.service
-        if service.live.is_asleep:
+        if self.service.live.is_asleep:
             return None
-        service.exchanges.serve(data)
+        serve(data)
         note_credential(raw_headers(data))
         try:
-            await service.guard.before_routing(current_router(), data, call_type)
+            await self.service.guard.before_routing(current_router(), data, call_type)
         except CompactionError as error:
-            service.exchanges.close(data)
+            note_of(data).close()
             log_refused(str(data.get("model")), error)
             raise Refusal(error) from error
         except Exception as error:  # noqa: BLE001 - fails open (P8)

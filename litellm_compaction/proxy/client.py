@@ -1,6 +1,6 @@
 """Says who asks, and how, by LiteLLM's metadata of a request, and what it wishes of its compaction.
 
-A wish stands in metadata or, for clients that cannot send any, in headers. Its words never reach a log or an error.
+A wish stands in metadata or, for clients that cannot send any, in a header. Its words never reach a log or an error.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError
 
@@ -21,11 +21,11 @@ Body: TypeAlias = Mapping[str, Any]
 # Where LiteLLM looks for a key, in its order (proxy/auth/user_api_key_auth.py).
 _KEY_HEADERS = ("x-litellm-api-key", "authorization", "api-key", "x-api-key", "x-goog-api-key")
 _JSON = (dict, list, str, int, float, type(None))
-_HEADER = "x-litellm-compaction-"
-_PLACE = "metadata.compaction"
+_HEADER, _PLACE = "x-litellm-compaction", "metadata.compaction"
 _ALLOWED = (
-    'allowed: "off", or an object such as {"now": true, "focus": "the database schema", "pin": ["Never touch prod."]} '
-    "with a focus only beside now, of at most 500 characters, and at most 32 pins of 1 to 1000"
+    f'allowed: "now" or "off" there or in the header {_HEADER}, or there an object such as '
+    '{"now": true, "focus": "the database schema", "pin": ["Never touch prod."]} with a focus only beside now, of at '
+    "most 500 characters, and at most 32 pins of 1 to 1000"
 )
 _credential: ContextVar[str] = ContextVar("litellm_compaction_credential", default="")
 
@@ -57,15 +57,11 @@ def is_off_for_owner(metadata: Mapping[str, Any]) -> bool:
     return next((mode in ("off", False) for mode in modes if mode is not None), False)
 
 
-def identity_of(metadata: Mapping[str, Any]) -> str:
-    """The team, or else the user, the key, or the value that the client has shown as one; without keys all are one."""
-    owners = ((name, metadata.get(f"user_api_key_{name}")) for name in ("team_id", "user_id", "hash"))
-    return next((f"{name}:{value}" for name, value in owners if value), _credential.get() or "nobody")
-
-
 def tenant_of(metadata: Mapping[str, Any]) -> str:
-    """A fingerprint of the client: events are shown to the same tenant."""
-    return fingerprint(identity_of(metadata))
+    """A fingerprint of the team, or else the user, the key, or the value that the client has shown as one."""
+    owners = ((name, metadata.get(f"user_api_key_{name}")) for name in ("team_id", "user_id", "hash"))
+    # Without keys all clients are one.
+    return fingerprint(next((f"{name}:{value}" for name, value in owners if value), _credential.get() or "nobody"))
 
 
 def fingerprint(text: str) -> str:
@@ -103,71 +99,49 @@ def told_headers(body: Body) -> dict[str, str]:
     return {str(name).lower(): value for name, value in headers.items() if isinstance(value, str)}
 
 
-class Wish(NamedTuple):
-    """`now`: whatever the fill, with `focus` as a topic; `pins` are words of messages that stay, None for no word."""
+class Wish(BaseModel, frozen=True, strict=True, extra="forbid"):
+    """`now`: whatever the fill, with `focus` as a topic; `pin` has words of messages that stay, None for no word."""
 
     off: bool = False
     now: bool = False
-    focus: str = ""
-    pins: tuple[str, ...] | None = None
+    focus: Annotated[str, AfterValidator(one_line_topic)] = ""
+    pin: (
+        Annotated[
+            list[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]],
+            Field(max_length=32),
+        ]
+        | None
+    ) = None
 
 
 NONE = Wish()
-
-
-class _Words(BaseModel):
-    now: bool = False
-    focus: Annotated[str, AfterValidator(one_line_topic)] = ""
-    pin: Annotated[
-        list[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]],
-        Field(max_length=32),
-    ] = []
+_OFF, _NOW = Wish(off=True), Wish(now=True)
+_WORDS: Mapping[Any, Wish] = {None: NONE, True: NONE, "on": NONE, False: _OFF, "off": _OFF, "now": _NOW}
 
 
 def wish_of(body: Body, metadata: Mapping[str, Any]) -> Wish:
-    """The wish of a request; `metadata` is LiteLLM's own, which holds the client's too. Metadata goes before headers.
+    """The wish of a request; `metadata` is LiteLLM's own, which holds the client's too, and goes before the header.
 
     Raises:
         BadWish: its shape is unknown.
     """
-    value = _written(body, metadata)
-    if not isinstance(value, Mapping) and value not in (None, "on", "off", True, False):
-        raise BadWish(f"{_PLACE} is of type {type(value).__name__}; {_ALLOWED}.")
-    headers, said = headers_of(body), dict[str, Any]()
-    for key in _Words.model_fields:
-        if text := str(headers.get(f"{_HEADER}{key}", "")).strip():
-            # Servers read the bytes of headers as Latin-1, clients write UTF-8.
-            text = text.encode("latin-1", "replace").decode("utf-8", "replace")
-            said[key] = [text] if key == "pin" else text
-    words = {**_checked(said, _HEADER, strict=False), **_checked(_mapping(value), f"{_PLACE}.", strict=True)}
-    now, focus, pins = words.get("now", False), words.get("focus", ""), words.get("pin")
-    if focus and not now:
-        raise BadWish(f"A focus is only used where the conversation is compacted now; {_ALLOWED}.")
-    return Wish(value in ("off", False), now, focus, None if pins is None else tuple(pins))
-
-
-def _written(body: Body, metadata: Mapping[str, Any]) -> object:
-    """The value of `compaction` in the client's metadata, at LiteLLM's places for it on the request's route."""
-    holders = (metadata, _mapping(body.get("metadata")), _mapping(sent_body(body).get("metadata")))
-    places = [place for holder in holders for place in (holder, _mapping(holder.get("requester_metadata")))]
+    headers = headers_of(body)
+    if any(f"{_HEADER}-{word}" in headers for word in ("now", "focus", "pin")):
+        raise BadWish(f"This header is not read: a wish stands in {_PLACE}; {_ALLOWED}.")
+    places = (metadata, _mapping(metadata.get("requester_metadata")), {"compaction": headers.get(_HEADER) or None})
     value = next((value for place in places if (value := place.get("compaction")) is not None), None)
-    if not isinstance(value, str) or not value.lstrip().startswith("{"):
-        return value
-    # OpenAI's own metadata holds strings only.
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        raise BadWish(f"{_PLACE} is not valid JSON; {_ALLOWED}.") from None
-
-
-def _checked(words: Mapping[str, Any], place: str, *, strict: bool) -> dict[str, Any]:
-    """The words that were said, as they mean."""
-    if unknown := next((repr(str(key)[:40]) for key in words if key not in _Words.model_fields), ""):
-        raise BadWish(f"{place}{unknown} is not known; {_ALLOWED}.")
-    try:
-        said = _Words.model_validate({key: word for key, word in words.items() if word is not None}, strict=strict)
+        # OpenAI's own metadata holds strings only.
+        value = json.loads(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
+        if not isinstance(value, Mapping):
+            return _WORDS[value]
+        wish = Wish.model_validate({key: word for key, word in value.items() if word is not None})
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        problem_said = problem["msg"].removeprefix("Value error, ")
-        raise BadWish(f"{place}{problem['loc'][0]}: {problem_said}; {_ALLOWED}.") from None
-    return said.model_dump(exclude_unset=True)
+        place = f"{_PLACE}.{str(problem['loc'][0])[:40]!r}"
+        raise BadWish(f"{place}: {problem['msg'].removeprefix('Value error, ')}; {_ALLOWED}.") from None
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise BadWish(f"{_PLACE} cannot be read; {_ALLOWED}.") from None
+    if wish.focus and not wish.now:
+        raise BadWish(f"A focus is only used where the conversation is compacted now; {_ALLOWED}.")
+    return wish

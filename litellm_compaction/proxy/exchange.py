@@ -1,6 +1,6 @@
 """One client request while it is under way: what was asked, read once for all phases, and what has been done for it.
 
-Other loggers read request metadata, and a client can choose LiteLLM's call id (promise P9): so an exchange belongs to
+Other loggers read request metadata, and a client can choose LiteLLM's call id (promise P9): so an exchange is noted in
 the logging object that LiteLLM makes for each request and hands to every hook, and ends with it.
 """
 
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from operator import is_
 from typing import Any, NamedTuple
 
 from litellm_compaction import engine
@@ -29,16 +28,11 @@ from litellm_compaction.proxy.litellm_inside.application import is_allowed, keep
 from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment, is_listed_here
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
 
-# LiteLLM's logging object of the request that a task serves: it is taken away before a failure is told.
-_served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction_served", default=None)
-# Far more than a proxy in front of one machine has under way; a bound for requests whose end is never told.
-_MOST = 1024
 _HEADER = "x-litellm-compaction"
 # Of an answer beside a conversation, and of the message that asks for it: no title, no list of suggestions is longer.
 _MOST_ANSWER_TOKENS, _MOST_CHARS = 512, 4000
 # Of a conversation's end, by which a copy of it is known; a copy of one message may be anybody's.
-_END, _LEAST_COPIED = 32, 2
-_MOST_TENANTS, _MOST_CONVERSATIONS = 4096, 16
+_END, _LEAST_COPIED, _MOST_REMEMBERED = 32, 2, 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +44,6 @@ class ClientRequest:
     original: Request
     group: str  # The model name that it is filed under in the store.
     tenant: str = ""
-    client_text: Callable[[], str] = str  # Gives every text that the client sent, in whatever field.
     is_chat: bool = False  # The client speaks chat completions, and so reads the stream that we see.
     opted_out: bool = False
     wish: client.Wish = client.NONE
@@ -63,48 +56,37 @@ class ClientRequest:
 
 
 @dataclass(slots=True)
-class Attempt:
-    """The state of a request at one deployment; a fallback to another deployment begins a new one."""
-
-    deployment: str = ""
-    needed: engine.CompactionNeeded | None = None  # A compaction that is made after the headers have gone.
-    context: engine.RequestContext | None = None
-    prepared: engine.PreparedRequest | None = None  # As it was sent last.
-    action: engine.Action = "none"  # The strongest thing done for it: compacted, then reused, then none.
-    details: Mapping[str, Any] | None = None  # Of its usage: its end, and the cost of restarts.
-    is_carried: bool = False  # The transport does all that happens while its answer is open.
-    # Nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
-    begins_silently: bool = False
-
-
-@dataclass(slots=True)
 class Exchange:
     """A client's request and the work done for it. The loop that carries its answer tells it how that goes."""
 
     client: ClientRequest
     attempts: engine.Attempts  # That it may still spend.
-    pin: str = ""  # By which the router finds the deployment that it was measured for last.
+    deployment: Deployment | None = None  # The last one that it was sent to.
+    # The outcome before its deployment was chosen, until it is; then of one that the transport carries.
+    decided: engine.Decided | None = None
+    prepared: engine.PreparedRequest | None = None  # As it was sent last.
+    action: engine.Action = "none"  # The strongest thing done for it: compacted, then reused, then none.
+    details: Mapping[str, Any] | None = None  # Of its usage: its end, and the cost of restarts.
+    # Nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
+    begins_silently: bool = False
     may_pause: bool = False  # Its answer nears the limit, so that a compaction may silence it for a while.
     alone: Told | None = None  # The whole answer, if no model is asked.
     refusal: CompactionError | None = None
-    foreseen: engine.Decided | None = None  # The outcome before its deployment was chosen, until it is.
     room: engine.Reservation | None = None  # Its hold on a shared context if the hooks carry it, until it ends.
-    attempt: Attempt = field(default_factory=Attempt)
 
     @property
     def is_hooked(self) -> bool:
-        """LiteLLM's hooks carry its answer."""
-        sent = self.attempt
-        return self.client.is_chat and not sent.is_carried and sent.prepared is not None and sent.context is not None
+        """LiteLLM's hooks carry its answer: the transport has a room of its own."""
+        return self.client.is_chat and self.room is not None and self.prepared is not None
 
     @property
     def headers(self) -> dict[str, str] | None:
         """Response headers for clients of guarded deployments, of what was sent or will be; None for others."""
-        sent, needed = self.attempt.prepared, self.attempt.needed
+        sent, decided = self.prepared, self.decided
         if sent is not None:
             numbers = (sent.tokens_before, sent.count.tokens, sent.window.tokens, sent.round)
-        elif needed is not None:
-            measured, step = needed.measured, needed.steps[0]
+        elif isinstance(decided, engine.CompactionNeeded):
+            measured, step = decided.measured, decided.steps[0]
             numbers = (measured.tokens_before, step.predicted_tokens, measured.window.tokens, step.draft.round)
         else:
             return None
@@ -112,63 +94,116 @@ class Exchange:
         if sent is not None and sent.excerpts:
             fields |= {"excerpts": sent.excerpts, "excerpt-tokens": sent.excerpt_tokens}
         named = {f"{_HEADER}-{name}": str(value) for name, value in {**fields, **self._receipt()}.items()}
-        return {_HEADER: self.attempt.action, **named}
+        return {_HEADER: self.action, **named}
 
     @property
     def late_receipt(self) -> dict[str, str]:
         """The receipt of a record that was applied after the headers had gone; {} for none."""
-        needed, prepared = self.attempt.needed, self.attempt.prepared
-        is_late = needed is not None or (prepared is not None and prepared.continuation.way is not None)
-        return self._receipt() if is_late else {}
+        goes_on = self.prepared is not None and self.prepared.continuation.way is not None
+        return self._receipt() if goes_on or isinstance(self.decided, engine.CompactionNeeded) else {}
 
     def _receipt(self) -> dict[str, str]:
-        context, prepared = self.attempt.context, self.attempt.prepared
-        if context is None or prepared is None or prepared.compaction is None:
+        prepared = self.prepared
+        if prepared is None or prepared.compaction is None:
             return {}
         prefix = system_prefix_length(self.client.original.messages)
-        return receipt_of(context.scope, prepared.compaction, prefix)._asdict()
+        return receipt_of(prepared.measured.context.scope, prepared.compaction, prefix)._asdict()
 
-    def begins_attempt(self, deployment: str) -> None:
+    def begins_attempt(self, deployment: Deployment) -> None:
         """Forgets the attempts at other deployments; work for this one still holds."""
         self.release_room()
-        self.refusal = None
-        if self.attempt.deployment not in ("", deployment):
-            self.attempt, self.may_pause = Attempt(), False
-        self.attempt.deployment = deployment
-
-    def ended(self, details: Mapping[str, Any]) -> None:
-        """Notes how the answer ended, and the cost of restarts."""
-        self.attempt.details = details
+        self.refusal, before, self.deployment = None, self.deployment, deployment
+        if before is not None:
+            # Minutes may have passed.
+            self.decided = None
+        if before is not None and before.id != deployment.id:
+            self.prepared, self.action, self.details, self.may_pause = None, "none", None, False
 
     def release_room(self) -> None:
         """Gives back its room; may be called again."""
         if self.room is not None:
             self.room.release()
+            self.room = None
 
-    def sent(self, context: engine.RequestContext, prepared: engine.PreparedRequest) -> None:
+    def sent(self, prepared: engine.PreparedRequest) -> None:
         """Notes the prepared request."""
-        attempt = self.attempt
         # What was foreseen may have been of another list: LiteLLM leaves out what a server does not read.
-        is_first, attempt.context, attempt.prepared = attempt.prepared is None, context, prepared
-        if is_first or prepared.action == "compacted" or attempt.action == "none":
-            attempt.action = prepared.action
+        is_first, self.prepared = self.prepared is None, prepared
+        if is_first or prepared.action == "compacted" or self.action == "none":
+            self.action = prepared.action
+
+
+@dataclass(eq=False)
+class Note:
+    """All that a request's hooks hand on to the next."""
+
+    orders: Orders | None = None  # Of a client's protocol; None if that was not read.
+    exchange: Exchange | None = None
+
+    def close(self) -> Exchange | None:
+        """Forgets a request that has ended, and its holds."""
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.release_room()
+        return exchange
+
+
+_NOTE = "litellm_compaction_note"
+# Of the request that a task serves: LiteLLM takes its logging object away before a failure is told.
+_served: ContextVar[weakref.ref[Note] | None] = ContextVar("litellm_compaction_served", default=None)
+
+
+def note_of(body: Body) -> Note:
+    """What is noted in a hook's LiteLLM object, which no JSON, and so no client, can have put there; else in its task.
+
+    Without either it is a new one, which nobody finds again.
+    """
+    owner, reference = body.get("litellm_logging_obj"), _served.get()
+    if hasattr(owner, "model_call_details"):
+        note: Note = vars(owner).setdefault(_NOTE, Note())
+        return note
+    return (reference() if reference is not None else None) or Note()
+
+
+def serve(body: Body) -> None:
+    """Notes the request that the running task, and every task that it begins, serves."""
+    _served.set(weakref.ref(note_of(body)))
+
+
+def opened(body: Body, exchange: Exchange) -> Exchange:
+    """Remembers `exchange` as the request of a hook's `body`."""
+    # LiteLLM may call the deployment with an object of its own (generateContent).
+    note, served = note_of(body), note_of({})
+    note.exchange, served.exchange = exchange, served.exchange or exchange
+    return exchange
+
+
+class _Seen(NamedTuple):
+    """A conversation's newest request: its first message and its last ones, as hashes of role and text."""
+
+    first: int
+    end: tuple[int, ...]
+    has_tools: bool
+    is_bounded: bool
 
 
 class Exchanges:
-    """The requests under way, each as long as LiteLLM's logging object of it lives."""
+    """Reads the requests that come, each once, and tells those beside a conversation (a title, tags) by their form.
+
+    Such a one is one short message over a copy of a newest request's end, without tools, whose answer alone is bounded,
+    or which alone has none of the tools. In doubt a request is an ordinary one. No texts are kept.
+    """
 
     def __init__(self) -> None:
-        self._own: weakref.WeakKeyDictionary[object, Exchange] = weakref.WeakKeyDictionary()
-        # Known before the request is: of the body that the client sent.
-        self._orders: weakref.WeakKeyDictionary[object, Orders] = weakref.WeakKeyDictionary()
-        self._conversations = Conversations()
+        # By tenant and last message.
+        self._seen: Bounded[tuple[str, int], _Seen] = Bounded(_MOST_REMEMBERED)
 
     async def of(self, body: Body, group: str, settings: Settings, *, is_chat: bool = False) -> Exchange | None:
         """The request under way in a hook's `body`, filed under `group`; read anew if its messages are others by now.
 
         None for one without a conversation.
         """
-        current, prompt = self.get(body), body.get("prompt")
+        current, prompt = note_of(body).exchange, body.get("prompt")
         long = is_long(body.get("messages"), body.get("tools"), prompt, [prompt])
         # LiteLLM also makes calls of its own on a request's behalf, and other callbacks change messages.
         if current is not None and current.client.tenant != client.tenant_of(client.metadata_of(body)):
@@ -179,18 +214,17 @@ class Exchanges:
             if not body.get("messages") or await off_loop_if(long, lambda: wire.is_same_request(body, received)):
                 return current
         if (asked := await off_loop_if(long, lambda: self._read(body, group, settings, is_chat))) is None:
-            self.close(body)
+            note_of(body).close()
             return None
         attempts = engine.Attempts(summary_calls_left=settings.constants.max_summary_calls)
-        return self.open(body, Exchange(asked, attempts if current is None else current.attempts))
+        return opened(body, Exchange(asked, attempts if current is None else current.attempts))
 
     def _read(self, body: Body, group: str, settings: Settings, is_chat: bool) -> ClientRequest | None:
         if (received := wire.decode(body) or wire.decode_text(body)) is None:
             return None
-        metadata, orders = client.metadata_of(body), self.orders(body)
-        unfolded, bases = (received.messages, ()) if orders is None else orders.unfolded(received.messages)
+        metadata, orders = client.metadata_of(body), note_of(body).orders
+        unfolded, bases = (orders or NO_ORDERS).unfolded(received.messages)
         messages = tuple(map(cleaned, unfolded))
-        is_same = unfolded is received.messages and all(map(is_, messages, unfolded))
         wish, route = client.NONE, str(metadata.get("user_api_key_request_route") or "")
         bad_wish: CompactionError | None
         bad_wish = wire.not_served(client.sent_body(body), route, keeps=keeps_responses, is_read=orders is not None)
@@ -199,68 +233,41 @@ class Exchanges:
         except BadWish as error:
             # Told only if it is guarded: a deployment that is just observed answers as ever.
             bad_wish = error
-        asked = ClientRequest(
+        tenant, has_tools = client.tenant_of(metadata), bool(received.tools)
+        is_beside = is_bounded = 0 < (wire.asked_output_tokens(body) or 0) <= _MOST_ANSWER_TOKENS
+        is_summary = is_client_summary(messages, client.told_headers(body), has_tools=has_tools)
+        if not is_summary:
+            is_beside = self.is_beside(tenant, messages, has_tools=has_tools, is_bounded=is_bounded)
+        return ClientRequest(
             received=received,
-            original=received if is_same else replace(received, messages=messages),
+            original=received if messages == received.messages else replace(received, messages=messages),
             group=group,
-            tenant=client.tenant_of(metadata),
-            client_text=wire.client_texts(body),
+            tenant=tenant,
             is_chat=is_chat,
             opted_out=(settings.allow_opt_out and wish.off) or client.is_off_for_owner(metadata),
             wish=wish,
             bad_wish=bad_wish,
+            is_client_summary=is_summary or is_beside,
+            is_beside=is_beside,
             orders=orders or NO_ORDERS,
             bases=bases,
         )
-        return self._conversations.placed(asked, body) if settings.mode == "guard" else asked
 
-    def note_orders(self, body: Body, orders: Orders) -> bool:
-        """Notes what a client's protocol says of its context; returns False if LiteLLM has no object to note it by."""
-        if (owner := _owner(body)) is not None:
-            self._orders[owner] = orders
-        return owner is not None
-
-    def orders(self, body: Body) -> Orders | None:
-        """Returns what was noted of a request; None for one whose protocol was not read."""
-        return self._orders.get(_owner(body) or self)
-
-    def serve(self, body: Body) -> None:
-        """Notes the request that the running task, and every task that it begins, serves."""
-        owner = _owner(body)
-        _served.set(None if owner is None else weakref.ref(owner))
-
-    def open(self, body: Body, exchange: Exchange) -> Exchange:
-        """Remembers `exchange` as the request of a hook's `body`."""
-        if (owner := _owner(body)) is not None:
-            self._own[owner] = exchange
-            # LiteLLM may call the deployment with an object of its own (generateContent).
-            self._own.setdefault(_asker({}) or owner, exchange)
-        while len(self._own) > _MOST:
-            # An exchange can hold its owner: LiteLLM's metadata has the calls that failed.
-            self._own.pop(next(self._own.keys()), None)
-        return exchange
-
-    def get(self, body: Body) -> Exchange | None:
-        """The request of a hook's `body`, if it is guarded."""
-        return self._own.get(_asker(body) or self)
-
-    def close(self, body: Body) -> Exchange | None:
-        """Forgets a request that has ended, and its holds."""
-        exchange = self._own.pop(_asker(body) or self, None)
-        if exchange is not None:
-            exchange.release_room()
-        return exchange
-
-
-def _owner(body: Body) -> object | None:
-    """LiteLLM's logging object; never anything that JSON, and so a client, could have put in its place."""
-    owner: object = body.get("litellm_logging_obj")
-    return owner if hasattr(owner, "model_call_details") else None
-
-
-def _asker(body: Body) -> object | None:
-    reference = _served.get()
-    return _owner(body) or (reference() if reference is not None else None)
+    def is_beside(self, tenant: str, messages: Sequence[Message], *, has_tools: bool, is_bounded: bool) -> bool:
+        """Returns True for a request beside a conversation of its tenant's; takes note of any other."""
+        hashes = tuple(hash((message.role, message.text, message.calls)) for message in messages)
+        for at, copied in ((-1, hashes[:-1]), (0, hashes[1:])):
+            asking = messages[at]
+            is_short = (asking.is_system or asking.role == "user") and len(asking.text) <= _MOST_CHARS
+            # It may have the answer that came next.
+            for copy in (copied, copied[:-1]) if is_short and not has_tools and len(copied) >= _LEAST_COPIED else ():
+                seen = self._seen.get((tenant, copy[-1]))
+                if seen is None or seen.first == hashes[at] or seen.end[-len(copy) :] != copy[-_END:]:
+                    continue
+                if is_bounded > seen.is_bounded or (seen.has_tools and copy[0] != seen.first):
+                    return True
+        self._seen[tenant, hashes[-1]] = _Seen(hashes[0], hashes[-_END:], has_tools, is_bounded)
+        return False
 
 
 async def context_of(
@@ -273,8 +280,8 @@ async def context_of(
     asked_tokens = wire.asked_output_tokens(body)
     carries_calls = wire.can_be_continued(body) and (is_through or (asked.is_chat and bool(body.get("stream"))))
     settings, deployment, metadata = guard.settings, guard.deployment, client.metadata_of(body)
-    exchange.pin = _pin(router, deployment) or asked.group
-    caller = Caller(router, exchange.pin, metadata, settings.summary_timeout_s, asked.group)
+    pin = pin_of(router, deployment) or asked.group
+    caller = Caller(router, pin, metadata, settings.summary_timeout_s, asked.group)
     # A text completion is never compacted, unless LiteLLM makes a chat of it (main.py, `text_completion`), which is
     # carried like any other.
     is_text = "prompt" in body and not body.get("messages")
@@ -286,7 +293,7 @@ async def context_of(
         label=asked.group,
         target=replace(deployment.target, asker=asked.tenant),
         settings=settings,
-        scope=_scope(metadata, asked.group, settings),
+        scope=_scope(asked, settings),
         tenant=asked.tenant,
         pruning_models=await pruning_models_of(guards, deployment, settings, caller),
         warm_up=replace(caller, timeout_s=settings.constants.warm_up_timeout_s).load,
@@ -297,7 +304,7 @@ async def context_of(
         has_siblings=is_worker or not settings.store.startswith(("sqlite:", "memory:")),
         now=asked.orders.compacts_only or (asked.wish.now and not asked.is_client_summary),
         focus="" if asked.is_client_summary else asked.wish.focus or asked.orders.focus,
-        pins=asked.wish.pins,
+        pins=None if asked.wish.pin is None else tuple(asked.wish.pin),
         is_client_summary=asked.is_client_summary,
         is_beside=asked.is_beside,
         portable=asked.bases,
@@ -318,7 +325,7 @@ async def pruning_models_of(
     return (same,) if target is None else (engine.PruningModel(label=name, target=target, ask=ask, is_same=False), same)
 
 
-def _pin(router: Any, deployment: Deployment) -> str:
+def pin_of(router: Any, deployment: Deployment) -> str:
     """The name by which the router reaches this very deployment: not the id of one of a wildcard's, or listed here."""
     # The id would reach the model `*`, and one that we have listed may be gone when its answer goes on.
     own = litellm_inside.deployment(router, deployment.id)
@@ -326,58 +333,9 @@ def _pin(router: Any, deployment: Deployment) -> str:
     return deployment.group if is_passing else deployment.id
 
 
-def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
+def _scope(asked: ClientRequest, settings: Settings) -> str:
     """Stored compactions are shared by one tenant, model group and settings."""
     shape = (settings.strategy, settings.pruning_model, settings.target_ratio, settings.keep_recent_messages)
     # Text that was written down with its secrets is not read again once they are to be left out.
     whole = (*shape, settings.constants.summary_max_tokens, settings.redact_patterns)
-    return client.fingerprint(repr((client.identity_of(metadata), group, whole)))
-
-
-class _Seen(NamedTuple):
-    """A conversation's newest request: its first message and its last ones, as hashes of role and text."""
-
-    first: int
-    end: tuple[int, ...]
-    has_tools: bool
-    is_bounded: bool
-
-    def has_beside(self, asking: int, copy: tuple[int, ...], *, is_bounded: bool) -> bool:
-        """True for a message `asking` over a copy of the end, which may have the answer that comes next."""
-        ends = (each[-_END:] for each in (copy, copy[:-1]) if each)
-        is_copy = asking != self.first and any(each == self.end[-len(each) :] for each in ends)
-        return is_copy and (is_bounded > self.is_bounded or (self.has_tools and copy[0] != self.first))
-
-
-class Conversations:
-    """The newest conversations of each tenant, without their texts, by which requests beside them are told by form.
-
-    Such a request (a title, tags) is one short message over a copy of the conversation's end, without tools, whose
-    answer alone is bounded, or which alone has none of the tools. In doubt a request is an ordinary one.
-    """
-
-    def __init__(self) -> None:
-        self._seen: Bounded[str, tuple[_Seen, ...]] = Bounded(_MOST_TENANTS)
-
-    def placed(self, asked: ClientRequest, body: Body) -> ClientRequest:
-        """Notes of a request that it asks for a summary of its client's own, or for something beside a conversation."""
-        messages, has_tools = asked.original.messages, bool(asked.original.tools)
-        is_bounded = 0 < (wire.asked_output_tokens(body) or 0) <= _MOST_ANSWER_TOKENS
-        if is_client_summary(messages, client.told_headers(body), has_tools=has_tools):
-            return replace(asked, is_client_summary=True, is_beside=is_bounded)
-        is_beside = self.is_beside(asked.tenant, messages, has_tools=has_tools, is_bounded=is_bounded)
-        return replace(asked, is_client_summary=is_beside, is_beside=is_beside)
-
-    def is_beside(self, tenant: str, messages: Sequence[Message], *, has_tools: bool, is_bounded: bool) -> bool:
-        """Returns True for a request beside a conversation of its tenant's; takes note of any other."""
-        hashes = tuple(hash((message.role, message.text, message.calls)) for message in messages)
-        seen = self._seen.get(tenant, ())
-        for at, copy in ((-1, hashes[:-1]), (0, hashes[1:])):
-            asking, is_over = messages[at], [each.has_beside(hashes[at], copy, is_bounded=is_bounded) for each in seen]
-            is_short = (asking.is_system or asking.role == "user") and len(asking.text) <= _MOST_CHARS
-            if any(is_over) and is_short and not has_tools and len(copy) >= _LEAST_COPIED:
-                return True
-        own = _Seen(hashes[0], hashes[-_END:], has_tools, is_bounded)
-        others = (each for each in seen if each.end[-1] not in hashes or each.first != own.first)
-        self._seen[tenant] = (own, *others)[:_MOST_CONVERSATIONS]
-        return False
+    return client.fingerprint(repr((asked.tenant, asked.group, whole)))

@@ -21,16 +21,16 @@ from litellm_compaction.engine import Compactor, Decided, PreparedRequest, Reque
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
 from litellm_compaction.proxy import litellm_inside, refusals, routing, wire
 from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for
-from litellm_compaction.proxy.answer.legs import UNNAMED, judged
+from litellm_compaction.proxy.answer.legs import UNNAMED, Leg, judged
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.answer.transport import GuardedTransport, client_over
+from litellm_compaction.proxy.answer.upstream import HookedUpstream
 from litellm_compaction.proxy.client import Body, metadata_of, sent_body
-from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, context_of
+from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, context_of, note_of, pin_of
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_inside.application import connect
 from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment
-from litellm_compaction.proxy.standards.orders import NO_ORDERS
 from litellm_compaction.proxy.standards.protocols import field_of_item
 from litellm_compaction.proxy.standards.standards import Standards
 from litellm_compaction.stores import Store
@@ -56,16 +56,14 @@ _STORE_LIMIT_S = 2.0
 class Guard:
     """Decides about requests before they leave the proxy, and follows their answers."""
 
-    def __init__(
-        self, guards: DeploymentSelector, compactor: Compactor, exchanges: Exchanges, standards: Standards, store: Store
-    ) -> None:
+    def __init__(self, guards: DeploymentSelector, compactor: Compactor, standards: Standards, store: Store) -> None:
         self.guards = guards
         # What lacks of all that requests are guarded by: one look at a router, and at the client that carries answers.
         self.faults = Kept(_look, lambda _: math.inf, most=2)
-        self._fault: LiteLLMChanged | None = None
+        self._fault: CompactionError | None = None  # The last one before there was an exchange.
         self._standards = standards
         self._compactor = compactor
-        self._exchanges = exchanges
+        self._exchanges = Exchanges()
         self._store = store
         self._inner: httpx.AsyncBaseTransport | None = None
 
@@ -109,20 +107,16 @@ class Guard:
         if exchange is None or not is_certain or exchange.client.opted_out:
             return
         context = await context_of(router, self.guards, first, exchange, data)
-        exchange.foreseen = await self._decided(exchange, context)
+        exchange.decided = await self._decided(exchange, context)
         if is_chat and first.carrier == "hooks":
             # The transport does the slow part itself, in the open response.
-            room = self._compactor.room(context)
-            try:
-                exchange.foreseen = prepared = await self._compactor.finish(exchange.foreseen, room)
-            finally:
-                room.release()
-            exchange.sent(context, prepared)
+            room = exchange.room = self._compactor.room(context)
+            exchange.decided = prepared = await self._compactor.finish(exchange.decided, room)
+            exchange.sent(prepared)
 
     async def _decided(self, exchange: Exchange, context: RequestContext) -> Decided:
         """What to send, or to make first, without doing again what was done when this deployment was foreseen."""
-        # Of the first attempt only: a later one may come minutes after.
-        foreseen, exchange.foreseen = exchange.foreseen, None
+        foreseen, exchange.decided = exchange.decided, None
         return await self._compactor.prepare(exchange.client.original, context, foreseen)
 
     async def before_deployment(self, router: Any, kwargs: Body, kind: str) -> dict[str, Any] | None:
@@ -136,24 +130,20 @@ class Guard:
                 changed = await self._changed(router, own, kind)
             elif kind in _GUARDED_CALLS:
                 changed = self._of_ours(router, own)
-        except CompactionError as error:
-            if isinstance(error, LiteLLMChanged):
-                # It comes before there is an exchange.
-                self._fault = error
-                refusals.log_refused(str(kwargs.get("model")), error)
-            raise self._refused(kwargs, error) from error
         except Exception as error:
-            exchange = self._exchanges.get(kwargs)
+            exchange = note_of(kwargs).exchange
             too_long = exchange.attempts.too_long if exchange is not None else None
-            refusals.log_failure("deployment", error, too_long=too_long)
-            if too_long is not None:
-                raise self._refused(kwargs, too_long) from error
+            refusal = error if isinstance(error, CompactionError) else too_long
+            if exchange is not None:
+                exchange.refusal = refusal
+            elif refusal is not None:
+                self._fault = refusal
+                refusals.log_refused(str(kwargs.get("model")), refusal)
+            if refusal is not error:
+                refusals.log_failure("deployment", error, too_long=too_long)
+            if refusal is not None:
+                raise refusals.litellm_error_of(refusal, kwargs) from error
         return None if changed is kwargs else {**changed}
-
-    def _refused(self, kwargs: Body, error: CompactionError) -> Exception:
-        if (exchange := self._exchanges.get(kwargs)) is not None:
-            exchange.refusal = error
-        return refusals.litellm_error_of(error, kwargs)
 
     def _of_ours(self, router: Any, kwargs: Body) -> Body:
         """The arguments of a call that we make ourselves, which nobody guards."""
@@ -170,11 +160,11 @@ class Guard:
         kwargs = self._as_deployed(router, received)
         group = str(metadata_of(kwargs).get("model_group") or "") or group_of(router, kwargs)
         deployment = self.guards.called(kwargs, group)
-        guard, exchange = await self.guards.guard(deployment), self._exchanges.get(kwargs)
+        guard, exchange = await self.guards.guard(deployment), note_of(kwargs).exchange
         if guard is None:
             if exchange is not None and kind in _GUARDED_CALLS:
-                exchange.begins_attempt(deployment.id)
-                exchange.attempts.too_long = None
+                exchange.begins_attempt(deployment)
+                exchange.attempts.too_long = exchange.decided = None
             return kwargs
         if guard.does_guard:
             fault = await self.faults.get((router, guard.carrier == "transport"))
@@ -182,7 +172,8 @@ class Guard:
                 raise fault
         if kind not in _GUARDED_CALLS:
             # LiteLLM itself makes it of a chat that has been prepared.
-            is_prepared = exchange is not None and exchange.is_hooked and exchange.attempt.deployment == deployment.id
+            before = exchange.deployment if exchange is not None and exchange.is_hooked else None
+            is_prepared = before is not None and before.id == deployment.id
             return self._bridged(deployment, kwargs, kind) if guard.does_guard and not is_prepared else kwargs
         try:
             return await self._guarded(guard, router, kwargs)
@@ -207,7 +198,7 @@ class Guard:
         if kind not in _BECOME_CHATS:
             raise NotServed(NO_CHAT)
         field = field_of_item(kwargs.get(_INPUT))
-        if field and self._exchanges.orders(kwargs) is None:
+        if field and note_of(kwargs).orders is None:
             raise BadItem(field, _UNREAD)
         return wire.to_chats_alone(kwargs, deployment.provider)
 
@@ -217,18 +208,18 @@ class Guard:
         exchange = await self._exchanges.of(kwargs, deployment.group, self.guards.configured)
         if exchange is None:
             return kwargs
-        exchange.begins_attempt(deployment.id)
+        exchange.begins_attempt(deployment)
         client = exchange.client
         if client.opted_out:
-            return {**kwargs, **_cleaned(client, kwargs)} if client.orders.portable is not None else kwargs
+            return _cleaned(client, kwargs) if client.orders.portable is not None else kwargs
         context = await context_of(router, self.guards, guard, exchange, kwargs)
         if not guard.does_guard:
             await self._compactor.observe(client.original, context)
             return kwargs
-        if client.orders is not NO_ORDERS and await self._standards.answers(exchange, context):
+        if await self._standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
         # What was ordered to go has been taken out of it.
-        own = {**kwargs, **_cleaned(exchange.client, kwargs)}
+        own = _cleaned(exchange.client, kwargs)
         if guard.carrier == "transport":
             return {**own, **await self._carried(exchange, context, kwargs)}
         return {**own, **await self._bounded(exchange, context, kwargs, deployment.provider)}
@@ -250,40 +241,30 @@ class Guard:
             is_watched=is_stream and is_chat and wire.can_be_continued(kwargs),
             answers=wire.asked_answers(kwargs),
         )
-        exchange.sent(context, prepared)
-        changed = wire.with_output_limit(kwargs, limit) | wire.refusing(kwargs, provider)
-        if is_stream and is_chat:
-            changed |= wire.added(kwargs, wire.REPORTS_USAGE)
-        if prepared.messages is not None:
-            changed["messages"] = wire.encode(prepared.messages)
-        if prepared.tools is not None:
-            changed["tools"] = list(prepared.tools)
-        return changed
+        exchange.sent(prepared)
+        changed = Leg(prepared=prepared, max_tokens=limit).changes(kwargs) | wire.refusing(kwargs, provider)
+        return changed | wire.added(kwargs, wire.REPORTS_USAGE) if is_stream and is_chat else changed
 
     async def _carried(self, exchange: Exchange, context: RequestContext, kwargs: Body) -> dict[str, Any]:
         """The changes to a call: a client whose transport compacts it, and carries its answer over the limit."""
-        attempt = exchange.attempt
-        prepared = await self._decided(exchange, context)
-        attempt.is_carried = True
+        exchange.decided = prepared = await self._decided(exchange, context)
         if isinstance(prepared, PreparedRequest):
-            exchange.sent(context, prepared)
+            exchange.sent(prepared)
         else:
             # It is made while the answer is already open.
-            attempt.needed, attempt.prepared, attempt.action = prepared, None, "compacted"
-            exchange.may_pause = True
+            exchange.prepared, exchange.action, exchange.may_pause = None, "compacted", True
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
         asked = _asked_of(exchange, context, kwargs, wants_usage=True)
-        attempt.begins_silently = not exchange.client.is_chat and (asked.is_json or asked.notices.before == "off")
+        exchange.begins_silently = not exchange.client.is_chat and (asked.is_json or asked.notices.before == "off")
         # The connection pool that all guarded deployments share, made in the running loop.
         self._inner = self._inner or connect()
         transport = GuardedTransport(self._inner, self._compactor, context, asked, prepared, exchange)
-        target = context.target
-        openai_client = client_over(transport, api_base=str(target.api_base), api_key=target.api_key)
+        openai_client = client_over(transport, api_base=str(context.target.api_base), api_key=context.target.api_key)
         return {**wire.as_chat(kwargs), "client": openai_client}
 
     async def streamed(self, response: Any, data: Body) -> AsyncGenerator[Any, None]:
         """LiteLLM's stream for a client: carried over the limit where the hooks do that, never silent."""
-        exchange = self._exchanges.get(data)
+        exchange = note_of(data).exchange
         if exchange is None:
             async for chunk in response:
                 yield chunk
@@ -292,8 +273,8 @@ class Guard:
         stream = self._hooked(exchange, response, data) if is_carried_here else response
         beat_s, orders = self.guards.configured.constants.heartbeat_s, exchange.client.orders
         beating = with_heartbeat(stream, exchange, every_s=beat_s)
-        told = (wire.with_details(chunk, exchange.attempt.details) async for chunk in beating)
-        if orders is not NO_ORDERS and orders.shows:
+        told = (wire.with_details(chunk, exchange.details) async for chunk in beating)
+        if orders.shows:
             told = self._standards.showing(told, exchange, is_messages=_INPUT not in data)
         try:
             async for chunk in told:
@@ -302,60 +283,48 @@ class Guard:
             await told.aclose()
             if is_carried_here:
                 await stream.aclose()
-            self._exchanges.close(data)
+            note_of(data).close()
 
     def _hooked(self, exchange: Exchange, first: Any, data: Body) -> AsyncGenerator[Any, None]:
         """Carries a stream that LiteLLM has opened over the limit by its hooks."""
-        from litellm_compaction.proxy.answer.upstream import HookedUpstream
-
-        context, prepared = exchange.attempt.context, exchange.attempt.prepared
-        assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `is_hooked`
-        upstream = HookedUpstream(first, litellm_inside.current_router(), exchange.pin, data)
+        prepared, deployment, room = exchange.prepared, exchange.deployment, exchange.room
+        assert prepared and deployment and room  # noqa: S101, PT018 - the caller asked `is_hooked`
+        context, router = prepared.measured.context, litellm_inside.current_router()
+        upstream = HookedUpstream(first, router, pin_of(router, deployment) or exchange.client.group, data)
         asked = _asked_of(exchange, context, data, wants_usage=wire.asks_for_usage(data))
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
-        told = replace(prepared, action=exchange.attempt.action)
-        # None if the deployment hook has failed open.
-        room = exchange.room or self._compactor.room(context)
+        told = replace(prepared, action=exchange.action)
         answer = Answer(self._compactor, context, upstream, asked, told, exchange, room)
         return upstream.carried(answer, prepared)
 
     async def whole(self, response: Any, data: Body) -> Any:
         """An answer that is not streamed, with its details; None to leave it as it is."""
-        exchange = self._exchanges.get(data)
+        exchange = note_of(data).exchange
         if exchange is None:
             return None
-        context, prepared, usage = exchange.attempt.context, exchange.attempt.prepared, wire.usage_of(response)
-        is_ours = exchange.is_hooked and wire.can_be_continued(data)
-        if is_ours and usage is not None and context is not None and prepared is not None:
+        prepared, usage = exchange.prepared, wire.usage_of(response)
+        if exchange.is_hooked and wire.can_be_continued(data) and usage is not None and prepared is not None:
             # The transport learns from the answers that it carries.
             with refusals.failing_open("learn"):
-                self._compactor.replies.learn(context, prepared, **usage._asdict())
-        told = wire.with_details(response, exchange.attempt.details)
-        if (orders := exchange.client.orders) is not NO_ORDERS and orders.shows:
+                self._compactor.replies.learn(prepared.measured.context, prepared, **usage._asdict())
+        told = wire.with_details(response, exchange.details)
+        if exchange.client.orders.shows:
             return await self._standards.shown(told, exchange, is_messages=_INPUT not in data)
-        return told if exchange.attempt.details is not None else None
+        return told if exchange.details is not None else None
 
     def failed(self, data: Body, error: Exception) -> refusals.Refusal | None:
         """Learns from an overflow that came in spite of us, forgets the request, and words its error for clients."""
-        exchange = self._exchanges.close(data)
-        if exchange is None:
-            return refusals.reworded(self._fault, error, is_guarded=False)
-        client, context, prepared = exchange.client, exchange.attempt.context, exchange.attempt.prepared
-        with refusals.failing_open("learn_overflow"):
-            if context is not None:
+        exchange, client_text = note_of(data).close(), wire.client_texts(data)
+        prepared, refusal = (exchange.prepared, exchange.refusal) if exchange else (None, self._fault)
+        if prepared is not None:
+            with refusals.failing_open("learn_overflow"):
                 # No loop has read it: that learns from its own streams itself.
-                overflow = prepared and judged(
-                    str(error),
-                    client.client_text,
-                    used_tokens=prepared.count.high,
-                    window_tokens=prepared.window.tokens,
-                )
-                self._compactor.replies.learn_overflow(context, prepared, overflow or UNNAMED)
-        told = refusals.reworded(
-            exchange.refusal, error, is_guarded=prepared is not None, client_text=client.client_text
-        )
-        if told is not None and exchange.refusal is not None:
-            refusals.log_refused(client.group, exchange.refusal)
+                used_tokens, window_tokens = prepared.count.high, prepared.window.tokens
+                overflow = judged(str(error), client_text, used_tokens=used_tokens, window_tokens=window_tokens)
+                self._compactor.replies.learn_overflow(prepared.measured.context, prepared, overflow or UNNAMED)
+        told = refusals.reworded(refusal, error, is_guarded=prepared is not None, client_text=client_text)
+        if told is not None and refusal is not None and exchange is not None:
+            refusals.log_refused(exchange.client.group, refusal)
         if told is not None and hasattr(error, "message"):
             # LiteLLM tells this one for /v1/messages and inside streams.
             error.message = told.message
@@ -364,7 +333,7 @@ class Guard:
 
     def headers(self, data: Body) -> dict[str, str] | None:
         """The headers for clients of guarded deployments; of an answer that is not streamed LiteLLM's last question."""
-        exchange = self._exchanges.get(data) if data.get("stream") else self._exchanges.close(data)
+        exchange = note_of(data).exchange if data.get("stream") else note_of(data).close()
         return exchange.headers if exchange is not None else None
 
 
@@ -373,10 +342,10 @@ async def _look(key: tuple[Any, bool]) -> LiteLLMChanged | None:
     return await litellm_inside.look(router, is_carried=is_carried)
 
 
-def _cleaned(client: ClientRequest, kwargs: Body) -> dict[str, Any]:
-    """The client's messages without notices that came back with them; {} if there were none."""
+def _cleaned(client: ClientRequest, kwargs: Body) -> Body:
+    """A call with the client's messages without notices that came back with them."""
     is_changed = client.original is not client.received and kwargs.get("messages")
-    return {"messages": wire.encode(client.original.messages)} if is_changed else {}
+    return {**kwargs, "messages": wire.encode(client.original.messages)} if is_changed else kwargs
 
 
 def _asked_of(exchange: Exchange, context: RequestContext, body: Body, *, wants_usage: bool) -> Asked:
@@ -392,5 +361,5 @@ def _asked_of(exchange: Exchange, context: RequestContext, body: Body, *, wants_
         wants_usage=wants_usage,
         stops=wire.stops(body),
         thoughts_tokens=wire.asked_thoughts_tokens(sent_body(body) or body),
-        client_text=client.client_text,
+        client_text=wire.client_texts(body),
     )

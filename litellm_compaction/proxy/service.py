@@ -24,7 +24,6 @@ from litellm_compaction.events import ContinuationEvent, Event, event_to_json, l
 from litellm_compaction.master_key import ensure_master_key, stretched
 from litellm_compaction.proxy.config_check import SECTION, check_config
 from litellm_compaction.proxy.discovery import Discovery
-from litellm_compaction.proxy.exchange import Exchanges
 from litellm_compaction.proxy.guard import Guard
 from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_redis, proxy_secret, wrap_requests
@@ -95,10 +94,8 @@ class Service:
         )
         self.reporter = Reporter(self.compactor.windows, self.compactor.sources, self.compactor.known_ways)
         self.live = LiveSettings(settings, store if settings.page == "on" else None)
-        self.exchanges = Exchanges()
         self.guards = DeploymentSelector(self.live, self.compactor.windows)
-        standards = Standards(self.compactor, self.exchanges, Items(secret))
-        self.guard = Guard(self.guards, self.compactor, self.exchanges, standards, store)
+        self.guard = Guard(self.guards, self.compactor, Standards(self.compactor, Items(secret)), store)
         self._discovery = Discovery(self.compactor.windows, self.guards)
         self._work = Tasks()
 

@@ -136,7 +136,8 @@ def test_a_pinned_message_stays(running: Running) -> None:
     said = [first, {"role": "user", "content": rule}, {"role": "assistant", "content": "Noted."}, *rest]
     body: dict[str, Any] = {"model": "small", "messages": said, "max_tokens": 32}
     watch = running.watch()
-    answer = running.proxy.post(body, headers={**KEY_OF_ANNA, "x-litellm-compaction-pin": rule[:30]})
+    body["metadata"] = {"compaction": {"pin": [rule[:30]]}}
+    answer = running.proxy.post(body, headers=KEY_OF_ANNA)
     assert answer.headers["x-litellm-compaction"] == "compacted", answer.text
     assert rule in watch.sent()[1]["content"]
     for _ in range(20):

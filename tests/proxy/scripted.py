@@ -230,11 +230,8 @@ class Listening:
     actions: list[str] = field(default_factory=list)
     details: Mapping[str, Any] = field(default_factory=dict)
 
-    def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
+    def sent(self, prepared: PreparedRequest) -> None:
         self.actions.append(prepared.action)
-
-    def ended(self, details: Mapping[str, Any]) -> None:
-        self.details = details
 
     @property
     def has_filled(self) -> bool:

@@ -14,15 +14,10 @@ from litellm_compaction.proxy.client import NONE, Wish, is_off_for_owner, wish_o
 
 
 def read(compaction: object = None, **headers: Any) -> Wish:
-    """The wish of a chat request; `now` and `focus` are its headers."""
-    sent = {f"X-LiteLLM-Compaction-{name}": value for name, value in headers.items()}
+    """The wish of a chat request; `headers` are what follows the header's name."""
+    sent = {f"X-LiteLLM-Compaction{name}": value for name, value in headers.items()}
     metadata = {"user_api_key": "k", "compaction": compaction}
     return wish_of({"metadata": metadata, "proxy_server_request": {"headers": sent}}, metadata)
-
-
-def _in_latin_1(text: str) -> str:
-    """A header in UTF-8, as servers read it."""
-    return text.encode().decode("latin-1")
 
 
 @pytest.mark.parametrize(
@@ -35,17 +30,17 @@ def _in_latin_1(text: str) -> str:
         ({"now": True, "focus": None}, {}, Wish(now=True)),
         ({"now": True, "focus": " the\nschema\x00\u202e of  it "}, {}, Wish(now=True, focus="the schema of it")),
         ('{"now": true, "focus": "ports"}', {}, Wish(now=True, focus="ports")),
-        ({"pin": ["Never touch prod.", " 0123456789ab "]}, {}, Wish(pins=("Never touch prod.", "0123456789ab"))),
-        ({"pin": []}, {}, Wish(pins=())),
-        (None, {"now": " 1 ", "focus": "the schema"}, Wish(now=True, focus="the schema")),
-        (None, {"now": ""}, NONE),
-        (None, {"pin": _in_latin_1("Größe is 4.")}, Wish(pins=("Größe is 4.",))),
-        (None, {"now": "YES", "focus": _in_latin_1("Größe")}, Wish(now=True, focus="Größe")),
-        ({"now": True}, {"now": "no", "focus": "ports"}, Wish(now=True, focus="ports")),
+        ({"pin": ["Never touch prod.", " 0123456789ab "]}, {}, Wish(pin=["Never touch prod.", "0123456789ab"])),
+        ({"pin": []}, {}, Wish(pin=[])),
+        ("now", {}, Wish(now=True)),
+        (None, {"": "now"}, Wish(now=True)),
+        (None, {"": "off"}, Wish(off=True)),
+        (None, {"": ""}, NONE),
+        ({"now": True, "focus": "ports"}, {"": "off"}, Wish(now=True, focus="ports")),
     ],
 )
 def test_a_wish_is_read(compaction: object, headers: dict[str, str], wish: Wish) -> None:
-    """An object, or the same as a string: OpenAI's own metadata holds nothing else; it goes before headers."""
+    """An object, or the same as a string: OpenAI's own metadata holds nothing else; it goes before the header."""
     assert read(compaction, **headers) == wish
 
 
@@ -65,16 +60,16 @@ def _owned(key: object, team: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("compaction", "says"),
     [
-        ("now", "type str"),
-        (["now"], "type list"),
-        ("{now: true}", "not valid JSON"),
-        ({"now": "true"}, "metadata.compaction.now: Input should be a valid boolean"),
-        ({"now": True, "focus": ["a"]}, "metadata.compaction.focus: Input should be a valid string"),
-        ({"now": True, "focus": "x" * 501}, "compaction.focus: 501 characters; allowed: a topic of at most 500"),
-        ({"now": True, "target\n": 0.2}, "metadata.compaction.'target\\n' is not known"),
+        ("perhaps", "metadata.compaction cannot be read"),
+        (["now"], "cannot be read"),
+        ("{now: true}", "cannot be read"),
+        ({"now": "true"}, "metadata.compaction.'now': Input should be a valid boolean"),
+        ({"now": True, "focus": ["a"]}, "metadata.compaction.'focus': Input should be a valid string"),
+        ({"now": True, "focus": "x" * 501}, "compaction.'focus': 501 characters; allowed: a topic of at most 500"),
+        ({"now": True, "target\n": 0.2}, "metadata.compaction.'target\\n': Extra inputs are not permitted"),
         ({"focus": "ports"}, "only used where the conversation is compacted now"),
         *(
-            ({"pin": pins}, "metadata.compaction.pin: ")
+            ({"pin": pins}, "metadata.compaction.'pin': ")
             for pins in ("xxx", ["xxx", 1], ["xxx" * 400], ["x"] * 33, [" "])
         ),
     ],
@@ -94,6 +89,13 @@ _JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=3),
     max_leaves=6,
 )
+
+
+@pytest.mark.parametrize("word", ["now", "focus", "pin"])
+def test_a_header_of_before_is_refused_with_the_new_way(word: str) -> None:
+    """Its wish would be lost in silence."""
+    with pytest.raises(BadWish, match="a wish stands in"):
+        read(**{f"-{word}": "xxx"})
 
 
 @given(_JSON, st.booleans())

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from litellm_compaction.engine import Attempts
-from litellm_compaction.proxy.exchange import ClientRequest, Conversations, Exchange, Exchanges
+from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, note_of, opened, serve
 from tests.builders import JsonDict, assistant, chat, parsed, system, user
 from tests.engine.bench import Bench
 
@@ -31,22 +31,22 @@ def made(group: str = "served") -> Exchange:
 
 async def test_a_task_finds_the_request_that_it_serves() -> None:
     """Until that ends; also if LiteLLM asks with a logging object of its own."""
-    calls, mine, other, inner = Exchanges(), Logging(), Logging(), Logging()
+    mine, other, inner = Logging(), Logging(), Logging()
     first, second = made(), made()
-    calls.serve(mine.body)
-    assert calls.get({}) is None
-    calls.open(mine.body, first)
-    assert calls.get({}) is first
-    calls.serve(other.body)
-    assert calls.get({}) is None
-    calls.open(inner.body, second)
-    assert calls.get({}) is second
-    calls.close(other.body)
-    assert calls.get({}) is None
-    calls.serve(mine.body)
-    assert calls.get({}) is first
-    calls.close(mine.body)
-    assert calls.get({}) is None
+    serve(mine.body)
+    assert note_of({}).exchange is None
+    opened(mine.body, first)
+    assert note_of({}).exchange is first
+    serve(other.body)
+    assert note_of({}).exchange is None
+    opened(inner.body, second)
+    assert note_of({}).exchange is second
+    note_of(other.body).close()
+    assert note_of({}).exchange is None
+    serve(mine.body)
+    assert note_of({}).exchange is first
+    note_of(mine.body).close()
+    assert note_of({}).exchange is None
 
 
 class _Room:
@@ -65,17 +65,16 @@ class _Room:
 async def test_a_request_that_litellm_forgets_gives_its_room_back() -> None:
     """Its end was never told: others would wait for it until the proxy ends."""
     released: list[str] = []
-    calls = Exchanges()
     first, second, third = Logging(), Logging(), Logging()
     for name, owner in (("first", first), ("second", second), ("third", third), ("fourth", third)):
         call = made()
         call.room = cast("Any", _Room(name, released))
-        calls.open(owner.body, call)
+        opened(owner.body, call)
         del call
     assert released == ["third"]  # another request of the same object
     del owner, first
     assert released == ["third", "first"]
-    calls.close(second.body)
+    note_of(second.body).close()
     del second
     assert released == ["third", "first", "second"]
 
@@ -88,7 +87,7 @@ TITLES = system("You write titles.")
 
 def _told(raw: list[JsonDict], tenant: str = "anna", *, is_bounded: bool = True) -> bool:
     """What a request is taken for, after a turn of a conversation and of another one."""
-    conversations = Conversations()
+    conversations = Exchanges()
     for talk in (TALK, [*TALK[:-1], user("Something else.")]):
         assert not conversations.is_beside("anna", parsed(talk), has_tools=False, is_bounded=False)
     return conversations.is_beside(tenant, parsed(raw), has_tools=False, is_bounded=is_bounded)
@@ -132,7 +131,7 @@ def test_in_doubt_it_is_an_ordinary_request(raw: list[JsonDict]) -> None:
     assert not _told(raw)
 
 
-def _turns(conversations: Conversations, *requests: tuple[list[JsonDict], bool, bool]) -> list[bool]:
+def _turns(conversations: Exchanges, *requests: tuple[list[JsonDict], bool, bool]) -> list[bool]:
     return [
         conversations.is_beside("anna", parsed(raw), has_tools=has_tools, is_bounded=is_bounded)
         for raw, has_tools, is_bounded in requests
@@ -142,14 +141,14 @@ def _turns(conversations: Conversations, *requests: tuple[list[JsonDict], bool, 
 def test_one_without_the_conversations_tools_is_beside_it() -> None:
     """Unless it begins as the conversation does: a client may take the tools away for a turn."""
     over, going_on = [*ANSWERED[-4:], ASKED], [*ANSWERED, user("And then?")]
-    assert _turns(Conversations(), (TALK, True, False), (over, False, False)) == [False, True]
-    assert _turns(Conversations(), (TALK, True, False), (going_on, False, False)) == [False, False]
+    assert _turns(Exchanges(), (TALK, True, False), (over, False, False)) == [False, True]
+    assert _turns(Exchanges(), (TALK, True, False), (going_on, False, False)) == [False, False]
 
 
 def test_a_conversation_whose_answers_are_short_goes_on() -> None:
     """Its own bound says nothing; nor does one that comes to stay."""
     later = [*ANSWERED, user("And then?")]
-    assert _turns(Conversations(), (TALK, False, True), (later, False, True)) == [False, False]
+    assert _turns(Exchanges(), (TALK, False, True), (later, False, True)) == [False, False]
     last = [*later, assistant("Fine."), user("Thanks.")]
     once = (TALK, False, False), (later, False, True), (last, False, True), ([*last, ASKED], False, True)
-    assert _turns(Conversations(), *once) == [False, True, False, False]
+    assert _turns(Exchanges(), *once) == [False, True, False, False]

@@ -60,6 +60,15 @@ class Leg:
         left_tokens = _DANGER_RATIO * self.prepared.window.tokens - self.prepared.count.tokens
         return min(left_tokens, _DANGER_OUTPUT_RATIO * self.max_tokens)
 
+    def changes(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of a client's `body` that its request has in another form: its bound, its messages, its tools."""
+        changed = wire.with_output_limit(body, self.max_tokens)
+        if self.prepared.messages is not None:
+            changed["messages"] = wire.encode(self.prepared.messages, like=body.get("messages") or [])
+        if self.prepared.tools is not None:
+            changed["tools"] = list(self.prepared.tools)
+        return changed
+
     @property
     def is_document(self) -> bool:
         """A format may shape the answer, but none that has begun: llama.cpp and vLLM would begin a new document."""

@@ -125,7 +125,7 @@ class Answer:
             leg = await seating
         finally:
             seating.cancel()
-        self.exchange.sent(self.context, leg.prepared)
+        self.exchange.sent(leg.prepared)
         relay = self._relay = Relay(leg, self._one)
         failure: UpstreamError | None = None
         try:
@@ -462,7 +462,7 @@ class Answer:
             reason = "length"
         receipt = {} if self.asked.is_whole else self.exchange.late_receipt
         if details := self._cost.details(self._state.outcome, receipt):
-            self.exchange.ended(details)
+            self.exchange.details = details
         return self._one.ending(reason, self._cost.usage(details) if self.asked.wants_usage else None)
 
     def _tell_background(self) -> None:

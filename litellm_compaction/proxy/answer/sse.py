@@ -300,7 +300,7 @@ async def with_heartbeat(
     keeps what opens Responses (`_responses_stream_holds_event`) and Messages until some of the answer has come.
     """
     source, last = aiter(response), None
-    if exchange.may_pause and exchange.attempt.begins_silently:
+    if exchange.may_pause and exchange.begins_silently:
         yield _COMMENT
     while True:
         if not exchange.may_pause:
@@ -309,7 +309,7 @@ async def with_heartbeat(
             waiting = asyncio.ensure_future(anext(source, _END))
             try:
                 while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                    if last is not None or exchange.attempt.begins_silently:
+                    if last is not None or exchange.begins_silently:
                         yield _beat(last)
                 last = await waiting
             finally:

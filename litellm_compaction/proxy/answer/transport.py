@@ -123,7 +123,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         answers = wire.asked_answers(upstream.body)
         try:
             prepared = await self.compactor.finish(decided, room)
-            self.exchange.sent(self.context, prepared)
+            self.exchange.sent(prepared)
             limit = prepared.max_output_tokens(wire.asked_output_tokens(upstream.body))
             limit = await room.acquire(prepared, limit, is_watched=False, answers=answers)
             room.started()

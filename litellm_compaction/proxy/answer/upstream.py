@@ -133,13 +133,9 @@ class HttpUpstream:
 
     def _body_of(self, leg: Leg) -> dict[str, Any]:
         prepared = leg.prepared
-        body = {**self.body, **wire.with_output_limit(self.body, leg.max_tokens)}
+        body = {**self.body, **leg.changes(self.body)}
         if self.wants_stream and self._asks_for_usage and not leg.passed:
             body.update(wire.added(body, wire.REPORTS_USAGE))
-        if prepared.messages is not None:
-            body["messages"] = wire.encode(prepared.messages, like=self.body.get("messages") or [])
-        if prepared.tools is not None:
-            body["tools"] = list(prepared.tools)
         if not leg.is_document:
             body.pop(_WHOLE_DOCUMENT_KEY, None)
         if leg.goes_on and prepared.continuation.prompt is not None:

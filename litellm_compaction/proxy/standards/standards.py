@@ -20,7 +20,7 @@ from litellm_compaction.core.forms import cleared
 from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.proxy.answer.sse import json_object
 from litellm_compaction.proxy.client import metadata_of, tenant_of
-from litellm_compaction.proxy.exchange import Exchange, Exchanges
+from litellm_compaction.proxy.exchange import Exchange, note_of
 from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Items, Told, record_of
 from litellm_compaction.proxy.standards.protocols import TRIGGER, Messages, Responses, compacted_response, messages_of
@@ -43,9 +43,8 @@ _Route: TypeAlias = tuple[Callable[[_Json], "_Json | None"], Callable[[_Json, _J
 class Standards:
     """The protocols of all clients."""
 
-    def __init__(self, compactor: Compactor, exchanges: Exchanges, items: Items) -> None:
+    def __init__(self, compactor: Compactor, items: Items) -> None:
         self._compactor = compactor
-        self._exchanges = exchanges
         self._items = items
 
     async def read_orders(self, data: dict[str, Any], call_type: str) -> None:
@@ -55,7 +54,10 @@ class Standards:
         orders, changed = await read(data, lambda text, at: asyncio.to_thread(self._items.opened, tenant, text, at))
         if data.get(COUNTS):
             orders, changed[COUNTS] = replace(orders, counts_only=True), None
-        if (changed or orders != NO_ORDERS) and self._exchanges.note_orders(data, orders):
+        if changed or orders != NO_ORDERS:
+            note_of(data).orders = orders
+        # LiteLLM keeps what nothing could remind us of.
+        if note_of(data).orders is orders:
             data.update(changed)
             for key in [key for key in changed if changed[key] is None]:
                 del data[key]
@@ -79,7 +81,7 @@ class Standards:
         elif orders.compacts_only or orders.pauses:
             prepared = await compactor.guard(request, context)
             if orders.returned(request, prepared) is not None:
-                exchange.sent(context, prepared)
+                exchange.sent(prepared)
                 alone = await self.told(exchange)
                 # Without one the client takes an answer.
                 exchange.alone = alone._replace(is_alone=True) if alone.text else None
@@ -89,7 +91,7 @@ class Standards:
         """Returns what the answer to a request that was sent says of its context."""
         if exchange.alone is not None:
             return exchange.alone
-        client, prepared, told = exchange.client, exchange.attempt.prepared, exchange.client.cleared
+        client, prepared, told = exchange.client, exchange.prepared, exchange.client.cleared
         # The answer is whole without (P8).
         with failing_open("item"):
             portable = client.orders.returned(client.original, prepared)
@@ -118,7 +120,7 @@ class Standards:
                     continue
                 waiting.append(event)
                 if told is None:
-                    is_settled = exchange.alone is not None or exchange.attempt.prepared is not None
+                    is_settled = exchange.alone is not None or exchange.prepared is not None
                     if not (is_settled or event["type"] in form.at_end):
                         continue
                     told = await self.told(exchange)

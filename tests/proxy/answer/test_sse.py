@@ -133,7 +133,7 @@ def test_deeply_nested_json_is_not_an_object() -> None:
 def _call(*, may_pause: bool, begins_silently: bool = False) -> Exchange:
     request = Request(messages=())
     call = Exchange(ClientRequest(received=request, original=request, group="g"), Attempts(summary_calls_left=1))
-    call.may_pause, call.attempt.begins_silently = may_pause, begins_silently
+    call.may_pause, call.begins_silently = may_pause, begins_silently
     return call
 
 

@@ -14,7 +14,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.core.portable import Portable, portable
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadItem
-from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges
+from litellm_compaction.proxy.exchange import ClientRequest, Exchange
 from litellm_compaction.proxy.standards.orders import Items, Orders
 from litellm_compaction.proxy.standards.standards import Standards
 from tests.builders import image, parsed, raw_conversations, user
@@ -79,9 +79,9 @@ async def test_an_answer_is_whole_without_an_item_that_cannot_be_made() -> None:
         raise RuntimeError("no secret")
 
     bench = Bench()
-    standards = Standards(bench.compactor, Exchanges(), Items(broken))
+    standards = Standards(bench.compactor, Items(broken))
     request = Request(messages=parsed(RAW))
     client = ClientRequest(received=request, original=request, group="small", orders=Orders(wants_item=True))
     call = Exchange(client, Attempts(3))
-    call.attempt.prepared = replace(await bench.guard(RAW, 8192), applied=COMPACTION)
+    call.prepared = replace(await bench.guard(RAW, 8192), applied=COMPACTION)
     assert (await standards.told(call)).text == ""

@@ -13,7 +13,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.core.portable import Portable, portable
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadItem
-from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges
+from litellm_compaction.proxy.exchange import ClientRequest, Exchange
 from litellm_compaction.proxy.standards.orders import Items, Orders, Told
 from litellm_compaction.proxy.standards.protocols import Messages, Responses, field_of_item
 from litellm_compaction.proxy.standards.standards import Standards
@@ -160,7 +160,7 @@ async def told(alone: Told) -> list[dict[str, Any]]:
 
     request = Request(messages=parsed(RAW))
     exchange = Exchange(ClientRequest(received=request, original=request, group="small"), Attempts(3), alone=alone)
-    standards = Standards(cast(Any, None), Exchanges(), Items(lambda: None))
+    standards = Standards(cast(Any, None), Items(lambda: None))
     raw = b"".join([each async for each in standards.showing(source(), exchange, is_messages=True)])
     return [json.loads(part.split(b"data: ", 1)[1]) for part in raw.split(b"\n\n") if b"data: " in part]
 
