@@ -14,9 +14,11 @@ import pytest
 
 from tests.builders import prose, talk
 from tests.integration.app import NETWORK, in_loop
-from tests.integration.bench import Bench, Watch, answers
+from tests.integration.bench import SUMMARY, Bench, Watch, answers
 from tests.integration.forms import ROUTES, form
 from tests.integration.harness import Proxy
+from tests.integration.plain_server import PlainServer
+from tests.integration.restart_bench import Restarting, both_carriers
 from tests.lmstudio_double import Gate, Reply
 
 _streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -82,3 +84,29 @@ def test_a_stream_that_nobody_reads_ends_with_its_client(guarded: Bench, route: 
     watch.simulator.wait_until(lambda: _all_end(watch))
     assert watch.chats[0].disconnected_s is not None
     assert guarded.proxy.chat("local", talk(f"next {route}", 300), max_tokens=3000).status_code == 200
+
+
+def test_nobody_is_answered_by_a_fallback(routes: Bench, plain: PlainServer) -> None:
+    """It may be a paid one."""
+    gate, since = Gate(), len(plain.requests)
+    watch = routes.watch("failing-lms", answers(reply=Reply("Four.", gate=gate)))
+    _leaves(routes.proxy, form("chat", "failing-lms", talk("nobody", 300)), lambda: gate.reached.wait(60))
+    watch.simulator.wait_until(lambda: _all_end(watch))
+    gate.open()
+    assert routes.proxy.chat("failing-lms", talk("somebody", 300)).status_code == 200
+    assert plain.posts(since) == []
+
+
+@both_carriers
+@_streams
+def test_a_summary_ends_with_its_client(restarting: Restarting, stream: bool) -> None:
+    """Nothing else is asked for it."""
+    gate = Gate()
+    watch = restarting.watch("middle", answers(Reply(SUMMARY, gate=gate)))
+    asked = form("chat", "middle", talk(f"leaving {stream} {restarting.carrier}", 3600), stream=stream)
+    _leaves(restarting.proxy, asked, lambda: gate.reached.wait(60))
+    try:
+        watch.simulator.wait_until(lambda: _all_end(watch))
+        assert (len(watch.summaries), watch.chats) == (1, [])
+    finally:
+        gate.open()
