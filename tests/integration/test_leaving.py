@@ -62,8 +62,8 @@ def _all_end(watch: Watch) -> bool:
 def test_an_answer_that_has_not_begun_ends_with_its_client(guarded: Bench, route: str, stream: bool) -> None:
     """The server would wait for ever where it is."""
     gate = Gate()
-    watch = guarded.watch("local", answers(reply=Reply("Four.", gate=gate)))
-    asked = form(route, "local", talk(f"leaving {route} {stream}", 300), stream=stream, limit=64)
+    watch = guarded.watch("left", answers(reply=Reply("Four.", gate=gate)))
+    asked = form(route, "left", talk(f"leaving {route} {stream}", 300), stream=stream, limit=64)
     _leaves(guarded.proxy, asked, lambda: gate.reached.wait(60))
     try:
         watch.simulator.wait_until(lambda: _all_end(watch))
@@ -74,8 +74,8 @@ def test_an_answer_that_has_not_begun_ends_with_its_client(guarded: Bench, route
 @pytest.mark.parametrize("route", ["chat", "messages", "responses"])
 def test_a_stream_that_nobody_reads_ends_with_its_client(guarded: Bench, route: str) -> None:
     """Its server is far ahead of its reader; the room is there for the next request."""
-    watch = guarded.watch("local", answers(reply=Reply(prose("much", 3000))))
-    asked = form(route, "local", talk(f"unread {route}", 300), stream=True, limit=6000)
+    watch = guarded.watch("left", answers(reply=Reply(prose("much", 3000))))
+    asked = form(route, "left", talk(f"unread {route}", 300), stream=True, limit=6000)
 
     def has_begun() -> bool:
         return any(record.first_delta_s is not None for record in watch.records)
@@ -83,14 +83,14 @@ def test_a_stream_that_nobody_reads_ends_with_its_client(guarded: Bench, route: 
     _leaves(guarded.proxy, asked, lambda: watch.simulator.wait_until(has_begun), reads=False)
     watch.simulator.wait_until(lambda: _all_end(watch))
     assert watch.chats[0].disconnected_s is not None
-    assert guarded.proxy.chat("local", talk(f"next {route}", 300), max_tokens=3000).status_code == 200
+    assert guarded.proxy.chat("left", talk(f"next {route}", 300), max_tokens=3000).status_code == 200
 
 
 def test_nobody_is_answered_by_a_fallback(routes: Bench, plain: PlainServer) -> None:
     """It may be a paid one."""
     gate, since = Gate(), len(plain.requests)
     watch = routes.watch("failing-lms", answers(reply=Reply("Four.", gate=gate)))
-    _leaves(routes.proxy, form("chat", "failing-lms", talk("nobody", 300)), lambda: gate.reached.wait(60))
+    _leaves(routes.proxy, form("chat", "failing-lms", talk("nobody", 300), limit=64), lambda: gate.reached.wait(60))
     watch.simulator.wait_until(lambda: _all_end(watch))
     gate.open()
     assert routes.proxy.chat("failing-lms", talk("somebody", 300)).status_code == 200
