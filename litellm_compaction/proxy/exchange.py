@@ -21,7 +21,7 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request, cleaned, system_prefix_length
 from litellm_compaction.core.transcripts import is_client_summary
 from litellm_compaction.engine.records import receipt_of
-from litellm_compaction.errors import BadWish, ClientLeft, CompactionError
+from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy import client, litellm_inside, wire
 from litellm_compaction.proxy.client import Body
 from litellm_compaction.proxy.internal import Caller
@@ -129,9 +129,7 @@ class Exchange:
         return receipt_of(context.scope, prepared.compaction, prefix)._asdict()
 
     def begins_attempt(self, deployment: str) -> None:
-        """Forgets the attempts at other deployments; work for this one still holds. Nobody's answer is tried anew."""
-        if isinstance(self.refusal, ClientLeft):
-            raise self.refusal
+        """Forgets the attempts at other deployments; work for this one still holds."""
         self.release_room()
         self.refusal = None
         if self.attempt.deployment not in ("", deployment):
