@@ -140,14 +140,13 @@ class Overloaded(CompactionError):
         )
 
 
-class LeftUnread(CompactionError):
-    """A reader came back to a stream that had been closed since nothing was read of it for a while."""
+class ClientLeft(NotServed):
+    """What was done for a client was ended, since it had left, or had not read its answer for a while."""
+
+    status, kind = 499, "client_disconnect"
 
     def __init__(self) -> None:
-        super().__init__(
-            "The answer was ended: its client had read nothing for 30 s, or for 10 s while another request waited for "
-            "its room. Send it again."
-        )
+        super().__init__("The answer was ended: its client had read nothing for 30 s, or had left. Send it again.")
 
 
 class ServerUnavailable(CompactionError):

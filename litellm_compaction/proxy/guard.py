@@ -30,6 +30,7 @@ from litellm_compaction.proxy.client import Body, metadata_of, sent_body
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, context_of, note_of, pin_of
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_inside.application import connect
+from litellm_compaction.proxy.presence import while_here
 from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.standards.protocols import field_of_item
 from litellm_compaction.proxy.standards.standards import Standards
@@ -106,13 +107,14 @@ class Guard:
         is_certain = first.does_guard and all(each is not None and each.shape == first.shape for each in guards)
         if exchange is None or not is_certain or exchange.client.opted_out:
             return
-        context = await context_of(router, self.guards, first, exchange, data)
-        exchange.decided = await self._decided(exchange, context)
-        if is_chat and first.carrier == "hooks":
-            # The transport does the slow part itself, in the open response.
-            room = exchange.room = self._compactor.room(context)
-            exchange.decided = prepared = await self._compactor.finish(exchange.decided, room)
-            exchange.sent(prepared)
+        with while_here():
+            context = await context_of(router, self.guards, first, exchange, data)
+            exchange.decided = await self._decided(exchange, context)
+            if is_chat and first.carrier == "hooks":
+                # The transport does the slow part itself, in the open response.
+                room = exchange.room = self._compactor.room(context)
+                exchange.decided = prepared = await self._compactor.finish(exchange.decided, room)
+                exchange.sent(prepared)
 
     async def _decided(self, exchange: Exchange, context: RequestContext) -> Decided:
         """What to send, or to make first, without doing again what was done when this deployment was foreseen."""
@@ -176,7 +178,8 @@ class Guard:
             is_prepared = before is not None and before.id == deployment.id
             return self._bridged(deployment, kwargs, kind) if guard.does_guard and not is_prepared else kwargs
         try:
-            return await self._guarded(guard, router, kwargs)
+            with while_here():
+                return await self._guarded(guard, router, kwargs)
         except RecursionError as error:
             if not guard.does_guard:
                 raise

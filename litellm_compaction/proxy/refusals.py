@@ -20,7 +20,7 @@ from fastapi import HTTPException
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.engine import RequestContext
-from litellm_compaction.errors import CompactionError, DoesNotFit, NotServed, ServerGone, overflow_from_text
+from litellm_compaction.errors import ClientLeft, CompactionError, DoesNotFit, NotServed, ServerGone, overflow_from_text
 from litellm_compaction.proxy.litellm_inside import Seam
 
 logger = logging.getLogger("litellm_compaction")
@@ -143,8 +143,8 @@ def failing_open(place: str) -> Iterator[None]:
 
 
 def log_refused(model: str, error: CompactionError) -> None:
-    """Logs in one line why a request was refused; the engine logs `DoesNotFit`, with its numbers."""
-    if not isinstance(error, DoesNotFit):
+    """Logs in one line why a request was refused; not a client's leaving, nor `DoesNotFit`, which the engine logs."""
+    if not isinstance(error, (ClientLeft, DoesNotFit)):
         logger.warning("refused model=%s: %s", model, error)
 
 

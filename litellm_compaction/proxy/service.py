@@ -29,6 +29,7 @@ from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_redis, proxy_secret, wrap_requests
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
+from litellm_compaction.proxy.presence import watched
 from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry
@@ -109,6 +110,7 @@ class Service:
             lambda application: serving(
                 application, lambda name: self.guard.is_guarded(current_router(), {"model": name})
             ),
+            watched,
         )
         # Without a loop this is no proxy.
         with contextlib.suppress(RuntimeError):

@@ -20,7 +20,7 @@ from openai import APIStatusError, AsyncOpenAI
 from litellm_compaction.concurrency import Tasks, is_long, off_loop_if
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Compactor, Decided, RequestContext, Reservation
-from litellm_compaction.errors import TOO_DEEP, CompactionError, LeftUnread, NotServed, overflow_from_text
+from litellm_compaction.errors import TOO_DEEP, ClientLeft, CompactionError, NotServed, overflow_from_text
 from litellm_compaction.proxy import refusals, wire
 from litellm_compaction.proxy.answer import sse
 from litellm_compaction.proxy.answer.client import Asked, joined
@@ -29,13 +29,13 @@ from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import Batch, Batches, UpstreamError
 from litellm_compaction.proxy.answer.upstream import HttpUpstream
 from litellm_compaction.proxy.exchange import Exchange
+from litellm_compaction.proxy.presence import ends_with_client, while_here
 
 _LISTS = ("messages", "tools")
 # Reading this much JSON takes 2 ms.
 _OFF_LOOP_BYTES = 200_000
-# Nothing is pulled from a stream for so long: its reader has left. A slow one pulls now and then. It has less time
-# while another request waits for its room.
-UNREAD_S, UNREAD_WAITED_FOR_S = 30.0, 10.0
+# Nothing is pulled from a stream for so long: its reader has left, and nobody has told. A slow one pulls now and then.
+UNREAD_S = 30.0
 _closing = Tasks()
 
 
@@ -58,7 +58,8 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         try:
-            return await self._handled(request)
+            with while_here():
+                return await self._handled(request)
         except CompactionError as error:
             return self._refused(error)
         except RecursionError:
@@ -99,9 +100,9 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             prepared = await self.compactor.prepare(conversation, self.context)
         asked = replace(asked, request=conversation, stops=wire.stops(body), is_whole=not upstream.wants_stream)
         if not wire.can_be_continued(body):
-            return await self._answered(self._passed(upstream, prepared, room), upstream, room)
+            return await self._answered(self._passed(upstream, prepared, room), upstream)
         answer = Answer(self.compactor, self.context, upstream, asked, prepared, self.exchange, room)
-        return await self._answered(answer.batches(), upstream, room, answer)
+        return await self._answered(answer.batches(), upstream, answer)
 
     async def _completed(self, request: httpx.Request, upstream: HttpUpstream, room: Reservation) -> httpx.Response:
         """A text completion that the server itself knows, its answer as it comes; no part of it is a conversation."""
@@ -112,7 +113,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             response = await self.inner.handle_async_request(request)
             return response if response.status_code < 400 else await sse.read_whole(response, sse.ERROR_BYTES)
         prepared = await self.compactor.guard(completion, self.context)
-        return await self._answered(self._passed(upstream, prepared, room), upstream, room)
+        return await self._answered(self._passed(upstream, prepared, room), upstream)
 
     def _refused(self, error: CompactionError) -> httpx.Response:
         self.exchange.refusal = error
@@ -135,9 +136,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         finally:
             room.release()
 
-    async def _answered(
-        self, batches: Batches, upstream: HttpUpstream, room: Reservation, answer: Answer | None = None
-    ) -> httpx.Response:
+    async def _answered(self, batches: Batches, upstream: HttpUpstream, answer: Answer | None = None) -> httpx.Response:
         """A response whose first chunk is already there, so that a refusal keeps its real status.
 
         A whole answer is the server's own as it came, or its legs joined.
@@ -147,7 +146,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
                 first = await anext(batches, None)
                 if not first:
                     raise sse.unreadable("its answer is empty")
-                stream = EventStream(first, batches, self.exchange, room)
+                stream = EventStream(first, batches, self.exchange)
                 return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
             chunks = [chunk async for batch in batches for chunk in batch]
         except UpstreamError as error:
@@ -160,15 +159,16 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
 
 class EventStream(httpx.AsyncByteStream):
-    """Chunks as server-sent events; closing it ends the answer upstream, and so does nobody's pulling for `UNREAD_S`.
+    """Chunks as server-sent events; closing it ends the answer upstream.
 
-    LiteLLM may leave a stream open whose client has gone: nothing else would end the answer, and give its room back.
+    LiteLLM may leave one open: it is closed when its client has left, and when nobody has pulled for `UNREAD_S`.
     """
 
-    def __init__(self, first: Batch, batches: Batches, exchange: Exchange, room: Reservation) -> None:
-        self._first, self._batches, self._exchange, self._room = first, batches, exchange, room
+    def __init__(self, first: Batch, batches: Batches, exchange: Exchange) -> None:
+        self._first, self._batches, self._exchange = first, batches, exchange
         self._left: asyncio.Task[None] | None = None
         self._wait()
+        ends_with_client(self)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         batch: Batch | None = self._first
@@ -177,8 +177,9 @@ class EventStream(httpx.AsyncByteStream):
                 yield b"".join(map(sse.event_of, batch))
                 self._timer.cancel()
                 if self._left is not None:
-                    raise LeftUnread
-                batch = await anext(self._batches, None)
+                    raise ClientLeft
+                with while_here():
+                    batch = await anext(self._batches, None)
                 self._wait()
             yield sse.DONE
         except UpstreamError as error:
@@ -189,14 +190,13 @@ class EventStream(httpx.AsyncByteStream):
         finally:
             await self.aclose()
 
-    def _wait(self, unread_s: float = UNREAD_WAITED_FOR_S) -> None:
-        self._timer = asyncio.get_running_loop().call_later(UNREAD_WAITED_FOR_S, self._look, unread_s)
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(UNREAD_S, self.cancel)
 
-    def _look(self, unread_s: float) -> None:
-        if unread_s >= UNREAD_S or self._room.is_waited_for:
+    def cancel(self) -> None:
+        """Ends the answer upstream; if somebody pulls, that ends with the client as well."""
+        if not self._timer.cancelled():
             self._left = _closing.begin(self._batches.aclose())
-        else:
-            self._wait(unread_s + UNREAD_WAITED_FOR_S)
 
     async def aclose(self) -> None:
         self._timer.cancel()

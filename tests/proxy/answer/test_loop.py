@@ -374,38 +374,6 @@ async def test_client_that_leaves_between_chunks_closes_the_upstream(taken: int 
     assert not any(opened.is_open for opened in scene.server.opened)
 
 
-@pytest.mark.parametrize("place", ["opening", "stream", "summary", "second opening", "second stream"])
-async def test_cancelled_wait_closes_the_upstream(place: str) -> None:
-    """A client that leaves while we wait ends what we wait for: the server's next byte, or the summary."""
-    hang = asyncio.Event()
-    ended = asyncio.Event()
-
-    async def ask(messages: Sequence[Message], *, max_tokens: int, **with_tools: Any) -> SummaryAnswer:
-        if place != "summary":
-            return await summarized(messages, max_tokens=max_tokens)
-        hang.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-        raise AssertionError
-
-    answer = goes_on(WORDS)
-    waiting = Turn(reply=answer, end="hang", after_tokens=0 if "opening" in place else 30)
-    turns = [Turn(reply=answer), waiting] if place.startswith("second") else [waiting]
-    scene = Scene(SHORT, [Turn(reply=answer)] if place == "summary" else turns, ask=ask)
-    reading = asyncio.ensure_future(scene.read())
-    waits = hang if place == "summary" else scene.server.hanging
-    await asyncio.wait_for(waits.wait(), 60)
-    reading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reading
-    assert not any(opened.is_open for opened in scene.server.opened)
-    if place == "summary":
-        await asyncio.wait_for(ended.wait(), 60)
-    assert len(scene.server.opened) == (2 if place.startswith("second") else 1)
-
-
 async def test_a_whole_answer_that_nobody_reads_is_ended_and_holds_its_room_for_a_while() -> None:
     """Its request is cancelled; a server that does not notice writes it to its bound."""
     turn = Turn(reply=Reply(WORDS), end="hang", after_tokens=30)

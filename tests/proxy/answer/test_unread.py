@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ import pytest
 
 from litellm_compaction.engine import TOLD_AFTER_S
 from litellm_compaction.proxy.answer.sse import Batch
-from litellm_compaction.proxy.answer.transport import UNREAD_S, UNREAD_WAITED_FOR_S, EventStream
+from litellm_compaction.proxy.answer.transport import UNREAD_S, EventStream
 from tests.builders import prose
 from tests.engine.bench import answers
 from tests.lmstudio_double import Reply
@@ -51,8 +50,7 @@ def _stream(closed: list[str]) -> EventStream:
             closed.append("closed")
 
     exchange: Any = Listening()
-    room: Any = SimpleNamespace(is_waited_for=False)
-    return EventStream([{"n": -1}], batches(), exchange, room)
+    return EventStream([{"n": -1}], batches(), exchange)
 
 
 @pytest.mark.parametrize("pulled", [0, 1, 5])
@@ -92,13 +90,9 @@ def test_a_slow_reader_keeps_its_stream() -> None:
     run(play())
 
 
-@pytest.mark.parametrize(
-    ("options", "is_waited_for"),
-    [({}, False), ({}, True), ({"n": 2}, False)],
-    ids=["carried", "waited for", "passed on"],
-)
-def test_an_answer_that_goes_on_without_a_reader_is_ended(options: dict[str, int], is_waited_for: bool) -> None:
-    """Upstream first; then it gives its room back, which is sooner if another request waits for it."""
+@pytest.mark.parametrize("options", [{}, {"n": 2}], ids=["carried", "passed on"])
+def test_an_answer_that_goes_on_without_a_reader_is_ended(options: dict[str, int]) -> None:
+    """Upstream first; then it gives its room back."""
 
     async def play() -> None:
         body = Body(*(b"data: %s\n\n" % each for each in [b'{"choices":[{"index":0,"delta":{"content":"a"}}]}'] * 9))
@@ -111,20 +105,12 @@ def test_an_answer_that_goes_on_without_a_reader_is_ended(options: dict[str, int
         )
         left = aiter(answer.stream)  # type: ignore[arg-type]
         await anext(left)
-        if is_waited_for:
-            other = scene.compactor.room(scene.context)
-            prepared = await scene.prepared()
-            waiting = asyncio.ensure_future(other.acquire(prepared, 4000, is_watched=False))
-        await asyncio.sleep((UNREAD_WAITED_FOR_S if is_waited_for else UNREAD_S) - 1)
-        others = int(is_waited_for)
-        assert (body.is_closed, answers(scene.compactor.admission)) == (False, 1 + others)
+        await asyncio.sleep(UNREAD_S - 1)
+        assert (body.is_closed, answers(scene.compactor.admission)) == (False, 1)
         await asyncio.sleep(1.1)
-        assert (body.is_closed, answers(scene.compactor.admission)) == (True, 1 + others)
+        assert (body.is_closed, answers(scene.compactor.admission)) == (True, 1)
         await asyncio.sleep(1)
-        assert answers(scene.compactor.admission) == others
-        if is_waited_for:
-            assert await waiting > 0
-            other.release()
+        assert answers(scene.compactor.admission) == 0
 
     run(play())
 

@@ -1,0 +1,112 @@
+"""Ends what is done for a client that has left.
+
+A local model serves one request at a time: an answer that nobody reads would keep it from everybody. What LiteLLM ends
+itself it logs and bills, so it goes first; it goes on with the rest, or leaves it open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol, TypeAlias
+
+import anyio
+
+from litellm_compaction.errors import ClientLeft
+
+_Application: TypeAlias = Callable[..., Awaitable[None]]
+_Receive: TypeAlias = Callable[[], Awaitable[Any]]
+_Send: TypeAlias = Callable[[Any], Awaitable[None]]
+# LiteLLM ends within some ms what it ends.
+_LITELLMS_S = 1.0
+
+
+class Work(Protocol):
+    """Something that is done for a client alone."""
+
+    def cancel(self) -> None:
+        """Ends it, or does nothing if it has ended; called in the event loop."""
+
+
+class Presence:
+    """The client of one HTTP request, until it leaves or has its answer."""
+
+    def __init__(self, receive: _Receive, send: _Send) -> None:
+        self._receive, self._send = receive, send
+        self._is_answered = self._has_left = self._is_gone = False
+        self._leaving: asyncio.Task[Any] | None = None
+        self._work: weakref.WeakSet[Work] = weakref.WeakSet()
+
+    async def receive(self) -> Any:
+        # One waits for all: some servers tell it once.
+        return await (self._received() if self._leaving is None else asyncio.shield(self._leaving))
+
+    async def send(self, message: Any) -> None:
+        # Servers tell an application of the end of its answer as if the client had left.
+        self._is_answered |= message["type"] == "http.response.body" and not message.get("more_body")
+        await self._send(message)
+
+    def add(self, work: Work) -> None:
+        """Has `work` end with the presence; the request's body has been read."""
+        self._leaving = self._leaving or asyncio.ensure_future(self._received())
+        self._work.add(work)
+        if self._is_gone:
+            work.cancel()
+
+    def over(self) -> None:
+        """LiteLLM has done with the request."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+        if self._has_left:
+            self._end()
+
+    async def _received(self) -> Any:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not (self._has_left or self._is_answered):
+            self._has_left = True
+            asyncio.get_running_loop().call_later(_LITELLMS_S, self._end)
+        return message
+
+    def _end(self) -> None:
+        self._is_gone = True
+        for work in tuple(self._work):
+            work.cancel()
+
+
+_present: ContextVar[Presence | None] = ContextVar("litellm_compaction_present", default=None)
+
+
+def watched(application: _Application) -> _Application:
+    """Returns `application`, whose requests know by `ends_with_client` and `while_here` of a client that has left."""
+
+    async def serve(scope: Any, receive: _Receive, send: _Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await application(scope, receive, send)
+            return
+        presence = Presence(receive, send)
+        _present.set(presence)
+        try:
+            await application(scope, presence.receive, presence.send)
+        finally:
+            presence.over()
+
+    return serve
+
+
+def ends_with_client(work: Work) -> None:
+    """Has `work`, which its owner keeps, end when the client of the running request has left."""
+    if (presence := _present.get()) is not None:
+        presence.add(work)
+
+
+@contextmanager
+def while_here() -> Iterator[None]:
+    """Ends what is awaited within when the client of the running request has left, by a ClientLeft."""
+    with anyio.CancelScope() as scope:
+        ends_with_client(scope)
+        yield
+    if scope.cancelled_caught:
+        raise ClientLeft
