@@ -73,6 +73,7 @@ _PROMISES = (
     "test_alarm",
     "test_bad_input",
     "test_every_route",
+    "test_leaving",
     "test_other_providers",
     "test_promises",
     "test_routing",

@@ -27,6 +27,7 @@ from litellm_compaction.proxy.client import Body, metadata_of, sent_body
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, context_of
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_inside.application import connect
+from litellm_compaction.proxy.presence import while_here
 from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.standards.orders import NO_ORDERS
 from litellm_compaction.proxy.standards.protocols import field_of_item
@@ -109,16 +110,17 @@ class Guard:
         is_certain = first.does_guard and all(each is not None and each.shape == first.shape for each in guards)
         if exchange is None or not is_certain or exchange.client.opted_out:
             return
-        context = await context_of(router, self.guards, first, exchange, data)
-        exchange.foreseen = await self._decided(exchange, context)
-        if is_chat and first.carrier == "hooks":
-            # The transport does the slow part itself, in the open response.
-            room = self._compactor.room(context)
-            try:
-                exchange.foreseen = prepared = await self._compactor.finish(exchange.foreseen, room)
-            finally:
-                room.release()
-            exchange.sent(context, prepared)
+        with while_here():
+            context = await context_of(router, self.guards, first, exchange, data)
+            exchange.foreseen = await self._decided(exchange, context)
+            if is_chat and first.carrier == "hooks":
+                # The transport does the slow part itself, in the open response.
+                room = self._compactor.room(context)
+                try:
+                    exchange.foreseen = prepared = await self._compactor.finish(exchange.foreseen, room)
+                finally:
+                    room.release()
+                exchange.sent(context, prepared)
 
     async def _decided(self, exchange: Exchange, context: RequestContext) -> Decided:
         """What to send, or to make first, without doing again what was done when this deployment was foreseen."""
@@ -185,7 +187,8 @@ class Guard:
             is_prepared = exchange is not None and exchange.is_hooked and exchange.attempt.deployment == deployment.id
             return self._bridged(deployment, kwargs, kind) if guard.does_guard and not is_prepared else kwargs
         try:
-            return await self._guarded(guard, router, kwargs)
+            with while_here():
+                return await self._guarded(guard, router, kwargs)
         except RecursionError as error:
             if not guard.does_guard:
                 raise

@@ -18,6 +18,7 @@ _GROUPS = [
     Group("local"),
     Group("one-slot", slots=1),
     Group("twin"),
+    Group("left"),
     Group("shrinking", 16384),
     Group("small", 4096),
     *(Group(f"floor-{share}") for share in (40, 80)),

@@ -13,10 +13,12 @@ import httpx
 import pytest
 
 from tests.builders import prose, talk
-from tests.integration.app import NETWORK, in_loop
-from tests.integration.bench import Bench, Watch, answers
+from tests.integration.app import NETWORK, activate, in_loop
+from tests.integration.bench import SUMMARY, Bench, Watch, answers
 from tests.integration.forms import ROUTES, form
 from tests.integration.harness import Proxy
+from tests.integration.plain_server import PlainServer
+from tests.integration.restart_bench import Restarting, both_carriers
 from tests.lmstudio_double import Gate, Reply
 
 _streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -27,6 +29,7 @@ def _leaves(
 ) -> None:
     """Asks, reads what comes, or nothing, and leaves after the `wait`, which blocks."""
     path, body = asked
+    activate(running)
     request = httpx.Request("POST", f"{running.base_url}{path}", json=dict(body), headers=running.headers)
 
     async def read() -> None:
@@ -60,8 +63,8 @@ def _all_end(watch: Watch) -> bool:
 def test_an_answer_that_has_not_begun_ends_with_its_client(guarded: Bench, route: str, stream: bool) -> None:
     """The server would wait for ever where it is."""
     gate = Gate()
-    watch = guarded.watch("local", answers(reply=Reply("Four.", gate=gate)))
-    asked = form(route, "local", talk(f"leaving {route} {stream}", 300), stream=stream, limit=64)
+    watch = guarded.watch("left", answers(reply=Reply("Four.", gate=gate)))
+    asked = form(route, "left", talk(f"leaving {route} {stream}", 300), stream=stream, limit=64)
     _leaves(guarded.proxy, asked, lambda: gate.reached.wait(60))
     try:
         watch.simulator.wait_until(lambda: _all_end(watch))
@@ -72,8 +75,8 @@ def test_an_answer_that_has_not_begun_ends_with_its_client(guarded: Bench, route
 @pytest.mark.parametrize("route", ["chat", "messages", "responses"])
 def test_a_stream_that_nobody_reads_ends_with_its_client(guarded: Bench, route: str) -> None:
     """Its server is far ahead of its reader; the room is there for the next request."""
-    watch = guarded.watch("local", answers(reply=Reply(prose("much", 3000))))
-    asked = form(route, "local", talk(f"unread {route}", 300), stream=True, limit=6000)
+    watch = guarded.watch("left", answers(reply=Reply(prose("much", 3000))))
+    asked = form(route, "left", talk(f"unread {route}", 300), stream=True, limit=6000)
 
     def has_begun() -> bool:
         return any(record.first_delta_s is not None for record in watch.records)
@@ -81,4 +84,30 @@ def test_a_stream_that_nobody_reads_ends_with_its_client(guarded: Bench, route: 
     _leaves(guarded.proxy, asked, lambda: watch.simulator.wait_until(has_begun), reads=False)
     watch.simulator.wait_until(lambda: _all_end(watch))
     assert watch.chats[0].disconnected_s is not None
-    assert guarded.proxy.chat("local", talk(f"next {route}", 300), max_tokens=3000).status_code == 200
+    assert guarded.proxy.chat("left", talk(f"next {route}", 300), max_tokens=3000).status_code == 200
+
+
+def test_nobody_is_answered_by_a_fallback(routes: Bench, plain: PlainServer) -> None:
+    """It may be a paid one."""
+    gate, since = Gate(), len(plain.requests)
+    watch = routes.watch("failing-lms", answers(reply=Reply("Four.", gate=gate)))
+    _leaves(routes.proxy, form("chat", "failing-lms", talk("nobody", 300), limit=64), lambda: gate.reached.wait(60))
+    watch.simulator.wait_until(lambda: _all_end(watch))
+    gate.open()
+    assert routes.proxy.chat("failing-lms", talk("somebody", 300)).status_code == 200
+    assert plain.posts(since) == []
+
+
+@both_carriers
+@_streams
+def test_a_summary_ends_with_its_client(restarting: Restarting, stream: bool) -> None:
+    """Nothing else is asked for it."""
+    gate = Gate()
+    watch = restarting.watch("middle", answers(Reply(SUMMARY, gate=gate)))
+    asked = form("chat", "middle", talk(f"leaving {stream} {restarting.carrier}", 3600), stream=stream)
+    _leaves(restarting.proxy, asked, lambda: gate.reached.wait(60))
+    try:
+        watch.simulator.wait_until(lambda: _all_end(watch))
+        assert (len(watch.summaries), watch.chats) == (1, [])
+    finally:
+        gate.open()
