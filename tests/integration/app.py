@@ -138,12 +138,18 @@ def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
     assert [line for line in application.proxy.lines if "failed_open" in line and "sabotage" not in line] == []
 
 
+def activate(running: Proxy) -> None:
+    """Opens an application whose network is used directly, if another one is open."""
+    _BY_NETLOC[urlsplit(running.base_url).netloc].activate()
+
+
 @contextmanager
 def socket(running: Proxy, path: str, key: str) -> Iterator[Callable[[Mapping[str, Any]], dict[str, Any]]]:
     """A WebSocket to an application, as a function: of a request to the last event of its answer."""
-    url = f"{running.base_url}{path}"
-    _BY_NETLOC[urlsplit(url).netloc].activate()
-    opened = _loop().run(NETWORK.socket(url, [(b"authorization", f"Bearer {key}".encode())], _LONGEST))
+    activate(running)
+    opened = _loop().run(
+        NETWORK.socket(f"{running.base_url}{path}", [(b"authorization", f"Bearer {key}".encode())], _LONGEST)
+    )
 
     async def last(asked: Mapping[str, Any]) -> Any:
         await opened.send_json(asked)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.builders import prose, talk
-from tests.integration.app import NETWORK, in_loop
+from tests.integration.app import NETWORK, activate, in_loop
 from tests.integration.bench import SUMMARY, Bench, Watch, answers
 from tests.integration.forms import ROUTES, form
 from tests.integration.harness import Proxy
@@ -29,6 +29,7 @@ def _leaves(
 ) -> None:
     """Asks, reads what comes, or nothing, and leaves after the `wait`, which blocks."""
     path, body = asked
+    activate(running)
     request = httpx.Request("POST", f"{running.base_url}{path}", json=dict(body), headers=running.headers)
 
     async def read() -> None:
