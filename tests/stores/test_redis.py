@@ -233,7 +233,8 @@ async def test_a_silent_server_holds_up_one_call_for_its_limit(options: dict[str
     """An operator waits longer than a request; whoever asks next waits for nothing."""
     server = RedisServer(object, "redis://h", owns=False, limit_s=0.25)
     for _ in range(2):
-        with pytest.raises(StoreError, match=f"did not answer in {limit_s:g} s"):
+        # Which of two limits of 10 s ends first is the loop's business.
+        with pytest.raises(StoreError, match=f"did not answer in {limit_s:g} s|cannot be reached"):
             await server.call(lambda _: asyncio.Event().wait(), **options)
     assert asyncio.get_running_loop().time() == pytest.approx(limit_s)
     await server.aclose()
