@@ -263,9 +263,7 @@ class Simulator:
         self._random = random.Random(0)  # noqa: S311 - ids only
         self._changed = threading.Condition()
 
-    def load(
-        self, key: str, context_length: int | None = None, instance_id: str | None = None, parallel: int | None = None
-    ) -> Instance:
+    def load(self, key: str, context_length: int | None = None, parallel: int | None = None) -> Instance:
         """Load a model as a user would in the app; an unknown one is a KeyError, an impossible window a ValueError."""
         model = find_model(key, self.models)
         if model is None:
@@ -273,9 +271,7 @@ class Simulator:
         window = context_length if context_length is not None else model.default_context_length
         if not 1 <= window <= model.max_context_length:
             raise ValueError(f"context_length {window} is not within 1..{model.max_context_length} of {model.key}")
-        if instance_id is not None and any(loaded.id == instance_id for loaded in self.instances):
-            raise ValueError(f"instance id {instance_id} is taken")
-        own_id = instance_id or free_instance_id(model.key, self.instances)
+        own_id = free_instance_id(model.key, self.instances)
         instance = self.made(own_id, model, window, parallel or model.parallel)
         self.instances.append(instance)
         return instance

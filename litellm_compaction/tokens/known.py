@@ -48,7 +48,7 @@ def _size_class(amounts: Amounts) -> int:
     return int(amounts.media / max(1.0, amounts.images)).bit_length()
 
 
-def fingerprints(request: Request, asker: str = "") -> Prints:
+def fingerprints(request: Request, asker: str) -> Prints:
     """Entry i stands for the first i messages, to the letter, with tools and extras; empty for what is no JSON.
 
     The same request of two tenants (`asker`) has no entry in common, so that the count and the time of one's request do
