@@ -95,7 +95,7 @@ def _truncate(prompt: Prompt, instance: Instance) -> Prompt:
     return truncate_middle(prompt, window_tokens, factor)
 
 
-# Above this size tokenizing a new prompt takes tens of milliseconds, so it leaves the event loop (20 MB/s, 2026-11).
+# Above this size tokenizing a new prompt takes tens of milliseconds, so it leaves the event loop (20 MB/s).
 _THREAD_ABOVE_CHARS = 200_000
 
 
