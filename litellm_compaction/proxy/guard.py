@@ -117,7 +117,7 @@ class Guard:
                 exchange.sent(prepared)
 
     async def _decided(self, exchange: Exchange, context: RequestContext) -> Decided:
-        """What to send, or to make first, without doing again what was done when this deployment was foreseen."""
+        """Decides what to send, or to make first; what was done when this deployment was foreseen is not done again."""
         foreseen, exchange.decided = exchange.decided, None
         return await self._compactor.prepare(exchange.client.original, context, foreseen)
 

@@ -95,7 +95,7 @@ class Known:
         return self._prompts[key]
 
     def text(self, target_key: str, method: str, family: Family, *, rendered: bool) -> Span:
-        """What a server makes of text, counted by its family; a stand-in counts far too much of some."""
+        """A server's ratio for text, counted by its family; a stand-in counts far too much of some."""
         is_own, refused_error = family.owns_vocabulary, _REFUSED_ERROR if family.template and not rendered else 0.0
         high = 1 + max(family.error_ratio, refused_error)
         low = 1 / high if is_own else _STAND_IN_RATIO
