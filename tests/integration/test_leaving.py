@@ -28,6 +28,8 @@ def _leaves(
     running: Proxy, call: tuple[str, Mapping[str, Any]], wait: Callable[[], object], *, reads: bool = True
 ) -> None:
     """Asks, reads what comes, or nothing, and leaves after the `wait`, which blocks."""
+    # The application is the one that is open.
+    assert running.client.get("/health/liveliness").status_code == 200
     path, body = call
     request = httpx.Request("POST", f"{running.base_url}{path}", json=dict(body), headers=running.headers)
 
