@@ -100,7 +100,7 @@ LIVE = ("pruning_model", "strategy", "notices", "mode", "pre_request_ratio", "st
 
 
 class _OwnSettings(_Section):
-    """What a deployment may set for itself, too."""
+    """Settings that a deployment may have of its own, too."""
 
     pruning_model: Annotated[str, Field(min_length=1)] = SAME_MODEL
     """Model used to compact conversation history when approaching the context limit. Choose a fast, capable model: any

@@ -141,7 +141,7 @@ class Overloaded(CompactionError):
 
 
 class ClientLeft(NotServed):
-    """What was done for a client was ended, since it had left, or had not read its answer for a while."""
+    """The work for a client was ended, since it had left, or had not read its answer for a while."""
 
     status, kind = 499, "client_disconnect"
 

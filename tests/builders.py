@@ -412,14 +412,14 @@ def answered(messages: list[JsonDict], answer: str, then: str) -> list[JsonDict]
     return [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": then}]
 
 
-def tools(count: int, words: int = 30) -> list[JsonDict]:
-    """`count` schemas of about 60 + `words` tokens each."""
+def tools(count: int) -> list[JsonDict]:
+    """`count` schemas of about 90 tokens each."""
     return [
         {
             "type": "function",
             "function": {
                 "name": f"tool_{number}",
-                "description": prose(f"tool {number}", words),
+                "description": prose(f"tool {number}", 30),
                 "parameters": {
                     "type": "object",
                     "properties": {"path": {"type": "string"}, "limit": {"type": "integer"}},

@@ -44,8 +44,8 @@ async def _turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def _waiting(flights: Flights[int], work: Work, count: int, key: str = "key") -> list[asyncio.Task[int]]:
-    tasks = [asyncio.create_task(flights.join(key, work.run)) for _ in range(count)]
+async def _waiting(flights: Flights[int], work: Work, count: int) -> list[asyncio.Task[int]]:
+    tasks = [asyncio.create_task(flights.join("key", work.run)) for _ in range(count)]
     await work.running.wait()
     await _turns()
     return tasks

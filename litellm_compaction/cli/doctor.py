@@ -109,7 +109,7 @@ async def examined(
 
 
 async def _of_store(file: ConfigFile, settings: Settings, environ: Mapping[str, str]) -> AsyncIterator[Finding]:
-    """What the proxies have noted in their store, or that it cannot be read."""
+    """Tells what the proxies have noted in their store, or that it cannot be read."""
     try:
         async with opened_store(settings, file, environ) as opened:
             fault, *lost = (await opened.store.get_fact(*LACKS) or "").split("\n")

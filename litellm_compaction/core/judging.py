@@ -166,10 +166,10 @@ def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:
     """
     # From all over the source, which may change its script on the way.
     sample = "".join(text[:_SAMPLE_CHARS] for text in source[:: -(-len(source) // _SAMPLE_TEXTS) or 1])
-    said, read, known = map(_scripts, (summary, sample, instruction))
-    ((script, times),) = said.most_common(1) or [("", 0)]
-    is_told = min(said.total(), read.total()) >= _LEAST_LETTERS and times >= _MAIN_SCRIPT_RATIO * said.total()
-    return is_told and read[script] < _KNOWN_SCRIPT_RATIO * read.total() and script not in known
+    written, read, instructed = map(_scripts, (summary, sample, instruction))
+    ((script, times),) = written.most_common(1) or [("", 0)]
+    is_sure = min(written.total(), read.total()) >= _LEAST_LETTERS and times >= _MAIN_SCRIPT_RATIO * written.total()
+    return is_sure and read[script] < _KNOWN_SCRIPT_RATIO * read.total() and script not in instructed
 
 
 def _scripts(text: str) -> Counter[str]:

@@ -118,7 +118,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _searched(piece: str, search: _Search) -> str:
-    """Searches the lines of a text that hold one of a search's hints."""
+    """Searches what of a text holds one of a search's hints: its lines, or all of it."""
     if not _holds(piece, search.hints):
         return piece
     parts = [piece] if search.over_lines else piece.split("\n")

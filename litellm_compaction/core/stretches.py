@@ -312,10 +312,12 @@ def _marks(messages: Sequence[Sequence[str]]) -> Marks:
     for texts in messages:
         found = [each for text in texts for each in stretches(text, Marks(names=names))]
         paragraphs = [_levelled(part[0]) for each in found if each.speaks for part in _parts(each)]
-        said += [paragraphs] if paragraphs else []
+        is_whole = len(found) == len(paragraphs) == 1
+        if paragraphs and not (is_whole and paragraphs[0] in whole):
+            said.append(paragraphs)
         plain.update(*paragraphs if all(each.speaks for each in found) else ())
-        # A line that is all of a message is the person's.
-        whole.update(paragraphs if len(found) == len(paragraphs) == 1 else ())
+        # A line that is all of a message is the person's, and a message that comes again counts once.
+        whole.update(paragraphs if is_whole else ())
     # A sentence is the client's if it is never left out, from the beginning or at least beside what it attaches.
     times = Counter(line for paragraphs in said for line in {*chain.from_iterable(paragraphs)})
     since = {line: at for at, paragraphs in reversed([*enumerate(said)]) for lines in paragraphs for line in lines}

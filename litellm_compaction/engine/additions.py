@@ -180,7 +180,7 @@ class Recaller:
 
 
 def _excerpts(measured: MeasuredRequest, compaction: Compaction, at: int, limit_tokens: int) -> Beside:
-    """What was said about the question at index `at`, and is no longer shown."""
+    """Quotes what was said about the question at index `at`, and is not shown."""
     view, end = measured.conversation, at - measured.conversation.prefix
     rest, entries = view.rest, view.hashes[1:]
     # A record quotes some messages in full.

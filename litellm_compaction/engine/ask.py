@@ -267,7 +267,7 @@ class SummaryClient:
         effort: Effort,
         modes: Callable[[_Writer], Awaitable[list[_Mode[_Found]]]],
     ) -> _Found | None:
-        """What the first model gives that gives anything, by the first of its modes; one time limit for all of them."""
+        """Asks one model after the other, by each of its modes, until one gives something; one time limit for all."""
         context, attempts = measured.context, measured.context.attempts
 
         async def asked(model: PruningModel) -> _Found | None:

@@ -59,7 +59,7 @@ class Effort:
 
 
 class Decision(NamedTuple):
-    """What observers are told of a request: what was done, at which cost, and what a new record continues."""
+    """Told to observers of a request: what was done, at which cost, and what a new record continues."""
 
     outcome: Outcome
     effort: Effort | None = None
@@ -242,7 +242,7 @@ class CompactionNeeded:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How a server is made to go on with an answer; without a way for a request that starts one."""
+    """The way in which a server is made to go on with an answer; none for a request that starts one."""
 
     plan: ContinuationPlan | None = field(default=None, compare=False)  # As it was carried out.
     way: Way | None = None

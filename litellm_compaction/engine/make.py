@@ -132,7 +132,7 @@ class Maker:
         return compaction
 
     async def hardest(self, measured: MeasuredRequest) -> tuple[Compaction, ...]:
-        """What else can be sent where no step does: all goes that may, the person's first words last."""
+        """The last resort where no step does: all goes that may, the person's first words last."""
         conversation, nothing = measured.conversation, bare(measured.conversation)
         if nothing is None:
             return ()

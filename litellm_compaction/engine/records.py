@@ -1,4 +1,4 @@
-"""What is told of records: decisions to observers, in numbers alone, receipts to clients, and a view to their owner.
+"""Tells of records: decisions to observers, in numbers alone, receipts to clients, and a view to their owner.
 
 And a record's end, if its owner undoes it.
 """

@@ -1,4 +1,4 @@
-"""What servers tell and show: how they count, how large their windows are, and by which ways they go on with an answer.
+"""Learns from servers how they count, how large their windows are, and by which ways they go on with an answer.
 
 A server is asked for its own count if the two ends of an estimate decide otherwise (promise P1): before a request is
 compacted, refused, or its answer cut short only because our count may be wrong. It costs nothing if it has a tokenizer

@@ -148,7 +148,7 @@ class Compactor:
         return _result(messages, prepared, own, places)
 
     async def _middle(self, request: Request) -> int:
-        """What a server would be asked for; a counter that has learned nothing."""
+        """The count for which a server would be asked, by a counter that has learned nothing."""
         return math.ceil((await TokenCounter().count("", self._family, request)).tokens / _ERRS_HIGH)
 
 

@@ -46,7 +46,7 @@ def metadata_of(body: Body) -> Mapping[str, Any]:
 
 
 def sections_of_owners(metadata: Mapping[str, Any]) -> Iterator[object]:
-    """What the operator has written as `compaction` into the metadata of the key, and of its team; None for nothing."""
+    """The operator's `compaction` in the metadata of the key, and of its team; None where there is none."""
     for owner in ("user_api_key_metadata", "user_api_key_team_metadata"):
         yield _mapping(metadata.get(owner)).get("compaction")
 

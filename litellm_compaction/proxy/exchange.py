@@ -154,7 +154,7 @@ _served: ContextVar[weakref.ref[Note] | None] = ContextVar("litellm_compaction_s
 
 
 def note_of(body: Body) -> Note:
-    """What is noted in a hook's LiteLLM object, which no JSON, and so no client, can have put there; else in its task.
+    """The note in a hook's LiteLLM object, which no JSON, and so no client, can have put there; else in its task.
 
     Without either it is a new one, which nobody finds again.
     """

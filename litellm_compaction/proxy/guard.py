@@ -117,7 +117,7 @@ class Guard:
                 exchange.sent(prepared)
 
     async def _decided(self, exchange: Exchange, context: RequestContext) -> Decided:
-        """What to send, or to make first, without doing again what was done when this deployment was foreseen."""
+        """Decides what to send, or to make first; what was done when this deployment was foreseen is not done again."""
         foreseen, exchange.decided = exchange.decided, None
         return await self._compactor.prepare(exchange.client.original, context, foreseen)
 
@@ -222,10 +222,10 @@ class Guard:
         if await self._standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
         # What was ordered to go has been taken out of it.
-        own = _cleaned(exchange.client, kwargs)
+        call = _cleaned(exchange.client, kwargs)
         if guard.carrier == "transport":
-            return {**own, **await self._carried(exchange, context, kwargs)}
-        return {**own, **await self._bounded(exchange, context, kwargs, deployment.provider)}
+            return {**call, **await self._carried(exchange, context, kwargs)}
+        return {**call, **await self._bounded(exchange, context, kwargs, deployment.provider)}
 
     async def _bounded(
         self, exchange: Exchange, context: RequestContext, kwargs: Body, provider: str
@@ -276,14 +276,14 @@ class Guard:
         stream = self._hooked(exchange, response, data) if is_carried_here else response
         beat_s, orders = self.guards.configured.constants.heartbeat_s, exchange.client.orders
         beating = with_heartbeat(stream, exchange, every_s=beat_s)
-        told = (wire.with_details(chunk, exchange.details) async for chunk in beating)
+        detailed = (wire.with_details(chunk, exchange.details) async for chunk in beating)
         if orders.shows:
-            told = self._standards.showing(told, exchange, is_messages=_INPUT not in data)
+            detailed = self._standards.showing(detailed, exchange, is_messages=_INPUT not in data)
         try:
-            async for chunk in told:
+            async for chunk in detailed:
                 yield chunk
         finally:
-            await told.aclose()
+            await detailed.aclose()
             if is_carried_here:
                 await stream.aclose()
             note_of(data).close()
@@ -310,10 +310,10 @@ class Guard:
             # The transport learns from the answers that it carries.
             with refusals.failing_open("learn"):
                 self._compactor.replies.learn(prepared.measured.context, prepared, **usage._asdict())
-        told = wire.with_details(response, exchange.details)
+        detailed = wire.with_details(response, exchange.details)
         if exchange.client.orders.shows:
-            return await self._standards.shown(told, exchange, is_messages=_INPUT not in data)
-        return told if exchange.details is not None else None
+            return await self._standards.shown(detailed, exchange, is_messages=_INPUT not in data)
+        return detailed if exchange.details is not None else None
 
     def failed(self, data: Body, error: Exception) -> refusals.Refusal | None:
         """Learns from an overflow that came in spite of us, forgets the request, and words its error for clients."""
@@ -325,14 +325,14 @@ class Guard:
                 used_tokens, window_tokens = prepared.count.high, prepared.window.tokens
                 overflow = judged(str(error), client_text, used_tokens=used_tokens, window_tokens=window_tokens)
                 self._compactor.replies.learn_overflow(prepared.measured.context, prepared, overflow or UNNAMED)
-        told = refusals.reworded(refusal, error, is_guarded=prepared is not None, client_text=client_text)
-        if told is not None and refusal is not None and exchange is not None:
+        reworded = refusals.reworded(refusal, error, is_guarded=prepared is not None, client_text=client_text)
+        if reworded is not None and refusal is not None and exchange is not None:
             refusals.log_refused(exchange.client.group, refusal)
-        if told is not None and hasattr(error, "message"):
+        if reworded is not None and hasattr(error, "message"):
             # LiteLLM tells this one for /v1/messages and inside streams.
-            error.message = told.message
-            error.status_code = told.status_code  # type: ignore[attr-defined] # LiteLLM's own errors have it
-        return told
+            error.message = reworded.message
+            error.status_code = reworded.status_code  # type: ignore[attr-defined] # LiteLLM's own errors have it
+        return reworded
 
     def headers(self, data: Body) -> dict[str, str] | None:
         """The headers for clients of guarded deployments; of an answer that is not streamed LiteLLM's last question."""

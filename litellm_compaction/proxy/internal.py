@@ -26,7 +26,7 @@ from litellm_compaction.proxy.litellm_inside.application import has_limits
 logger = logging.getLogger("litellm_compaction")
 
 # The one internal origin that LiteLLM counts against the key's tokens per minute
-# (parallel_request_limiter_v3.py:4961 exempts every other one).
+# (parallel_request_limiter_v3.py exempts every other one).
 _ORIGIN = "autorouter_compaction"
 # By which an operator tells our calls from those of clients, in spend logs, callbacks and metrics.
 OWN_TAG = "litellm-compaction"

@@ -39,7 +39,7 @@ _METRICS: dict[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
 
 
 def _additions(event: Event) -> Iterator[tuple[Any, ...]]:
-    """What an event adds: a metric's name, the addition to a counter or the value for a histogram, and labels."""
+    """An event's additions: a metric's name, the addition to a counter or the value for a histogram, and labels."""
     if isinstance(event, TruncationAlarm):
         yield "truncation_alarms_total", 1, event.reason
     elif isinstance(event, ContinuationEvent):

@@ -87,7 +87,7 @@ def response_of(error: CompactionError) -> httpx.Response:
     return bad_request(_words(error), error.status, error.kind)
 
 
-def bad_request(message: str, status: int = 400, kind: str = CompactionError.kind) -> httpx.Response:
+def bad_request(message: str, status: int, kind: str = CompactionError.kind) -> httpx.Response:
     """A server's refusal in OpenAI's shape."""
     return httpx.Response(status, json={"error": {"message": message, "type": kind}})
 

@@ -46,7 +46,7 @@ class DeploymentReport:
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """Looks at deployments by the same cached reads as requests do; if it `is_patient`, until counters are loaded."""
+    """Looks at deployments by the same cached reads as requests do; if it `is_patient`, it loads their counters."""
 
     windows: Windows
     sources: Sources

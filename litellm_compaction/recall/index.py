@@ -155,7 +155,7 @@ class Index:
         return self._spans.get(handle, (0, 0))
 
     def ranked(
-        self, weights: Mapping[str, float], allowed: bytearray, also: Collection[int] = ()
+        self, weights: Mapping[str, float], allowed: bytearray, also: Collection[int]
     ) -> list[tuple[float, int]]:
         """Returns the passages that say most of some terms, with their scores, the best first.
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from .messages import JsonObject, model_not_found, no_models_loaded
 from .rendering import Segment
 
-ModelType = Literal["llm", "vlm", "embeddings"]
+ModelType = Literal["llm", "embeddings"]
 
 # A slot that shares less of a prompt is not taken for it.
 _MINIMUM_SIMILARITY_RATIO = 0.1
@@ -33,19 +33,13 @@ class Model:
     architecture: str = "qwen3"
     max_context_length: int = 131_072
     default_context_length: int = 4096
-    format: Literal["gguf", "mlx"] = "gguf"
-    quantization: str = "Q4_K_M"
     parallel: int = 4
     type: ModelType = "llm"
-    tool_use: bool = True
-    reasoning: bool = False
-    size_bytes: int = 5_027_783_488
-    params_string: str = "8B"
 
     @property
     def variant(self) -> str:
         """The name with its quantization."""
-        return f"{self.key.partition('@')[0]}@{self.quantization.lower()}"
+        return f"{self.key.partition('@')[0]}@q4_k_m"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -118,21 +112,18 @@ def _v1_model(model: Model, instances: Sequence[Instance]) -> JsonObject:
         "publisher": model.publisher,
         "key": model.key,
         "display_name": model.key.rpartition("/")[2].replace("-", " ").title(),
-        "quantization": {"name": model.quantization, "bits_per_weight": 4},
-        "size_bytes": model.size_bytes,
-        "params_string": model.params_string,
+        "quantization": {"name": "Q4_K_M", "bits_per_weight": 4},
+        "size_bytes": 5_027_783_488,
+        "params_string": "8B",
         "loaded_instances": [{"id": instance.id, "config": load_config(instance)} for instance in own],
         "max_context_length": model.max_context_length,
-        "format": model.format,
+        "format": "gguf",
     }
     if is_embedding:
         return entry
-    capabilities: JsonObject = {"vision": model.type == "vlm", "trained_for_tool_use": model.tool_use}
-    if model.reasoning:
-        capabilities["reasoning"] = {"allowed_options": ["off", "on"], "default": "on"}
     return entry | {
         "architecture": model.architecture,
-        "capabilities": capabilities,
+        "capabilities": {"vision": False, "trained_for_tool_use": True},
         "description": None,
         "variants": [model.variant],
         "selected_variant": model.variant,
@@ -236,7 +227,7 @@ def default_reply(call: ChatCall) -> Reply:
     if not _ASKS_FOR_SUMMARY.search(last[:_OPENING_CHARS]):
         return Reply(f"This is answer {call.index + 1} of the simulated model.")
     said = [str(each.get("content") or "") for each in call.messages[:-1] if each.get("role") == "user"]
-    # An earlier summary of its own, or several to be merged into one, come first.
+    # An earlier summary of its own comes first.
     summarized = [line[2:] for line in last.partition(_HEADING)[2].splitlines() if line.startswith("- ")]
     said = [*summarized, *said, *_SAID.findall(last)]
     lines = [f"- {' '.join(each.split())[:_LINE_CHARS]}" for each in said if each.strip()]
@@ -263,9 +254,7 @@ class Simulator:
         self._random = random.Random(0)  # noqa: S311 - ids only
         self._changed = threading.Condition()
 
-    def load(
-        self, key: str, context_length: int | None = None, instance_id: str | None = None, parallel: int | None = None
-    ) -> Instance:
+    def load(self, key: str, context_length: int | None = None, parallel: int | None = None) -> Instance:
         """Load a model as a user would in the app; an unknown one is a KeyError, an impossible window a ValueError."""
         model = find_model(key, self.models)
         if model is None:
@@ -273,9 +262,7 @@ class Simulator:
         window = context_length if context_length is not None else model.default_context_length
         if not 1 <= window <= model.max_context_length:
             raise ValueError(f"context_length {window} is not within 1..{model.max_context_length} of {model.key}")
-        if instance_id is not None and any(loaded.id == instance_id for loaded in self.instances):
-            raise ValueError(f"instance id {instance_id} is taken")
-        own_id = instance_id or free_instance_id(model.key, self.instances)
+        own_id = free_instance_id(model.key, self.instances)
         instance = self.made(own_id, model, window, parallel or model.parallel)
         self.instances.append(instance)
         return instance

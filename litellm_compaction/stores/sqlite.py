@@ -393,7 +393,7 @@ class SqliteRows:
         await self._file.aclose()
 
     def _values(self, **values: Any) -> dict[str, Any]:
-        """What statements on rows take, as of now."""
+        """Returns the values that statements on rows take, as of now."""
         now_s = self._clock()
         return {"part": self._part, "now_s": now_s, "since_s": now_s - self._ttl_s, **values}
 

@@ -1,4 +1,4 @@
-"""What is kept, written once over rows and logs: compactions, facts, settings and events.
+"""Keeps compactions, facts, settings and events, in one way over the rows and logs of all stores.
 
 A compaction becomes bytes that survive upgrades, field by field as in the dataclasses: missing fields take defaults,
 unknown ones go.
@@ -171,7 +171,7 @@ class Store:
         return _decoded(body) if rows and (body := self._body(rows[0])) else None
 
     def _body(self, row: Row, *, warns: bool = False) -> bytes:
-        """What was put; nothing if it is not from this box, of which one is warned once."""
+        """Opens what was put; b"" if it is not from this box, of which one is warned once."""
         body: bytes | None = b"" if is_locked(row.body) else row.body
         if self._box.has_key:
             body = self._box.opened(row.body, row.scope, row.key)

@@ -34,7 +34,7 @@ class Amounts(NamedTuple):
     images: float = 0
 
     def since(self, told: Amounts) -> Amounts:
-        """What comes after a prompt: text below 0 if the template leaves out what it has shown."""
+        """The amounts behind a prompt: text below 0 if the template leaves out what it has shown."""
         more = (max(0, after - before) for after, before in zip(self[1:], told[1:], strict=True))
         return Amounts(self.text - told.text, *more)
 

@@ -48,7 +48,7 @@ def _size_class(amounts: Amounts) -> int:
     return int(amounts.media / max(1.0, amounts.images)).bit_length()
 
 
-def fingerprints(request: Request, asker: str = "") -> Prints:
+def fingerprints(request: Request, asker: str) -> Prints:
     """Entry i stands for the first i messages, to the letter, with tools and extras; empty for what is no JSON.
 
     The same request of two tenants (`asker`) has no entry in common, so that the count and the time of one's request do
@@ -95,7 +95,7 @@ class Known:
         return self._prompts[key]
 
     def text(self, target_key: str, method: str, family: Family, *, rendered: bool) -> Span:
-        """What a server makes of text, counted by its family; a stand-in counts far too much of some."""
+        """A server's ratio for text, counted by its family; a stand-in counts far too much of some."""
         is_own, refused_error = family.owns_vocabulary, _REFUSED_ERROR if family.template and not rendered else 0.0
         high = 1 + max(family.error_ratio, refused_error)
         low = 1 / high if is_own else _STAND_IN_RATIO

@@ -237,9 +237,7 @@ class Windows:
         self._loaded[instance._replace(identifier=window.instance_id)] = loaded
         return window
 
-    async def ready(
-        self, target: Target, *, prompt_tokens: int = 0, load: Callable[[], Awaitable[None]] | None = None
-    ) -> Window:
+    async def ready(self, target: Target, *, prompt_tokens: int, load: Callable[[], Awaitable[None]] | None) -> Window:
         """As `resolve`, after `load` if the model is not loaded.
 
         Of `prompt_tokens` that a smaller window would cut LM Studio says at once if it still holds them. A model that

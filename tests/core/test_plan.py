@@ -50,12 +50,10 @@ from tests.builders import (
 WINDOWS = st.sampled_from([1024, 2048, 4096, 8192])
 
 
-def decide(
-    raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction] = (), *, options: CompactionOptions = DEPTH
-) -> tuple[Planned, View, Budget]:
+def decide(raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction] = ()) -> tuple[Planned, View, Budget]:
     view = conversation(parsed(raw))
     limits = budget(window, view)
-    return first_step(view, limits, options, stored), view, limits
+    return first_step(view, limits, DEPTH, stored), view, limits
 
 
 def written(step: Step) -> Compaction:

@@ -244,6 +244,7 @@ def test_what_recurs_beside_words_is_the_clients(wrap: Wrap) -> None:
         ["a\n\nNever push.", "b", "c\n\nNever push.", "d\n\nNever push.", "e"],
         ["a", "b", *(f"{name}\n\nNever push." for name in "cdef")],
         ["First this.\n\nThen that."] * 3 + ["Well?"],
+        ["- fix lint\n- fix tests"] * 3 + ["- fix lint\n- fix tests\n\nThen merge."],
         # A form in which a person writes each time.
         [f"To do:\n- mend the crane\n- call dock {n}" for n in range(4)],
         [f"## Task\nadd case {n}\n\n## Limits\nkeep the API" for n in range(4)],

@@ -127,14 +127,14 @@ async def test_every_strategy_keeps_the_promises_whatever_the_model_answers(stra
     assert event.strategy == strategy
     assert 1 <= event.summary_calls == len(bench.ask.prompts) + (kind == "slow" and event.summary_calls) <= 4
     assert not [message for message in messages if "<|im_start|>" in message.text or "<tool_call>" in message.text]
-    _looks_right(strategy, event.rung, raw, messages)
+    _looks_right(event.rung, raw, messages)
     again = await bench.guard(later(raw), window, **limits)
     assert again.action == "reused"
     assert as_bytes(sent(later(raw), again))[: len(messages)] == as_bytes(messages)
     assert bench.last.summary_calls == 0
 
 
-def _looks_right(strategy: str, level: str, raw: Sequence[JsonDict], messages: Sequence[Message]) -> None:
+def _looks_right(level: str, raw: Sequence[JsonDict], messages: Sequence[Message]) -> None:
     if level == "handoff":
         assert [message.role for message in messages] == ["system", "user"]
         assert messages[1].text.endswith(f"Last request from user was: {raw[-1]['content']}")

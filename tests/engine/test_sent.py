@@ -67,12 +67,12 @@ async def test_a_client_that_clears_costs_no_more_than_one_that_does_not(how: st
     assert told.longest <= 0.8 * 8192
 
 
-async def _prompts(*histories: list[JsonDict], scope: str = "all") -> list[str]:
+async def _prompts(*histories: list[JsonDict]) -> list[str]:
     """The newest prompt for each of some requests, one after the other."""
     bench = Bench()
     found = []
     for raw in histories:
-        prepared = await bench.guard(raw, 4096, scope=scope)
+        prepared = await bench.guard(raw, 4096)
         found.append("\n".join(each.text for each in sent(raw, prepared)))
     return found
 

@@ -57,7 +57,7 @@ async def run(ask: FakeAsk, made: SummaryJob | None = None, *, timeout_s: float 
     return await within_s(summarize(made or job(), ask, count), timeout_s)
 
 
-async def failure(ask: FakeAsk, made: SummaryJob | None = None) -> str:
+async def failure(ask: FakeAsk, made: SummaryJob) -> str:
     with pytest.raises(SummaryFailed) as raised:
         await run(ask, made)
     return raised.value.reason

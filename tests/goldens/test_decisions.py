@@ -77,13 +77,13 @@ class _Teller:
 
 def _chat(teller: _Teller) -> Iterator[JsonDict]:
     """Rules and questions of a person, some about what was said long before."""
-    said = [teller.prose(2)]
+    answers = [teller.prose(2)]
     yield system(f"You help with billing. {_RULES[0]}")
     for turn in range(1_000):
-        asked = f"What was that about {said[len(said) // 3][:60]}?" if turn % 5 == 4 else teller.prose(3)
-        said.append(teller.prose(teller.luck.randint(2, 9)))
-        yield user(f"{asked} {teller.luck.choice(_RULES)}" if turn % 4 == 1 else asked)
-        yield assistant(said[-1])
+        question = f"What was that about {answers[len(answers) // 3][:60]}?" if turn % 5 == 4 else teller.prose(3)
+        answers.append(teller.prose(teller.luck.randint(2, 9)))
+        yield user(f"{question} {teller.luck.choice(_RULES)}" if turn % 4 == 1 else question)
+        yield assistant(answers[-1])
 
 
 def _agent(teller: _Teller) -> Iterator[JsonDict]:

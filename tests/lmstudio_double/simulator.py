@@ -124,6 +124,6 @@ class Simulator(simulated.Simulator):
     def _load_just_in_time(self, model: simulated.Model) -> Instance:
         for other in [one for one in self.instances if one.is_jit and one.model.key != model.key]:
             self.unload(other.id)
-        instance = self.load(model.key, min(model.default_context_length, model.max_context_length))
+        instance = self.load(model.key)
         instance.is_jit = True
         return instance

@@ -70,7 +70,7 @@ def v1_model(key: str = "qwen/qwen3-8b", **instances: int | None) -> dict[str, o
     }
 
 
-def v0_model(name: str = "qwen3-8b", *, tokens: int | None = 8192, state: str = "loaded") -> dict[str, object]:
+def v0_model(name: str, *, tokens: int | None = 8192, state: str = "loaded") -> dict[str, object]:
     """One model of `/api/v0/models`."""
     listed: dict[str, object] = {
         "id": name,

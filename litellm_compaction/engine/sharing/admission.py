@@ -39,7 +39,7 @@ MakeWay: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 
 
 class Note(NamedTuple):
-    """What one process tells the others of a context."""
+    """One process's word to the others about a context."""
 
     held_tokens: int  # By its running requests.
     seats: int  # Requests that run or wait.
@@ -147,7 +147,7 @@ class Seat:
 
 
 class _Decision(NamedTuple):
-    """What a process does once the others have its `note`: the tokens that seats get, by their turns."""
+    """A process's decision, once the others have its `note`: the tokens that seats get, by their turns."""
 
     note: Note | None
     grants: dict[asyncio.Future[None], int]
@@ -155,7 +155,7 @@ class _Decision(NamedTuple):
 
 
 def _decided(window_tokens: int, seats: Sequence[Seat], others: Sequence[Note]) -> _Decision:
-    """What the process of `seats` does beside the others; changes nothing but that each wait gets its place."""
+    """Decides for the process of `seats` beside the others; changes nothing but that each wait gets its place."""
     waiting = [seat for seat in seats if seat.waits]
     last = max((*(seat.ticket for seat in waiting), *(note.ticket for note in others)), default=0)
     for seat in waiting:
@@ -209,7 +209,7 @@ class Pool:
 
     @property
     def answers(self) -> int:
-        """How many run or wait, of all processes that are known."""
+        """The number that runs or waits, of all processes that are known."""
         return len(self.seats) + sum(note.seats for note in self.others)
 
     def begins_wait(self) -> None:

@@ -128,7 +128,7 @@ class Cost:
 
 
 class OneAnswer:
-    """What the client has of its answer: deltas of all legs, and notices, in chunks of one."""
+    """The client's answer so far: deltas of all legs, and notices, in chunks of one."""
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
@@ -170,7 +170,7 @@ class OneAnswer:
         return [{"content": self.text[-1]}]
 
     def written(self, chunk: Chunk, deltas: Sequence[Chunk]) -> list[Chunk]:
-        """What the client gets for `chunk`, which says `deltas`: the chunk itself if it says all of them and no more.
+        """Writes `deltas` for the client as one answer's: as the `chunk` itself if it says all of them and no more.
 
         Most chunks do: writing each anew would be most of our cost for a stream.
         """

@@ -107,7 +107,7 @@ class Answer:
         return not self._state.is_joined and self._state.outcome == "completed"
 
     def _begun(self) -> list[Chunk]:
-        """What the client is told before a compaction that is still needed, or of one that an earlier hook made."""
+        """Tells the client of a compaction that is still needed, or of one that an earlier hook made."""
         if isinstance(self.decided, CompactionNeeded):
             return [] if self.asked.is_whole else self._one.starts() or [self._one.opening()]
         return [*self._one.starts(), *self._one.done()] if self.decided.action == "compacted" else []
@@ -185,7 +185,7 @@ class Answer:
         )
 
     async def _stream(self, relay: Relay) -> Batches:
-        """What the client gets of a leg as it comes, until the stream ends, or is stopped because that gains room."""
+        """Gives the client a leg as it comes, until the stream ends, or is stopped because that gains room."""
         self.room.started()
         async with self.upstream.open(relay.leg) as stream:
             async for batch in stream:
@@ -207,7 +207,7 @@ class Answer:
                     yield sent
 
     def _taken(self, chunk: Chunk, relay: Relay) -> list[Chunk]:
-        """What the client gets for a chunk of the server's; the leg ends if others wait for its room."""
+        """Gives the client a chunk of the server's; the leg ends if others wait for its room."""
         deltas, is_delivered = relay.take(chunk), self._one.is_delivered
         is_at_a_seam = not (is_delivered and relay.words.is_inside_a_word)
         if relay.has_company and is_at_a_seam and self._is_called_back(relay):
@@ -230,7 +230,7 @@ class Answer:
         return self.room.is_called_back(relay.leg.prepared, relay.generated.tokens, can_be_cut=can_be_cut)
 
     def _step(self, relay: Relay) -> Step:
-        """What follows a leg, or one that is about to be stopped."""
+        """Decides what follows a leg, or one that is about to be stopped."""
         asked_tokens, calls = self.asked.output_tokens, relay.calls
         ended = Ended(
             end=relay.end,
@@ -257,7 +257,7 @@ class Answer:
         return self._state.plan is not None
 
     async def _behind(self, relay: Relay) -> list[Chunk]:
-        """What the client gets behind a leg: its end, or what it is told before the next one, found or planned."""
+        """Gives the client the end of a leg, or what it is told before the next one, found or planned."""
         step, one, state = self._step(relay), self._one, self._state
         if step != "other_way":
             self._note(relay)

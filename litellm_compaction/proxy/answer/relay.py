@@ -33,7 +33,7 @@ _ENDLESS_RATIO = 4
 
 
 class Ending(NamedTuple):
-    """How a stream ended: an `overflow` as the server has told it, and `refusal` its form, in one word for logs."""
+    """A stream's end: an `overflow` as the server has told it, and `refusal` its form, in one word for logs."""
 
     end: End | None = None
     error: UpstreamError | None = None
@@ -60,7 +60,7 @@ class Words:
         return self.joiner.feed(text)
 
     def sendable(self, text: str, *, whole_words: bool) -> str:
-        """What may go out now that `text` has come."""
+        """Returns the part that may go out now that `text` has come."""
         if whole_words and text.isspace():
             # It goes out with the next word, and is not looked at again with each blank.
             self.held += text

@@ -55,7 +55,7 @@ class Seam(Enum):
     OWN_CALLS = "no model writes summaries", f"{_CORE}.internal_call_metadata:sanitized_forwardable_call_metadata()"
     STOPPED_STREAMS = "stopped streams are not charged", f"{_CORE}.litellm_logging:Logging.dispatch_success_handlers()"
     CONFIG = "config.yaml is not checked, and no master key is made", f"{_PROXY}:proxy_config.get_config_state()"
-    REQUESTS = "routes that count or compact alone are left to LiteLLM", f"{_PROXY}:app.router.middleware_stack()"
+    REQUESTS = "no route counts or compacts alone, or ends with its client", f"{_PROXY}:app.router.middleware_stack()"
     PAGE = "the page and the routes of recall and records are missing", f"{_PROXY}:app"
     KEYS = "the page and the routes beside it answer nobody", "proxy.auth.user_api_key_auth:user_api_key_auth()"
     MASTER_KEY = "what is stored is not encrypted, and what clients keep is not signed", f"{_PROXY}:master_key"
@@ -111,7 +111,7 @@ class Seam(Enum):
 
 
 def missing() -> list[str]:
-    """What LiteLLM lacks beside what requests are guarded by, each in a sentence, which the log gets, too."""
+    """Tells what LiteLLM lacks beside what requests are guarded by, each in a sentence, which the log gets, too."""
     lacks = [
         f"{seam} of LiteLLM's is missing or has changed: {seam.lost}." for seam in Seam if seam.lost and seam.is_missing
     ]
@@ -145,7 +145,7 @@ def setting(router: Any, name: str) -> object:
 
 
 def _asked(router: Any, view: str, name: str, old_name: str, ask: Callable[[Any], Any]) -> Any:
-    """What `ask` makes of a member of the router's `view` or, in a LiteLLM without that, of the router's own."""
+    """Has `ask` read a member of the router's `view` or, in a LiteLLM without that, the router's own."""
     is_new = callable(getattr(router, view, None))
     try:
         return ask(getattr(getattr(router, view)(), name) if is_new else getattr(router, old_name))
@@ -201,7 +201,7 @@ def check_classes(hooks: Iterable[str]) -> None:
 
 
 async def look(router: Any, *, is_carried: bool) -> LiteLLMChanged | None:
-    """What is missing by which requests are guarded, which the log gets; of the client only if it `is_carried`."""
+    """Tells what is missing by which requests are guarded, and the log; of the client only if it `is_carried`."""
     try:
         deployment(router, _NOBODY)
         deployments(router)

@@ -67,18 +67,18 @@ async def key_owner(request: Any, path: str) -> Any:
     """Returns LiteLLM's record of the key that a request shows, as if it asked to GET `path`; else its error."""
     user_api_key_auth = Seam.KEYS.needed()
     # As a POST it could be refused for what its body does not have (`enforce_user_param`).
-    own = {"method": "GET", "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "state": {}}
-    kept = {name: request.scope[name] for name in _KEPT_IN_SCOPE if name in request.scope}
+    get = {"method": "GET", "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "state": {}}
+    scope = {name: request.scope[name] for name in _KEPT_IN_SCOPE if name in request.scope}
     headers = [each for each in request.headers.raw if each[0] != b"cookie" and not each[0].startswith(b"content-")]
 
     async def nothing() -> Any:
         return {"type": "http.request", "body": b"{}", "more_body": False}
 
-    asked = type(request)({**kept, **own, "headers": headers}, nothing)
+    look = type(request)({**scope, **get, "headers": headers}, nothing)
     # FastAPI calls it so: a parameter that is left out would be its marker in place of a header's value.
     markers = {name: each.default for name, each in inspect.signature(user_api_key_auth).parameters.items()}
-    given = {name: await each.dependency(asked) for name, each in markers.items() if hasattr(each, "dependency")}
-    return await user_api_key_auth(request=asked, **given)
+    given = {name: await each.dependency(look) for name, each in markers.items() if hasattr(each, "dependency")}
+    return await user_api_key_auth(request=look, **given)
 
 
 async def is_allowed(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:

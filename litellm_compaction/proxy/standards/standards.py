@@ -91,17 +91,17 @@ class Standards:
         """Returns what the answer to a request that was sent says of its context."""
         if exchange.alone is not None:
             return exchange.alone
-        client, prepared, told = exchange.client, exchange.prepared, exchange.client.cleared
+        client, prepared, report = exchange.client, exchange.prepared, exchange.client.cleared
         # The answer is whole without (P8).
         with failing_open("item"):
             portable = client.orders.returned(client.original, prepared)
             if portable is not None:
                 text = await asyncio.to_thread(self._items.sealed, client.tenant, portable)
-                told = told._replace(text=text, record=record_of(portable))
+                report = report._replace(text=text, record=record_of(portable))
             if prepared is not None and prepared.action == "compacted" and prepared.compaction is not None:
                 written = prepared.count_text(prepared.compaction.model_text)
-                told = told._replace(read_tokens=prepared.tokens_before, written_tokens=written)
-        return told
+                report = report._replace(read_tokens=prepared.tokens_before, written_tokens=written)
+        return report
 
     async def showing(
         self, stream: AsyncGenerator[Any, None], exchange: Exchange, *, is_messages: bool

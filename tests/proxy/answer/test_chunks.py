@@ -62,7 +62,7 @@ def test_parts_without_text_stay_as_they_are() -> None:
     assert as_chunk({"choices": [{"delta": {"content": picture}}]})["choices"][0]["delta"] == {"content": picture}  # type: ignore[index]
 
 
-def _of(arguments: str = "", name: str | None = None, **fields: Any) -> dict[str, Any]:
+def _of(arguments: str, name: str | None = None, **fields: Any) -> dict[str, Any]:
     return {**fields, "function": {"name": name, "arguments": arguments}}
 
 

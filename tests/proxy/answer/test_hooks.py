@@ -34,11 +34,10 @@ class _Log:
 
 
 class _Stream:
-    """LiteLLM's stream: `words`, then `error` or a regular end."""
+    """LiteLLM's stream: `words`, then a regular end."""
 
-    def __init__(self, words: list[str], error: Exception | None = None, *, usage: Usage | None = None) -> None:
+    def __init__(self, words: list[str], *, usage: Usage | None = None) -> None:
         self.words = words
-        self.error = error
         self.usage = usage
         self.chunks: list[ModelResponseStream] = []
         self.logging_obj = _Log()
@@ -48,8 +47,6 @@ class _Stream:
         for word in self.words:
             self.chunks.append(ModelResponseStream(choices=[StreamingChoices(delta=Delta(content=word))]))
             yield self.chunks[-1]
-        if self.error is not None:
-            raise self.error
         if self.usage is not None:
             yield ModelResponseStream(choices=[], usage=self.usage)
 
