@@ -17,6 +17,7 @@ from litellm_compaction.core.plan import (
     Refuse,
     Send,
     Step,
+    expected_growth_tokens,
     plan,
     plan_next,
     turn_ended,
@@ -281,6 +282,25 @@ def test_nothing_is_read_where_the_cache_holds_what_will_be_sent() -> None:
     assert reading(nearly, WINDOW, [made], answer="Done.") == made
     assert reading(nearly, WINDOW, [made], answer="Done.", rereads=True) is None
     assert reading(nearly, WINDOW, [replace(made, state="read")], answer="Done.") is None
+
+
+@pytest.mark.parametrize(
+    ("results", "is_read", "is_certain"), [(11, False, False), (12, True, False), (13, True, True)]
+)
+def test_stubs_are_read_like_a_record(results: int, is_read: int, is_certain: int) -> None:
+    """Where old results that give way to a line will do: once the next one is expected to cross the trigger."""
+    raw = reads(results, "line " * 320)
+    found = reading(raw, WINDOW, [])
+    assert is_edit(found) == is_read
+    assert is_edit(reading(raw, WINDOW, [], rereads=True)) == is_certain
+
+
+def test_of_a_turn_counts_what_came_between_two_answers() -> None:
+    """With the calls of the first; where nothing is known a sentence or two is expected."""
+    raw = [system(), user("word " * 900), calls("a"), result("a", "r" * 400), assistant("Fine."), user("And?")]
+    view = conversation(turn_ended(parsed(raw), "So."))
+    assert expected_growth_tokens(view, WINDOW) == sum(view.sizes[2:4])
+    assert expected_growth_tokens(conversation(turn_ended(parsed(raw[:2]), "So.")), WINDOW) == 164
 
 
 @given(raw=raw_conversations(max_turns=8), left_tokens=st.integers(0, 120), data=st.data())
