@@ -330,8 +330,8 @@ def _shape(upstream: Sequence[Message]) -> list[str]:
 
 def _protected(original: Sequence[Message], upstream: Sequence[Message]) -> list[str]:
     found: list[str] = []
-    lead = system_prefix_length(original)
-    if [message.raw for message in upstream[:lead]] != [message.raw for message in original[:lead]]:
+    leads = [[message.raw for message in each[: system_prefix_length(each)]] for each in (original, upstream)]
+    if leads[0] != leads[1]:
         found.append("the leading system messages changed")
     newest = newest_user_index(original)
     if newest is not None and not any(

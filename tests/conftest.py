@@ -63,7 +63,7 @@ _TOGETHER = {
     "integration/test_notices": "restart",
     "processes/": "processes",
     "real_engine/": "processes",
-    **{f"security/test_{name}": "office" for name in ("body", "debug", "faults", "large", "page", "store", "tenants")},
+    **{f"security/test_{name}": "office" for name in ("body", "debug", "faults", "large", "store", "tenants")},
     "tokenizers/": "vocabularies",
     "tokens/": "vocabularies",
 }

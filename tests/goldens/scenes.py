@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.builders import tool_round, tools
 from tests.integration.bench import Group, Script, answers, edit_plan, is_summary_call
-from tests.integration.restart_bench import text_of
+from tests.integration.validity import text_of
 from tests.lmstudio_double import ChatCall, Reply
 
 CHAT, MESSAGES, RESPONSES, TEXT = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"

@@ -26,8 +26,11 @@ _SCENES = {scene.name: scene for scene in scenes()}
 _IDS = re.compile(r'("(?:id|item_id|response_id|call_id|tool_call_id|tool_use_id)": ?)"[^"]*"')
 _TIMES = re.compile(r'("(?:created|created_at|completed_at)": ?)[0-9.]+')
 _HEADERS = re.compile(r"x-litellm-compaction(?!-(?:record|digest)$)")
-# The messages that the scenes share, by their text: their places in work.txt.
+# The messages that the scenes share, by their text: their places in `scenes.work`.
 _WORK = {f"[{message['role']}]\n{message['content']}": f"work {place}" for place, message in enumerate(work(27), 1)}
+_NUMBER = re.compile(r"\d+")
+# Whose file the others are shown against: most of what a compaction asks for stands in it.
+_FIRST = "compacted-and-reused"
 _MESSAGE = re.compile(r"^\[(?:system|user|assistant|tool)\]\n", re.MULTILINE)
 
 
@@ -50,12 +53,8 @@ def test_the_conversation_is_as_recorded(bench: Bench, name: str) -> None:
 
 
 def test_every_recorded_conversation_is_played() -> None:
-    """A file without a scene would be compared with nothing; what the scenes share stands in a file of its own."""
-    shared = "\n\n".join(f"{name} {text}" for text, name in _WORK.items()) + "\n"
-    if os.environ.get("GOLDENS") == "write":
-        (_FOLDER / "work.txt").write_text(shared, encoding="utf-8")
-    assert shared == (_FOLDER / "work.txt").read_text(encoding="utf-8")
-    assert sorted(path.stem for path in _FOLDER.glob("*.txt")) == sorted([*_SCENES, "decisions", "work"])
+    """A file without a scene would be compared with nothing."""
+    assert sorted(path.stem for path in _FOLDER.glob("*.txt")) == sorted([*_SCENES, "decisions"])
 
 
 def _played(bench: Bench, scene: Scene) -> str:
@@ -71,7 +70,9 @@ def _played(bench: Bench, scene: Scene) -> str:
         posts = [record for record in watch.records if record.method == "POST"]
         parts += [_upstream(place, record, known) for place, record in enumerate(posts, 1)]
         parts.append(f"==== client {number} reads {answer.status}\n{_read(answer)}")
-    return "\n\n".join(parts) + "\n"
+    lines = _folded(_steady("\n\n".join(parts)).splitlines())
+    before = "" if scene.name == _FIRST else (_FOLDER / f"{_FIRST}.txt").read_text(encoding="utf-8")
+    return _said_once(lines, before.splitlines())
 
 
 def _upstream(place: int, record: RequestRecord, known: dict[str, str]) -> str:
@@ -93,7 +94,7 @@ def _named(text: str, known: dict[str, str]) -> str:
         known[message] = f"message {len(known) - len(_WORK) + 1}"
         role, _, words = message.partition("\n")
         lines.append(f"{role} {known[message]}\n{words}")
-    return _steady("\n".join(lines + _run(run)))
+    return "\n".join(lines + _run(run))
 
 
 def _run(names: list[str]) -> list[str]:
@@ -105,8 +106,9 @@ def _read(answer: Streamed) -> str:
     if answer.headers.get("content-type", "").startswith("text/event-stream"):
         body = "\n".join(_events(answer.lines))
     else:
-        body = json.dumps(json.loads(answer.raw), indent=1, ensure_ascii=False)
-    return _steady("\n".join([*headers, "", body]))
+        fields = json.loads(answer.raw).items()
+        body = "\n".join(json.dumps({name: value}, ensure_ascii=False) for name, value in fields)
+    return "\n".join([*headers, "", body])
 
 
 def _events(lines: list[str]) -> Iterator[str]:
@@ -140,7 +142,7 @@ def _text_delta(line: str) -> str:
 
 
 def _steady(text: str) -> str:
-    """Without what is made up anew in each run; messages that the scenes share and lines of one shape are shortened."""
+    """Without what is made up anew in each run; messages that the scenes share by their names."""
     for message, name in _WORK.items():
         text = text.replace(message.partition("\n")[2], f"({name})")
     lines = []
@@ -148,3 +150,47 @@ def _steady(text: str) -> str:
         same = list(group)
         lines += same if len(same) < 4 else [same[0], f"(… {len(same) - 2} such lines …)", same[-1]]
     return _TIMES.sub(r"\g<1>0", _IDS.sub(r'\g<1>"…"', "\n".join(lines)))
+
+
+def _folded(lines: list[str]) -> list[str]:
+    """Some lines that come again and again with each number a step further, by the first and the last of them."""
+    folded: list[str] = []
+    while lines:
+        size, times = max(((size, _times(lines, size)) for size in range(1, 8)), key=lambda each: each[0] * each[1])
+        if times < 4:
+            folded.append(lines.pop(0))
+            continue
+        folded += [*lines[:size], f"(… {times - 2} times so …)", *lines[size * (times - 1) : size * times]]
+        lines = lines[size * times :]
+    return folded
+
+
+def _times(lines: list[str], size: int) -> int:
+    """How often the first `size` lines come one after the other."""
+    blocks = ["\n".join(lines[at : at + size]) for at in range(0, len(lines) - size + 1, size)]
+    shape, steps = _NUMBER.sub("0", blocks[0]) if blocks else "", None
+    for place, (before, block) in enumerate(itertools.pairwise(blocks), 1):
+        numbers = zip(map(int, _NUMBER.findall(before)), map(int, _NUMBER.findall(block)), strict=False)
+        step = [now - then for then, now in numbers]
+        if _NUMBER.sub("0", block) != shape or step != (steps or step):
+            return place
+        steps = step
+    return len(blocks)
+
+
+def _said_once(lines: list[str], before: list[str]) -> str:
+    """The text, in which lines that stood in it or `before` it in this order are named by the first and the last."""
+    said = [*before]
+    while lines:
+        same = max((_in_common(said[at:], lines) for at, line in enumerate(said) if line == lines[0]), default=0)
+        if same < 4:
+            said.append(lines.pop(0))
+            continue
+        first, *_, last = filter(None, lines[:same])
+        said.append(f"(… {same} lines as before, from {first[:40]!r} to {last[:40]!r} …)")
+        lines = lines[same:]
+    return "\n".join(said[len(before) :]) + "\n"
+
+
+def _in_common(one: list[str], other: list[str]) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,28 +52,16 @@ def plain() -> Iterator[PlainServer]:
 @pytest.fixture(scope="session")
 def guarded(tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Iterator[Bench]:
     """The defaults, but that a window is looked up anew after a fifth of a second."""
-    with open_bench(
-        _folder(tmp_path_factory),
-        _GROUPS,
-        {"window_cache_s": 0.2},
-        entries=plain_entries(plain.base_url),
-    ) as bench:
+    entries = plain_entries(plain.base_url)
+    with open_bench(_folder(tmp_path_factory), _GROUPS, {"window_cache_s": 0.2}, entries=entries) as bench:
         yield bench
 
 
 @pytest.fixture(scope="session")
 def stock(tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Iterator[Bench]:
     """The same model list in a proxy without our callback."""
-    with open_bench(
-        _folder(tmp_path_factory),
-        [
-            Group("local", guarded=False),
-            Group("one-slot", slots=1, guarded=False),
-            Group("small", 4096, guarded=False),
-        ],
-        None,
-        entries=plain_entries(plain.base_url),
-    ) as bench:
+    groups = [replace(group, guarded=False) for group in _GROUPS if group.name in ("local", "one-slot", "small")]
+    with open_bench(_folder(tmp_path_factory), groups, None, entries=plain_entries(plain.base_url)) as bench:
         yield bench
 
 
@@ -94,10 +83,7 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
     What LM Studio's own protocol would notice at once (test_ask_server.py) has to be learned from answers.
     """
-    kinds = {
-        "cut": {"truncated_usage": "kept"},
-        "empty": {},
-    }
+    kinds = {"cut": {"truncated_usage": "kept"}, "empty": {}}
     folder = _folder(tmp_path_factory)
     (folder / "file").write_text("not a folder")
     with open_bench(

@@ -12,7 +12,8 @@ from tests.integration.harness import Proxy
 PAGE = "/compaction"
 ADMIN, VIEWER, ANNA, ARNO, BERT = (f"sk-page-{name}" for name in ("admin", "viewer", "anna", "arno", "bert"))
 # The callback that knows these keys.
-KEYS = Path(__file__).parent / "beside_page" / "page_keys.py"
+KEYS = Path(__file__).parent / "beside_config" / "page_keys.py"
+AUTH = {"custom_auth": "page_keys.user_api_key_auth"}
 
 
 def look(running: Proxy, route: str = "settings", key: str | None = ADMIN, **params: str) -> httpx.Response:
@@ -26,9 +27,9 @@ def save(running: Proxy, values: dict[str, Any], key: str = ADMIN) -> httpx.Resp
     return running.client.post(f"{PAGE}/settings", json={"values": values}, headers={"Authorization": f"Bearer {key}"})
 
 
-def reset(running: Proxy, key: str = ADMIN) -> None:
-    changed = [row["key"] for row in look(running, key=key).json()["settings"] if row["is_changed"]]
-    save(running, dict.fromkeys(changed), key).raise_for_status()
+def reset(running: Proxy) -> None:
+    changed = [row["key"] for row in look(running).json()["settings"] if row["is_changed"]]
+    save(running, dict.fromkeys(changed)).raise_for_status()
 
 
 def chosen(running: Proxy, key: str = ADMIN) -> dict[str, Any]:

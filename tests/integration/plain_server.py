@@ -83,24 +83,15 @@ def serve_plain() -> Iterator[PlainServer]:
 
 def plain_entries(base_url: str) -> list[JsonDict]:
     """`model_list` entries that reach a plain server, none of them guarded."""
+
+    def entry(name: str, model: str, address: str = f"{base_url}/v1", **more: Any) -> JsonDict:
+        return {"model_name": name, "litellm_params": {"model": model, "api_base": address, "api_key": "k"}, **more}
+
     return [
-        {
-            "model_name": "plain",
-            "litellm_params": {"model": "openai/plain-model", "api_base": f"{base_url}/v1", "api_key": "k"},
-        },
-        {
-            "model_name": "plain-disabled",
-            "litellm_params": {"model": "lm_studio/plain-model", "api_base": f"{base_url}/v1", "api_key": "k"},
-            "model_info": {"compaction": {"enabled": False}},
-        },
-        {
-            "model_name": "plain-embedding",
-            "litellm_params": {"model": "openai/plain-embedding", "api_base": f"{base_url}/v1", "api_key": "k"},
-        },
-        {
-            "model_name": "claude",
-            "litellm_params": {"model": "anthropic/claude-test", "api_base": base_url, "api_key": "k"},
-        },
+        entry("plain", "openai/plain-model"),
+        entry("plain-disabled", "lm_studio/plain-model", model_info={"compaction": {"enabled": False}}),
+        entry("plain-embedding", "openai/plain-embedding"),
+        entry("claude", "anthropic/claude-test", base_url),
     ]
 
 

@@ -22,6 +22,7 @@ from tests.constants import written_beside
 from tests.integration.bench import SUMMARY, Bench, Group, is_question, is_summary_call, open_bench
 from tests.integration.harness import NOTHING_AHEAD, Streamed
 from tests.integration.rows import Rows
+from tests.integration.validity import text_of
 from tests.lmstudio_double import ChatCall, Gate, Reply, Simulator
 
 RESTARTED = f"\n\n{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
@@ -66,15 +67,11 @@ _GROUPS = [
         for overflow in ("error_event", "error_400_object", "empty")
         for stream in (True, False)
     ),
-    # What it learns from an overflow in the middle of an answer is nobody else's.
-    group("breaking", 4096),
     # Several conversations at once through each calibration.
     *(
         group(name, simulator={"unified_kv": False}, params={"timeout": 1} if "hanging" in name else {})
         for name in CROWDED
     ),
-    # Far ahead of a busy proxy that reads four answers: it has nothing but its bounds to keep to.
-    group("pool", 4096, simulator={"tokens_per_second": 1000.0, "chunk_tokens": 4}),
 ]
 
 
@@ -131,7 +128,7 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool, process: bool) -
         callback_settings={"litellm_compaction": written_beside(folder, settings)},
         general_settings={"custom_auth": "one_at_a_time.user_api_key_auth", "cancel_on_disconnect": True},
     ) as bench:
-        # Many cells at once at each; what is shared is tried with "pool".
+        # Many cells at once at each.
         for name in CROWDED:
             simulator = bench.simulators[name]
             simulator.unload(simulator.instances[0].id)
@@ -202,13 +199,6 @@ class Teller:
         seam = shown[-_SEAM_CHARS:]
         assert text.count(seam) == 1, f"shown a text that is not the answer's: {seam!r}"
         return text.partition(seam)[2]
-
-
-def text_of(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        return "\n".join(part.get("text", "") for part in content)
-    return content or ""
 
 
 def texts() -> dict[str, str]:

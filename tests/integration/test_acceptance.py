@@ -6,12 +6,10 @@ Their first lines read as the specification. The last three run in a second prox
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
 import stat
-import struct
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -57,13 +55,7 @@ _GROUPS = [
     Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
     Group("off", 4096, compaction={"mode": "off"}, guarded=False),
     Group("opted out", 4096, guarded=False),
-    Group("pictures", 16384, compaction={"target_ratio": 0.5}),
 ]
-
-# The beginning of a picture, 1,200 × 1,000: 1,592 tokens by its area, the simulated server's 1,000 in truth.
-_PICTURE = base64.b64encode(
-    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 1200, 1000) + b"\x08\x06\0\0\0"
-).decode()
 
 
 @dataclass
@@ -439,29 +431,6 @@ def test_18_compactions_outlive_the_proxy(later: Bench, kept: dict[str, Any], ca
     files = list((later.folder / "litellm_compaction").glob("store.sqlite3*"))
     assert files
     assert os.name != "posix" or {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}
-
-
-def test_images_of_old_results_go_first(later: Bench) -> None:
-    """Of twelve screenshots the newest stay, and the person's photo; the next turn sends the same bytes."""
-
-    def pictured(text: str, name: str) -> list[dict[str, Any]]:
-        url = f"data:image/png;base64,{_PICTURE}{name}"
-        return [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url}}]
-
-    bodies = []
-    # What a picture costs is learned from the first answer.
-    for shots in (2, 12, 13):
-        watch = later.watch("pictures")
-        messages: list[dict[str, Any]] = [{"role": "user", "content": pictured("Make it look like this.", "photo")}]
-        for number in range(shots):
-            call, result = tool_round("screenshot", "", f"call{number:05}")
-            messages += [call, {**result, "content": pictured("Taken.", f"shot{number}")}]
-        assert later.proxy.chat("pictures", messages).status_code == 200
-        bodies.append(json.dumps(watch.sent()))
-    shown = [name for name in ("photo", *(f"shot{number}" for number in range(13))) if f'{name}"' in bodies[1]]
-    assert shown == ["photo", "shot10", "shot11"]
-    assert bodies[1].count("[An image was here; it was removed.]") == 10
-    assert bodies[2].startswith(bodies[1][:-1])
 
 
 def test_19_oversized_result_as_an_excerpt(later: Bench) -> None:

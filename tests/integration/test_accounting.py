@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from tests.builders import ONE_ROUND, answered, talk
 from tests.integration.bench import Bench, answers
 from tests.integration.rows import Rows
@@ -15,25 +13,19 @@ from tests.lmstudio_double import Fault, Reply
 _CANARY = "YELLOW-CANARY-0815"
 
 
-@pytest.fixture
-def office(routes: Bench) -> Bench:
-    """A proxy with keys of several users and teams, and a second callback that writes rows."""
-    return routes
+def _ask(routes: Bench, key: str, model: str, messages: Any, **body: Any) -> Any:
+    return routes.proxy.post({"model": model, "messages": messages, **body}, headers={"Authorization": f"Bearer {key}"})
 
 
-def _ask(office: Bench, key: str, model: str, messages: Any, **body: Any) -> Any:
-    return office.proxy.post({"model": model, "messages": messages, **body}, headers={"Authorization": f"Bearer {key}"})
-
-
-def test_one_row_per_call_all_paid_by_the_same_key(office: Bench, rows: Rows) -> None:
+def test_one_row_per_call_all_paid_by_the_same_key(routes: Bench, rows: Rows) -> None:
     """A compacted request leaves one row for the client's call and one for the summary, of the same key and people."""
-    watch, key = office.watch("local"), "sk-anna.paying"
+    watch, key = routes.watch("local"), "sk-anna.paying"
     messages = talk("paying", ONE_ROUND)
-    answer = _ask(office, key, "local", messages, user="customer-1", stream=True)
+    answer = _ask(routes, key, "local", messages, user="customer-1", stream=True)
     assert answer.headers["x-litellm-compaction"] == "compacted"
     assert len(rows.of(key, 2)) == 2
     # A row too many would come before that of the next request.
-    _ask(office, key, "local", messages[:3])
+    _ask(routes, key, "local", messages[:3])
     found = rows.of(key, 3)[:-1]
     assert len(watch.summaries) == 1
     assert [row["event"] for row in found] == ["success"] * 2
@@ -50,39 +42,39 @@ def test_one_row_per_call_all_paid_by_the_same_key(office: Bench, rows: Rows) ->
     )
 
 
-def test_rows_are_no_more_than_calls(office: Bench, rows: Rows) -> None:
+def test_rows_are_no_more_than_calls(routes: Bench, rows: Rows) -> None:
     """Reuse costs one row, a failed summary one failure row, a refusal no upstream row; nothing is counted twice."""
-    watch, key = office.watch("local"), "sk-anna.counting"
+    watch, key = routes.watch("local"), "sk-anna.counting"
     messages = talk("counting", ONE_ROUND)
-    _ask(office, key, "local", messages)
-    _ask(office, key, "local", messages)
+    _ask(routes, key, "local", messages)
+    _ask(routes, key, "local", messages)
     assert len(rows.of(key, 3)) == 3
-    office.watch("local", answers(Reply(fault=Fault("500"))))
-    _ask(office, key, "local", talk("counting a failure", ONE_ROUND))
+    routes.watch("local", answers(Reply(fault=Fault("500"))))
+    _ask(routes, key, "local", talk("counting a failure", ONE_ROUND))
     found = rows.of(key, 5)
-    _ask(office, key, "local", messages[:3])
+    _ask(routes, key, "local", messages[:3])
     assert len(rows.of(key, 6)) == 6
     assert sorted(row["event"] for row in found[3:5]) == ["failure", "success"]
     assert len(watch.chats) == 4
 
 
-def test_warm_up_is_paid_by_the_client_who_needed_it(office: Bench, rows: Rows) -> None:
+def test_warm_up_is_paid_by_the_client_who_needed_it(routes: Bench, rows: Rows) -> None:
     """The one-token request that loads a model has its own row, of the same key."""
-    office.watch("warmed")
-    assert _ask(office, "sk-bert.cold", "warmed", talk("cold", 300)).status_code == 200
+    routes.watch("warmed")
+    assert _ask(routes, "sk-bert.cold", "warmed", talk("cold", 300)).status_code == 200
     found = rows.of("sk-bert.cold", 2)
     assert [row["identity"]["user_id"] for row in found] == ["bert", "bert"]
     assert [row["identity"]["team_id"] for row in found] == ["blue", "blue"]
     assert found[0]["max_tokens"] == 1
 
 
-def test_nothing_of_the_conversation_and_nothing_of_ours_is_in_metadata(office: Bench, rows: Rows) -> None:
+def test_nothing_of_the_conversation_and_nothing_of_ours_is_in_metadata(routes: Bench, rows: Rows) -> None:
     """Other callbacks find neither conversation text nor our bookkeeping in metadata, and no budget reservation."""
-    office.watch("local", answers(Reply(_CANARY), Reply(fault=Fault("500"))))
+    routes.watch("local", answers(Reply(_CANARY), Reply(fault=Fault("500"))))
     key = "sk-anna.canary"
-    _ask(office, key, "local", talk(_CANARY, 8000))
-    office.watch("local", answers(Reply(_CANARY)))
-    _ask(office, key, "local", answered(talk(_CANARY, 8000), _CANARY, "Go on."), stream=True)
+    _ask(routes, key, "local", talk(_CANARY, 8000))
+    routes.watch("local", answers(Reply(_CANARY)))
+    _ask(routes, key, "local", answered(talk(_CANARY, 8000), _CANARY, "Go on."), stream=True)
     found = rows.of(key, 3)
     assert len(found) >= 3
     for row in found:

@@ -18,8 +18,7 @@ _WINDOW = 8192
 # Of 8,192: over 60 %, and under the trigger with a short turn more.
 _FILLED = 5200
 _MORE_WORDS = 1100
-_NAMES = ("used", "arriving")
-_GROUPS = [Group(name, _WINDOW, slots=1) for name in _NAMES]
+_GROUPS = [Group(name, _WINDOW, slots=1) for name in ("used", "arriving")]
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +42,6 @@ def _ask(bench: Bench, model: str, messages: Any, *, key: str = "sk-dora", **bod
     return bench.proxy.post({"model": model, "messages": messages, **body}, headers=headers)
 
 
-def _prepared(bench: Bench, model: str) -> None:
-    bench.proxy.expect_logged(rf"prepared model={model} ")
-
-
 def _next(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
     return [*messages, {"role": "assistant", "content": "Understood."}, {"role": "user", "content": text}]
 
@@ -64,7 +59,7 @@ def test_the_turn_that_is_compacted_waits_for_nothing(idle: tuple[Bench, Rows]) 
     key, stream = "sk-anna.ahead", True
     watch, messages = bench.watch("used"), talk("ahead", _FILLED)
     assert _ask(bench, "used", messages, key=key, stream=stream).headers["x-litellm-compaction"] == "none"
-    _prepared(bench, "used")
+    bench.proxy.expect_logged(r"prepared model=used ")
     assert _outcomes(watch) == ["ok"]
 
     between = _next(messages, "And then?")

@@ -33,8 +33,11 @@ def _long(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["chat", "messages", "responses"])
-def test_programs_get_what_the_model_wrote(restarting: Restarting, name: str) -> None:
-    """A compaction before the answer is a thought, on responses nothing; the text is the model's, byte for byte."""
+def test_programs_get_what_the_model_wrote_and_people_the_notices(restarting: Restarting, name: str) -> None:
+    """A compaction before the answer is a thought, on responses nothing; the text is the model's, byte for byte.
+
+    People read of it in the text: Open WebUI says who it is by headers of its own.
+    """
     restarting.watch("middle", Teller(Reply('[{"a": 1}]')))
     answer = ask(restarting, name, "middle", _long(name), stream=True, headers=PROGRAM)
     assert (answer.text, answer.thoughts) == ('[{"a": 1}]', "" if name == "responses" else TOLD)
@@ -42,14 +45,8 @@ def test_programs_get_what_the_model_wrote(restarting: Restarting, name: str) ->
         kinds = [event["content_block"]["type"] for event in answer.events if event["type"] == "content_block_start"]
         assert [kind for kind in kinds if kind != "text"] == ["thinking"]
         assert kinds[-1] == "text"
-
-
-@pytest.mark.parametrize("name", ["chat", "messages", "responses"])
-def test_people_read_the_notices(restarting: Restarting, name: str) -> None:
-    """Open WebUI says who it is by headers of its own: the notice is the first text of the answer."""
-    restarting.watch("middle", Teller(Reply("Fine.")))
     answer = ask(restarting, name, "middle", _long(name), stream=True, headers=OPEN_WEBUI)
-    assert (answer.text, answer.thoughts) == (f"{TOLD}Fine.", "")
+    assert (answer.text, answer.thoughts) == (f'{TOLD}[{{"a": 1}}]', "")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, Bench, answers
 from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, write_config
-from tests.integration.page_forms import ADMIN, ANNA, ARNO, BERT, KEYS, PAGE, VIEWER, look, reset, save
+from tests.integration.page_forms import ADMIN, ANNA, ARNO, AUTH, BERT, KEYS, PAGE, VIEWER, look, reset, save
 from tests.lmstudio_double import Model, Simulator
 
 # Of Anna's team; of nobody's.
@@ -42,8 +42,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
             lm_studio("small", KEY, base_url),
             lm_studio("strict", KEY, base_url, compaction={"streaming_ratio": 0.82}),
         ]
-        auth = {"custom_auth": "page_keys.user_api_key_auth"}
-        config = write_config(folder, entries, {"pre_request_ratio": 0.7}, general_settings=auth)
+        config = write_config(folder, entries, {"pre_request_ratio": 0.7}, general_settings=AUTH)
         yield stack.enter_context(proxy(config))
 
 
@@ -159,6 +158,13 @@ def test_a_bad_value_is_refused_at_its_field_and_nothing_is_changed(
     assert said in error["problems"][key]
     assert said in error["message"]
     assert look(unchanged).content == before
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"values": 3}', b'{"values": {}}?'])
+def test_a_body_that_is_no_change_is_refused(running: Proxy, body: bytes) -> None:
+    """Whatever an administrator's key sends."""
+    answer = running.client.post(f"{PAGE}/settings", content=body, headers={"Authorization": f"Bearer {ADMIN}"})
+    assert answer.status_code == 400
 
 
 def test_a_change_that_contradicts_a_deployment_does_not_reach_it(unchanged: Proxy) -> None:

@@ -13,9 +13,6 @@ from tests.lmstudio_double import ChatCall, Gate, Reply
 WINDOW = 8192
 
 
-# P1: never truncated by the server.
-
-
 def test_doubt_asks_before_it_compacts(guarded: Bench) -> None:
     """What is too long by our estimate alone goes as it came: a question or two, no more later.
 
@@ -65,12 +62,6 @@ def test_no_answer_begins_where_it_would_be_stopped(guarded: Bench, share: int) 
     assert len(watch.summaries) <= 4
 
 
-# P2 and P3: what is protected stays, and the list stays valid.
-
-
-# P4: one summary per round.
-
-
 def test_identical_concurrent_requests_share_one_summary(guarded: Bench) -> None:
     """Four identical requests at the same time cost one summary call and send the same bytes."""
     gate = Gate()
@@ -106,12 +97,6 @@ def test_shrunk_window_is_noticed_and_integrated(guarded: Bench) -> None:
         assert watch.problems(messages) == []
         assert "ALPHA-7" in str(watch.sent())
     assert 2 <= len(watch.summaries) < 8
-
-
-# P5: compaction shrinks or escalates.
-
-
-# P8: open while unknown, closed once known.
 
 
 def test_defect_of_ours_fails_open_and_shows(permissive: Bench) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,11 @@ import httpx
 import pytest
 
 from litellm_compaction.recall import BEGIN, END
-from tests.integration.app import proxy, serve
-from tests.integration.bench import KEY, is_summary_call
-from tests.integration.harness import NOTHING_AHEAD, Proxy, lm_studio, write_config
-from tests.integration.page_forms import ANNA, BERT, KEYS
+from tests.integration.bench import Group, is_summary_call, open_bench
+from tests.integration.harness import Proxy
+from tests.integration.page_forms import ANNA, AUTH, BERT
 from tests.integration.test_recall_tool import NAMES, TOOL, conversation, question, script
-from tests.lmstudio_double import Model, Simulator
+from tests.lmstudio_double import Simulator
 
 
 @dataclass
@@ -39,17 +36,9 @@ class Running:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    shutil.copy(KEYS, tmp_path)
-    simulator = Simulator([Model(KEY)])
-    # Its summaries hold nothing of the conversation.
-    simulator.script = script
-    simulator.load(KEY, 8192)
-    with ExitStack() as stack:
-        base_url = stack.enter_context(serve(simulator)).base_url
-        settings = {"keep_originals": "compacted", **NOTHING_AHEAD}
-        auth = {"custom_auth": "page_keys.user_api_key_auth"}
-        config = write_config(tmp_path, [lm_studio("small", KEY, base_url)], settings, general_settings=auth)
-        yield Running(stack.enter_context(proxy(config)), simulator)
+    with open_bench(tmp_path, [Group("small")], {"keep_originals": "compacted"}, general_settings=AUTH) as bench:
+        # Its summaries hold nothing of the conversation.
+        yield Running(bench.proxy, bench.watch("small", script).simulator)
 
 
 def test_a_lost_fact_stands_beside_the_question(running: Running) -> None:

@@ -6,17 +6,16 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from tests.integration.app import proxy, serve
-from tests.integration.bench import KEY, SUMMARY, is_summary_call
+from tests.integration.bench import SUMMARY, Group, is_summary_call, open_bench
 from tests.integration.forms import END, form, read
-from tests.integration.harness import NOTHING_AHEAD, Proxy, lm_studio, write_config
-from tests.integration.restart_bench import Carrier, both_carriers
-from tests.lmstudio_double import ChatCall, Model, Reply, RequestRecord, Simulator, numbered_words
+from tests.integration.harness import Proxy
+from tests.integration.restart_bench import Carrier
+from tests.lmstudio_double import ChatCall, Reply, RequestRecord, Simulator, numbered_words
 
 _ANIMALS = [f"{size} {kind}" for size in ("small", "large", "old", "young") for kind in (
     "walrus", "otter", "seal", "crab", "heron", "turtle", "newt", "ray", "eel", "toad", "gull", "shrimp", "squid",
@@ -50,10 +49,10 @@ def script(call: ChatCall) -> Reply:
     return Reply(f"It is {name}." if name in call.prompt_text else "I do not know.")
 
 
+@dataclass
 class Running:
-    def __init__(self, running: Proxy, simulator: Simulator) -> None:
-        self.proxy = running
-        self.simulator = simulator
+    proxy: Proxy
+    simulator: Simulator
 
     def asked(self) -> list[RequestRecord]:
         return [each for each in self.simulator.requests if each.body and not is_summary_call(each.body)]
@@ -70,13 +69,9 @@ class Running:
 
 @pytest.fixture(scope="module")
 def opened(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    simulator = Simulator([Model(KEY)])
-    simulator.load(KEY, 8192)
-    with ExitStack() as stack:
-        base_url = stack.enter_context(serve(simulator)).base_url
-        settings = {"keep_originals": "compacted", "carrier": carrier, **NOTHING_AHEAD}
-        config = write_config(tmp_path_factory.mktemp("recall"), [lm_studio("small", KEY, base_url)], settings)
-        yield Running(stack.enter_context(proxy(config)), simulator)
+    settings = {"keep_originals": "compacted", "carrier": carrier}
+    with open_bench(tmp_path_factory.mktemp("recall"), [Group("small")], settings) as bench:
+        yield Running(bench.proxy, bench.simulators["small"])
 
 
 @pytest.fixture
@@ -114,9 +109,8 @@ def test_our_tool_is_part_of_what_the_server_counts(running: Running) -> None:
     assert running.proxy.logged("count alone") == []
 
 
-@both_carriers
-def test_the_model_looks_up_a_lost_name(running: Running) -> None:
-    """By each carrier."""
+@pytest.mark.parametrize("carrier", ["hooks"], indirect=True, scope="module")
+def test_the_model_looks_up_a_lost_name_by_hooks(running: Running) -> None:
     messages, animal, _ = running.compacted(tools=[TOOL])
     answer = running.proxy.stream("small", [*messages, {"role": "user", "content": question(animal)}], tools=[TOOL])
     assert (answer.text, answer.finish_reasons) == (f"Let me look.\n\nIt is {NAMES[animal]}.", ["stop"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,11 @@ import httpx
 import pytest
 
 from tests.builders import ONE_ROUND, answered, talk
-from tests.integration.app import proxy, serve
-from tests.integration.bench import KEY, Watch, answers
-from tests.integration.harness import Proxy, Streamed, lm_studio, write_config
-from tests.integration.page_forms import ADMIN, ANNA, BERT, KEYS
+from tests.integration.bench import Group, Watch, open_bench
+from tests.integration.harness import Proxy, Streamed
+from tests.integration.page_forms import ADMIN, ANNA, AUTH, BERT
 from tests.integration.restart_bench import Carrier, both_carriers
-from tests.lmstudio_double import Model, Simulator
+from tests.lmstudio_double import Simulator
 
 _LIMIT_S = 60
 _PREFIX = "x-litellm-compaction-"
@@ -52,16 +49,9 @@ class Running:
 @pytest.fixture(scope="module")
 def running(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp(f"records-{carrier}")
-    shutil.copy(KEYS, folder)
-    simulator = Simulator([Model(KEY)])
-    simulator.script = answers()
-    simulator.load(KEY, 8192)
-    with ExitStack() as stack:
-        entries = [lm_studio("small", KEY, stack.enter_context(serve(simulator)).base_url)]
-        settings = {"keep_originals": "compacted", "carrier": carrier}
-        auth = {"custom_auth": "page_keys.user_api_key_auth"}
-        config = write_config(folder, entries, settings, general_settings=auth)
-        yield Running(stack.enter_context(proxy(config)), simulator, folder)
+    settings = {"keep_originals": "compacted", "carrier": carrier}
+    with open_bench(folder, [Group("small")], settings, general_settings=AUTH) as bench:
+        yield Running(bench.proxy, bench.simulators["small"], folder)
 
 
 def receipt(headers: httpx.Headers) -> dict[str, str]:

@@ -43,11 +43,7 @@ _WORDS = 120
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A proxy with time to wait."""
     settings = {"summary_timeout_s": 300, "admission_timeout_s": 300}
-    with open_bench(
-        tmp_path_factory.mktemp("shared"),
-        _GROUPS,
-        settings,
-    ) as bench:
+    with open_bench(tmp_path_factory.mktemp("shared"), _GROUPS, settings) as bench:
         yield bench
 
 

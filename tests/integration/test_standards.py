@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +11,11 @@ import httpx
 import pytest
 
 from tests.builders import chat
-from tests.integration.app import proxy, serve, socket
-from tests.integration.bench import KEY, SUMMARY, is_summary_call
-from tests.integration.harness import NOTHING_AHEAD, Proxy, lm_studio, write_config
-from tests.integration.page_forms import ANNA, KEYS
-from tests.lmstudio_double import ChatCall, Model, Reply, RequestRecord, Simulator
+from tests.integration.app import socket
+from tests.integration.bench import SUMMARY, Group, is_summary_call, open_bench
+from tests.integration.harness import Proxy
+from tests.integration.page_forms import ANNA, AUTH
+from tests.lmstudio_double import ChatCall, Reply, RequestRecord, Simulator
 
 RULE = "Never touch /srv/prod-4711."
 TRIGGER = {"type": "compaction_trigger"}
@@ -49,17 +47,9 @@ class Running:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A proxy before a model."""
-    folder = tmp_path_factory.mktemp("standards")
-    shutil.copy(KEYS, folder)
-    simulator = Simulator([Model(KEY)])
-    simulator.load(KEY, 8192)
-    with ExitStack() as stack:
-        base_url = stack.enter_context(serve(simulator)).base_url
-        left_alone = lm_studio("alone", KEY, base_url, compaction={"enabled": False})
-        auth = {"custom_auth": "page_keys.user_api_key_auth"}
-        entries = [lm_studio("small", KEY, base_url), left_alone]
-        config = write_config(folder, entries, NOTHING_AHEAD, general_settings=auth)
-        yield Running(stack.enter_context(proxy(config)), simulator)
+    groups = [Group("small"), Group("alone", compaction={"enabled": False}, guarded=False)]
+    with open_bench(tmp_path_factory.mktemp("standards"), groups, {}, general_settings=AUTH) as bench:
+        yield Running(bench.proxy, bench.simulators["small"])
 
 
 @pytest.fixture(autouse=True)

@@ -97,6 +97,3 @@ def test_a_bad_wish_is_refused(bench: Bench, path: str, wish: dict[str, Any], sa
     assert answer.status_code == 400, answer.text
     assert says in answer.text
     assert watch.records_of(CHAT) == []
-
-
-# ------------------------------------------------------------------ the open round

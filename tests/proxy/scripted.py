@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from litellm_compaction.core.go_on import Way
-from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, JsonValue, Message, Request, parse_message
+from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message, Request, parse_message
 from litellm_compaction.engine import (
     ALL_WAYS,
     Attempts,
@@ -80,7 +80,6 @@ class Opened:
     prompt_tokens: int
     completion_tokens: int = 0
     is_open: bool = True
-    tools: Sequence[JsonValue] | None = None
 
     @property
     def is_continuation(self) -> bool:
@@ -139,7 +138,6 @@ class Server:
             max_tokens,
             leg.prepared if leg.goes_on else None,
             3 + sum(4 + count(each.text) for each in read),
-            tools=leg.prepared.tools,
         )
         self.opened.append(opened)
         if self.context is not None:
@@ -267,7 +265,6 @@ class Scene:
     stops: tuple[str, ...] = ()
     thoughts_tokens: float | None = None
     notices: Notices = IN_TEXT
-    wants_usage: bool = True
     settings: dict[str, Any] = field(default_factory=dict)
     ask: Callable[..., Awaitable[SummaryAnswer]] = summarized
     is_lmstudio: bool = False
@@ -321,7 +318,7 @@ class Scene:
             output_tokens=self.output_tokens,
             is_json=self.is_json,
             notices=self.notices,
-            wants_usage=self.wants_usage,
+            wants_usage=True,
             stops=self.stops,
             thoughts_tokens=self.thoughts_tokens,
             is_whole=self.is_whole,

@@ -158,9 +158,6 @@ def test_every_walk_over_a_conversation_is_linear(texts: dict[str, str]) -> None
         assert seconds < limit_s, f"{name}: {seconds} s for 1 MB"
 
 
-_WORDS = "some words of a text "
-
-
 @pytest.mark.parametrize("said", ["exceeded ", "context size has been ", "成 exceeded", "x"])
 def test_an_error_is_compared_quickly_with_what_the_client_said(said: str) -> None:
     """Whether a server quotes its client: taking 50 MB apart for that would hold everybody up."""

@@ -79,10 +79,6 @@ def _leg(way: Way | None) -> Leg:
     return Leg(prepared=prepared, max_tokens=100, goes_on=way is not None)
 
 
-def _logged(log: _Log) -> list[str]:
-    return [response.choices[0].message.content for response in log.logged]
-
-
 @pytest.mark.parametrize("is_reported", [True, False])
 @pytest.mark.parametrize("is_wrapped", [True, False])
 async def test_usage_that_litellm_made_up_is_no_usage(is_reported: bool, is_wrapped: bool) -> None:
@@ -135,4 +131,4 @@ async def test_a_stream_that_its_client_leaves_is_logged() -> None:
         async for chunk in upstream.carried(answer, prepared):
             assert chunk.choices[0].delta.content == "word"
             scope.cancel()
-    assert _logged(stream.logging_obj) == ["word"]
+    assert [each.choices[0].message.content for each in stream.logging_obj.logged] == ["word"]

@@ -23,10 +23,6 @@ def thinking(*turns: Turn, **changes: Any) -> Scene:
     return Scene(SHORT, turns, **{"window_tokens": WINDOW, **changes})
 
 
-def runs_away(**changes: Any) -> Turn:
-    return Turn(reply=Reply("", reasoning=RUNAWAY), **changes)
-
-
 @pytest.mark.parametrize(
     ("changes", "most"),
     [
@@ -50,7 +46,7 @@ async def test_the_clients_word_goes_before_the_setting(changes: dict[str, Any],
 
 async def test_a_first_word_that_is_held_back_is_no_thought() -> None:
     """Beside other answers no text goes out that ends inside a word; the answer has begun all the same."""
-    scene = thinking(runs_away())
+    scene = thinking(Turn(reply=Reply("", reasoning=RUNAWAY)))
     asked = Asked(request=scene.request, output_tokens=None, is_json=False, notices=SILENT, wants_usage=False)
     leg = Leg(prepared=await scene.prepared(), max_tokens=1000, thoughts_tokens=4)
     relay = Relay(leg, OneAnswer(asked))

@@ -13,7 +13,6 @@ import pytest
 from litellm_compaction.engine import TOLD_AFTER_S
 from litellm_compaction.proxy.answer.sse import Batch
 from litellm_compaction.proxy.answer.transport import UNREAD_S, EventStream
-from tests.builders import prose
 from tests.engine.bench import answers
 from tests.lmstudio_double import Reply
 from tests.proxy.answer.wired import SHORT, Wire
@@ -115,20 +114,11 @@ def test_an_answer_that_goes_on_without_a_reader_is_ended(options: dict[str, int
     run(play())
 
 
-def _waiting_scene() -> Scene:
-    return Scene(
-        [{"role": "user", "content": "Hello."}],
-        [Turn(reply=Reply(prose("an answer", 30)))],
-        settings=SHARED,
-        window_tokens=2048,
-    )
-
-
 def test_who_waits_for_room_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """After ten seconds: the operator by one line, the client by the opening of its answer."""
 
     async def play() -> None:
-        scene = _waiting_scene()
+        scene = Scene([{"role": "user", "content": "Hello."}], [Turn(reply=Reply("It is so."))], settings=SHARED)
         prepared = await scene.prepared()
         first = scene.compactor.room(scene.context)
         await first.acquire(prepared, 2000, is_watched=False)
