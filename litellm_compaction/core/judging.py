@@ -12,7 +12,7 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -37,10 +37,7 @@ _SAMPLE_TEXTS, _SAMPLE_CHARS = 100, 200
 _FEW_BYTES, _FAR_SHORTER_RATIO = 20, 20
 _WORD = re.compile(r"\w+")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n")
-# Of a longer line only the bad sentences are left out.
-_LONG_LINE_CHARS, _LONG_LINE_END = 200, re.compile(r"(?<=[^\W\d_][.!?]) ")
-_TABLE_RULE = re.compile(r"\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
-_HEADING = re.compile(r"\s{0,8}#{1,6}\s|" + _TABLE_RULE.pattern)
+_HEADING = re.compile(r"\s{0,8}#{1,6}\s|\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
 # How a transcript is shown to a summariser (`prompts.render_message`).
 _TURN = re.compile(r"\s{0,8}(?:(?:USER|ASSISTANT|SYSTEM|DEVELOPER|TOOL RESULT):\s{0,8}\Z|ASSISTANT CALLED \w)")
 # A summary with more rules is a list: its lines are believed. A longer sentence is none.
@@ -78,12 +75,8 @@ class Judgement(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line, or a sentence of a long one; `end` is the blank or the line break after it."""
-
     text: str
-    end: str
-    words: int  # 0 for a heading.
-    is_heading: bool
+    words: int  # 0 for a heading, which is never at fault.
     fault: Fault = ""
 
 
@@ -93,8 +86,8 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
     `source` are all texts that its writer was shown: what none of them states is an invention.
     """
     lines = _looked_at(summary, instruction)
-    believed = ["" if line.is_heading or line.fault else line.text for line in lines]
-    invented = inventions(believed, (instruction, *source))
+    stated = ["" if line.fault or not line.words else line.text for line in lines]
+    invented = inventions(stated, (instruction, *source))
     lines = [line._replace(fault="invented") if bad else line for bad, line in zip(invented, lines, strict=True)]
     words: Counter[Fault] = Counter()
     for line in lines:
@@ -104,10 +97,10 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
         return Judgement("", "script")
     if total - good > _MOST_DROPPED_RATIO * total:
         return Judgement("", words.most_common(1)[0][0])
-    body = " ".join(line.text for line in lines if not (line.is_heading or line.fault))
-    if not total or _says_nothing(body, instruction, source):
+    left = [line for line in lines if not line.fault]
+    if not total or _says_nothing(" ".join(line.text for line in left if line.words), instruction, source):
         return Judgement("", "empty")
-    return Judgement(_without_faults(lines) if good < total else summary, "")
+    return Judgement("\n".join(line.text for line in left).strip() if good < total else summary, "")
 
 
 def _looked_at(summary: str, instruction: str) -> list[_Line]:
@@ -115,9 +108,8 @@ def _looked_at(summary: str, instruction: str) -> list[_Line]:
     lines: list[_Line] = []
     seen: set[tuple[str, ...]] = set()
     in_dialogue = False
-    for (text, end), (below, _) in pairwise([*_split(summary), ("", "")]):
-        # The row over a table's rule names its columns.
-        is_heading = bool(_HEADING.match(text) or (text.startswith("|") and _TABLE_RULE.match(below)))
+    for text in summary.split("\n"):
+        is_heading = _HEADING.match(text) is not None
         words, data = () if is_heading else _words(text), text.encode("utf-8", "surrogatepass")
         runs = _runs(words)
         in_dialogue = not is_heading and (in_dialogue or _TURN.match(text) is not None)
@@ -129,16 +121,9 @@ def _looked_at(summary: str, instruction: str) -> list[_Line]:
             "loop": turns_round or (len(words) >= _LEAST_SENTENCE_WORDS and words in seen),
         }
         fault: Fault = next((name for name, holds in faults.items() if holds and words), "")
-        lines.append(_Line(text, end, len(words), is_heading, fault))
+        lines.append(_Line(text, len(words), fault))
         seen.add(words)
     return lines
-
-
-def _split(summary: str) -> Iterator[tuple[str, str]]:
-    """The lines, of long ones the sentences, each with the sign that parts it from the next."""
-    for line in summary.split("\n"):
-        sentences = _LONG_LINE_END.split(line) if len(line) > _LONG_LINE_CHARS else [line]
-        yield from zip(sentences, [" "] * (len(sentences) - 1) + ["\n"], strict=True)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -176,20 +161,6 @@ def _scripts(text: str) -> Counter[str]:
     letters = filter(str.isalpha, text[: _SAMPLE_TEXTS * _SAMPLE_CHARS])
     names = (unicodedata.name(letter, "").partition(" ")[0] for letter in letters)
     return Counter("CJK" if "KATAKANA" in name or name == "HIRAGANA" else name for name in names)
-
-
-def _without_faults(lines: Sequence[_Line]) -> str:
-    """The lines that stay; a heading goes with the last line under it."""
-    kept: list[str] = []
-    under: set[bool] = set()
-    for line in reversed(lines):
-        goes = under == {False} if line.is_heading else bool(line.fault)
-        if line.is_heading:
-            under = set()
-        elif line.words:
-            under.add(not goes)
-        kept += [] if goes else [line.text + line.end]
-    return "".join(reversed(kept)).strip()
 
 
 def inventions(lines: Sequence[str], source: Sequence[str]) -> list[bool]:
