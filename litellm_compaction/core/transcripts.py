@@ -36,8 +36,7 @@ _MARK = re.compile(
 )
 # Marks of a client's around rendered turns; a person who pastes some writes no such line before or behind them.
 _FRAME = re.compile(r"[ \t]*(?:</?[A-Za-z|][^<>\n]{0,200}>|#{1,6} [^\n]*|[-=*_]{3,}|[\[{])[ \t]*\Z")
-# The last turn ends with its own mark, or before a line that is none of its words, or with its paragraph.
-_MARK_END = re.compile(r"<\|(?:im_end|eot_id|end)\|>|<end_of_turn>|</s>|[\])}][ \t\r]{0,3}\](?=\s)")
+# The last turn ends before a line that is none of its words, or with its paragraph.
 _END = re.compile(
     r"^[ \t]*(?:</[A-Za-z][^<>\n]{0,200}>|#{1,6} [^\n]*|[-=*_]{3,}|```|[\]}])[ \t]*$|\n[ \t]*(?=\n)", re.MULTILINE
 )
@@ -120,16 +119,14 @@ def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str]
 def turns(text: str) -> list[Turn]:
     """The rendered turns of a text, oldest first; the last ends where its form or paragraph does; [] for no talk.
 
-    A talk has enough turns of both sides, which say more than values.
+    A talk has enough turns of both sides.
     """
     found = _turns(text) if len(text) <= _MOST_CHARS else []
     if len(found) < _LEAST_TURNS:
         return []
-    mark, line = (form.search(text, found[-1].said) for form in (_MARK_END, _END))
-    ends = [*(turn.start for turn in found[1:]), mark.end() if mark else line.start() if line else len(text)]
-    found = [turn._replace(end=end) for turn, end in zip(found, ends, strict=True)]
-    said = {" ".join(text[turn.said : turn.end].split()) for turn in found}
-    return found if 2 * sum(" " in each or not each.isascii() for each in said) > len(found) else []
+    line = _END.search(text, found[-1].said)
+    ends = [*(turn.start for turn in found[1:]), line.start() if line else len(text)]
+    return [turn._replace(end=end) for turn, end in zip(found, ends, strict=True)]
 
 
 def _turns(text: str) -> list[Turn]:
