@@ -16,8 +16,8 @@ from litellm_compaction.core import table
 
 # The least worth of a sentence that rules something.
 RULE_WORTH = 4.0
-# Prose repeats few of its words, and no person writes a longer sentence.
-_LEAST_WORDS, _DISTINCT_RATIO, _LONGEST_CHARS = 20, 0.25, 600
+# No person writes a longer sentence.
+_LONGEST_CHARS = 600
 # So many words of a sentence that stand in no other are news.
 _NEWS_WORDS = 3
 _WORD = re.compile(r"[^\W\d_]+")
@@ -34,7 +34,6 @@ _BULK_LINE = re.compile(
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+(?=\S)|(?<=[。！？；])")
 # Of scripts that set no words apart.
 _WIDE = re.compile("[\u2e80-\U0010ffff]")
-_SHORT_FENCE_LINES = 4
 
 
 def _signals(kind: str) -> re.Pattern[str]:
@@ -61,13 +60,8 @@ def sentences(text: str) -> Iterator[Sentence]:
     """The sentences and lines of a text, in order."""
     lines = text.splitlines()
     fences = [at for at, line in enumerate(lines) if line.lstrip().startswith("```")]
-    # One that is never closed encloses nothing, and a person wants a command or two to be used.
-    fenced = {
-        at
-        for begin, end in zip(fences[::2], fences[1::2], strict=False)
-        if end - begin > _SHORT_FENCE_LINES
-        for at in range(begin, end)
-    }
+    # One that is never closed encloses nothing.
+    fenced = {at for begin, end in zip(fences[::2], fences[1::2], strict=False) for at in range(begin, end)}
     for at in sorted({*range(len(lines))}.difference(fences)):
         line, opens_line = lines[at], True
         is_pasted = at in fenced or _BULK_LINE.match(line) is not None
@@ -82,8 +76,6 @@ def _is_bulk(line: str) -> bool:
     if _BULK_LINE.match(line) or (len(line) > _LONGEST_CHARS and _SENTENCE_END.search(line) is None):
         return True
     words = line.split()
-    if len(words) >= _LEAST_WORDS and len(set(words)) < _DISTINCT_RATIO * len(words):
-        return True
     plain_chars = sum(map(str.isalpha, line)) + line.count(" ")
     if len(line) < _LEAST_BULK_CHARS or plain_chars >= _PROSE_RATIO * len(line) or _WIDE.search(line) is not None:
         return False
