@@ -173,8 +173,9 @@ def serve(body: Body) -> None:
 def opened(body: Body, exchange: Exchange) -> Exchange:
     """Remembers `exchange` as the request of a hook's `body`."""
     # LiteLLM may call the deployment with an object of its own (generateContent).
-    note, served = note_of(body), note_of({})
-    note.exchange, served.exchange = exchange, served.exchange or exchange
+    served = note_of({})
+    served.exchange = served.exchange or exchange
+    note_of(body).exchange = exchange
     return exchange
 
 
