@@ -77,7 +77,7 @@ class Exchange:
     @property
     def is_hooked(self) -> bool:
         """LiteLLM's hooks carry its answer: the transport has a room of its own."""
-        return self.client.is_chat and self.room is not None and self.prepared is not None
+        return self.client.is_chat and None not in (self.room, self.prepared, self.deployment)
 
     @property
     def headers(self) -> dict[str, str] | None:
