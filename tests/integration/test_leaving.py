@@ -29,6 +29,8 @@ def _leaves(
 ) -> None:
     """Asks, reads what comes, or nothing, and leaves after the `wait`, which blocks."""
     path, body = asked
+    # Another application may be open.
+    running.client.get("/health/liveliness").raise_for_status()
     request = httpx.Request("POST", f"{running.base_url}{path}", json=dict(body), headers=running.headers)
 
     async def read() -> None:
