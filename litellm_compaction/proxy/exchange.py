@@ -77,7 +77,7 @@ class Exchange:
     @property
     def is_hooked(self) -> bool:
         """LiteLLM's hooks carry its answer: the transport has a room of its own."""
-        return self.client.is_chat and self.room is not None and self.prepared is not None
+        return self.client.is_chat and None not in (self.room, self.prepared, self.deployment)
 
     @property
     def headers(self) -> dict[str, str] | None:
@@ -173,8 +173,9 @@ def serve(body: Body) -> None:
 def opened(body: Body, exchange: Exchange) -> Exchange:
     """Remembers `exchange` as the request of a hook's `body`."""
     # LiteLLM may call the deployment with an object of its own (generateContent).
-    note, served = note_of(body), note_of({})
-    note.exchange, served.exchange = exchange, served.exchange or exchange
+    served = note_of({})
+    served.exchange = served.exchange or exchange
+    note_of(body).exchange = exchange
     return exchange
 
 

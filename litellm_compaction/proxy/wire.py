@@ -41,6 +41,7 @@ _LIFTED = frozenset((
     "logprobs", "top_logprobs", "response_format", "stream_options",
 ))  # fmt: skip
 _NOT_THE_CLIENTS = frozenset({"model", "stream", _PROVIDER})
+_TOOLS = ("tools", "functions")  # The second name is the older one.
 # Servers hand these to the chat template besides messages and tools: vLLM all of them ("Chat API", extra parameters;
 # `suffix` is for text completions), llama.cpp the arguments (tools/server, "merge the template args"), LM Studio the
 # effort. Grammars and schemas of the answer, predictions and biases are in no prompt.
@@ -95,14 +96,18 @@ def decode(body: Body) -> Request | None:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         return None
-    # The older name, too; what is no list takes room like a tool.
-    tools = [body.get(key) or () for key in ("tools", "functions")]
     return Request(
         messages=tuple(map(_message, messages)),
-        tools=tuple(tool for each in tools for tool in (each if isinstance(each, Sequence) else (each,))),
+        tools=tuple(_tools(body)),
         tool_choice=body.get("tool_choice"),
         extras=extras_of(body),
     )
+
+
+def _tools(body: Body) -> Sequence[Any]:
+    """The list by the newer name, else by the older one: no server reads both."""
+    lists = (value for key in _TOOLS if (value := body.get(key)) and isinstance(value, Sequence))
+    return next(lists, ())
 
 
 def _message(value: object) -> Message:
@@ -126,6 +131,8 @@ def extras_of(body: Body) -> Mapping[str, JsonValue]:
     """The fields that a server may write into the prompt besides what `decode` reads; none if they are tiny."""
     given = _with_inner(body)
     extras = {key: given[key] for key in _EXTRAS if given.get(key) is not None}
+    # A server that is asked to count gets what it will be sent.
+    extras |= {key: body[key] for key in _TOOLS if body.get(key) and body[key] is not _tools(body)}
     is_tiny = not extras or len(json.dumps([*extras.values()], default=str)) <= _LEAST_EXTRAS_CHARS
     return {} if is_tiny and not Request(messages=(), extras=extras).has_own_template else extras
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -35,8 +36,10 @@ async def test_a_task_finds_the_request_that_it_serves() -> None:
     first, second = made(), made()
     serve(mine.body)
     assert note_of({}).exchange is None
-    opened(mine.body, first)
-    assert note_of({}).exchange is first
+    for again in (made(), first):
+        # Another callback has changed its messages: it was read anew.
+        opened(mine.body, again)
+        assert note_of({}).exchange is note_of(mine.body).exchange is again
     serve(other.body)
     assert note_of({}).exchange is None
     opened(inner.body, second)
@@ -77,6 +80,16 @@ async def test_a_request_that_litellm_forgets_gives_its_room_back() -> None:
     note_of(second.body).close()
     del second
     assert released == ["third", "first", "second"]
+
+
+def test_an_answer_is_not_carried_by_hooks_that_did_not_see_its_deployment() -> None:
+    """They failed open: nothing would be known to go on with, and the client gets the server's own answer."""
+    call = made()
+    call.client = replace(call.client, is_chat=True)
+    call.room, call.prepared = cast("Any", _Room("room", [])), cast("Any", object())
+    assert not call.is_hooked
+    call.deployment = cast("Any", object())
+    assert call.is_hooked
 
 
 TALK = chat(6)

@@ -31,6 +31,7 @@ from litellm_compaction.proxy.wire import (
     with_output_limit,
     without_overrides,
 )
+from tests.builders import tools
 
 _END = b'event: message_delta\ndata: {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {}}\n\n'
 _CUT, _WHOLE = {"outcome": "attempts", "restarts": 3}, {"outcome": "completed", "restarts": 1}
@@ -198,6 +199,19 @@ def test_any_chat_body_is_written_as_it_was_read(body: dict[str, Any]) -> None:
     assert without_overrides(body, "lm_studio") is body
     tools = body.get("tools") or body.get("functions") or []
     assert is_same_request(body, request) or not isinstance(tools, list)
+
+
+def test_what_no_server_reads_as_a_tool_is_none() -> None:
+    """A server that is asked to count such a list counts another prompt, and is not believed from then on."""
+    [new, old], odd = tools(2), {"of": "tomorrow", "words": "x" * 80}
+    for given_, offered, extras in (
+        ({"tools": [new], "functions": [old["function"]]}, (new,), {"functions": [old["function"]]}),
+        ({"functions": [old["function"]]}, (old["function"],), {}),
+        ({"tools": odd}, (), {"tools": odd}),
+    ):
+        request = decode({"messages": [{"role": "user", "content": "Hi."}], **given_})
+        assert request is not None
+        assert (request.tools, request.extras) == (offered, extras)
 
 
 @given(st.lists(_JSON, min_size=1, max_size=4))
