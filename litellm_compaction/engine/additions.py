@@ -20,6 +20,8 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
 
+import anyio
+
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import (
@@ -166,7 +168,8 @@ class Recaller:
             return [defused(defuse(told(each, limit_tokens=limit_tokens, count=count))) or _NO_ROOM for each in found]
 
         try:
-            texts = await asyncio.wait_for(asyncio.to_thread(results), _LIMIT_S)
+            with anyio.fail_after(_LIMIT_S):
+                texts = await asyncio.to_thread(results)
         except Exception as error:  # noqa: BLE001 - the answer goes on without (P8)
             logger.warning("recall_failed model=%s error=%s", label, type(error).__name__)
             texts = [_FAILED] * len(answered)

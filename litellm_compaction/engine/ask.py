@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
+import anyio
+
 from litellm_compaction.concurrency import Bounded, Rests, off_loop
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply, as_sent, shown_behind
@@ -99,8 +101,9 @@ class SummaryJob:
 async def within_s(asking: Awaitable[_Found], timeout_s: float) -> _Found:
     """Returns the result of one job with all its calls; a SummaryFailed, `timeout`, if it takes longer."""
     try:
-        return await asyncio.wait_for(asking, timeout_s)
-    except (TimeoutError, asyncio.TimeoutError):
+        with anyio.fail_after(timeout_s):
+            return await asking
+    except TimeoutError:
         raise SummaryFailed("timeout", f"no summary within {timeout_s:g} s") from None
 
 

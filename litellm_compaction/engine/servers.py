@@ -8,7 +8,6 @@ finds in its cache. Besides, its replies teach. All is kept in memory: after a r
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
@@ -16,6 +15,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias, get_args
+
+import anyio
 
 from litellm_compaction.concurrency import Bounded, Flights, Rests, Tasks, ended, off_loop
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS
@@ -194,8 +195,9 @@ class Asker:
         limit_s = min(_LIMIT_S + _LIMIT_S_PER_TOKEN * count.high, context.settings.summary_timeout_s)
         try:
             async with held:
-                told = await asyncio.wait_for(context.measure(request), limit_s)
-        except (asyncio.TimeoutError, Overloaded):
+                with anyio.fail_after(limit_s):
+                    told = await context.measure(request)
+        except (TimeoutError, Overloaded):
             told = None
         finally:
             room.release()

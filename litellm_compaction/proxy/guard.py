@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import anyio
 import httpx
 
 from litellm_compaction.concurrency import Kept
@@ -73,8 +74,8 @@ class Guard:
         fault = await self.faults.get((router, self.guards.configured.carrier == "auto"))
         said = "\n".join([str(fault or ""), *litellm_inside.missing()]).rstrip()
         # The store tells its own troubles.
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._store.put_fact(*litellm_inside.LACKS, said), _STORE_LIMIT_S)
+        with contextlib.suppress(Exception), anyio.fail_after(_STORE_LIMIT_S):
+            await self._store.put_fact(*litellm_inside.LACKS, said)
 
     async def is_guarded(self, router: Any, data: Body) -> bool:
         """Returns True if every deployment that a request, such as `{"model": name}`, can reach is guarded."""

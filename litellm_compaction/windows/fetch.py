@@ -11,6 +11,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+import anyio
 import httpx
 
 from litellm_compaction.errors import ServerUnavailable
@@ -107,10 +108,12 @@ async def fetch_json(
     where = f"{method} {without_userinfo(url)}"
     try:
         request = http.build_request(method, url, headers=headers, content=content)
-        status, body = await asyncio.wait_for(_read_again(http, request), timeout_s)
+        # Before Python 3.12 `asyncio.wait_for` gives an answer of the same moment in place of a cancellation.
+        with anyio.fail_after(timeout_s):
+            status, body = await _read_again(http, request)
     except httpx.ConnectTimeout as exc:
         raise Unreached(f"{where}: timeout, no connection") from exc
-    except (httpx.TimeoutException, asyncio.TimeoutError) as exc:
+    except (httpx.TimeoutException, TimeoutError) as exc:
         raise ServerUnavailable(f"{where}: timeout, no answer within {timeout_s:g} s") from exc
     except httpx.ConnectError as exc:
         raise Unreached(f"{where}: no connection ({exc})") from exc

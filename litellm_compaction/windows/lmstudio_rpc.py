@@ -23,6 +23,7 @@ from math import inf
 from typing import NamedTuple, TypeAlias
 
 import aiohttp
+import anyio
 
 from litellm_compaction.concurrency import Rests, Tasks, ended
 from litellm_compaction.config import Settings
@@ -177,8 +178,9 @@ class LMStudioRpc:
         if connection is None and (socket.reader is None or socket.reader.done()):
             socket.reader = self._readers.begin(self._read(place, socket))
         try:
-            answer = await asyncio.wait_for(answered(), self._timeout_s)
-        except asyncio.TimeoutError:
+            with anyio.fail_after(self._timeout_s):
+                answer = await answered()
+        except TimeoutError:
             failure = _Failed(f"no connection within {self._timeout_s:g} s", _NO_PASSAGE)
             if socket.connection is not None:
                 slow = "use a LM Studio that answers faster"

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from litellm_compaction.errors import ServerUnavailable
-from litellm_compaction.windows.fetch import unfolds_slowly
+from litellm_compaction.windows.fetch import fetch_json, unfolds_slowly
 from litellm_compaction.windows.lmstudio import Instance, answers_as_lmstudio, list_models, match
 from tests.windows.fake_lmstudio import BASE, FakeLMStudio, v0_model, v1_model
 
@@ -165,3 +165,16 @@ async def test_a_compressed_answer_is_closed_with_its_connection() -> None:
     assert unfolds_slowly(response)
     await response.aclose()
     assert body.is_closed
+
+
+async def test_whoever_is_cancelled_as_an_answer_comes_is_cancelled() -> None:
+    """Work in the background that missed it would keep a proxy from its end."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asking.cancel()
+        return httpx.Response(200, json={})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+        asking = asyncio.ensure_future(fetch_json(http, BASE, None, 5.0))
+        with pytest.raises(asyncio.CancelledError):
+            await asking

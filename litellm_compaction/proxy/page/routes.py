@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import anyio
 from fastapi import HTTPException, Request, Response
 
 from litellm_compaction.config import LIVE, SAME_MODEL, Settings, WrongSettings, choices
@@ -181,8 +182,9 @@ def _limit(asked: object, most: int) -> int:
 
 async def _soon(answer: Awaitable[_Result], otherwise: _Result) -> _Result:
     try:
-        return await asyncio.wait_for(answer, _LIMIT_S)
-    except (CompactionError, asyncio.TimeoutError):
+        with anyio.fail_after(_LIMIT_S):
+            return await answer
+    except (CompactionError, TimeoutError):
         return otherwise
 
 
