@@ -1,4 +1,4 @@
-"""What is decided about two dozen conversations, a line a turn: where a change of any number is felt.
+"""What is decided about sixteen conversations, a line a turn: where a change of any number is felt.
 
 `GOLDENS=write pytest tests/goldens -n 0` writes the file anew; its diff belongs into the commit that changes it.
 """
@@ -142,7 +142,7 @@ class _Case(NamedTuple):
 
 def _cases() -> Iterator[_Case]:
     luck, kinds = random.Random(1), [*_TELLS]
-    for number in range(24):
+    for number in range(16):
         tells, window_tokens = kinds[(number + number // 4) % 4], (1536, 2048, 4096, 8192)[number % 4]
         strategy, summaries = luck.choice(("summary", "prune", "handoff")), luck.choice(("written", "failing"))
         yield _Case(number, tells, window_tokens, luck.choice(_MODELS), strategy, summaries)
