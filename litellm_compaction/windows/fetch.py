@@ -108,7 +108,6 @@ async def fetch_json(
     where = f"{method} {without_userinfo(url)}"
     try:
         request = http.build_request(method, url, headers=headers, content=content)
-        # Before Python 3.12 `asyncio.wait_for` gives an answer of the same moment in place of a cancellation.
         with anyio.fail_after(timeout_s):
             status, body = await _read_again(http, request)
     except httpx.ConnectTimeout as exc:
