@@ -6,7 +6,7 @@ import asyncio
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -118,7 +118,9 @@ def test_no_fault_between_the_count_and_the_send_lets_a_long_prompt_pass(
     assert len(calls.seen) > 200, "this follows nothing any more"
     passed = []
     for number, code in enumerate(list(calls.seen)[::each]):
-        _failing(office, group, f"{each}-{number}", Calls(fault=code), stream=stream)
+        # One that passes the answer on breaks it.
+        with suppress(httpx.RemoteProtocolError):
+            _failing(office, group, f"{each}-{number}", Calls(fault=code), stream=stream)
         if office.findings():
             passed.append(f"{Path(code.co_filename).name}:{code.co_name}, {group}")
     forget_failures(office)
