@@ -140,6 +140,10 @@ class Note:
     orders: Orders | None = None  # Of a client's protocol; None if that was not read.
     exchange: Exchange | None = None
 
+    def __deepcopy__(self, memo: object) -> Note:
+        """A copy of LiteLLM's object, as its router makes for fallbacks, serves the same request."""
+        return self
+
     def close(self) -> Exchange | None:
         """Forgets a request that has ended, and its holds."""
         exchange, self.exchange = self.exchange, None
