@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from litellm_compaction.concurrency import Kept
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy import litellm_inside as litellm_router
+from litellm_compaction.proxy.presence import Application, Route
 from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.routing import (
     DeploymentSelector,
@@ -33,7 +34,6 @@ from litellm_compaction.windows.windows import Windows
 
 # Only below the proxy's own root: behind other prefixes are routes that pass requests through.
 _LISTING = re.compile(r"(/v1)?/models(/.+)?|(/v[12])?/model/info|/model_group/info")
-_Application: TypeAlias = Callable[..., Awaitable[None]]
 # A server that does not answer delays a list by no more than this; what it lists shows the next time.
 _LIMIT_S = 2.0
 
@@ -52,16 +52,14 @@ class Discovery:
         if router is not None:
             await self._filled.soon(router, wait_s=_LIMIT_S)
 
-    def serving(self, application: _Application, router: Callable[[], Any]) -> _Application:
-        """LiteLLM's application, which is asked for a list after that is filled; keys are its own business."""
+    def route(self, application: Application, router: Callable[[], Any]) -> Route:
+        """The reads of lists, for which LiteLLM's application is asked after they are filled; keys are its business."""
 
         async def serve(scope: Any, receive: Any, send: Any) -> None:
-            is_read = scope["type"] == "http" and scope["method"] == "GET"
-            if is_read and _LISTING.fullmatch(scope.get("path", "").removeprefix(scope.get("root_path", ""))):
-                await self.refresh(router())
+            await self.refresh(router())
             await application(scope, receive, send)
 
-        return serve
+        return Route("GET", _LISTING.fullmatch, serve)
 
     async def _fill(self, router: Any) -> None:
         with failing_open("discovery"):

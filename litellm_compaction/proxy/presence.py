@@ -1,4 +1,4 @@
-"""Ends what is done for a client that has left.
+"""Stands before LiteLLM's application: serves routes of ours there, and ends what is done for a client that has left.
 
 A local model serves one request at a time: an answer that nobody reads would keep it from everybody. What LiteLLM ends
 itself it logs and bills, so it goes first; it goes on with the rest, or leaves it open.
@@ -11,17 +11,25 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import anyio
 
 from litellm_compaction.errors import ClientLeft
 
-_Application: TypeAlias = Callable[..., Awaitable[None]]
+Application: TypeAlias = Callable[..., Awaitable[None]]
 _Receive: TypeAlias = Callable[[], Awaitable[Any]]
 _Send: TypeAlias = Callable[[Any], Awaitable[None]]
 # LiteLLM ends within some ms what it ends.
 _LITELLMS_S = 1.0
+
+
+class Route(NamedTuple):
+    """Has requests of a method on the paths that it matches, below the proxy's own root, served by `serve`."""
+
+    method: str
+    matches: Callable[[str], object]
+    serve: Application
 
 
 class Work(Protocol):
@@ -79,17 +87,24 @@ class Presence:
 _present: ContextVar[Presence | None] = ContextVar("litellm_compaction_present", default=None)
 
 
-def watched(application: _Application) -> _Application:
-    """Returns `application`, whose requests know by `ends_with_client` and `while_here` of a client that has left."""
+def watched(application: Application, *routes: Route) -> Application:
+    """Returns an application with `routes` of its own, that leaves the rest to `application`.
+
+    What is posted knows by `ends_with_client` and `while_here` of a client that has left.
+    """
 
     async def serve(scope: Any, receive: _Receive, send: _Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            await application(scope, receive, send)
+        method = scope["method"] if scope["type"] == "http" else ""
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        owns = (route.serve for route in routes if route.method == method and route.matches(path))
+        chosen = next(owns, application)
+        if method != "POST":
+            await chosen(scope, receive, send)
             return
         presence = Presence(receive, send)
         _present.set(presence)
         try:
-            await application(scope, presence.receive, presence.send)
+            await chosen(scope, presence.receive, presence.send)
         finally:
             presence.over()
 

@@ -34,7 +34,7 @@ from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry
 from litellm_compaction.proxy.standards.orders import Items
-from litellm_compaction.proxy.standards.standards import Standards, serving
+from litellm_compaction.proxy.standards.standards import Standards, route_of
 from litellm_compaction.stores import Store, board_of, open_store, originals_of
 from litellm_compaction.tokenizers.registry import Sources, usable_soon
 from litellm_compaction.tokens.counter import TokenCounter
@@ -106,11 +106,11 @@ class Service:
             return
         # At once: a client may ask as soon as the proxy listens.
         wrap_requests(
-            lambda application: self._discovery.serving(application, current_router),
-            lambda application: serving(
-                application, lambda name: self.guard.is_guarded(current_router(), {"model": name})
-            ),
-            watched,
+            lambda application: watched(
+                application,
+                self._discovery.route(application, current_router),
+                route_of(application, lambda name: self.guard.is_guarded(current_router(), {"model": name})),
+            )
         )
         # Without a loop this is no proxy.
         with contextlib.suppress(RuntimeError):

@@ -13,6 +13,7 @@ from litellm import Router
 from litellm_compaction.config import Settings
 from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.live_settings import LiveSettings
+from litellm_compaction.proxy.presence import watched
 from litellm_compaction.proxy.routing import DeploymentSelector, serves
 from litellm_compaction.windows.windows import Windows
 
@@ -190,7 +191,7 @@ async def test_only_reads_of_lists_wait(discovery: Discovery, path: str, method:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": scope["path"].encode()})
 
-    transport = httpx.ASGITransport(discovery.serving(application, lambda: asked.append(1)))
+    transport = httpx.ASGITransport(watched(application, discovery.route(application, lambda: asked.append(1))))
     async with httpx.AsyncClient(transport=transport, base_url="http://proxy.test") as client:
         answer = await client.request(method, path)
     assert (len(asked), answer.text) == (int(reads), path)

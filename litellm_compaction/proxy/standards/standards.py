@@ -21,11 +21,11 @@ from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.proxy.answer.sse import json_object
 from litellm_compaction.proxy.client import metadata_of, tenant_of
 from litellm_compaction.proxy.exchange import Exchange, note_of
+from litellm_compaction.proxy.presence import Application, Route
 from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Items, Told, record_of
 from litellm_compaction.proxy.standards.protocols import TRIGGER, Messages, Responses, compacted_response, messages_of
 
-_Application: TypeAlias = Callable[..., Awaitable[None]]
 _Json: TypeAlias = dict[str, Any]
 # A field of a body that wants the tokens of its prompt in place of an answer. Whoever sends it himself gets them, too.
 COUNTS = "litellm_compaction_counts"
@@ -139,15 +139,10 @@ class Standards:
         return (Messages() if is_messages else Responses()).answered(answer, await self.told(exchange))
 
 
-def serving(application: _Application, is_guarded: Callable[[object], Awaitable[bool]]) -> _Application:
-    """Returns an application that serves these routes for guarded models, and leaves the rest to `application`."""
+def route_of(application: Application, is_guarded: Callable[[object], Awaitable[bool]]) -> Route:
+    """Returns the route by which these paths are served for guarded models, by LiteLLM's own `application`."""
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
-        is_post, path = scope["type"] == "http" and scope["method"] == "POST", scope.get("path", "")
-        route = _ROUTES.get(path.removeprefix(scope.get("root_path", ""))) if is_post else None
-        if route is None:
-            await application(scope, receive, send)
-            return
         try:
             content = await Request(scope, receive).body()
         except ClientDisconnect:
@@ -157,7 +152,8 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
         if not body or not await is_guarded(body.get("model")):
             await application(scope, _again(content, receive), send)
             return
-        ask, answer = route
+        path = scope["path"]
+        ask, answer = _ROUTES[path.removeprefix(scope.get("root_path", ""))]
         asked = ask(body)
         # LiteLLM's own route names what is missing at once, and without the client's words.
         path = path if asked is None else path.rpartition("/")[0]
@@ -176,7 +172,7 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
         await send({**start, "headers": _with_length(start.get("headers", ()), content)})
         await send({"type": "http.response.body", "body": content})
 
-    return serve
+    return Route("POST", _ROUTES.__contains__, serve)
 
 
 def _again(content: bytes, receive: Any) -> Any:
