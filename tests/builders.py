@@ -87,7 +87,7 @@ def conversation(messages: Sequence[Message], *, fixed_tokens: int = FIXED_TOKEN
 
 
 def budget(window_tokens: int, view: View, *, likely_ratio: float = 1.0, rules: Rules = RULES) -> Budget:
-    return Budget(rules=rules, window_tokens=window_tokens, floor_tokens=view.floor_tokens, likely_ratio=likely_ratio)
+    return Budget(rules=rules, window_tokens=window_tokens, floor=lambda: view.floor_tokens, likely_ratio=likely_ratio)
 
 
 def first_step(view: View, limits: Budget, depth: CompactionOptions, stored: Sequence[Compaction]) -> Planned:

@@ -135,7 +135,7 @@ def prompt_tokens(tools: Sequence[JsonDict], messages: Sequence[JsonDict]) -> in
 
 def budget(window_tokens: int, floor_tokens: int = 0) -> Budget:
     """The budget under which every method is asked to compact."""
-    return Budget(rules=RULES, window_tokens=window_tokens, floor_tokens=floor_tokens, likely_ratio=1.0)
+    return Budget(rules=RULES, window_tokens=window_tokens, floor=lambda: floor_tokens, likely_ratio=1.0)
 
 
 class Slot:

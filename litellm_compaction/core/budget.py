@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from litellm_compaction.core.prompts import STRATEGIES, Strategy
@@ -70,11 +71,17 @@ class Budget:
 
     rules: Rules
     window_tokens: int
-    floor_tokens: int  # Of system, tools and protected messages, which no compaction can shrink.
+    # Gives the tokens of system, tools and protected messages, which no compaction can shrink; not asked for a prompt
+    # that is sent as it came.
+    floor: Callable[[], int] = field(compare=False)
     likely_ratio: float  # The true prompt is at most so many times the estimate of one that is made of this one.
     fixed_tokens: int = 0  # System messages and tools, which no threshold counts; part of the floor.
     own_likely_ratio: float | None = None  # Of the request as it came, if the server has counted its beginning.
     is_wanted: bool = False  # The client wants a compaction whatever the fill: it goes deep even if little is used.
+
+    @cached_property
+    def floor_tokens(self) -> int:
+        return self.floor()
 
     @cached_property
     def own(self) -> Budget:

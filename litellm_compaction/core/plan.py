@@ -145,7 +145,8 @@ def _with_answered_round(view: View, budget: Budget, known: Sequence[Compaction]
     """Both with the round that an answer is about which is carried over, if it fits, and no record stands for it."""
     staying = answered_round(view.messages)
     gone = {view.prefix + at for each in known for at in each.gone if at < each.start}
-    held = replace(budget, floor_tokens=budget.floor_tokens + sum(view.sizes[index] for index in staying))
+    floor_tokens = budget.floor_tokens + sum(view.sizes[index] for index in staying)
+    held = replace(budget, floor=lambda: floor_tokens)
     if not gone.isdisjoint(staying) or held.target_tokens(0) > held.early_start_tokens or not staying:
         return view, budget
     return replace(view, pins=(*view.pins, *staying)), held
@@ -347,7 +348,7 @@ def plan_next(
         if growth_tokens <= left_tokens:
             return None
         later = view.grown(max(left_tokens + 1, 0))
-        decision = plan(later, replace(budget, floor_tokens=later.floor_tokens), options, stored)
+        decision = plan(later, replace(budget, floor=lambda: later.floor_tokens), options, stored)
     if not isinstance(decision, Make):
         return decision.waiting if isinstance(decision, Send) else None
     step, trigger_tokens = decision.steps[0], budget.trigger_tokens

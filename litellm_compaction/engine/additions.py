@@ -287,7 +287,7 @@ async def with_pins(store: Store, measured: MeasuredRequest) -> MeasuredRequest:
     view = replace(view, pins=tuple(indices[: sum(total <= limit_tokens for total in tokens)]))
     if not view.pins:
         return measured
-    return replace(measured, conversation=view, budget=replace(measured.budget, floor_tokens=view.floor_tokens))
+    return replace(measured, conversation=view, budget=replace(measured.budget, floor=lambda: view.floor_tokens))
 
 
 def _pinned(conversation: View, pins: Sequence[str], limit_tokens: int) -> list[int]:

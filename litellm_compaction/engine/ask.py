@@ -334,7 +334,7 @@ class SummaryClient:
         budget = Budget(
             rules=replace(measured.budget.rules, answer_min_tokens=answer_tokens + thinking_tokens),
             window_tokens=window.tokens,
-            floor_tokens=0,
+            floor=lambda: 0,
             likely_ratio=likely_ratio,
         )
         return _Writer(model, budget, thinking_tokens, count)

@@ -13,7 +13,7 @@ from litellm_compaction.concurrency import Flights, is_long, off_loop, off_loop_
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.identity import words_chain
-from litellm_compaction.core.messages import Message, Request, chain
+from litellm_compaction.core.messages import Message, Request, chain, system_prefix_length
 from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.stretches import marked
 from litellm_compaction.core.view import RECORD_TOKENS, View
@@ -111,8 +111,8 @@ class RequestMeasurer:
         # In the result only the added part is still in doubt, as much as fits; it is counted again before it is sent.
         share = min(1.0, count.tokens / max(1, replace(budget, likely_ratio=1.0).prompt_limit_tokens))
         likely_ratio = min(budget.likely_ratio, share * count.likely_ratio + (1 - share) * _PLANNED_RATIO)
-        floor_tokens, fixed_tokens = view.floor_tokens, view.prefix_tokens
-        budget = replace(budget, floor_tokens=floor_tokens, fixed_tokens=fixed_tokens, likely_ratio=likely_ratio)
+        fixed_tokens = view.prefix_tokens
+        budget = replace(budget, floor=lambda: view.floor_tokens, fixed_tokens=fixed_tokens, likely_ratio=likely_ratio)
         return replace(measured, conversation=view, budget=budget, floor_count=count)
 
     def unchanged(self, measured: MeasuredRequest) -> PreparedRequest:
@@ -183,10 +183,11 @@ class RequestMeasurer:
         count_text = self.counter.text_counter(context.target.key, family, asker=context.target.asker, text=count.text)
         # A request made of this one begins otherwise: the server's number for its beginning is no help for that.
         sizes = tuple(math.ceil(size * count.other_ratio) for size in count.sizes)
+        fixed_tokens = math.ceil((count.tools_tokens + count.overhead_tokens) * count.other_ratio)
         view = View(
             messages=request.messages,
             sizes=sizes,
-            fixed_tokens=math.ceil((count.tools_tokens + count.overhead_tokens) * count.other_ratio),
+            fixed_tokens=fixed_tokens,
             count_text=count_text,
             hashes=(),
             own_tokens=count.tokens,
@@ -197,10 +198,10 @@ class RequestMeasurer:
         budget = Budget(
             rules=context.rules(reasons=family.reasons),
             window_tokens=window.tokens,
-            floor_tokens=view.floor_tokens,
+            floor=lambda: view.floor_tokens,
             likely_ratio=count.made_likely_ratio,
             own_likely_ratio=count.likely_ratio,
-            fixed_tokens=view.prefix_tokens,
+            fixed_tokens=fixed_tokens + sum(sizes[: system_prefix_length(request.messages)]),
         )
         return MeasuredRequest(
             context=context,

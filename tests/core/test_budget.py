@@ -29,7 +29,7 @@ def budgets(draw: st.DrawFn) -> Budget:
             reserve_tokens=draw(st.sampled_from([0, 0, 500, 20_000])),
         ),
         window_tokens=window_tokens,
-        floor_tokens=floor_tokens,
+        floor=lambda: floor_tokens,
         fixed_tokens=draw(st.integers(0, floor_tokens)),
         likely_ratio=draw(st.one_of(st.sampled_from([1.0, 1.02, 1.03, 1.05, 1.1, 1.25, 1.35]), st.floats(1.0, 5.0))),
     )
@@ -37,7 +37,7 @@ def budgets(draw: st.DrawFn) -> Budget:
 
 def _budget(window_tokens: int, *, floor_tokens: int = 0, **rules: int) -> Budget:
     own = replace(RULES, **rules)  # type: ignore[arg-type]
-    return Budget(rules=own, window_tokens=window_tokens, floor_tokens=floor_tokens, likely_ratio=1.0)
+    return Budget(rules=own, window_tokens=window_tokens, floor=lambda: floor_tokens, likely_ratio=1.0)
 
 
 @settings(max_examples=settings().max_examples * 4)
