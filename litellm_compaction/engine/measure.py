@@ -25,7 +25,7 @@ from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
-from litellm_compaction.windows.windows import Window, Windows
+from litellm_compaction.windows.windows import Window, Windows, may_cut
 
 # Messages added to a floor that the server has counted may be larger than planned by so much.
 _PLANNED_RATIO = 1.10
@@ -67,7 +67,7 @@ class RequestMeasurer:
             family = self._sources.family(target, window)
             counted = self.counter.count(target.key, family, request, asker=target.asker, window_tokens=window.tokens)
             before, count = window, await counted
-            window = await self.window(context, prompt_tokens=count.tokens) if window.may_cut(count.tokens) else window
+            window = await self.window(context, prompt_tokens=count.tokens) if may_cut(window, count.tokens) else window
             if window == before:
                 break
         if request.token_ids is not None:

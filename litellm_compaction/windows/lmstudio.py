@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
 import httpx
@@ -48,7 +49,7 @@ class ListedModel(NamedTuple):
     is_mlx: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LMStudioListing:
     """All models that a server has, and the version of the API that listed them."""
 
@@ -84,6 +85,7 @@ class LMStudioListing:
         )
 
 
+@lru_cache(maxsize=1024)
 def server_root(api_base: str) -> str:
     """`api_base` without trailing slashes and `/v1`: where LM Studio's own paths begin."""
     return api_base.strip().rstrip("/").removesuffix("/v1").rstrip("/")

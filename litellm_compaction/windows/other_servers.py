@@ -46,7 +46,7 @@ class ServedModel:
     is_shared: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Served:
     """A server's loaded models, and the API that told so; `api` is None if it speaks none of those `asked`."""
 

@@ -9,8 +9,6 @@ from typing import NamedTuple, Protocol, TypeAlias
 # LM Studio's API (`api/v1`, `api/v0`), a name in `SERVERS`, the operator's number (`operator`, `max_input_tokens`),
 # a `default`, or `learned` of an overflow error.
 Source: TypeAlias = str
-# No model is loaded with a window that cuts this.
-_UNCUT_TOKENS = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +34,6 @@ class Window:
     slots: int = 1
     adds_bos: bool = True
 
-    def may_cut(self, prompt_tokens: int) -> bool:
-        """Returns True if the model may have been loaded anew with a window that such a prompt does not fit."""
-        return prompt_tokens > min(_UNCUT_TOKENS, self.tokens // 4)
-
 
 class Found(NamedTuple):
     """A listing's word on one model: its window, or why it gives none."""
@@ -50,7 +44,9 @@ class Found(NamedTuple):
 
 
 class Listing(Protocol):
-    """A server's models, as it has just told them."""
+    """A server's models, as it has just told them; equal to no other."""
+
+    def __hash__(self) -> int: ...
 
     def find(self, model: str) -> Found:
         """The window of the loaded copy that a request for `model` reaches."""

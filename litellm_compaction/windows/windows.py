@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
@@ -46,6 +47,10 @@ _MOST = 4096
 # Supposed of any hosted server, and not known of the one at this address.
 _GUESS = "default"
 _LMSTUDIO = ("api/v1", "api/v0")
+
+
+# No model is loaded with a window that cuts this.
+_UNCUT_TOKENS = 2_000
 
 
 class Place(NamedTuple):
@@ -245,7 +250,7 @@ class Windows:
         """
         try:
             window = await self.resolve(target)
-            return await self.confirmed(target, window) if window.may_cut(prompt_tokens) else window
+            return await self.confirmed(target, window) if may_cut(window, prompt_tokens) else window
         except WindowUnread:
             raise
         except (ModelNotLoaded, WindowUnknown):
@@ -412,6 +417,11 @@ class Windows:
             return None
 
 
+def may_cut(window: Window, prompt_tokens: int) -> bool:
+    """Returns True if the model may have been loaded anew with a window that such a prompt does not fit."""
+    return prompt_tokens > min(_UNCUT_TOKENS, window.tokens // 4)
+
+
 def server_of(source: Source) -> LocalServer | None:
     """The kind of server that a window was read from; None for LM Studio, and if no server said it."""
     return SERVERS.get(source)
@@ -447,4 +457,10 @@ def _written(target: Target) -> int | None:
 
 def look_up(target: Target, reading: Reading) -> Found:
     """The target's window by a listing of its server."""
-    return Found(None, str(reading.failure)) if reading.listing is None else reading.listing.find(target.model)
+    return Found(None, str(reading.failure)) if reading.listing is None else _found(reading.listing, target.model)
+
+
+@lru_cache(maxsize=64)
+def _found(listing: Listing, model: str) -> Found:
+    """Asked for several times for each request, of the same listing."""
+    return listing.find(model)
