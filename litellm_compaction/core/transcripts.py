@@ -68,8 +68,9 @@ def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *
     # Claude Code sends a reminder as a system message after its instruction.
     asking = [each for each in messages if not (each.is_system or each.text.startswith(LITELLMS_NOTE))]
     begins = [each.text.lstrip() for each in messages[:1] if each.is_system]
-    said = [part.words for each in asking[-1:] if each.role == "user" for part in stretches_of(each) if part.speaks]
-    begins += said[-1:]
+    # Most say no such words anywhere, and need not be divided.
+    last = [each for each in asking[-1:] if each.role == "user" and any(words in each.text for words in _SUMMARIES)]
+    begins += [part.words for each in last for part in stretches_of(each) if part.speaks][-1:]
     return any(text.startswith(_SUMMARIES) for text in begins) or (not has_tools and rendered_in(messages) is not None)
 
 
