@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 import pydantic
@@ -150,10 +151,13 @@ class DeploymentSettings(_OwnSettings):
     context_length: Annotated[int | None, Field(ge=256, le=100_000_000)] = None
     """Window in tokens, used only if the server itself tells none."""
 
-    @property
+    @cached_property
     def changes(self) -> dict[str, object]:
         """The global settings that it has values of its own for."""
         return {name: getattr(self, name) for name in _OwnSettings.model_fields if name in self.model_fields_set}
+
+
+NO_CHANGES = DeploymentSettings()
 
 
 class Settings(_OwnSettings):
@@ -199,21 +203,19 @@ class Settings(_OwnSettings):
     """Your own patterns (as Python's `re`) for secrets: their group `secret`, otherwise the whole match. If one takes
     over 0.2 s in a text, the rest of that text is left out. Use bounded quantifiers: `{1,40}`, not `+`."""
 
-    _constants: Constants = pydantic.PrivateAttr(default_factory=lambda: Constants.current)
-
-    @property
+    @cached_property
     def constants(self) -> Constants:
-        return self._constants
+        return Constants.current
 
     def with_constants(self, constants: Constants) -> Settings:
         other = self.model_copy()
-        other._constants = constants
+        vars(other)["constants"] = constants
         return other
 
     def with_values(self, values: Mapping[str, object], place: str = "") -> Settings:
         """These settings with others on top; WrongSettings, at `place`, says which cannot be."""
         with _refusing(Settings, values, place):
-            return Settings.model_validate({**self.model_dump(), **values}).with_constants(self._constants)
+            return Settings.model_validate({**self.model_dump(), **values}).with_constants(self.constants)
 
     @field_validator("redact_patterns")
     @classmethod
@@ -264,7 +266,7 @@ class Settings(_OwnSettings):
 
     def for_deployment(self, own: DeploymentSettings, place: str = "model_info.compaction") -> Settings:
         """These settings with a deployment's own values on top; a ConfigError at `place` says that they contradict."""
-        return self.with_values(own.changes, place) if own.changes else self
+        return self.with_values(own.changes, place)
 
 
 _RESERVE = "write the sum of the reserves as `reserve_tokens`"

@@ -54,6 +54,10 @@ class ClientRequest:
     cleared: Told = field(default_factory=Told)  # Old tool results, by its order; `original` is without them.
     bases: tuple[Compaction, ...] = ()  # The record that `original` begins with, as `core.portable.unfolded` has it.
 
+    @property
+    def has_orders(self) -> bool:
+        return self.orders is not NO_ORDERS
+
 
 @dataclass(slots=True)
 class Exchange:
@@ -228,7 +232,7 @@ class Exchanges:
         if (received := wire.decode(body) or wire.decode_text(body)) is None:
             return None
         metadata, orders = client.metadata_of(body), note_of(body).orders
-        unfolded, bases = (orders or NO_ORDERS).unfolded(received.messages)
+        unfolded, bases = (received.messages, ()) if orders is None else orders.unfolded(received.messages)
         messages = tuple(map(cleaned, unfolded))
         wish, route = client.NONE, str(metadata.get("user_api_key_request_route") or "")
         bad_wish: CompactionError | None

@@ -220,7 +220,7 @@ class Guard:
         if not guard.does_guard:
             await self._compactor.observe(client.original, context)
             return kwargs
-        if await self._standards.answers(exchange, context):
+        if client.has_orders and await self._standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
         # What was ordered to go has been taken out of it.
         call = _cleaned(exchange.client, kwargs)
@@ -275,10 +275,10 @@ class Guard:
             return
         is_carried_here = exchange.is_hooked and wire.can_be_continued(data)
         stream = self._hooked(exchange, response, data) if is_carried_here else response
-        beat_s, orders = self.guards.configured.constants.heartbeat_s, exchange.client.orders
+        beat_s, client = self.guards.configured.constants.heartbeat_s, exchange.client
         beating = with_heartbeat(stream, exchange, every_s=beat_s)
         detailed = (wire.with_details(chunk, exchange.details) async for chunk in beating)
-        if orders.shows:
+        if client.has_orders and client.orders.shows:
             detailed = self._standards.showing(detailed, exchange, is_messages=_INPUT not in data)
         try:
             async for chunk in detailed:
@@ -312,7 +312,7 @@ class Guard:
             with refusals.failing_open("learn"):
                 self._compactor.replies.learn(prepared.measured.context, prepared, **usage._asdict())
         detailed = wire.with_details(response, exchange.details)
-        if exchange.client.orders.shows:
+        if exchange.client.has_orders and exchange.client.orders.shows:
             return await self._standards.shown(detailed, exchange, is_messages=_INPUT not in data)
         return detailed if exchange.details is not None else None
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from litellm_compaction.config import DeploymentSettings, Settings, deployment_settings_from
+from litellm_compaction.config import NO_CHANGES, DeploymentSettings, Settings, deployment_settings_from
 from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.errors import CompactionError
@@ -91,7 +91,8 @@ def deployment_of(
     provider = _text(params.get("custom_llm_provider")) or named
     model = without_route(rest if slash and prefix == provider else full_name)
     section = {**as_entry(info.get("compaction")), "enabled": True} if is_asked else info.get("compaction")
-    own = deployment_settings_from(section, f"model_info.compaction of {group or full_name!r}")
+    place = f"model_info.compaction of {group or full_name!r}"
+    own = NO_CHANGES if section is None else deployment_settings_from(section, place)
     api_base, api_key = _address(provider, params, environ)
     is_ours, is_near = provider == "lm_studio", provider in _OPENAI_PROVIDERS and is_local_address(api_base)
     identity = _text(info.get("id")) or full_name
