@@ -58,28 +58,23 @@ class Call:
         self.fields = {**fragment, **{key: value for key, value in self.fields.items() if value}}
 
 
-class Calls:
+class Calls(list[Call]):
     """The calls of one answer; `ours` is the name of our own tool, if the model has it."""
 
-    def __init__(self, ours: str | None = None) -> None:
-        self._ours = ours
-        self._all: list[Call] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._all)
+    ours: str | None = None
 
     @property
     def held(self) -> list[Call]:
-        return [call for call in self._all if call.is_held]
+        return [call for call in self if call.is_held]
 
     @property
     def has_begun(self) -> bool:
-        return any(call.is_sent for call in self._all)
+        return any(call.is_sent for call in self)
 
     @property
     def are_whole(self) -> bool:
         """No call was cut: its arguments are JSON, or there are none."""
-        return all(call.is_whole or not any(call.arguments) for call in self._all)
+        return all(call.is_whole or not any(call.arguments) for call in self)
 
     def take(self, fragments: Sequence[Chunk], *, may_begin: bool) -> list[Chunk]:
         """The fragments to send now, numbered without calls of ours; those of one that `may_begin`, if none is held."""
@@ -98,21 +93,21 @@ class Calls:
     def given_up(self, kept: Kept) -> list[Chunk]:
         """The held calls that are `kept`, with all also those whose name never came; none is held any more."""
         whole = self.held[:-1]
-        waiting = [call for call in self._all if call.is_held or not (call.is_sent or call.name)]
+        waiting = [call for call in self if call.is_held or not (call.is_sent or call.name)]
         for call in waiting:
             call.is_held = False
         return [self._shown(call) for call in {"no": [], "whole": whole, "all": waiting}[kept]]
 
     def of(self, whose: Whose) -> list[Call]:
-        return [call for call in self._all if self._whose(call) == whose]
+        return [call for call in self if self._whose(call) == whose]
 
     def _whose(self, call: Call) -> Whose:
-        if self._ours is not None and not call.name:
+        if self.ours is not None and not call.name:
             return "unknown"
-        return "ours" if call.name and call.name == self._ours else "clients"
+        return "ours" if call.name and call.name == self.ours else "clients"
 
     def _index(self, call: Call) -> int:
-        return sum(self._whose(each) != "ours" for each in takewhile(lambda each: each is not call, self._all))
+        return sum(self._whose(each) != "ours" for each in takewhile(lambda each: each is not call, self))
 
     def _shown(self, call: Call) -> Chunk:
         function = {**(call.fields.get("function") or {}), "arguments": "".join(call.arguments)}
@@ -123,7 +118,7 @@ class Calls:
     def _placed(self, fragment: Mapping[str, Any]) -> Call:
         """The call that a fragment belongs to, by the id or by the server's number, else a new one."""
         function, index, id_ = fragment.get("function") or {}, fragment.get("index"), fragment.get("id")
-        name, newest = function.get("name"), self._all[::-1]
+        name, newest = function.get("name"), self[::-1]
         near = [call for call in newest if index is None or call.index is None or call.index == index]
         # Two calls may have one id. A name begins another call.
         named = [call for call in (near if name else newest) if id_ and call.id == id_]
@@ -132,5 +127,5 @@ class Calls:
         # Of a call whose arguments are whole nothing is left to say.
         if call is None or (name and call.name and function.get("arguments") and call.is_whole):
             call = Call(index if isinstance(index, int) else None)
-            self._all.append(call)
+            self.append(call)
         return call

@@ -232,6 +232,8 @@ class Answer:
     def _step(self, relay: Relay) -> Step:
         """Decides what follows a leg, or one that is about to be stopped."""
         asked_tokens, calls = self.asked.output_tokens, relay.calls
+        if relay.end == "done" and not calls:
+            return "deliver"
         ended = Ended(
             end=relay.end,
             is_way_refused=relay.end == "failed" and relay.leg.has_another_way and not relay.has_begun,
@@ -394,11 +396,12 @@ class Answer:
 
         Servers end all of them then, with words that name no number. Far below the window that proves a shared context.
         """
+        if relay.ending.overflow != UNNAMED or relay.looks_full() or self._state.cuts >= MAX_CUTS // 2:
+            return False
         window = relay.leg.prepared.window
         others, is_shared = self.room.beside(window), self.room.is_shared(window)
         is_far_below = self._one.is_delivered and sum(relay.tokens) < _FAR_BELOW_RATIO * window.tokens
-        is_unnamed = relay.ending.overflow == UNNAMED and not relay.looks_full() and self._state.cuts < MAX_CUTS // 2
-        is_of_all = is_unnamed and (others > 0 or (is_far_below and not is_shared))
+        is_of_all = others > 0 or (is_far_below and not is_shared)
         if is_of_all and not is_shared:
             self.compactor.learn_shared(self.context, max(others + 1, window.slots))
         return is_of_all

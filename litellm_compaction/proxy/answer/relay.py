@@ -30,6 +30,8 @@ _KNOWN_FIELDS = frozenset({"role", "content", "tool_calls", *sse.REASONING_FIELD
 _WORTH_A_RESTART_TOKENS = 32
 # No model writes so many windows full, however wrong our count is.
 _ENDLESS_RATIO = 4
+# Of an answer that begins: nothing is taken out.
+_UNJOINED = Joiner("")
 
 
 class Ending(NamedTuple):
@@ -50,11 +52,13 @@ class Words:
         # The sent text may end inside a word, since no other answer shared the window then.
         self.is_inside_a_word = False
         shown, is_trusted = leg.prepared.shown, leg.prepared.continuation.is_trusted
-        self.joiner = Joiner(partial, shown=shown, is_trusted=is_trusted)
+        self.joiner = Joiner(partial, shown=shown, is_trusted=is_trusted) if partial else _UNJOINED
         # A trusted way is judged all the same: a server may be updated.
-        self.judge = Joiner(partial, shown=shown) if is_trusted else self.joiner
+        self.judge = Joiner(partial, shown=shown) if partial and is_trusted else self.joiner
 
     def joined(self, text: str) -> str:
+        if not self.are_joined:
+            return text
         if self.judge is not self.joiner:
             self.judge.feed(text)
         return self.joiner.feed(text)
@@ -66,7 +70,7 @@ class Words:
             self.held += text
             return ""
         text = self.held + text
-        settled = unstopped_length(text, self._stops)
+        settled = unstopped_length(text, self._stops) if self._stops else len(text)
         if whole_words:
             settled = settled_length(text[:settled])
         if settled:
@@ -77,6 +81,10 @@ class Words:
     def rest(self) -> str:
         text, self.held = self.held, ""
         return text
+
+    def last(self, *, is_complete: bool) -> str:
+        """Returns all that is held, of a leg that has ended."""
+        return self.rest() + (self.joiner.finish(is_complete=is_complete) if self.are_joined else "")
 
 
 class Relay:
@@ -93,9 +101,11 @@ class Relay:
         self._thoughts_tokens = leg.thoughts_tokens
         self.generated = GeneratedTokens(prepared.count_text)
         self.words = Words(leg, one.sent_text, one.asked.stops)
-        self.calls = Calls(RECALL if prepared.tools is not None else None)
+        self.calls = Calls()
+        self.calls.ours = RECALL if prepared.tools is not None else None
         self.has_begun = self.has_company = False
-        self.usage_fields: Mapping[str, Any] = {}  # As the server wrote them.
+        self.usage_fields: Mapping[str, Any] = {}  # As the server wrote them, and what they say.
+        self._usage: Usage | None = None
         self.finish_reason: str | None = None
         self.ending = Ending()
 
@@ -108,8 +118,8 @@ class Relay:
             text = json.dumps(error, default=str)[: sse.ERROR_BYTES]
             self.fail(UpstreamError(text, chunk, status=status, is_inside=True))
             return []
-        if chunk.get("usage") and usage_of(chunk) is not None:
-            self.usage_fields = dict(chunk["usage"])
+        if chunk.get("usage") and (usage := usage_of(chunk)) is not None:
+            self.usage_fields, self._usage = dict(chunk["usage"]), usage
         # Nobody has asked for another choice than the first.
         choice: Chunk = next((each for each in chunk.get("choices") or () if not each.get("index")), {})
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
@@ -250,10 +260,11 @@ class Relay:
 
     def surrendered(self, kept: Kept = "no") -> list[Chunk]:
         """Everything that is held; of the client's calls those that are `kept`."""
-        text = self.words.rest() + self.words.joiner.finish(is_complete=self.finish_reason == "stop")
-        sent = [*self._sent(text), *(self._one.close_thoughts() if self.words.are_joined else ())]
+        sent = self._sent(self.words.last(is_complete=self.finish_reason == "stop"))
+        if self.words.are_joined:
+            sent += self._one.close_thoughts()
         # One by one as servers send them; LlamaIndex reads the first call of an event only.
-        return [*sent, *({"tool_calls": [call]} for call in self.calls.given_up(kept))]
+        return [*sent, *({"tool_calls": [call]} for call in (self.calls.given_up(kept) if self.calls else ()))]
 
     def _breaks_off(self) -> bool:
         """The answer ended because the window did, and not the model, the client or the server wanted it to."""
@@ -274,8 +285,7 @@ class Relay:
     @property
     def tokens(self) -> Usage:
         """Of the prompt and of the answer, both in the window: as the server says, else as we count."""
-        ours = Usage(self.leg.prepared.count.tokens, self.generated.exact())
-        return usage_of({"usage": self.usage_fields}) or ours
+        return self._usage or Usage(self.leg.prepared.count.tokens, self.generated.exact())
 
     @property
     def used_tokens(self) -> int:
@@ -305,6 +315,8 @@ class Relay:
     @property
     def lost_tokens(self) -> int:
         """Generated tokens that the client never gets: cut calls, ours, and text that the joiner took out."""
+        if not (self.calls or self.words.are_joined):
+            return 0
         ours = sum(self.generated.of(call.text) for call in self.calls.of("ours"))
         return min(self.cut_call_tokens + self._removed_tokens() + ours, self.tokens.completion_tokens)
 
@@ -331,7 +343,7 @@ class Relay:
     @property
     def recalls(self) -> list[ToolCall]:
         """The calls of our own tool, if they are whole."""
-        if self.end != "done" or self.finish_reason == "length":
+        if not self.calls or self.end != "done" or self.finish_reason == "length":
             return []
         calls = self.calls.of("ours")
         return [ToolCall(id=call.id or "", name=RECALL, arguments="".join(call.arguments)) for call in calls]
