@@ -53,6 +53,7 @@ class InForce(NamedTuple):
 
     settings: Settings
     problem: str = ""
+    text: str | None = None  # The store's.
 
 
 class LiveSettings:
@@ -89,7 +90,9 @@ class LiveSettings:
         before = self.in_force
         try:
             text = None if self._store is None else await self._store.get_setting(KEY)
-            now = InForce(with_values(self.configured, chosen_values(text)))
+            if text == before.text and not before.problem:
+                return before
+            now = InForce(with_values(self.configured, chosen_values(text)), text=text)
         except ConfigError as error:
             why = f"The saved changes are ignored, config.yaml holds: {error}. Save or reset them."
             if (now := InForce(self.configured, why)) != before:

@@ -24,7 +24,7 @@ _ENCODINGS = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
 _FOLDED_BYTES = 4096
 # Commas, colons and brackets: reading so many takes 50 to 100 ms, in which nothing else runs (CPython 3.11).
 _MOST_MARKS = 400_000
-_FEW_BYTES = 256 * 1024
+FEW_BYTES = 256 * 1024
 # Values that clients and LiteLLM put in place of a key that is not needed.
 _PLACEHOLDER_KEYS = frozenset({"", "fake-api-key"})
 
@@ -50,7 +50,7 @@ def unfolds_slowly(response: httpx.Response) -> bool:
 
 def is_quickly_read(content: bytes) -> bool:
     """Returns True if parsing a JSON document holds nothing up: the structure takes the time, hardly the text."""
-    return len(content) <= _FEW_BYTES or sum(map(content.count, (b",", b":", b"[", b"{"))) <= _MOST_MARKS
+    return len(content) <= FEW_BYTES or sum(map(content.count, (b",", b":", b"[", b"{"))) <= _MOST_MARKS
 
 
 class _Pieces(httpx.AsyncByteStream):

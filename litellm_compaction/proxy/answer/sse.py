@@ -18,7 +18,7 @@ import httpx
 
 from litellm_compaction.errors import is_crash
 from litellm_compaction.proxy.exchange import Exchange
-from litellm_compaction.windows.fetch import is_quickly_read
+from litellm_compaction.windows.fetch import FEW_BYTES, is_quickly_read
 
 # OpenAI's `chat.completion.chunk` as JSON.
 Chunk: TypeAlias = dict[str, Any]
@@ -173,7 +173,7 @@ def _chunks(lines: Iterable[bytes], *, is_passed: bool) -> tuple[list[Chunk], Up
 
 def _chunk(data: bytes, line: bytes, *, is_passed: bool) -> Chunk:
     """The chunk that the data of an event says; it goes on as it came if it is right in one `line`."""
-    if not is_quickly_read(data):
+    if len(data) > FEW_BYTES and not is_quickly_read(data):
         raise unreadable("a piece of its answer has too many values")
     text = data.decode(errors="replace")
     try:
@@ -205,7 +205,7 @@ async def read_whole(response: httpx.Response, most_bytes: int) -> httpx.Respons
     if is_answer and len(body) > most_bytes:
         raise unreadable(f"its answer has more than {most_bytes} bytes")
     content = bytes(body[:most_bytes])
-    if is_answer and not is_quickly_read(content):
+    if is_answer and len(content) > FEW_BYTES and not is_quickly_read(content):
         raise unreadable("its answer has too many values")
     return httpx.Response(response.status_code, headers=end_to_end(response.headers), content=content)
 

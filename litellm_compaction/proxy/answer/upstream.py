@@ -126,7 +126,7 @@ class HttpUpstream:
         response = await self.inner.handle_async_request(
             httpx.Request(method, url, headers=headers, content=content, extensions=extensions)
         )
-        if not unfolds_slowly(response):
+        if "content-encoding" in response.headers and not unfolds_slowly(response):
             await response.aclose()
             raise sse.unreadable("its answer is compressed in a way that nobody has asked for")
         return response
