@@ -289,8 +289,13 @@ async def context_of(
     asked_tokens = wire.asked_output_tokens(body)
     carries_calls = wire.can_be_continued(body) and (is_through or (asked.is_chat and bool(body.get("stream"))))
     settings, deployment, metadata = guard.settings, guard.deployment, client.metadata_of(body)
-    pin = pin_of(router, deployment) or asked.group
-    caller = Caller(router, pin, metadata, settings.summary_timeout_s, asked.group)
+    caller = Caller(
+        router,
+        lambda: pin_of(router, deployment) or asked.group,
+        metadata,
+        settings.summary_timeout_s,
+        asked.group,
+    )
     # A text completion is never compacted, unless LiteLLM makes a chat of it (main.py, `text_completion`), which is
     # carried like any other.
     is_text = "prompt" in body and not body.get("messages")
@@ -330,7 +335,7 @@ async def pruning_models_of(
     same = engine.PruningModel(label=caller.group, target=deployment.target, ask=caller.ask, is_same=True)
     if (name := settings.pruning_model) == SAME_MODEL or not await is_allowed(caller.router, name, caller.parent):
         return (same,)
-    target, ask = await guards.pruning_target(caller.router, name), replace(caller, model=name, group=name).ask
+    target, ask = await guards.pruning_target(caller.router, name), replace(caller, model=lambda: name, group=name).ask
     return (same,) if target is None else (engine.PruningModel(label=name, target=target, ask=ask, is_same=False), same)
 
 

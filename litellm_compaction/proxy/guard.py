@@ -276,15 +276,16 @@ class Guard:
         is_carried_here = exchange.is_hooked and wire.can_be_continued(data)
         stream = self._hooked(exchange, response, data) if is_carried_here else response
         beat_s, client = self.guards.configured.constants.heartbeat_s, exchange.client
-        beating = with_heartbeat(stream, exchange, every_s=beat_s)
-        detailed = (wire.with_details(chunk, exchange.details) async for chunk in beating)
-        if client.has_orders and client.orders.shows:
-            detailed = self._standards.showing(detailed, exchange, is_messages=_INPUT not in data)
+        shown = beating = with_heartbeat(stream, exchange, every_s=beat_s)
+        shows = client.has_orders and client.orders.shows
+        if shows:
+            detailed = (wire.with_details(chunk, exchange.details) async for chunk in beating)
+            shown = self._standards.showing(detailed, exchange, is_messages=_INPUT not in data)
         try:
-            async for chunk in detailed:
-                yield chunk
+            async for chunk in shown:
+                yield chunk if shows else wire.with_details(chunk, exchange.details)
         finally:
-            await detailed.aclose()
+            await shown.aclose()
             if is_carried_here:
                 await stream.aclose()
             note_of(data).close()

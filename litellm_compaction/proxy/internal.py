@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +72,7 @@ class Caller:
     """Makes calls of ours to one model, on behalf of a client's request."""
 
     router: Any
-    model: str  # A deployment's id, which pins it, or a model name.
+    model: Callable[[], str]  # Gives a deployment's id, which pins it, or a model name.
     parent: Mapping[str, Any]  # Metadata of the client's request, to whose key the call belongs.
     timeout_s: float  # For each call.
     group: str = ""  # The `model_name` for people.
@@ -90,7 +90,7 @@ class Caller:
             # Without the server's words, which may quote the conversation. INFO: the line about the replacement, or
             # about going without the summary, is the WARNING.
             kind, status = type(error).__name__, getattr(error, "status_code", None)
-            logger.info("pruning_failed model=%s error=%s status=%s", self.group or self.model, kind, status)
+            logger.info("pruning_failed model=%s error=%s status=%s", self.group or self.model(), kind, status)
             raise SummaryFailed("error", kind) from error
 
     async def may_write_ahead(self) -> bool:
@@ -118,7 +118,7 @@ class Caller:
         # An answer from LiteLLM's response cache could belong to another tenant's conversation.
         options |= {"timeout": self.timeout_s, "cache": {"no-cache": True, "no-store": True}, "max_tokens": max_tokens}
         return await call_router(
-            self.router, self.model, self.parent, messages=wire.encode(request.messages), **options
+            self.router, self.model(), self.parent, messages=wire.encode(request.messages), **options
         )
 
 

@@ -64,7 +64,7 @@ async def test_pruning_model_obeys_litellms_own_checks(monkeypatch: pytest.Monke
 
     guards: Any = SimpleNamespace(pruning_target=target)
     caller, deployment = (
-        Caller(router, "m", metadata, timeout_s=5, group="m"),
+        Caller(router, lambda: "m", metadata, timeout_s=5, group="m"),
         cast("Any", SimpleNamespace(target=None)),
     )
     models = await pruning_models_of(guards, deployment, settings, caller)
@@ -122,4 +122,4 @@ async def test_a_check_that_fails_lets_nothing_through(monkeypatch: pytest.Monke
 async def test_nothing_is_written_ahead_for_a_key_with_limits(caller: dict[str, Any], *, allowed: bool) -> None:
     """None of its own requests is refused for what it never asked."""
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **caller)}
-    assert await Caller(None, "m", metadata, timeout_s=5).may_write_ahead() is allowed
+    assert await Caller(None, lambda: "m", metadata, timeout_s=5).may_write_ahead() is allowed

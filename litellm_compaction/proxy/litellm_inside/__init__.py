@@ -13,6 +13,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import lru_cache
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -99,15 +100,21 @@ class Seam(Enum):
 
     def needed(self, *default: object) -> Any:
         """The piece, also outside of a proxy; raises LiteLLMChanged if it is missing, and there is no default."""
-        for place in self.places:
-            module, _, path = place.partition(":")
+        for module, look, is_called in map(_read, self.places):
             with contextlib.suppress(ImportError, AttributeError):
-                piece = attrgetter(path.removesuffix("()"))(import_module(f"litellm.{module}".removesuffix(".")))
-                if callable(piece) or not path.endswith("()"):
+                piece = look(import_module(module))
+                if callable(piece) or not is_called:
                     return piece
         if default:
             return default[0]
         raise LiteLLMChanged(str(self))
+
+
+@lru_cache
+def _read(place: str) -> tuple[str, Callable[[Any], Any], bool]:
+    """A place's module, what finds its piece there, and if that is called."""
+    module, _, path = place.partition(":")
+    return f"litellm.{module}".removesuffix("."), attrgetter(path.removesuffix("()")), path.endswith("()")
 
 
 def missing() -> list[str]:
