@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from litellm_compaction import engine
@@ -289,13 +290,8 @@ async def context_of(
     asked_tokens = wire.asked_output_tokens(body)
     carries_calls = wire.can_be_continued(body) and (is_through or (asked.is_chat and bool(body.get("stream"))))
     settings, deployment, metadata = guard.settings, guard.deployment, client.metadata_of(body)
-    caller = Caller(
-        router,
-        lambda: pin_of(router, deployment) or asked.group,
-        metadata,
-        settings.summary_timeout_s,
-        asked.group,
-    )
+    pin = partial(pin_of, router, deployment, asked.group)
+    caller = Caller(router, pin, metadata, settings.summary_timeout_s, asked.group)
     # A text completion is never compacted, unless LiteLLM makes a chat of it (main.py, `text_completion`), which is
     # carried like any other.
     is_text = "prompt" in body and not body.get("messages")
@@ -339,12 +335,15 @@ async def pruning_models_of(
     return (same,) if target is None else (engine.PruningModel(label=name, target=target, ask=ask, is_same=False), same)
 
 
-def pin_of(router: Any, deployment: Deployment) -> str:
-    """The name by which the router reaches this very deployment: not the id of one of a wildcard's, or listed here."""
+def pin_of(router: Any, deployment: Deployment, group: str) -> str:
+    """The name by which the router reaches this very deployment: not the id of one of a wildcard's, or listed here.
+
+    `group` is the request's, for a deployment of which none is known.
+    """
     # The id would reach the model `*`, and one that we have listed may be gone when its answer goes on.
     own = litellm_inside.deployment(router, deployment.id)
     is_passing = own is None or "*" in str(own.litellm_params.model) or is_listed_here(deployment.id)
-    return deployment.group if is_passing else deployment.id
+    return deployment.group or group if is_passing else deployment.id
 
 
 def _scope(asked: ClientRequest, settings: Settings) -> str:

@@ -295,7 +295,7 @@ class Guard:
         prepared, deployment, room = exchange.prepared, exchange.deployment, exchange.room
         assert prepared and deployment and room  # noqa: S101, PT018 - the caller asked `is_hooked`
         context, router = prepared.measured.context, litellm_inside.current_router()
-        upstream = HookedUpstream(first, router, pin_of(router, deployment) or exchange.client.group, data)
+        upstream = HookedUpstream(first, router, pin_of(router, deployment, exchange.client.group), data)
         asked = _asked_of(exchange, context, data, wants_usage=wire.asks_for_usage(data))
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(prepared, action=exchange.action)

@@ -124,10 +124,8 @@ class LiveSettings:
 
 def for_deployment(current: Settings, configured: Settings, own: DeploymentSettings) -> tuple[Settings, str]:
     """Returns the settings of a deployment, and why a change made at run time does not reach it ("" if it does)."""
-    if not own.changes:
-        return current, ""
     try:
-        return current.for_deployment(own), ""
+        return (current.for_deployment(own) if own.changes else current), ""
     except ConfigError as error:
         if current == configured:
             raise

@@ -217,7 +217,8 @@ def can_be_continued(body: Body) -> bool:
 
 def asked_answers(body: Body) -> int:
     """The number of answers that a client wants: to each prompt of a text, by the field that asks for most."""
-    prompt, texts = body.get("prompt"), [str(_with_inner(body).get(key)) for key in _ANSWERS]
+    prompt, given = body.get("prompt"), _with_inner(body)
+    texts = [str(given[key]) for key in _ANSWERS if key in given]
     are_many = isinstance(prompt, list) and not any(type(each) is int for each in prompt)
     # As lenient servers read them.
     answers = max([1, *(int(float(text)) for text in texts if _NUMBER.fullmatch(text))])

@@ -46,8 +46,6 @@ class Found(NamedTuple):
 class Listing(Protocol):
     """A server's models, as it has just told them; equal to no other."""
 
-    def __hash__(self) -> int: ...
-
     def find(self, model: str) -> Found:
         """The window of the loaded copy that a request for `model` reaches."""
 

@@ -455,12 +455,8 @@ def _written(target: Target) -> int | None:
     return target.context_length or None if target.context_source != _GUESS else None
 
 
+# Asked for several times for each request.
+@lru_cache(maxsize=256)
 def look_up(target: Target, reading: Reading) -> Found:
     """The target's window by a listing of its server."""
-    return Found(None, str(reading.failure)) if reading.listing is None else _found(reading.listing, target.model)
-
-
-@lru_cache(maxsize=64)
-def _found(listing: Listing, model: str) -> Found:
-    """Asked for several times for each request, of the same listing."""
-    return listing.find(model)
+    return Found(None, str(reading.failure)) if reading.listing is None else reading.listing.find(target.model)

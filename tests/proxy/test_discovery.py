@@ -122,9 +122,8 @@ async def test_a_named_deployment_shows_its_window_and_never_in_place_of_the_ope
 ) -> None:
     """Under its own id, with all that it had; without a trace once nothing is known."""
     configured = router(("mine", f"lm_studio/{QWEN}", ONE), ("written", f"lm_studio/{QWEN}", ONE))
-    written = configured.get_model_list(model_name="written")
-    assert written is not None
-    written[0]["model_info"]["max_input_tokens"] = 7000
+    (written,) = configured.get_model_list(model_name="written") or ()
+    written["model_info"]["max_input_tokens"] = 7000
     before = [entry["model_info"]["id"] for entry in configured.get_model_list() or ()]
     for window, seen in ((8192, (8192, 1638)), (4096, (4096, 819)), (None, (None, None)), (2048, (2048, 409))):
         servers.models["one.test"][QWEN] = window

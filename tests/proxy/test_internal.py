@@ -49,9 +49,7 @@ class ScriptedRouter:
         self.logged.append(response)
 
     def ask(self, words: str, max_tokens: int) -> Any:
-        return Caller(self, lambda: "m", {}, timeout_s=60, group="pruner").ask(
-            [user_message(words)], max_tokens=max_tokens
-        )
+        return Caller(self, str, {}, timeout_s=60, group="pruner").ask([user_message(words)], max_tokens=max_tokens)
 
 
 def chunk(finish_reason: str | None = None, **delta: Any) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy.presence import watched
 from litellm_compaction.proxy.standards.standards import COUNTS, route_of
 
 ANSWER = {"id": "r", "output": [{"type": "compaction"}], "usage": {"input_tokens": 70}}
@@ -57,7 +56,7 @@ async def asked(application: Application, path: str, body: Any, *, root: str = "
 
     listed = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": root + path, "root_path": root, "headers": listed}
-    await watched(application, route_of(application, is_guarded))(scope, receive, send)
+    await route_of(application, is_guarded).serve(scope, receive, send)
     content = b"".join(message.get("body", b"") for message in sent)
     assert int(dict(sent[0]["headers"])[b"content-length"]) in (1, len(content))
     return sent[0]["status"], json.loads(content)
