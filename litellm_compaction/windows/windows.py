@@ -456,7 +456,7 @@ def _written(target: Target) -> int | None:
 
 
 # Asked for several times for each request.
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def look_up(target: Target, reading: Reading) -> Found:
     """The target's window by a listing of its server."""
     return Found(None, str(reading.failure)) if reading.listing is None else reading.listing.find(target.model)

@@ -82,10 +82,6 @@ class Words:
         text, self.held = self.held, ""
         return text
 
-    def last(self, *, is_complete: bool) -> str:
-        """Returns all that is held, of a leg that has ended."""
-        return self.rest() + (self.joiner.finish(is_complete=is_complete) if self.are_joined else "")
-
 
 class Relay:
     """The reader of one leg's stream, who knows what it is held against, what has come, and how it ended.
@@ -260,9 +256,10 @@ class Relay:
 
     def surrendered(self, kept: Kept = "no") -> list[Chunk]:
         """Everything that is held; of the client's calls those that are `kept`."""
-        sent = self._sent(self.words.last(is_complete=self.finish_reason == "stop"))
-        if self.words.are_joined:
-            sent += self._one.close_thoughts()
+        words, text = self.words, self.words.rest()
+        if words.are_joined:
+            text += words.joiner.finish(is_complete=self.finish_reason == "stop")
+        sent = [*self._sent(text), *(self._one.close_thoughts() if words.are_joined else ())]
         # One by one as servers send them; LlamaIndex reads the first call of an event only.
         return [*sent, *({"tool_calls": [call]} for call in (self.calls.given_up(kept) if self.calls else ()))]
 
