@@ -20,6 +20,8 @@ ROOM_ABOVE_FLOOR_RATIO, MIN_GAIN_RATIO = 0.15, 0.10
 _LEAST_START_TOKENS, _ANSWER_DIVISOR = 64, 3
 # Of the window, for an answer, and for a summary that a client makes itself.
 _BUFFER_CAP_RATIO = _SUMMARY_ROOM_RATIO = 0.10
+# About 60 % of the window by default: a record that is written ahead then has two or three turns to be ready.
+_IN_SIGHT_RATIO = 0.80
 # A reserve counts for no more of a window: the rest has to hold a conversation. config.py refuses more.
 RESERVE_MAX_RATIO = 0.75
 
@@ -137,6 +139,10 @@ class Budget:
     def triggers(self, prompt_tokens: int) -> bool:
         """Returns True if the prompt has to be compacted before it is sent: by the rules, and if it does not fit."""
         return prompt_tokens > self.trigger_tokens
+
+    def nears_trigger(self, prompt_tokens: int) -> bool:
+        """Returns True if the conversation's next compaction is in sight."""
+        return prompt_tokens > _IN_SIGHT_RATIO * self.trigger_tokens
 
     def needed_window_tokens(self, prompt_tokens: int) -> int:
         """The context length with which a prompt of this size would fit, rounded up to 256."""

@@ -42,8 +42,6 @@ logger = logging.getLogger("litellm_compaction")
 QUIET_S = 1.0
 # To close a stream takes milliseconds; it only bounds a hang.
 _CLOSING_S = 1.0
-# About 60 % of the window by default: a record written then has two or three turns to be ready.
-_IN_SIGHT_RATIO = 0.80
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +60,7 @@ class Background:
     def __init__(self, engine: Compactor, quiet_s: float) -> None:
         self._engine, self._quiet_s = engine, quiet_s
         # By server: for what something may still be written there, or is, for another server's conversation.
-        self._turns: dict[str, _Turn] = {}
+        self.turns: dict[str, _Turn] = {}
         self._tasks = Tasks()
 
     def answered(
@@ -73,15 +71,14 @@ class Background:
         `answer` is its text, "" if the model has called tools, and `used_tokens` are of the window, with it.
         """
         name, settings = server_of(context), context.settings
-        before = turn = self._turns.get(name)
+        before = turn = self.turns.get(name)
         if not context.is_beside:
             may_write = settings.background != "off" and settings.constants.max_summary_calls > 0
             ends_in_answer = bool(request.messages) and request.messages[-1].role == "assistant"
-            is_filling = used_tokens > _IN_SIGHT_RATIO * prepared.budget.trigger_tokens
-            is_ready = is_filling and not (ends_in_answer or request.has_own_template)
+            is_ready = prepared.budget.nears_trigger(used_tokens) and not (ends_in_answer or request.has_own_template)
             if not (may_write and is_ready):
                 return
-            turn = self._turns[name] = _Turn(request, context, answer)
+            turn = self.turns[name] = _Turn(request, context, answer)
         if before is not None and before.writer is not None:
             before.writer.cancel()
         if turn is not None:
@@ -90,7 +87,7 @@ class Background:
     async def make_way(self, name: str, *, is_beside: bool = False) -> None:
         """Leaves a server, by its name of `server_of`, to a request that comes: returns when the call is closed."""
         # After any but one beside the conversation the cache will hold another one.
-        turn = self._turns.get(name) if is_beside else self._turns.pop(name, None)
+        turn = self.turns.get(name) if is_beside else self.turns.pop(name, None)
         if turn is not None and turn.writer is not None:
             turn.writer.cancel()
             await asyncio.wait({turn.writer}, timeout=_CLOSING_S)
@@ -103,10 +100,10 @@ class Background:
         is_idle, is_over = self._engine.admission.is_idle, False
         try:
             await asyncio.sleep(self._quiet_s)
-            others = [each for each in map(self._turns.get, names) if each is not None and each is not turn]
+            others = [each for each in map(self.turns.get, names) if each is not None and each is not turn]
             is_free = all(each.writer is None or each.writer.done() for each in others)
             if is_free and all(map(is_idle, names)):
-                self._turns |= dict.fromkeys(names, turn)
+                self.turns |= dict.fromkeys(names, turn)
                 await self._write(turn)
                 is_over = True
         except Exception as error:  # noqa: BLE001 - no request waits for it, and none must suffer by it (P8)
@@ -114,8 +111,8 @@ class Background:
             logger.log(level, "background error=%s; the record is written when it is needed", type(error).__name__)
         finally:
             for each in names:
-                if self._turns.get(each) is turn and (is_over or each != name):
-                    del self._turns[each]
+                if self.turns.get(each) is turn and (is_over or each != name):
+                    del self.turns[each]
 
     async def _write(self, turn: _Turn) -> None:
         engine, may_write = self._engine, turn.context.may_write_ahead

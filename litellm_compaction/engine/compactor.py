@@ -99,7 +99,7 @@ class Compactor:
         self.asker = Asker(measurer, admission, clock)
         self.decider = Decider(self, leases)
         self.background = Background(self, quiet_s)
-        admission.make_way = self.background.make_way
+        admission.make_way, admission.turns = self.background.make_way, self.background.turns
 
     # ------------------------------------------------------------------ a request
 
@@ -124,7 +124,8 @@ class Compactor:
         if foreseen and before and before.context == context and await self.measurer.window(context) == before.window:
             # Its calls go the way that is known now.
             return replace(foreseen, measured=replace(before, context=context))
-        await self.background.make_way(server_of(context), is_beside=context.is_beside)
+        if self.background.turns:
+            await self.background.make_way(server_of(context), is_beside=context.is_beside)
         measured = await self.measurer.measure(request, context)
         tokens, does_fit = measured.count.tokens, measured.budget.own.fits(measured.count.tokens)
         if not context.goes_on:

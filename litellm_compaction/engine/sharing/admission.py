@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from litellm_compaction.engine.sharing.leases import RENEWED_EVERY_S, Leases, shared_name
@@ -290,7 +290,7 @@ class Pool:
             return None
         if not others:
             return RENEWED_EVERY_S
-        if self._admission.make_way is not None:
+        if self._admission.turns and self._admission.make_way is not None:
             # What is written ahead ends while another process's answer is there: it has the engine at once as well.
             leases.tasks.begin(self._admission.make_way(self.name.partition(" ")[0]))
         return _WAITING_S if any(seat.waits for seat in self.seats) else _RUNNING_S
@@ -313,8 +313,9 @@ class Admission:
 
     def __init__(self, *, stopping_s: float = _STOPPING_S, leases: Leases | None = None) -> None:
         self.stopping_s, self._leases = stopping_s, leases
-        # Gives the engine back to an answer that comes; not called for what is written ahead.
+        # Gives the engine back to an answer that comes, where something is written ahead; not called for that itself.
         self.make_way: MakeWay | None = None
+        self.turns: Mapping[str, object] = {}
         self.pools: dict[str, Pool] = {}
 
     def seat(self, pool: str, owner: object = None) -> Seat:

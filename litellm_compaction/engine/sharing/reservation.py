@@ -73,7 +73,7 @@ class Reservation:
         """
         self._keep()
         window, admission, context = prepared.window, self._admission, self._context
-        if admission.make_way is not None:
+        if admission.turns and admission.make_way is not None:
             await admission.make_way(server_of(context), is_beside=context.is_beside)
         if not self.is_shared(window):
             if context.is_beside and self._seat is None and window.parallel == 1:

@@ -33,7 +33,7 @@ from litellm_compaction.proxy.answer.relay import Ending, Relay
 from litellm_compaction.proxy.answer.sse import Batches, Chunk, UpstreamError
 from litellm_compaction.proxy.answer.upstream import Upstream
 from litellm_compaction.proxy.exchange import Exchange
-from litellm_compaction.proxy.refusals import failing_open
+from litellm_compaction.proxy.refusals import log_failure
 
 # Of the text that a client has of an answer, before it is cut for others.
 _LEAST_CUT_CHARS = 200
@@ -381,8 +381,10 @@ class Answer:
             cost.prompt_tokens.append(relay.tokens.prompt_tokens)
         cost.usages.append(relay.usage_fields)
         is_others = self._is_overflow_of_all(relay)
-        with failing_open("learn"):
+        try:
             self._learn(relay)
+        except Exception as error:  # noqa: BLE001 - fails open (P8)
+            log_failure("learn", error)
         if is_others:
             relay.ending = Ending("spent")
         if relay.gives_way:
@@ -472,6 +474,8 @@ class Answer:
         """Lets the answer's conversation be compacted ahead, unless a restart has done that already."""
         relay = self._relay
         if self.is_one_leg and relay.finish_reason in _ENDS:
-            answer, used_tokens = "" if relay.finish_reason in _CALLS else self._one.whole_text, sum(relay.tokens)
-            told = self.compactor.background.answered
-            told(self.asked.request, self.context, relay.leg.prepared, answer=answer, used_tokens=used_tokens)
+            prepared, used_tokens = relay.leg.prepared, sum(relay.tokens)
+            if self.context.is_beside or prepared.budget.nears_trigger(used_tokens):
+                answer, told = self._one.whole_text, self.compactor.background.answered
+                answer = "" if relay.finish_reason in _CALLS else answer
+                told(self.asked.request, self.context, prepared, answer=answer, used_tokens=used_tokens)
