@@ -90,7 +90,7 @@ class Caller:
             # Without the server's words, which may quote the conversation. INFO: the line about the replacement, or
             # about going without the summary, is the WARNING.
             kind, status = type(error).__name__, getattr(error, "status_code", None)
-            logger.info("pruning_failed model=%s error=%s status=%s", self.group or self.model(), kind, status)
+            logger.info("pruning_failed model=%s error=%s status=%s", self.group, kind, status)
             raise SummaryFailed("error", kind) from error
 
     async def may_write_ahead(self) -> bool:
