@@ -58,7 +58,12 @@ class Leg:
     def danger_tokens(self) -> float:
         """Generated tokens from which on the window may end soon; our count of them may be off by a quarter."""
         left_tokens = _DANGER_RATIO * self.prepared.window.tokens - self.prepared.count.tokens
-        return min(left_tokens, _DANGER_OUTPUT_RATIO * self.max_tokens)
+        return left_tokens if self.is_clients else min(left_tokens, _DANGER_OUTPUT_RATIO * self.max_tokens)
+
+    @property
+    def is_clients(self) -> bool:
+        """The bound is the client's own limit: an answer that reaches it has ended."""
+        return self.asked_tokens is not None and self.max_tokens >= self.asked_tokens
 
     def changes(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The keys of a client's `body` that its request has in another form: its bound, its messages, its tools."""
@@ -96,7 +101,7 @@ class Ended(NamedTuple):
     end: End | None
     is_way_refused: bool = False  # The server refuses a continuation by this way, and another one is left.
     is_delivered: bool = True
-    has_whole_calls: bool = False  # Of several tool calls only the last was cut.
+    has_whole_calls: bool = False  # Of several tool calls at most the last was cut.
     only_recalls: bool = False  # The answer ended with calls of our own tool, and no other.
     is_used_up: bool = False  # The client has got as many tokens as it asked for.
     is_stuck: bool = False  # Going on would repeat a call that the client has begun to receive.
@@ -118,7 +123,7 @@ class State:
     is_resumed: bool = False  # The last leg goes on without a compaction.
     is_closing: bool = False  # Its thoughts were ended, since the window or their budget was spent.
     has_gained: bool = True  # Its last compaction has made room.
-    is_joined: bool = False  # It is made of more than one upstream answer.
+    is_joined: bool = False  # It is not one upstream answer, as that came.
     plan: ContinuationPlan | None = None  # By which one that is stopped goes on.
     outcome: AnswerOutcome = "completed"
 
@@ -137,12 +142,12 @@ def next_leg(ended: Ended, state: State) -> Step:
         return "fail"
     if end == "done" and not (ended.only_recalls and state.may_look_up):
         return "deliver"
+    if end != "done" and ended.has_whole_calls:
+        return "calls"
     if not ended.is_delivered and end == "overflow":
         return "fail" if state.has_retried else "harder"
     if not ended.is_delivered and end in GIVES_WAY:
         return "anew"
-    if end != "done" and ended.has_whole_calls:
-        return "calls"
     if ended.is_used_up:
         return "used_up"
     return "look_up" if end == "done" else _restart(ended, state)

@@ -209,15 +209,18 @@ class Answer:
     def _taken(self, chunk: Chunk, relay: Relay) -> list[Chunk]:
         """Gives the client a chunk of the server's; the leg ends if others wait for its room."""
         deltas, is_delivered = relay.take(chunk), self._one.is_delivered
-        is_at_a_seam = not (is_delivered and relay.words.is_inside_a_word)
+        is_at_a_seam = self._one.is_settled or not is_delivered
         if relay.has_company and is_at_a_seam and self._is_called_back(relay):
             relay.stop()
             if relay.end == "called_back" and not is_delivered:
                 # Before the client has a word of it: it is asked for again, without a seam.
                 return []
-        if relay.is_near_the_end:
+        if relay.is_near_the_end or relay.calls.held or (self.asked.request.tools and relay.would_hold_calls):
             self.exchange.may_pause = True
-        return self._one.written(chunk, deltas)
+        sent = self._one.written(chunk, deltas)
+        # Of a call that is held its client learns that an answer comes.
+        is_held = relay.calls.held and self._one.is_silent and not (sent or self.asked.is_whole)
+        return [self._one.opening()] if is_held else sent
 
     def _is_called_back(self, relay: Relay) -> bool:
         """The answer has to stop since others wait for its room; a document, a call or a mere beginning is not cut."""
@@ -238,7 +241,7 @@ class Answer:
             end=relay.end,
             is_way_refused=relay.end == "failed" and relay.leg.has_another_way and not relay.has_begun,
             is_delivered=self._one.is_delivered,
-            has_whole_calls=calls.has_begun and bool(calls.held),
+            has_whole_calls=bool(calls.whole or (calls.has_begun and calls.held)),
             only_recalls=bool(relay.recalls) and not calls.of("clients"),
             is_used_up=asked_tokens is not None and self._cost.given_tokens + 1 >= asked_tokens,
             is_stuck=calls.has_begun,
@@ -277,7 +280,8 @@ class Answer:
             case "used_up":
                 return [*one.dressed(relay.surrendered()), *self._ended(relay, "length")]
             case "calls":
-                # Of several calls the last was cut: the client executes the whole ones, and the model asks again.
+                # If the last was cut, the client executes the whole ones, and the model asks again.
+                state.is_joined = True
                 return [*one.dressed(relay.surrendered("whole")), *self._ended(relay, "tool_calls")]
             case "other_way":
                 self._next = await self._by_another_way(relay)
