@@ -142,7 +142,6 @@ def test_a_line_or_block_that_is_started_again_is_removed(partial: str, continua
         ("def f():\n ", "       return y", "       return y"),
         ("def f():\n       ", " return y", " return y"),
         ("def f():\n    ", "    return y", "return y"),
-        ("def f():\n    width = 1024\n    ", "width = 1024\n    return y", "return y"),
         ("one two three four ", "three four  five", " five"),
         ("one ", " two", "two"),
         ("one ", "\n\n two", "\n\n two"),
