@@ -101,7 +101,7 @@ class Ended(NamedTuple):
     end: End | None
     is_way_refused: bool = False  # The server refuses a continuation by this way, and another one is left.
     is_delivered: bool = True
-    has_whole_calls: bool = False  # Of several tool calls at most the last was cut.
+    has_whole_calls: bool = False  # Of several tool calls only the last was cut.
     only_recalls: bool = False  # The answer ended with calls of our own tool, and no other.
     is_used_up: bool = False  # The client has got as many tokens as it asked for.
     is_stuck: bool = False  # Going on would repeat a call that the client has begun to receive.
@@ -142,12 +142,12 @@ def next_leg(ended: Ended, state: State) -> Step:
         return "fail"
     if end == "done" and not (ended.only_recalls and state.may_look_up):
         return "deliver"
-    if end != "done" and ended.has_whole_calls:
-        return "calls"
     if not ended.is_delivered and end == "overflow":
         return "fail" if state.has_retried else "harder"
     if not ended.is_delivered and end in GIVES_WAY:
         return "anew"
+    if end != "done" and ended.has_whole_calls:
+        return "calls"
     if ended.is_used_up:
         return "used_up"
     return "look_up" if end == "done" else _restart(ended, state)

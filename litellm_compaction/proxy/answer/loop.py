@@ -241,7 +241,7 @@ class Answer:
             end=relay.end,
             is_way_refused=relay.end == "failed" and relay.leg.has_another_way and not relay.has_begun,
             is_delivered=self._one.is_delivered,
-            has_whole_calls=bool(calls.whole or (calls.has_begun and calls.held)),
+            has_whole_calls=calls.has_begun and bool(calls.held),
             only_recalls=bool(relay.recalls) and not calls.of("clients"),
             is_used_up=asked_tokens is not None and self._cost.given_tokens + 1 >= asked_tokens,
             is_stuck=calls.has_begun,
@@ -280,9 +280,7 @@ class Answer:
             case "used_up":
                 return [*one.dressed(relay.surrendered()), *self._ended(relay, "length")]
             case "calls":
-                # If the last was cut, the client executes the whole ones, and the model asks again.
-                state.is_joined = True
-                return [*one.dressed(relay.surrendered("whole")), *self._ended(relay, "tool_calls")]
+                return self._with_calls(relay)
             case "other_way":
                 self._next = await self._by_another_way(relay)
                 return []
@@ -442,7 +440,9 @@ class Answer:
         self.compactor.reporter.tell(event)
 
     def _closing(self, relay: Relay) -> list[Chunk]:
-        """No way out: everything that is held, the notice, a regular end."""
+        """No way out: everything that is held, the notice, a regular end; or the calls that are whole."""
+        if relay.calls.whole:
+            return self._with_calls(relay)
         chunks = self._one.dressed(relay.surrendered())
         window_tokens, is_stuck = relay.leg.prepared.window.tokens, relay.calls.has_begun
         is_exceeded = relay.end == "overflow" or relay.used_tokens >= window_tokens
@@ -457,6 +457,11 @@ class Answer:
         self._tell(outcome, relay.leg.prepared, relay)
         chunks += self._one.ends(text.format(used=relay.used_tokens, window=window_tokens))
         return [*chunks, *self._ended(relay, "length")]
+
+    def _with_calls(self, relay: Relay) -> list[Chunk]:
+        """Of several calls the last was cut, perhaps: the client executes the whole ones, and the model asks again."""
+        self._state.is_joined = True
+        return [*self._one.dressed(relay.surrendered("whole")), *self._ended(relay, "tool_calls")]
 
     def _ended(self, relay: Relay, reason: str | None = None) -> list[Chunk]:
         """The answer's last chunks, and its costs."""
