@@ -58,14 +58,14 @@ class Joiner:
     decided, everything passes through untouched.
 
     Args:
-        partial: the visible text sent so far, without our notices, cut by `settled_length`: the next character of the
-            answer is not white space.
+        partial: the visible text sent so far, without our notices.
         shown: the end of the partial with which a server was told to go on itself; "" if the model was asked to.
         is_trusted: the server has shown that it does, so that nothing but an echo of `shown` is taken out.
+        is_settled: the partial was cut by `settled_length`, so that the next character of the answer is no white space.
     """
 
     # More than 12 attributes: the beginning of a continuation comes in pieces, and each is a fact known of it so far.
-    def __init__(self, partial: str, *, shown: str = "", is_trusted: bool = False) -> None:
+    def __init__(self, partial: str, *, shown: str = "", is_trusted: bool = False, is_settled: bool = True) -> None:
         # The continuation begins with something new, or with another part of the answer or words about it.
         self.opening: Literal["undecided", "new", "anew"] = "undecided" if partial else "new"
         # What was taken out: shown text that the server has sent back; all else but white space and tags.
@@ -75,7 +75,7 @@ class Joiner:
         echo = _dense(shown)
         is_telling = len(echo) >= _LEAST_ECHO_CHARS and not self._ending.repeats_itself(echo)
         self._echo = echo if is_telling else ""
-        self._is_trusted, self._is_open_thought = is_trusted, open_think(partial)
+        self._is_trusted, self._is_settled, self._is_open_thought = is_trusted, is_settled, open_think(partial)
         self._drops_space = self._ended = self._is_complete = False
         # What is held, and the same without white space.
         self._text = self._read = ""
@@ -142,9 +142,11 @@ class Joiner:
             self.removed_text += text[:new]
         self.opening = "anew" if not is_echo and (text[:new].strip() or begins_alike) else "new"
         self._text = text[new:]
-        # The partial ends with the white space of the seam, or by `settled_length` none can follow.
+        # A settled partial ends with the white space of the seam, or none can follow; else that may go on.
         is_certain = not self._is_trusted and not repeated_chars and (new > 0 or is_no_space(ending.last_char))
-        self._drops_space = ending.last_char.isspace() or is_certain
+        self._drops_space = (ending.last_char.isspace() and self._is_settled) or is_certain
+        if ending.blank and not (self._is_settled or self._is_trusted):
+            self._text = ending.without_blank(self._text, is_repeated=repeated_chars > 0)
         return True
 
     def _repeated_chars(self, text: str) -> int:
@@ -199,7 +201,7 @@ class Ending:
     def __init__(self, partial: str) -> None:
         self.dense = _dense(partial)
         self.fence = open_fence(partial)
-        self.last_char = partial[-1:]
+        self.last_char, self.blank = partial[-1:], partial[len(partial.rstrip()) :]
         self._partial, self._last_line = partial, partial[partial.rfind("\n") + 1 :]
         last = self.dense[-1:]
         self.invites_speech = last in _OPENING_SIGNS and self.fence is None
@@ -223,6 +225,13 @@ class Ending:
         if self._last_line[:2].isspace() and self._last_line.strip() and again.startswith(self._last_line):
             return len(text) - len(again) + len(self._last_line)
         return 0
+
+    def without_blank(self, text: str, *, is_repeated: bool) -> str:
+        """Returns `text` without the white space at the partial's end, if it begins with that again, or a line does."""
+        begun = text[: len(text) - len(text.lstrip())]
+        if is_repeated:
+            return text.removeprefix(self.blank)
+        return text.removeprefix(begun) if begun in (self.blank, self.blank.rpartition("\n")[2]) else text
 
     def repeats_itself(self, block: str) -> bool:
         """Returns True if the partial goes round by `block`, its end without white space."""

@@ -21,7 +21,7 @@ from litellm_compaction.concurrency import Kept
 from litellm_compaction.engine import Compactor, Decided, PreparedRequest, RequestContext
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
 from litellm_compaction.proxy import litellm_inside, refusals, routing, wire
-from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for
+from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for, shows_late_thoughts
 from litellm_compaction.proxy.answer.legs import UNNAMED, Leg, judged
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import with_heartbeat
@@ -367,4 +367,5 @@ def _asked_of(exchange: Exchange, context: RequestContext, body: Body, *, wants_
         stops=wire.stops(body),
         thoughts_tokens=wire.asked_thoughts_tokens(sent_body(body) or body),
         client_text=wire.client_texts(body),
+        takes_late_thoughts=shows_late_thoughts(body),
     )

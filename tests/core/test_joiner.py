@@ -137,6 +137,23 @@ def test_a_line_or_block_that_is_started_again_is_removed(partial: str, continua
 
 
 @pytest.mark.parametrize(
+    ("partial", "continuation", "new"),
+    [
+        ("def f():\n ", "       return y", "       return y"),
+        ("def f():\n       ", " return y", " return y"),
+        ("def f():\n    ", "    return y", "return y"),
+        ("one two three four ", "three four  five", " five"),
+        ("one ", " two", "two"),
+        ("one ", "\n\n two", "\n\n two"),
+    ],
+)
+def test_white_space_goes_on_behind_a_partial_that_ends_inside_it(partial: str, continuation: str, new: str) -> None:
+    """What an overflow has cut where nobody expected it: only the same white space again is none."""
+    joiner = Joiner(partial, is_settled=False)
+    assert joiner.feed(continuation) + joiner.finish() == new
+
+
+@pytest.mark.parametrize(
     ("continuation", "new"),
     [
         ("think more</think>\n\nAnswer", "think more</think>\n\nAnswer"),

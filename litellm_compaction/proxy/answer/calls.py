@@ -68,6 +68,12 @@ class Calls(list[Call]):
         return [call for call in self if call.is_held]
 
     @property
+    def whole(self) -> list[Call]:
+        """The held calls without the last one, if the answer was cut in that."""
+        held = self.held
+        return held if held and held[-1].is_whole else held[:-1]
+
+    @property
     def has_begun(self) -> bool:
         return any(call.is_sent for call in self)
 
@@ -92,7 +98,7 @@ class Calls(list[Call]):
 
     def given_up(self, kept: Kept) -> list[Chunk]:
         """The held calls that are `kept`, with all also those whose name never came; none is held any more."""
-        whole = self.held[:-1]
+        whole = self.whole
         waiting = [call for call in self if call.is_held or not (call.is_sent or call.name)]
         for call in waiting:
             call.is_held = False

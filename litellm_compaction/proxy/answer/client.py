@@ -50,9 +50,8 @@ SILENT = Notices("off", "off", "off")
 
 def notices_for(configured: Choice, body: Mapping[str, Any]) -> Notices:
     """The places of notices for a request's client; an operator chooses for a key, else for its team."""
-    metadata = metadata_of(body)
-    route, is_stream = str(metadata.get("user_api_key_request_route") or ""), bool(body.get("stream"))
-    if not is_stream and not route.endswith(_ROUTE_WITH_THOUGHTS_APART):
+    metadata, is_stream = metadata_of(body), bool(body.get("stream"))
+    if not is_stream and not _route(body).endswith(_ROUTE_WITH_THOUGHTS_APART):
         return SILENT
     sections = [each for each in sections_of_owners(metadata) if isinstance(each, Mapping)]
     # YAML's bare `off`.
@@ -63,8 +62,17 @@ def notices_for(configured: Choice, body: Mapping[str, Any]) -> Notices:
     if is_stream and shows_text_to_people(headers_of(body)):
         return Notices("content", "content", "content")
     # LiteLLM's own option writes thoughts into the text.
-    has_thoughts = route.endswith(_ROUTES_WITH_THOUGHTS) and not body.get("merge_reasoning_content_in_choices")
+    has_thoughts = shows_late_thoughts(body) and not body.get("merge_reasoning_content_in_choices")
     return Notices("reasoning", "off", "reasoning") if has_thoughts else SILENT
+
+
+def shows_late_thoughts(body: Mapping[str, Any]) -> bool:
+    """Thoughts behind the answer's first words reach the client; LiteLLM makes broken events of them elsewhere."""
+    return _route(body).endswith(_ROUTES_WITH_THOUGHTS)
+
+
+def _route(body: Mapping[str, Any]) -> str:
+    return str(metadata_of(body).get("user_api_key_request_route") or "")
 
 
 def shows_text_to_people(headers: Mapping[str, Any]) -> bool:
@@ -87,6 +95,7 @@ class Asked:
     stops: tuple[str, ...] = ()  # Strings at which the answer ends.
     thoughts_tokens: float | None = None  # Its own bound on thinking, infinite for as much as the model likes.
     is_whole: bool = False  # It gets the answer in one piece, so that nothing of it can be out before its end.
+    takes_late_thoughts: bool = True  # As `shows_late_thoughts` has it.
     client_text: Callable[[], str] = str  # Gives every text that it sent, in whatever field.
 
 
@@ -132,6 +141,8 @@ class OneAnswer:
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
+        # The text ends where a stop would have cut it: no white space follows.
+        self.is_settled = True
         # Since the model last looked something up; what came before is `earlier_text`.
         self.text: list[str] = []
         self.earlier_text = self.reasoning = ""

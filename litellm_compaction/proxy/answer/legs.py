@@ -58,7 +58,12 @@ class Leg:
     def danger_tokens(self) -> float:
         """Generated tokens from which on the window may end soon; our count of them may be off by a quarter."""
         left_tokens = _DANGER_RATIO * self.prepared.window.tokens - self.prepared.count.tokens
-        return min(left_tokens, _DANGER_OUTPUT_RATIO * self.max_tokens)
+        return left_tokens if self.is_clients else min(left_tokens, _DANGER_OUTPUT_RATIO * self.max_tokens)
+
+    @property
+    def is_clients(self) -> bool:
+        """The bound is the client's own limit: an answer that reaches it has ended."""
+        return self.asked_tokens is not None and self.max_tokens >= self.asked_tokens
 
     def changes(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The keys of a client's `body` that its request has in another form: its bound, its messages, its tools."""
@@ -118,7 +123,7 @@ class State:
     is_resumed: bool = False  # The last leg goes on without a compaction.
     is_closing: bool = False  # Its thoughts were ended, since the window or their budget was spent.
     has_gained: bool = True  # Its last compaction has made room.
-    is_joined: bool = False  # It is made of more than one upstream answer.
+    is_joined: bool = False  # It is not one upstream answer, as that came.
     plan: ContinuationPlan | None = None  # By which one that is stopped goes on.
     outcome: AnswerOutcome = "completed"
 

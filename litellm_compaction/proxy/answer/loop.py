@@ -209,15 +209,18 @@ class Answer:
     def _taken(self, chunk: Chunk, relay: Relay) -> list[Chunk]:
         """Gives the client a chunk of the server's; the leg ends if others wait for its room."""
         deltas, is_delivered = relay.take(chunk), self._one.is_delivered
-        is_at_a_seam = not (is_delivered and relay.words.is_inside_a_word)
+        is_at_a_seam = self._one.is_settled or not is_delivered
         if relay.has_company and is_at_a_seam and self._is_called_back(relay):
             relay.stop()
             if relay.end == "called_back" and not is_delivered:
                 # Before the client has a word of it: it is asked for again, without a seam.
                 return []
-        if relay.is_near_the_end:
+        if relay.is_near_the_end or relay.calls.held or (self.asked.request.tools and relay.would_hold_calls):
             self.exchange.may_pause = True
-        return self._one.written(chunk, deltas)
+        sent = self._one.written(chunk, deltas)
+        # Of a call that is held its client learns that an answer comes.
+        is_held = relay.calls.held and self._one.is_silent and not (sent or self.asked.is_whole)
+        return [self._one.opening()] if is_held else sent
 
     def _is_called_back(self, relay: Relay) -> bool:
         """The answer has to stop since others wait for its room; a document, a call or a mere beginning is not cut."""
@@ -277,8 +280,7 @@ class Answer:
             case "used_up":
                 return [*one.dressed(relay.surrendered()), *self._ended(relay, "length")]
             case "calls":
-                # Of several calls the last was cut: the client executes the whole ones, and the model asks again.
-                return [*one.dressed(relay.surrendered("whole")), *self._ended(relay, "tool_calls")]
+                return self._with_calls(relay)
             case "other_way":
                 self._next = await self._by_another_way(relay)
                 return []
@@ -440,7 +442,9 @@ class Answer:
         self.compactor.reporter.tell(event)
 
     def _closing(self, relay: Relay) -> list[Chunk]:
-        """No way out: everything that is held, the notice, a regular end."""
+        """No way out: everything that is held, the notice, a regular end; or the calls that are whole."""
+        if relay.calls.whole:
+            return self._with_calls(relay)
         chunks = self._one.dressed(relay.surrendered())
         window_tokens, is_stuck = relay.leg.prepared.window.tokens, relay.calls.has_begun
         is_exceeded = relay.end == "overflow" or relay.used_tokens >= window_tokens
@@ -455,6 +459,11 @@ class Answer:
         self._tell(outcome, relay.leg.prepared, relay)
         chunks += self._one.ends(text.format(used=relay.used_tokens, window=window_tokens))
         return [*chunks, *self._ended(relay, "length")]
+
+    def _with_calls(self, relay: Relay) -> list[Chunk]:
+        """Of several calls the last was cut, perhaps: the client executes the whole ones, and the model asks again."""
+        self._state.is_joined = True
+        return [*self._one.dressed(relay.surrendered("whole")), *self._ended(relay, "tool_calls")]
 
     def _ended(self, relay: Relay, reason: str | None = None) -> list[Chunk]:
         """The answer's last chunks, and its costs."""

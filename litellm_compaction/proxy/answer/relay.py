@@ -46,15 +46,17 @@ class Ending(NamedTuple):
 class Words:
     """The text of one leg, joined to what the client has, and held where a stop could not take it back."""
 
-    def __init__(self, leg: Leg, partial: str, stops: tuple[str, ...]) -> None:
-        self._stops = stops
+    def __init__(self, leg: Leg, one: OneAnswer) -> None:
+        partial = one.sent_text
+        self._one = one
         self.held, self.are_joined = "", bool(partial)
-        # The sent text may end inside a word, since no other answer shared the window then.
-        self.is_inside_a_word = False
         shown, is_trusted = leg.prepared.shown, leg.prepared.continuation.is_trusted
-        self.joiner = Joiner(partial, shown=shown, is_trusted=is_trusted) if partial else _UNJOINED
-        # A trusted way is judged all the same: a server may be updated.
-        self.judge = Joiner(partial, shown=shown) if partial and is_trusted else self.joiner
+        self.joiner = self.judge = _UNJOINED
+        if partial:
+            self.judge = Joiner(partial, shown=shown, is_settled=one.is_settled)
+            # A trusted way is judged all the same: a server may be updated.
+            trusted = Joiner(partial, shown=shown, is_trusted=True, is_settled=one.is_settled)
+            self.joiner = trusted if is_trusted else self.judge
 
     def joined(self, text: str) -> str:
         if not self.are_joined:
@@ -70,11 +72,12 @@ class Words:
             self.held += text
             return ""
         text = self.held + text
-        settled = unstopped_length(text, self._stops) if self._stops else len(text)
+        settled = unstopped_length(text, self._one.asked.stops) if self._one.asked.stops else len(text)
         if whole_words:
             settled = settled_length(text[:settled])
         if settled:
-            self.is_inside_a_word = not whole_words
+            # It may end inside a word where no other answer shares the window.
+            self._one.is_settled = whole_words
         self.held = text[settled:]
         return text[:settled]
 
@@ -96,7 +99,7 @@ class Relay:
         self._stop_tokens: float = int(prepared.budget.rules.streaming_ratio * prepared.window.tokens)
         self._thoughts_tokens = leg.thoughts_tokens
         self.generated = GeneratedTokens(prepared.count_text)
-        self.words = Words(leg, one.sent_text, one.asked.stops)
+        self.words = Words(leg, one)
         self.calls = Calls()
         self.calls.ours = RECALL if prepared.tools is not None else None
         self.has_begun = self.has_company = False
@@ -142,7 +145,7 @@ class Relay:
         text = next(iter(thoughts.values()))
         self._count(text)
         self._one.think(text)
-        return [thoughts]
+        return [thoughts] if self._one.asked.takes_late_thoughts or not self._one.whole_text else []
 
     def _text(self, delta: Mapping[str, Any]) -> list[Chunk]:
         text = delta.get("content")
@@ -164,10 +167,8 @@ class Relay:
         for fragment in fragments:
             function = fragment.get("function") or {}
             self._count(f"{function.get('name') or ''}{function.get('arguments') or ''}")
-        has_room = self.leg.max_tokens - self.generated.tokens >= _CALL_ROOM_TOKENS
-        may_begin = has_room and not (self._one.asked.is_whole or self.is_near_the_end)
         text = self._sent(self.words.rest())
-        sent = self.calls.take(fragments, may_begin=may_begin)
+        sent = self.calls.take(fragments, may_begin=not (self._one.asked.is_whole or self.would_hold_calls))
         return [*text, *([{"tool_calls": sent}] if sent else ())]
 
     def _count(self, text: str) -> None:
@@ -204,6 +205,12 @@ class Relay:
         self.ending, self._stop_tokens = Ending(), math.inf
 
     @property
+    def would_hold_calls(self) -> bool:
+        """A call that began now would be held until it is whole: the window may end within it."""
+        has_room = self.leg.is_clients or self.leg.max_tokens - self.generated.tokens >= _CALL_ROOM_TOKENS
+        return self.is_near_the_end or not has_room
+
+    @property
     def is_near_the_end(self) -> bool:
         return self.finish_reason == "length" or self.generated.tokens >= self.leg.danger_tokens
 
@@ -222,7 +229,8 @@ class Relay:
         # Within a call, and nobody says why.
         is_broken = self.finish_reason is None and not self.calls.are_whole
         flushed = self.surrendered("all") if has_ended and not (breaks_off or is_broken) else []
-        if not self.has_begun and self.looks_full(FULL_RATIO if self.usage_fields else NEAR_FULL_RATIO):
+        full_tokens = (FULL_RATIO if self.usage_fields else NEAR_FULL_RATIO) * self.leg.prepared.window.tokens
+        if not self.has_begun and self.tokens.prompt_tokens >= full_tokens:
             self.ending = Ending("overflow", refusal="empty_stream")
         elif breaks_off:
             # By now the server has told how much room there is for more.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from litellm_compaction.events import CompactionEvent, ContinuationEvent
 from litellm_compaction.proxy.answer.client import Notices
 from litellm_compaction.proxy.answer.sse import Received, UpstreamError
 from litellm_compaction.windows.windows import Target, Window
-from tests.builders import prose, talk
+from tests.builders import prose, talk, tools
 from tests.engine.bench import settled, usage
 from tests.lmstudio_double import Reply, numbered_words
 from tests.lmstudio_double.rendering import count, decode, encode
@@ -138,6 +139,38 @@ async def test_later_call_that_is_cut_is_not_begun() -> None:
     assert read.calls == calls[:2]
     assert (read.raw_text, read.finish_reasons, read.shape_problems()) == ("", ["tool_calls"], [])
     assert len(scene.server.opened) == 1
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_whole_calls_are_handed_over_although_the_client_has_none_yet(is_whole: bool) -> None:
+    """All of them were held, and nothing can be compacted: what is whole is not asked for again."""
+    calls = [("list", ARGUMENTS), ("write", json.dumps({"text": prose("cut", 3000)}))]
+    turns = [Turn(reply=Reply("", tool_calls=calls))]
+    scene = Scene([{"role": "user", "content": prose("p", 900)}], turns, window_tokens=2048, is_whole=is_whole)
+    read = await scene.read()
+    assert (read.calls, read.finish_reasons, len(scene.server.opened)) == (calls[:1], ["tool_calls"], 1)
+
+
+async def test_a_call_that_only_its_clients_limit_can_end_flows() -> None:
+    """Where the window has room for all that was asked for, nothing is held."""
+    calls = [("write", json.dumps({"text": prose("flows", 700)}))]
+    scene = Scene(SHORT, [Turn(reply=Reply("", tool_calls=calls))], window_tokens=8192, output_tokens=1000)
+    read = await scene.read()
+    assert read.calls == calls
+    assert len([delta for delta in read.deltas if delta.get("tool_calls")]) > 20
+
+
+@pytest.mark.parametrize("said", ["", prose("said", 40)])
+async def test_the_client_of_a_held_call_is_told_that_an_answer_comes(said: str) -> None:
+    """By an empty chunk, if it has nothing yet; a heartbeat says so from then on."""
+    scene = Scene([{"role": "user", "content": prose("p", 5000)}], [], window_tokens=8192)
+    scene.server.turns = [Turn(reply=Reply(said, tool_calls=[("write", json.dumps({"text": prose("held", 900)}))]))]
+    scene.request = replace(scene.request, tools=tuple(tools(1)))
+    async with aclosing(chunks_of(await scene.answer())) as chunks:
+        first = await anext(chunks)
+        assert first["choices"][0]["delta"].get("content") == "" or said
+        assert scene.listener.may_pause
+    await scene.compactor.aclose()
 
 
 async def test_call_that_flows_and_is_cut_ends_the_answer() -> None:

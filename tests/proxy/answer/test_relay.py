@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,6 +69,27 @@ async def test_what_is_lost_is_no_more_than_the_server_has_counted() -> None:
     taken.take(chunk({}, "length"))
     taken.closed()
     assert (taken.end, taken.cut_call_tokens > 600, taken.lost_tokens) == ("limit", True, 500)
+
+
+@pytest.mark.parametrize(("share", "end"), [(0.03, "limit"), (0.99, "overflow")])
+async def test_an_empty_answer_is_an_overflow_if_its_prompt_is_full(share: float, end: str) -> None:
+    """What filled the window may be words that nobody is shown (a call that was cut)."""
+    taken = await opened()
+    full_tokens = taken.leg.prepared.window.tokens
+    usage = {"prompt_tokens": int(share * full_tokens), "completion_tokens": int((1 - share) * full_tokens)}
+    taken.take({"choices": [], "usage": usage})
+    taken.take(chunk({}, "length"))
+    assert taken.closed() == []
+    assert taken.end == end
+
+
+@pytest.mark.parametrize("takes", [True, False])
+async def test_thoughts_behind_the_text_go_where_they_are_read(takes: bool) -> None:
+    """LiteLLM makes events of /v1/responses of them that belong to no item."""
+    taken = await opened("It was so. ")
+    taken._one.asked = replace(taken._one.asked, takes_late_thoughts=takes)
+    assert bool(taken.take(chunk({"reasoning_content": "Go on."}))) == takes
+    assert taken.generated.exact() > 0
 
 
 async def test_a_server_that_counts_more_has_begun_nothing_anew() -> None:
@@ -143,7 +165,9 @@ async def test_each_call_comes_in_an_event_of_its_own(reason: str, kept: Any, id
     """LlamaIndex reads the first call of an event and no other (llms-openai, `update_tool_calls`)."""
     taken = await opened()
     for index in range(3):
-        assert taken.take(chunk({"tool_calls": [fragment("{}", index=index, id=f"c{index}", name="read")]})) == []
+        # Of the last a part.
+        arguments = "{}" if index in ids else "{"
+        assert taken.take(chunk({"tool_calls": [fragment(arguments, index=index, id=f"c{index}", name="read")]})) == []
     assert taken.take(chunk({}, reason)) == []
     sent = taken.surrendered(kept)
     assert [[call["id"] for call in delta["tool_calls"]] for delta in sent] == [[f"c{index}"] for index in ids]
