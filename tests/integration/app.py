@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -91,27 +91,31 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager
+def attached(server: Callable[..., Awaitable[None]]) -> Iterator[str]:
+    """The address of a server of this process until the block ends."""
+    url = NETWORK.address()
+    NETWORK.attach(url, server)
+    try:
+        yield url
+    finally:
+        NETWORK.detach(url)
+
+
+@contextmanager
 def serve(simulator: Simulator) -> Iterator[Address]:
     """Serves a simulator at an address of this process until the block ends."""
     load_vocabulary()
-    url = NETWORK.address()
-    parts = urlsplit(url)
+    served = Application(simulator, NETWORK.cut)
 
-    async def attach() -> Application:
-        served = Application(simulator, NETWORK.cut)
-        NETWORK.attach(url, served)
-        return served
-
-    async def detach() -> None:
-        NETWORK.detach(url)
+    async def end() -> None:
         served.stopping.set()
         simulator.forget_connections()
 
-    served = _loop().run(attach())
     try:
-        yield Address(host=str(parts.hostname), port=int(parts.port or 0))
+        with attached(served) as url:
+            yield Address(host="127.0.0.1", port=int(url.rpartition(":")[2]))
     finally:
-        _loop().run(detach())
+        in_loop(end())
 
 
 @contextmanager
@@ -122,7 +126,7 @@ def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
         config: its config.yaml; data is kept in its folder.
         environ: variables beside those of `harness.environment`.
     """
-    _let_clients_in()
+    let_clients_in()
     application = _Application(config, environ)
     netloc = urlsplit(application.proxy.base_url).netloc
     _BY_NETLOC[netloc] = application
@@ -271,7 +275,7 @@ def _without_garbage() -> Iterator[None]:
 
 
 @cache
-def _let_clients_in() -> None:
+def let_clients_in() -> None:
     """Lets the clients of LiteLLM and of a test's own thread, such as OpenAI's, reach what is in the network.
 
     To the end of the process: an address that is in the network is nowhere else.

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.integration.app import NETWORK
-from tests.integration.bench import KEY, OPEN, Bench, Group, open_bench
-from tests.security.office import GUARDED, LIED, Liar
+from tests.integration.bench import KEY, Bench, Group, open_bench
+from tests.integration.conftest import _never_over_the_window
+from tests.integration.plain_server import PlainServer, serve_plain
+from tests.security.office import GUARDED, LIED, honest
+
+__all__ = ["_never_over_the_window"]
 
 BESIDE = Path(__file__).parent / "beside"
 # Several at once, each with the whole window.
@@ -32,25 +35,16 @@ _GROUPS = [
 assert {group.name for group in _GROUPS} >= set(GUARDED)
 
 
-@pytest.fixture(autouse=True)
-def _never_over_the_window() -> Iterator[None]:
-    """P1 here, too: whoever asks for whatever, no guarded request went over its window or without a bound."""
-    yield
-    assert [finding for bench in OPEN for finding in bench.findings()] == []
-
-
 @pytest.fixture(scope="session")
-def liar() -> Iterator[Liar]:
+def liar() -> Iterator[PlainServer]:
     """The server behind the groups of `LIED`."""
-    url = NETWORK.address()
-    made = Liar(f"{url}/v1")
-    NETWORK.attach(url, made)
-    yield made
-    NETWORK.detach(url)
+    with serve_plain() as made:
+        made.says = honest
+        yield made
 
 
 @pytest.fixture(scope="session")
-def office(tmp_path_factory: pytest.TempPathFactory, liar: Liar) -> Iterator[Bench]:
+def office(tmp_path_factory: pytest.TempPathFactory, liar: PlainServer) -> Iterator[Bench]:
     """A proxy that people share who do not trust each other; `local` is carried by the transport, `hooked` by hooks."""
     folder = tmp_path_factory.mktemp("office")
     for path in BESIDE.glob("*.py"):
@@ -60,7 +54,7 @@ def office(tmp_path_factory: pytest.TempPathFactory, liar: Liar) -> Iterator[Ben
         return [
             {
                 "model_name": group,
-                "litellm_params": {"model": f"{provider}/{group}", "api_base": liar.base_url, "api_key": "k"},
+                "litellm_params": {"model": f"{provider}/{group}", "api_base": f"{liar.base_url}/v1", "api_key": "k"},
                 "model_info": {"compaction": _on(LIED[group])},
             }
             for group in LIED
