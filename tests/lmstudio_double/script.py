@@ -128,17 +128,11 @@ SDK_MODES: tuple[SdkMode, ...] = get_args(SdkMode)
 
 @dataclass(eq=False, kw_only=True)
 class SdkCall:
-    """One message of a client; `endpoint` is "" for a message without one, such as keepAlive.
-
-    `outcome` is "running" until it is known, "none" for a call that is never answered, "warning" for one that the
-    server cannot read.
-    """
+    """One message of a client; `endpoint` is "" for a message without one, such as keepAlive."""
 
     kind: str
     endpoint: str
     parameter: object
-    socket: SdkSocket
-    outcome: Literal["running", "result", "error", "warning", "none"] = "running"
     is_fault: bool = False
 
 
@@ -147,8 +141,6 @@ class SdkSocket:
     """One connection, or an attempt at one; `namespace` is its path without the slash."""
 
     namespace: str
-    headers: dict[str, str]
-    opened_s: float
     is_accepted: bool = False
     closed_s: float | None = None
 
