@@ -24,7 +24,7 @@ def look(running: Proxy, route: str = "settings", key: str | None = ADMIN, **par
 
 def save(running: Proxy, values: dict[str, Any], key: str = ADMIN) -> httpx.Response:
     """Changes settings; None gives config.yaml's value back."""
-    return running.client.post(f"{PAGE}/settings", json={"values": values}, headers={"Authorization": f"Bearer {key}"})
+    return running.by(key).post({"values": values}, f"{PAGE}/settings")
 
 
 def reset(running: Proxy) -> None:

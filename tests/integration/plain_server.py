@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.integration.app import attached, let_clients_in
+from tests.integration.harness import entry
 
 JsonDict = dict[str, Any]
 Says = Callable[[JsonDict], tuple[int, JsonDict]]
@@ -99,14 +100,11 @@ def serve_plain() -> Iterator[PlainServer]:
 
 def plain_entries(base_url: str) -> list[JsonDict]:
     """`model_list` entries that reach a plain server, none of them guarded."""
-
-    def entry(name: str, model: str, address: str = f"{base_url}/v1", **more: Any) -> JsonDict:
-        return {"model_name": name, "litellm_params": {"model": model, "api_base": address, "api_key": "k"}, **more}
-
+    own = f"{base_url}/v1"
     return [
-        entry("plain", "openai/plain-model"),
-        entry("plain-disabled", "lm_studio/plain-model", model_info={"compaction": {"enabled": False}}),
-        entry("plain-embedding", "openai/plain-embedding"),
+        entry("plain", "openai/plain-model", own),
+        entry("plain-disabled", "lm_studio/plain-model", own, compaction={"enabled": False}),
+        entry("plain-embedding", "openai/plain-embedding", own),
         entry("claude", "anthropic/claude-test", base_url),
     ]
 

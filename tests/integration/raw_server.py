@@ -54,11 +54,6 @@ class RawServer:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    def entry(self, name: str, **compaction: Any) -> dict[str, Any]:
-        """A deployment for a config.yaml."""
-        params = {"model": f"lm_studio/{KEY}", "api_base": f"{self.base_url}/v1", "api_key": "k"}
-        return {"model_name": name, "litellm_params": params, "model_info": {"compaction": compaction}}
-
 
 @contextmanager
 def serve_raw(window: int) -> Iterator[RawServer]:

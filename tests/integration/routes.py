@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.bench import KEY, Bench, Group, open_bench
+from tests.integration.harness import entry
 from tests.integration.plain_server import PlainServer, serve_plain
 from tests.integration.rows import Rows
 
@@ -65,10 +66,6 @@ def serve_others() -> Iterator[Servers]:
 def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
     """The proxy, with keys of several users and teams, a callback that writes rows, and LiteLLM's metrics."""
     own = f"{servers.plain.base_url}/v1"
-
-    def entry(group: str, model: str, base: str, **info: Any) -> dict[str, Any]:
-        params = {"model": model, "api_base": base, "api_key": "k"}
-        return {"model_name": group, "litellm_params": params, **({"model_info": info} if info else {})}
 
     on = {"enabled": True}
     llama = f"{servers.llama.base_url}/v1"

@@ -56,8 +56,7 @@ def unchanged(running: Proxy) -> Iterator[Proxy]:
 
 def ask(running: Proxy, model: str, messages: Any, key: str = ADMIN) -> httpx.Response:
     """A client's request."""
-    body = {"model": model, "messages": messages, "max_tokens": 16}
-    return running.post(body, headers={"Authorization": f"Bearer {key}"})
+    return running.by(key).chat(model, messages, max_tokens=16)
 
 
 def guarded(running: Proxy) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.bench import KEY, Bench, Group, open_bench
 from tests.integration.conftest import _never_over_the_window
+from tests.integration.harness import entry
 from tests.integration.plain_server import PlainServer, serve_plain
 from tests.security.office import GUARDED, LIED, honest
 
@@ -50,22 +51,14 @@ def office(tmp_path_factory: pytest.TempPathFactory, liar: PlainServer) -> Itera
     for path in BESIDE.glob("*.py"):
         shutil.copy(path, folder)
 
-    def lied(_: Mapping[str, str]) -> list[dict[str, Any]]:
-        return [
-            {
-                "model_name": group,
-                "litellm_params": {"model": f"{provider}/{group}", "api_base": f"{liar.base_url}/v1", "api_key": "k"},
-                "model_info": {"compaction": _on(LIED[group])},
-            }
-            for group in LIED
-            for provider in ["xinference" if "hooked" in group else "openai"]
-        ]
-
+    url = f"{liar.base_url}/v1"
+    providers = {group: "xinference" if "hooked" in group else "openai" for group in LIED}
+    lied = [entry(group, f"{providers[group]}/{group}", url, compaction=_on(LIED[group])) for group in LIED]
     with open_bench(
         folder,
         _GROUPS,
         {"window_cache_s": 0.2, "admission": "off"},
-        make_entries=lied,
+        entries=lied,
         general_settings={"custom_auth": "identities.user_api_key_auth"},
     ) as bench:
         for name, simulator in bench.simulators.items():
