@@ -209,7 +209,8 @@ class _Application:
             "WORKER_CONFIG": str(self._config),
             **self._environ,
         }
-        stack.enter_context(_variables(variables))
+        stack.enter_context(patch.dict(os.environ, variables))
+        os.environ.pop("LITELLM_COMPACTION_HOME", None)
         stack.enter_context(beside(self._config.parent))
         stack.enter_context(_put_back())
         stack.enter_context(_logging_to(self.proxy))
@@ -345,18 +346,6 @@ def _logging_to(proxy: Proxy) -> Iterator[None]:
             logger.removeHandler(lines)
         level, ours.propagate, ours.handlers[:], ours.filters[:] = before
         ours.setLevel(level)
-
-
-@contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.pop("LITELLM_COMPACTION_HOME", None)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @contextmanager

@@ -67,9 +67,9 @@ _GROUPS = [
         for overflow in ("error_event", "error_400_object", "empty")
         for stream in (True, False)
     ),
-    # Several conversations at once through each calibration.
+    # Many cells at once at each.
     *(
-        group(name, simulator={"unified_kv": False}, params={"timeout": 1} if "hanging" in name else {})
+        group(name, slots=64, simulator={"unified_kv": False}, params={"timeout": 1} if "hanging" in name else {})
         for name in CROWDED
     ),
 ]
@@ -128,11 +128,6 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool, process: bool) -
         callback_settings={"litellm_compaction": written_beside(folder, settings)},
         general_settings={"custom_auth": "one_at_a_time.user_api_key_auth", "cancel_on_disconnect": True},
     ) as bench:
-        # Many cells at once at each.
-        for name in CROWDED:
-            simulator = bench.simulators[name]
-            simulator.unload(simulator.instances[0].id)
-            simulator.load(_KEY, bench.groups[name].window, parallel=64)
         # The check of promise P1 after each test looks at `bench`: what is forgiven has to be forgiven there.
         yield Restarting(
             bench.proxy,

@@ -11,7 +11,7 @@ import pytest
 
 from tests.builders import prose
 from tests.integration.bench import KEY, Bench, Group, open_bench
-from tests.integration.forms import PATHS, ROUTES, ask
+from tests.integration.forms import PATHS, ROUTES, ask, streams
 from tests.integration.harness import entry, free_port, lm_studio
 from tests.integration.plain_server import PlainServer
 from tests.lmstudio_double import Fault, Reply
@@ -39,7 +39,7 @@ def _question(content: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@streams
 @pytest.mark.parametrize("route", ROUTES)
 def test_too_large_is_said_in_our_words_with_the_code(strict: Bench, route: str, stream: bool) -> None:
     """SDKs go by `code`, people by the first words; neither has to read LiteLLM's frame."""

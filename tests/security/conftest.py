@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.bench import KEY, Bench, Group, open_bench
+from tests.integration.bench import Bench, Group, open_bench
 from tests.integration.conftest import _never_over_the_window
 from tests.integration.harness import entry
 from tests.integration.plain_server import PlainServer, serve_plain
@@ -18,8 +18,11 @@ from tests.security.office import GUARDED, LIED, honest
 __all__ = ["_never_over_the_window"]
 
 BESIDE = Path(__file__).parent / "beside"
-# Several at once, each with the whole window.
-_APART = {"unified_kv": False, "chunk_tokens": 500}
+# Several at once, each with the whole window: one answers while another's summary is held, and none waits.
+_APART: dict[str, Any] = {"slots": 16, "simulator": {"unified_kv": False, "chunk_tokens": 500}}
+
+
+_FOREIGN = {**_APART, "simulator": {**_APART["simulator"], "api": "openai"}}
 
 
 def _on(window: int) -> dict[str, Any]:
@@ -27,11 +30,11 @@ def _on(window: int) -> dict[str, Any]:
 
 
 _GROUPS = [
-    Group("local", simulator=_APART),
-    Group("hooked", provider="xinference", compaction=_on(8192), simulator=_APART),
-    Group("small", 4096, simulator=_APART),
-    Group("foreign", 4096, provider="openai", compaction=_on(4096), simulator={"api": "openai", **_APART}),
-    Group("foreign-hooked", 4096, provider="xinference", compaction=_on(4096), simulator={"api": "openai", **_APART}),
+    Group("local", **_APART),
+    Group("hooked", provider="xinference", compaction=_on(8192), **_APART),
+    Group("small", 4096, **_APART),
+    Group("foreign", 4096, provider="openai", compaction=_on(4096), **_FOREIGN),
+    Group("foreign-hooked", 4096, provider="xinference", compaction=_on(4096), **_FOREIGN),
 ]
 assert {group.name for group in _GROUPS} >= set(GUARDED)
 
@@ -61,8 +64,4 @@ def office(tmp_path_factory: pytest.TempPathFactory, liar: PlainServer) -> Itera
         entries=lied,
         general_settings={"custom_auth": "identities.user_api_key_auth"},
     ) as bench:
-        for name, simulator in bench.simulators.items():
-            simulator.unload(simulator.instances[0].id)
-            # A request answers while another one's summary is held, and none waits for another.
-            simulator.load(KEY, bench.groups[name].window, parallel=16)
         yield bench
