@@ -120,12 +120,7 @@ def serve(simulator: Simulator) -> Iterator[Address]:
 
 @contextmanager
 def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
-    """LiteLLM's application with a configuration while the block lasts.
-
-    Args:
-        config: its config.yaml; data is kept in its folder.
-        environ: variables beside those of `harness.environment`.
-    """
+    """LiteLLM's application with a configuration while the block lasts; as `harness.proxy`."""
     let_clients_in()
     application = _Application(config, environ)
     netloc = urlsplit(application.proxy.base_url).netloc

@@ -44,11 +44,7 @@ def is_question(body: Mapping[str, Any] | None) -> bool:
 def edit_plan(prompt: str, said: str) -> str:
     """An edit plan for the messages that a pruning prompt shows, "" where a prompt asks for none.
 
-    It drops the older ones, and shortens the longest of the rest.
-
-    Args:
-        prompt: what the pruning model is asked.
-        said: of what goes.
+    It drops the older ones, of which it has `said` so much, and shortens the longest of the rest.
     """
     shown = [json.loads(line) for line in prompt.splitlines() if line.startswith('{"n": ')]
     if not shown:
@@ -73,15 +69,10 @@ def answers(summary: Reply | None = None, reply: Reply | None = None) -> Script:
 
 @dataclass(frozen=True)
 class Group:
-    """A `model_name` with one deployment on its own simulator.
+    """A `model_name` with one deployment on its own simulator, which has the settings of that name.
 
-    Attributes:
-        window: as loaded; None leaves the model unloaded.
-        slots: answers that fill that window at a time; None for as many as LM Studio gives.
-        compaction: `model_info.compaction`.
-        guarded: whether promise P1 holds for it.
-        simulator: settings of the simulator.
-        speaks: whether its server has the protocol of LM Studio's SDKs; older ones have not.
+    A `window` of None leaves the model unloaded; so many `slots` fill it, None for as many as LM Studio gives.
+    `guarded` says whether promise P1 holds for it, `speaks` whether its server has the protocol of LM Studio's SDKs.
     """
 
     name: str
@@ -238,14 +229,10 @@ def open_bench(
     process: bool = False,
     **sections: Any,
 ) -> Iterator[Bench]:
-    """A bench for `groups`, in this process.
+    """A bench for `groups` in this process, or with a proxy in a `process` of its own and simulators behind sockets.
 
-    Args:
-        entries: further `model_list` entries.
-        make_entries: further ones that need the simulators' addresses, by group.
-        process: whether the proxy is a process of its own, and its simulators are behind sockets.
-        environ: of `harness.proxy`.
-        sections: of config.yaml; LiteLLM's router tries each request once, if they do not say otherwise.
+    `entries` are further ones of the `model_list`, `make_entries` those that need the simulators' addresses, by group.
+    `sections` are config.yaml's: LiteLLM's router tries each request once, if they do not say otherwise.
     """
     sections.setdefault("router_settings", {"num_retries": 0, "disable_cooldowns": True})
     for path in _BESIDE.glob("*.py"):

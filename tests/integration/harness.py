@@ -111,11 +111,7 @@ class Proxy:
         return [line for line in list(self.lines) if re.search(pattern, line)]
 
     def expect_logged(self, pattern: str, least: int = 1) -> list[str]:
-        """The same, as soon as there are so many: a line may come after the answer.
-
-        Raises:
-            AssertionError: they did not come.
-        """
+        """The same, as soon as there are so many: a line may come after the answer."""
         with self.said:
             assert self.said.wait_for(lambda: len(self.logged(pattern)) >= least, _LIMIT_S), f"nobody logged {pattern}"
         return self.logged(pattern)
@@ -171,14 +167,9 @@ def write_config(
 
 @contextmanager
 def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
-    """A proxy that answers, with the config's folder for its data; ended by its own handle.
+    """A proxy that answers, with the config's folder for its data, and `environ` beside `environment`.
 
-    Args:
-        config: its config.yaml.
-        environ: beside `environment`.
-
-    Raises:
-        RuntimeError: it ended instead of starting; with its last lines.
+    It is ended by its own handle; a RuntimeError has the last lines of one that ended instead of starting.
     """
     port = free_port()
     arguments = ["--config", str(config), "--port", str(port), "--host", "127.0.0.1"]

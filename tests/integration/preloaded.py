@@ -43,11 +43,7 @@ class Copy:
         self.kill = self._process.kill
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, negative for a signal.
-
-        Raises:
-            TimeoutExpired: it runs still.
-        """
+        """The exit code, negative for a signal; a TimeoutExpired while it runs still."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(["litellm"], timeout or 0)
@@ -55,13 +51,7 @@ class Copy:
 
 
 def start(arguments: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Copy | None:
-    """A proxy in a process of its own; None where nothing can be copied.
-
-    Args:
-        arguments: of `litellm`.
-        folder: to run in.
-        environ: all of its environment.
-    """
+    """A proxy in a process of its own, with `environ` as all of its environment; None where nothing can be copied."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return None
     _run_server(environ)

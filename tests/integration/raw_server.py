@@ -26,9 +26,7 @@ TOOL = {"type": "object", "properties": {"path": {"type": "string"}}}
 class RawServer:
     """What a server answers next to a request for a chat, and the bodies that it got.
 
-    Attributes:
-        pieces: of a stream, each sent by itself.
-        whole: of an answer that is no stream; a stream's pieces for a server that only streams.
+    The pieces of a stream are sent each by itself, also for a whole answer where there is none.
     """
 
     base_url: str

@@ -89,13 +89,9 @@ class Restarting(Bench):
 def shared(
     request: pytest.FixtureRequest, carrier: Carrier, *, behind_another: bool = False, process: bool = False
 ) -> Restarting:
-    """The session's proxy with this carrier, started when it is first asked for.
+    """The session's proxy with this carrier, started when it is first asked for by a fixture.
 
-    Args:
-        request: of the fixture that asks.
-        carrier: as in the settings.
-        behind_another: whether another callback with an iterator hook is listed before ours.
-        process: of `open_bench`.
+    `behind_another` lists another callback with an iterator hook before ours; `process` is that of `open_bench`.
     """
     name = f"{carrier}{' behind another' if behind_another else ''}{' process' if process else ''}"
     opened = request.config.stash.setdefault(_OPENED, {})
@@ -129,15 +125,7 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool, process: bool) -
         general_settings={"custom_auth": "one_at_a_time.user_api_key_auth", "cancel_on_disconnect": True},
     ) as bench:
         # The check of promise P1 after each test looks at `bench`: what is forgiven has to be forgiven there.
-        yield Restarting(
-            bench.proxy,
-            bench.groups,
-            bench.simulators,
-            bench.folder,
-            _checked=bench._checked,
-            carrier=carrier,
-            rows=rows,
-        )
+        yield Restarting(**vars(bench), carrier=carrier, rows=rows)
 
 
 @contextmanager
@@ -157,13 +145,8 @@ def changed(simulator: Simulator, **values: Any) -> Iterator[None]:
 class Teller:
     """A model that gives one long answer, and goes on with it when it is told to.
 
-    The answer's text is one in which no stretch of 48 characters comes twice, so that the place is found.
-
-    Attributes:
-        first: what the client's own request is answered with.
-        second_thoughts: what it thinks before it continues.
-        later: answers of the second stream, the third and so on, in place of going on.
-        summary: what the summariser's prompt is answered with.
+    The answer's text is one in which no stretch of 48 characters comes twice, so that the place is found. In place of
+    going on with the `first` answer it gives one of the `later` ones to each further stream.
     """
 
     first: Reply

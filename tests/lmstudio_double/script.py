@@ -107,22 +107,9 @@ def _stable_ratio(text: str) -> float:
 # huge           answers are followed by 32 MB of spaces, which JSON allows
 # unknown        no endpoint of `unknown` is known; a warning says so, without the id of the call
 # busy           the template and the tokenizer wait until the instance generates nothing
-SdkMode = Literal[
-    "fine",
-    "no_upgrade",
-    "error_200",
-    "no_handshake",
-    "refused_key",
-    "mute",
-    "silent",
-    "late",
-    "closes",
-    "garbage",
-    "wrong_shape",
-    "huge",
-    "unknown",
-    "busy",
-]
+_Closed = Literal["no_upgrade", "error_200", "no_handshake", "refused_key", "mute"]
+_Odd = Literal["silent", "late", "closes", "garbage", "wrong_shape", "huge", "unknown", "busy"]
+SdkMode = Literal["fine", _Closed, _Odd]
 SDK_MODES: tuple[SdkMode, ...] = get_args(SdkMode)
 
 

@@ -33,18 +33,8 @@ IDENTITIES: dict[str, dict[str, Any]] = {
 }
 
 
-def auth_of(key: str) -> UserAPIKeyAuth:
-    """Who a key is.
-
-    Raises:
-        KeyError: nobody.
-    """
-    return UserAPIKeyAuth(**{"api_key": key, **IDENTITIES[key.partition(".")[0]]})
-
-
 async def user_api_key_auth(request: Request, api_key: str) -> UserAPIKeyAuth:
     """Whose key it is; others are refused as LiteLLM refuses them."""
-    try:
-        return auth_of(api_key)
-    except KeyError:
-        raise HTTPException(status_code=401, detail="unknown key") from None
+    if (known := IDENTITIES.get(api_key.partition(".")[0])) is None:
+        raise HTTPException(status_code=401, detail="unknown key")
+    return UserAPIKeyAuth(**{"api_key": api_key, **known})
