@@ -22,6 +22,8 @@ from tests.lmstudio_double import ChatCall, Model, Reply, RequestRecord, Simulat
 KEY = "glm-4-9b-0414"
 SUMMARY = "### Current state\nEverything that was decided so far is kept."
 _INSTRUCTION = "You write the record"
+# The keys that they know.
+AUTH = {"custom_auth": "identities.user_api_key_auth"}
 _BESIDE = Path(__file__).parent / "beside_config"
 
 Script = Callable[[ChatCall], "Reply | None"]
@@ -217,6 +219,12 @@ def overrun(record: RequestRecord) -> str:
     return ""
 
 
+def write_beside(folder: Path) -> None:
+    """Puts the callbacks of tests beside a configuration."""
+    for path in _BESIDE.glob("*.py"):
+        shutil.copy(path, folder)
+
+
 @contextmanager
 def open_bench(
     folder: Path,
@@ -235,8 +243,7 @@ def open_bench(
     `sections` are config.yaml's: LiteLLM's router tries each request once, if they do not say otherwise.
     """
     sections.setdefault("router_settings", {"num_retries": 0, "disable_cooldowns": True})
-    for path in _BESIDE.glob("*.py"):
-        shutil.copy(path, folder)
+    write_beside(folder)
     served = serve if process else app.serve
     with ExitStack() as stack:
         simulators = {group.name: group.make() for group in groups}

@@ -7,7 +7,6 @@ iterator hook comes before ours.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ import pytest
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
 from tests.builders import prose
 from tests.constants import written_beside
-from tests.integration.bench import SUMMARY, Bench, Group, is_question, is_summary_call, open_bench
+from tests.integration.bench import AUTH, SUMMARY, Bench, Group, is_question, is_summary_call, open_bench
 from tests.integration.harness import NOTHING_AHEAD, Streamed
 from tests.integration.rows import Rows
 from tests.integration.validity import text_of
@@ -27,7 +26,6 @@ from tests.lmstudio_double import ChatCall, Gate, Reply, Simulator
 
 RESTARTED = f"\n\n{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
 WINDOW = 2048
-_BESIDE = Path(__file__).parent / "beside_restart"
 _KEY = "glm-4-9b-0414"
 _GO_ON = "cut off by the length limit"
 _THINK_ON = "while you were thinking"
@@ -105,8 +103,6 @@ def shared(
 
 @contextmanager
 def _open(folder: Path, carrier: Carrier, behind_another: bool, process: bool) -> Iterator[Restarting]:
-    for path in _BESIDE.glob("*.py"):
-        shutil.copy(path, folder)
     rows = Rows(folder / "rows.jsonl")
     callbacks = ["bystander.handler"] if behind_another else []
     settings = {"carrier": carrier, "summary_timeout_s": 120, "window_cache_s": 600, "heartbeat_s": 0.2}
@@ -122,7 +118,7 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool, process: bool) -
         environ={**rows.environ, "LITELLM_RATE_LIMIT_WINDOW_SIZE": "3600"},
         litellm_settings={"callbacks": [*callbacks, "litellm_compaction.handler", "recorder.handler"]},
         callback_settings={"litellm_compaction": written_beside(folder, settings)},
-        general_settings={"custom_auth": "one_at_a_time.user_api_key_auth", "cancel_on_disconnect": True},
+        general_settings={**AUTH, "cancel_on_disconnect": True},
     ) as bench:
         # The check of promise P1 after each test looks at `bench`: what is forgiven has to be forgiven there.
         yield Restarting(**vars(bench), carrier=carrier, rows=rows)

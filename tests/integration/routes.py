@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.integration.bench import KEY, Bench, Group, open_bench
+from tests.integration.bench import AUTH, KEY, Bench, Group, open_bench
 from tests.integration.harness import entry
 from tests.integration.plain_server import PlainServer, serve_plain
 from tests.integration.rows import Rows
@@ -97,7 +97,7 @@ def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
         make_entries=entries,
         environ=rows.environ,
         litellm_settings={"callbacks": ["recorder.handler", *(["prometheus"] if HAS_PROMETHEUS else [])]},
-        general_settings={"custom_auth": "tenants.user_api_key_auth"},
+        general_settings=AUTH,
         router_settings={
             "num_retries": 0,
             "disable_cooldowns": True,

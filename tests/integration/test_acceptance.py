@@ -21,7 +21,17 @@ from litellm_compaction.cli import main
 from litellm_compaction.core.messages import ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
 from tests.builders import ONE_ROUND, answered, prose, talk, tool_round, tools
 from tests.integration.app import serve
-from tests.integration.bench import SUMMARY, Bench, Group, answers, edit_plan, is_question, is_summary_call, open_bench
+from tests.integration.bench import (
+    AUTH,
+    SUMMARY,
+    Bench,
+    Group,
+    answers,
+    edit_plan,
+    is_question,
+    is_summary_call,
+    open_bench,
+)
 from tests.integration.harness import entry, lm_studio
 from tests.integration.plain_server import PlainServer, plain_entries, serve_plain
 from tests.integration.restart_bench import LONG, TEXTS, Teller, asked, group, shut, stream_problems, without_restarts
@@ -75,10 +85,8 @@ class Office:
             lm_studio("deaf", "deaf", plain),
             lm_studio("lm_studio/*", "*", self.families),
         ]
-        auth = {"custom_auth": "tenants.user_api_key_auth"}
-        return self.stack.enter_context(
-            open_bench(self.folder, _GROUPS, settings, entries=entries, general_settings=auth)
-        )
+        bench = open_bench(self.folder, _GROUPS, settings, entries=entries, general_settings=AUTH)
+        return self.stack.enter_context(bench)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from litellm_compaction.core.messages import START_NOTICE
 from tests.builders import answered, prose, talk, user
-from tests.integration.bench import SUMMARY, Bench, Group, Watch, answers, open_bench
+from tests.integration.bench import AUTH, SUMMARY, Bench, Group, Watch, answers, open_bench
 from tests.integration.rows import Rows
 from tests.lmstudio_double import Gate, Reply
 
@@ -31,7 +31,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Rows
         {"background": "idle"},
         environ=rows.environ,
         litellm_settings={"callbacks": ["recorder.handler"]},
-        general_settings={"custom_auth": "tenants.user_api_key_auth"},
+        general_settings=AUTH,
     ) as bench:
         yield bench, rows
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from litellm_compaction.recall import BEGIN, END
-from tests.integration.bench import Bench, Group, open_bench
-from tests.integration.page_forms import ANNA, AUTH, BERT
+from tests.integration.bench import AUTH, Bench, Group, open_bench
+from tests.integration.page_forms import ANNA, BERT
 from tests.integration.test_recall_tool import NAMES, TOOL, conversation, question, script
 
 

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from tests.builders import ONE_ROUND, answered, talk
-from tests.integration.bench import Bench, Group, open_bench
+from tests.integration.bench import AUTH, Bench, Group, open_bench
 from tests.integration.harness import Streamed, until
-from tests.integration.page_forms import ADMIN, ANNA, AUTH, BERT, look
+from tests.integration.page_forms import ADMIN, ANNA, BERT, look
 from tests.integration.restart_bench import Carrier, both_carriers
 
 _PREFIX = "x-litellm-compaction-"

@@ -110,7 +110,7 @@ def test_whole_answer_is_inside_of_the_window(restarting: Restarting) -> None:
 
 def _new_key() -> tuple[str, dict[str, str]]:
     """A key that nobody has used, and the header that sends it."""
-    name = f"sk-one-rows-{next(_numbers)}"
+    name = f"sk-one.rows-{next(_numbers)}"
     return name, {"Authorization": f"Bearer {name}"}
 
 

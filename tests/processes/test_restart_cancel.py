@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 
 def _key() -> dict[str, str]:
-    return {"Authorization": f"Bearer sk-one-{next(_numbers)}"}
+    return {"Authorization": f"Bearer sk-one.{next(_numbers)}"}
 
 
 def _small(restarting: Restarting, key: dict[str, str], **body: Any) -> httpx.Response:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.bench import Bench, Group, open_bench
+from tests.integration.bench import AUTH, Bench, Group, open_bench
 from tests.integration.conftest import _never_over_the_window
 from tests.integration.harness import entry
 from tests.integration.plain_server import PlainServer, serve_plain
@@ -17,7 +15,6 @@ from tests.security.office import GUARDED, LIED, honest
 
 __all__ = ["_never_over_the_window"]
 
-BESIDE = Path(__file__).parent / "beside"
 # Several at once, each with the whole window: one answers while another's summary is held, and none waits.
 _APART: dict[str, Any] = {"slots": 16, "simulator": {"unified_kv": False, "chunk_tokens": 500}}
 
@@ -51,9 +48,6 @@ def liar() -> Iterator[PlainServer]:
 def office(tmp_path_factory: pytest.TempPathFactory, liar: PlainServer) -> Iterator[Bench]:
     """A proxy that people share who do not trust each other; `local` is carried by the transport, `hooked` by hooks."""
     folder = tmp_path_factory.mktemp("office")
-    for path in BESIDE.glob("*.py"):
-        shutil.copy(path, folder)
-
     url = f"{liar.base_url}/v1"
     providers = {group: "xinference" if "hooked" in group else "openai" for group in LIED}
     lied = [entry(group, f"{providers[group]}/{group}", url, compaction=_on(LIED[group])) for group in LIED]
@@ -62,6 +56,6 @@ def office(tmp_path_factory: pytest.TempPathFactory, liar: PlainServer) -> Itera
         _GROUPS,
         {"window_cache_s": 0.2, "admission": "off"},
         entries=lied,
-        general_settings={"custom_auth": "identities.user_api_key_auth"},
+        general_settings=AUTH,
     ) as bench:
         yield bench

@@ -16,9 +16,9 @@ import pytest
 from litellm_compaction.proxy.client import tenant_of
 from tests.integration.app import in_loop
 from tests.integration.bench import Bench
+from tests.integration.beside_config.identities import IDENTITIES
 from tests.integration.harness import CHAT
 from tests.integration.plain_server import PlainServer
-from tests.security.beside.identities import IDENTITIES
 from tests.security.office import ROUTES, action, ask, body_of, conversation, honest, said, seen, send, words_of
 
 # Rounds of clients at once; 10,000 of them take an hour (SECURITY.md), so that each run has some.
