@@ -6,10 +6,12 @@ words, another topic shares no message with it.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import random
 import re
+import struct
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeAlias, TypeGuard
@@ -130,8 +132,10 @@ def result(call_id: str, text: str) -> JsonDict:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def image() -> JsonDict:
-    return {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+def image(width: int = 0, height: int = 0) -> JsonDict:
+    """The beginning of a PNG, whose header says its pixels, if it has any."""
+    header = b"\x89PNG\r\n\x1a\n" + (struct.pack(">8xII", width, height) if width else b"")
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(header).decode()}"}}
 
 
 def chat(turns: int, *, words: int = 100) -> list[JsonDict]:

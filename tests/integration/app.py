@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -91,38 +91,37 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager
+def attached(server: Callable[..., Awaitable[None]]) -> Iterator[str]:
+    """The address of a server of this process until the block ends."""
+    url = NETWORK.address()
+    NETWORK.attach(url, server)
+    try:
+        yield url
+    finally:
+        NETWORK.detach(url)
+
+
+@contextmanager
 def serve(simulator: Simulator) -> Iterator[Address]:
     """Serves a simulator at an address of this process until the block ends."""
     load_vocabulary()
-    url = NETWORK.address()
-    parts = urlsplit(url)
+    served = Application(simulator, NETWORK.cut)
 
-    async def attach() -> Application:
-        served = Application(simulator, NETWORK.cut)
-        NETWORK.attach(url, served)
-        return served
-
-    async def detach() -> None:
-        NETWORK.detach(url)
+    async def end() -> None:
         served.stopping.set()
         simulator.forget_connections()
 
-    served = _loop().run(attach())
     try:
-        yield Address(host=str(parts.hostname), port=int(parts.port or 0))
+        with attached(served) as url:
+            yield Address(host="127.0.0.1", port=int(url.rpartition(":")[2]))
     finally:
-        _loop().run(detach())
+        in_loop(end())
 
 
 @contextmanager
 def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
-    """LiteLLM's application with a configuration while the block lasts.
-
-    Args:
-        config: its config.yaml; data is kept in its folder.
-        environ: variables beside those of `harness.environment`.
-    """
-    _let_clients_in()
+    """LiteLLM's application with a configuration while the block lasts; as `harness.proxy`."""
+    let_clients_in()
     application = _Application(config, environ)
     netloc = urlsplit(application.proxy.base_url).netloc
     _BY_NETLOC[netloc] = application
@@ -205,7 +204,8 @@ class _Application:
             "WORKER_CONFIG": str(self._config),
             **self._environ,
         }
-        stack.enter_context(_variables(variables))
+        stack.enter_context(patch.dict(os.environ, variables))
+        os.environ.pop("LITELLM_COMPACTION_HOME", None)
         stack.enter_context(beside(self._config.parent))
         stack.enter_context(_put_back())
         stack.enter_context(_logging_to(self.proxy))
@@ -271,7 +271,7 @@ def _without_garbage() -> Iterator[None]:
 
 
 @cache
-def _let_clients_in() -> None:
+def let_clients_in() -> None:
     """Lets the clients of LiteLLM and of a test's own thread, such as OpenAI's, reach what is in the network.
 
     To the end of the process: an address that is in the network is nowhere else.
@@ -341,18 +341,6 @@ def _logging_to(proxy: Proxy) -> Iterator[None]:
             logger.removeHandler(lines)
         level, ours.propagate, ours.handlers[:], ours.filters[:] = before
         ours.setLevel(level)
-
-
-@contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.pop("LITELLM_COMPACTION_HOME", None)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from tests.lmstudio_double import ChatCall, Model, Reply, RequestRecord, Simulat
 KEY = "glm-4-9b-0414"
 SUMMARY = "### Current state\nEverything that was decided so far is kept."
 _INSTRUCTION = "You write the record"
+# The keys that they know.
+AUTH = {"custom_auth": "identities.user_api_key_auth"}
 _BESIDE = Path(__file__).parent / "beside_config"
 
 Script = Callable[[ChatCall], "Reply | None"]
@@ -44,11 +46,7 @@ def is_question(body: Mapping[str, Any] | None) -> bool:
 def edit_plan(prompt: str, said: str) -> str:
     """An edit plan for the messages that a pruning prompt shows, "" where a prompt asks for none.
 
-    It drops the older ones, and shortens the longest of the rest.
-
-    Args:
-        prompt: what the pruning model is asked.
-        said: of what goes.
+    It drops the older ones, of which it has `said` so much, and shortens the longest of the rest.
     """
     shown = [json.loads(line) for line in prompt.splitlines() if line.startswith('{"n": ')]
     if not shown:
@@ -73,15 +71,10 @@ def answers(summary: Reply | None = None, reply: Reply | None = None) -> Script:
 
 @dataclass(frozen=True)
 class Group:
-    """A `model_name` with one deployment on its own simulator.
+    """A `model_name` with one deployment on its own simulator, which has the settings of that name.
 
-    Attributes:
-        window: as loaded; None leaves the model unloaded.
-        slots: answers that fill that window at a time; None for as many as LM Studio gives.
-        compaction: `model_info.compaction`.
-        guarded: whether promise P1 holds for it.
-        simulator: settings of the simulator.
-        speaks: whether its server has the protocol of LM Studio's SDKs; older ones have not.
+    A `window` of None leaves the model unloaded; so many `slots` fill it, None for as many as LM Studio gives.
+    `guarded` says whether promise P1 holds for it, `speaks` whether its server has the protocol of LM Studio's SDKs.
     """
 
     name: str
@@ -190,16 +183,12 @@ class Bench:
         headers = self.proxy.chat(name, [{"role": "user", "content": "Hi."}], max_tokens=16).headers
         return int(headers["x-litellm-compaction-window"])
 
-    def reload(self, name: str, window: int) -> None:
-        """Loads the model anew, and lets the proxy notice it as it does: by the requests that come meanwhile."""
+    def load(self, name: str, window: int) -> None:
+        """Loads a group's model anew, with another window, behind the proxy's back."""
         simulator = self.simulators[name]
         for instance in list(simulator.instances):
             simulator.unload(instance.id)
         simulator.load(self.groups[name].key, window)
-        for _ in range(2000):
-            if self.window_of(name) == window:
-                return
-        raise AssertionError(f"the proxy never noticed the window {window} of {name}")
 
     def forgive(self, name: str) -> None:
         """Takes an overflow that a test has provoked out of the findings."""
@@ -230,6 +219,12 @@ def overrun(record: RequestRecord) -> str:
     return ""
 
 
+def write_beside(folder: Path) -> None:
+    """Puts the callbacks of tests beside a configuration."""
+    for path in _BESIDE.glob("*.py"):
+        shutil.copy(path, folder)
+
+
 @contextmanager
 def open_bench(
     folder: Path,
@@ -242,18 +237,13 @@ def open_bench(
     process: bool = False,
     **sections: Any,
 ) -> Iterator[Bench]:
-    """A bench for `groups`, in this process.
+    """A bench for `groups` in this process, or with a proxy in a `process` of its own and simulators behind sockets.
 
-    Args:
-        entries: further `model_list` entries.
-        make_entries: further ones that need the simulators' addresses, by group.
-        process: whether the proxy is a process of its own, and its simulators are behind sockets.
-        environ: of `harness.proxy`.
-        sections: of config.yaml; LiteLLM's router tries each request once, if they do not say otherwise.
+    `entries` are further ones of the `model_list`, `make_entries` those that need the simulators' addresses, by group.
+    `sections` are config.yaml's: LiteLLM's router tries each request once, if they do not say otherwise.
     """
     sections.setdefault("router_settings", {"num_retries": 0, "disable_cooldowns": True})
-    for path in _BESIDE.glob("*.py"):
-        shutil.copy(path, folder)
+    write_beside(folder)
     served = serve if process else app.serve
     with ExitStack() as stack:
         simulators = {group.name: group.make() for group in groups}

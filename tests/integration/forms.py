@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from tests.integration.bench import Bench
 
 ROUTES = ("chat", "messages", "responses", "completions", "generateContent")
@@ -26,6 +28,9 @@ END = {
     "completions": "stop",
     "generateContent": "STOP",
 }
+
+
+streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
 @dataclass

@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import yaml
@@ -22,6 +23,7 @@ from tests.chunks import Chunked
 from tests.constants import written_beside
 from tests.integration import preloaded
 
+T = TypeVar("T")
 MASTER_KEY = "sk-test-0f9d8c7b6a5e4d3c2b1a0f9e8d7c6b5a"
 CHAT = "/v1/chat/completions"
 # The tests' own client speaks as a person's does, so that it is told of compactions in the text; programs are tested
@@ -82,6 +84,10 @@ class Proxy:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"}
 
+    def by(self, key: str) -> Proxy:
+        """The same proxy, asked with another key."""
+        return replace(self, key=key)
+
     def post(self, body: Mapping[str, Any], path: str = CHAT, **options: Any) -> httpx.Response:
         headers = {**self.headers, **options.pop("headers", {})}
         return self.client.post(path, json=body, headers=headers, **options)
@@ -105,11 +111,7 @@ class Proxy:
         return [line for line in list(self.lines) if re.search(pattern, line)]
 
     def expect_logged(self, pattern: str, least: int = 1) -> list[str]:
-        """The same, as soon as there are so many: a line may come after the answer.
-
-        Raises:
-            AssertionError: they did not come.
-        """
+        """The same, as soon as there are so many: a line may come after the answer."""
         with self.said:
             assert self.said.wait_for(lambda: len(self.logged(pattern)) >= least, _LIMIT_S), f"nobody logged {pattern}"
         return self.logged(pattern)
@@ -165,14 +167,9 @@ def write_config(
 
 @contextmanager
 def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
-    """A proxy that answers, with the config's folder for its data; ended by its own handle.
+    """A proxy that answers, with the config's folder for its data, and `environ` beside `environment`.
 
-    Args:
-        config: its config.yaml.
-        environ: beside `environment`.
-
-    Raises:
-        RuntimeError: it ended instead of starting; with its last lines.
+    It is ended by its own handle; a RuntimeError has the last lines of one that ended instead of starting.
     """
     port = free_port()
     arguments = ["--config", str(config), "--port", str(port), "--host", "127.0.0.1"]
@@ -233,10 +230,21 @@ def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
     assert [line for line in running.lines if "failed_open" in line and "sabotage" not in line] == []
 
 
+def until(found: Callable[[], T]) -> T:
+    """What is found, as soon as it is there: another process or thread brings it, so all that helps is another look."""
+    deadline_s = time.monotonic() + 2 * _LIMIT_S
+    while not (value := found()):
+        assert time.monotonic() < deadline_s, "it never came"
+        time.sleep(0.01)
+    return value
+
+
+def entry(group: str, model: str, base_url: str, **model_info: Any) -> dict[str, Any]:
+    """A `model_list` entry."""
+    params = {"model": model, "api_base": base_url, "api_key": "k"}
+    return {"model_name": group, "litellm_params": params, **({"model_info": model_info} if model_info else {})}
+
+
 def lm_studio(group: str, key: str, base_url: str, **model_info: Any) -> dict[str, Any]:
-    """A `model_list` entry for an LM Studio model."""
-    return {
-        "model_name": group,
-        "litellm_params": {"model": f"lm_studio/{key}", "api_base": f"{base_url}/v1"},
-        **({"model_info": model_info} if model_info else {}),
-    }
+    """One for an LM Studio model."""
+    return entry(group, f"lm_studio/{key}", f"{base_url}/v1", **model_info)

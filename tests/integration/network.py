@@ -56,11 +56,7 @@ class Network:
         return netloc in self.servers
 
     async def request(self, request: httpx.Request) -> httpx.Response:
-        """Answers an HTTP request; the body of the answer comes as it is read.
-
-        Raises:
-            ConnectError: nobody listens at the address any more.
-        """
+        """Answers an HTTP request; the body of the answer comes as it is read."""
         server = self.servers[request.url.netloc.decode()]
         if server is None:
             raise httpx.ConnectError("All connection attempts failed", request=request)
@@ -68,12 +64,7 @@ class Network:
         return await exchange.response()
 
     async def socket(self, url: str, headers: list[tuple[bytes, bytes]], longest: int) -> Socket:
-        """Opens a WebSocket that takes messages of so many bytes.
-
-        Raises:
-            ClientConnectionError: nobody listens at the address.
-            WSServerHandshakeError: the server refuses.
-        """
+        """Opens a WebSocket that takes messages of so many bytes."""
         server = self.servers[urlsplit(url).netloc]
         if server is None:
             raise aiohttp.ClientConnectionError("nobody listens")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,9 +10,6 @@ from tests.integration.harness import Proxy
 
 PAGE = "/compaction"
 ADMIN, VIEWER, ANNA, ARNO, BERT = (f"sk-page-{name}" for name in ("admin", "viewer", "anna", "arno", "bert"))
-# The callback that knows these keys.
-KEYS = Path(__file__).parent / "beside_config" / "page_keys.py"
-AUTH = {"custom_auth": "page_keys.user_api_key_auth"}
 
 
 def look(running: Proxy, route: str = "settings", key: str | None = ADMIN, **params: str) -> httpx.Response:
@@ -24,7 +20,7 @@ def look(running: Proxy, route: str = "settings", key: str | None = ADMIN, **par
 
 def save(running: Proxy, values: dict[str, Any], key: str = ADMIN) -> httpx.Response:
     """Changes settings; None gives config.yaml's value back."""
-    return running.client.post(f"{PAGE}/settings", json={"values": values}, headers={"Authorization": f"Bearer {key}"})
+    return running.by(key).post({"values": values}, f"{PAGE}/settings")
 
 
 def reset(running: Proxy) -> None:

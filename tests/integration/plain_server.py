@@ -1,4 +1,4 @@
-"""A hosted-style server that is not LM Studio: it answers five APIs with fixed bytes and keeps all that it gets.
+"""A hosted-style server that is not LM Studio: it answers five APIs, and keeps all that it gets.
 
 The witness of promise P7: the same requests through a proxy with and without the callback have to leave the same
 records here.
@@ -7,28 +7,20 @@ records here.
 from __future__ import annotations
 
 import json
-import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.integration.app import attached, let_clients_in
+from tests.integration.harness import entry
+
 JsonDict = dict[str, Any]
+Says = Callable[[JsonDict], tuple[int, JsonDict]]
 _USAGE = {"prompt_tokens": 11, "completion_tokens": 4, "total_tokens": 15}
 _ANTHROPIC_USAGE = {"input_tokens": 11, "output_tokens": 4}
 _CALL = {"id": "call_1", "type": "function", "function": {"name": "tool_0", "arguments": '{"path": "a.txt"}'}}
-
-
-class Listener(ThreadingHTTPServer):
-    """Says nothing of a client that has gone: another test may be reading what is said by then."""
-
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)
+_MISSING = {"error": {"message": "Not found", "type": "invalid_request_error"}}
 
 
 @dataclass(frozen=True)
@@ -48,11 +40,20 @@ class RawRequest:
 
 @dataclass
 class PlainServer:
-    """What a plain server was asked; `gets` are the documents that it gives by path, nothing else is there."""
+    """What a plain server was asked; `gets` are the documents that it gives by path, nothing else is there.
 
-    base_url: str
+    `says` makes the status and the answer of a chat in place of the fixed one.
+    """
+
+    base_url: str = ""
     requests: list[RawRequest] = field(default_factory=list)
     gets: dict[str, JsonDict] = field(default_factory=dict)
+    says: Says | None = None
+
+    @property
+    def bodies(self) -> list[JsonDict]:
+        """What it was asked in chats."""
+        return [request.json for request in self.posts() if request.path.endswith("/chat/completions")]
 
     def posts(self, since: int = 0) -> list[RawRequest]:
         return [request for request in self.requests[since:] if request.method == "POST"]
@@ -60,91 +61,57 @@ class PlainServer:
     def probes(self, since: int) -> list[RawRequest]:
         return [request for request in self.requests[since:] if request.method == "GET"]
 
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = {name.decode().lower(): value.decode() for name, value in scope["headers"]}
+        query = scope["query_string"].decode()
+        path = scope["path"] + (f"?{query}" if query else "")
+        request = RawRequest(scope["method"], path, headers, (await receive())["body"])
+        self.requests.append(request)
+        status, body = self._answer(request)
+        kind = b"application/json" if isinstance(body, dict) else b"text/event-stream"
+        raw = json.dumps(body).encode() if isinstance(body, dict) else body
+        lines = [(b"content-type", kind), (b"content-length", str(len(raw)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": lines})
+        await send({"type": "http.response.body", "body": raw})
+
+    def _answer(self, request: RawRequest) -> tuple[int, JsonDict | bytes]:
+        if request.method == "GET":
+            return (200, self.gets[request.path]) if request.path in self.gets else (404, _MISSING)
+        if b"FAIL" in request.body:
+            status = 429 if b"FAIL 429" in request.body else 500 if b"FAIL 500" in request.body else 400
+            return status, {"error": {"message": f"Asked to fail with {status}", "type": "test", "code": "x"}}
+        body = json.loads(request.body or b"{}")
+        if self.says and request.path.endswith("/chat/completions"):
+            return self.says(body)
+        kind = request.path.split("?")[0].rstrip("/").rpartition("/")[2]
+        if body.get("stream") and kind in _EVENTS:
+            return 200, _stream(_EVENTS[kind](body), named=kind in ("messages", "responses"))
+        return (200, _WHOLE[kind](body)) if kind in _WHOLE else (404, _MISSING)
+
 
 @contextmanager
 def serve_plain() -> Iterator[PlainServer]:
-    """A plain server on a free port while the block lasts."""
-    server = PlainServer("")
-
-    class Handler(_Handler):
-        plain = server
-
-    listener = Listener(("127.0.0.1", 0), Handler)
-    server.base_url = f"http://127.0.0.1:{listener.server_address[1]}"
-    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    """A plain server in this process while the block lasts."""
+    let_clients_in()
+    server = PlainServer()
+    with attached(server) as server.base_url:
         yield server
-    finally:
-        listener.shutdown()
-        thread.join(60)
-        listener.server_close()
 
 
 def plain_entries(base_url: str) -> list[JsonDict]:
     """`model_list` entries that reach a plain server, none of them guarded."""
-
-    def entry(name: str, model: str, address: str = f"{base_url}/v1", **more: Any) -> JsonDict:
-        return {"model_name": name, "litellm_params": {"model": model, "api_base": address, "api_key": "k"}, **more}
-
+    own = f"{base_url}/v1"
     return [
-        entry("plain", "openai/plain-model"),
-        entry("plain-disabled", "lm_studio/plain-model", model_info={"compaction": {"enabled": False}}),
-        entry("plain-embedding", "openai/plain-embedding"),
+        entry("plain", "openai/plain-model", own),
+        entry("plain-disabled", "lm_studio/plain-model", own, compaction={"enabled": False}),
+        entry("plain-embedding", "openai/plain-embedding", own),
         entry("claude", "anthropic/claude-test", base_url),
     ]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    plain: PlainServer
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self._record(b"")
-        missing = {"error": {"message": "Not found", "type": "invalid_request_error"}}
-        found = self.plain.gets.get(self.path)
-        self._send_json(404 if found is None else 200, missing if found is None else found)
-
-    def do_POST(self) -> None:
-        raw = self.rfile.read(int(self.headers.get("content-length") or 0))
-        self._record(raw)
-        body: JsonDict = json.loads(raw or b"{}")
-        if "FAIL" in raw.decode("utf-8", "replace"):
-            status = 429 if b"FAIL 429" in raw else 500 if b"FAIL 500" in raw else 400
-            self._send_json(status, {"error": {"message": f"Asked to fail with {status}", "type": "test", "code": "x"}})
-            return
-        kind = self.path.split("?")[0].rstrip("/").rpartition("/")[2]
-        events = _EVENTS[kind](body) if body.get("stream") and kind in _EVENTS else None
-        if events is not None:
-            self._send_stream(events, named=kind in ("messages", "responses"))
-        elif kind in _WHOLE:
-            self._send_json(200, _WHOLE[kind](body))
-        else:
-            self._send_json(404, {"error": {"message": "Not found", "type": "invalid_request_error"}})
-
-    def log_message(self, *arguments: Any) -> None:
-        """Says nothing."""
-
-    def _record(self, body: bytes) -> None:
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        self.plain.requests.append(RawRequest(self.command, self.path, headers, body))
-
-    def _send_json(self, status: int, answer: JsonDict) -> None:
-        body = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _send_stream(self, events: list[JsonDict], *, named: bool) -> None:
-        lines = [(f"event: {event['type']}\n" if named else "") + f"data: {json.dumps(event)}\n\n" for event in events]
-        body = ("".join(lines) + ("" if named else "data: [DONE]\n\n")).encode()
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+def _stream(events: list[JsonDict], *, named: bool) -> bytes:
+    lines = [(f"event: {event['type']}\n" if named else "") + f"data: {json.dumps(event)}\n\n" for event in events]
+    return ("".join(lines) + ("" if named else "data: [DONE]\n\n")).encode()
 
 
 def _chat(body: JsonDict) -> JsonDict:

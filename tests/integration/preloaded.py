@@ -21,6 +21,7 @@ from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
+from unittest.mock import patch
 
 _PRELOADED = ["litellm.proxy.proxy_cli", "litellm.proxy.proxy_server"]
 
@@ -42,11 +43,7 @@ class Copy:
         self.kill = self._process.kill
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, negative for a signal.
-
-        Raises:
-            TimeoutExpired: it runs still.
-        """
+        """The exit code, negative for a signal; a TimeoutExpired while it runs still."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(["litellm"], timeout or 0)
@@ -54,13 +51,7 @@ class Copy:
 
 
 def start(arguments: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Copy | None:
-    """A proxy in a process of its own; None where nothing can be copied.
-
-    Args:
-        arguments: of `litellm`.
-        folder: to run in.
-        environ: all of its environment.
-    """
+    """A proxy in a process of its own, with `environ` as all of its environment; None where nothing can be copied."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return None
     _run_server(environ)
@@ -70,18 +61,15 @@ def start(arguments: Sequence[str], folder: Path, environ: Mapping[str, str]) ->
 def _run_server(environ: Mapping[str, str]) -> None:
     """Starts the fork server, where there is none yet."""
     multiprocessing.set_forkserver_preload(_PRELOADED)
-    here, before = Path.cwd(), dict(os.environ)
-    os.environ.clear()
-    # NumPy's threads would be there before anything is copied.
-    os.environ.update({**environ, "OPENBLAS_NUM_THREADS": "1"})
+    here = Path.cwd()
     os.chdir(_empty_folder())
     try:
-        # Not on every system.
-        importlib.import_module("multiprocessing.forkserver").ensure_running()
+        # NumPy's threads would be there before anything is copied.
+        with patch.dict(os.environ, {**environ, "OPENBLAS_NUM_THREADS": "1"}, clear=True):
+            # Not on every system.
+            importlib.import_module("multiprocessing.forkserver").ensure_running()
     finally:
         os.chdir(here)
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @cache

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-from tests.integration.app import NETWORK, in_loop
+from tests.integration.app import NETWORK, serve
 from tests.integration.bench import KEY
 from tests.integration.forms import form, read
 from tests.integration.harness import CHAT, Proxy
 from tests.lmstudio_double import Model, Simulator
-from tests.lmstudio_double.rendering import load_vocabulary
-from tests.lmstudio_double.server import Application
 
 RAW_ROUTES = ("chat", "messages", "responses")
 TOOL = {"type": "object", "properties": {"path": {"type": "string"}}}
@@ -27,13 +26,11 @@ TOOL = {"type": "object", "properties": {"path": {"type": "string"}}}
 class RawServer:
     """What a server answers next to a request for a chat, and the bodies that it got.
 
-    Attributes:
-        pieces: of a stream, each sent by itself.
-        whole: of an answer that is no stream; a stream's pieces for a server that only streams.
+    The pieces of a stream are sent each by itself, also for a whole answer where there is none.
     """
 
     base_url: str
-    inner: Application
+    inner: Any
     pieces: Sequence[bytes] = ()
     whole: bytes | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -55,35 +52,17 @@ class RawServer:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    def entry(self, name: str, **compaction: Any) -> dict[str, Any]:
-        """A deployment for a config.yaml."""
-        params = {"model": f"lm_studio/{KEY}", "api_base": f"{self.base_url}/v1", "api_key": "k"}
-        return {"model_name": name, "litellm_params": params, "model_info": {"compaction": compaction}}
-
 
 @contextmanager
 def serve_raw(window: int) -> Iterator[RawServer]:
     """Such a server in this process while the block lasts."""
-    load_vocabulary()
     simulator = Simulator([Model(KEY, publisher="zai-org", architecture="glm4")])
     simulator.load(KEY, window)
-    url = NETWORK.address()
-
-    async def attach() -> RawServer:
-        server = RawServer(url, Application(simulator, NETWORK.cut))
+    with serve(simulator) as address:
+        url = address.base_url
+        server = RawServer(url, NETWORK.servers[urlsplit(url).netloc])
         NETWORK.attach(url, server)
-        return server
-
-    async def detach() -> None:
-        NETWORK.detach(url)
-        server.inner.stopping.set()
-        simulator.forget_connections()
-
-    server = in_loop(attach())
-    try:
         yield server
-    finally:
-        in_loop(detach())
 
 
 class Read(NamedTuple):

@@ -7,7 +7,6 @@ iterator hook comes before ours.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ import pytest
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
 from tests.builders import prose
 from tests.constants import written_beside
-from tests.integration.bench import SUMMARY, Bench, Group, is_question, is_summary_call, open_bench
+from tests.integration.bench import AUTH, SUMMARY, Bench, Group, is_question, is_summary_call, open_bench
 from tests.integration.harness import NOTHING_AHEAD, Streamed
 from tests.integration.rows import Rows
 from tests.integration.validity import text_of
@@ -27,7 +26,6 @@ from tests.lmstudio_double import ChatCall, Gate, Reply, Simulator
 
 RESTARTED = f"\n\n{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
 WINDOW = 2048
-_BESIDE = Path(__file__).parent / "beside_restart"
 _KEY = "glm-4-9b-0414"
 _GO_ON = "cut off by the length limit"
 _THINK_ON = "while you were thinking"
@@ -67,9 +65,9 @@ _GROUPS = [
         for overflow in ("error_event", "error_400_object", "empty")
         for stream in (True, False)
     ),
-    # Several conversations at once through each calibration.
+    # Many cells at once at each.
     *(
-        group(name, simulator={"unified_kv": False}, params={"timeout": 1} if "hanging" in name else {})
+        group(name, slots=64, simulator={"unified_kv": False}, params={"timeout": 1} if "hanging" in name else {})
         for name in CROWDED
     ),
 ]
@@ -89,13 +87,9 @@ class Restarting(Bench):
 def shared(
     request: pytest.FixtureRequest, carrier: Carrier, *, behind_another: bool = False, process: bool = False
 ) -> Restarting:
-    """The session's proxy with this carrier, started when it is first asked for.
+    """The session's proxy with this carrier, started when it is first asked for by a fixture.
 
-    Args:
-        request: of the fixture that asks.
-        carrier: as in the settings.
-        behind_another: whether another callback with an iterator hook is listed before ours.
-        process: of `open_bench`.
+    `behind_another` lists another callback with an iterator hook before ours; `process` is that of `open_bench`.
     """
     name = f"{carrier}{' behind another' if behind_another else ''}{' process' if process else ''}"
     opened = request.config.stash.setdefault(_OPENED, {})
@@ -109,8 +103,6 @@ def shared(
 
 @contextmanager
 def _open(folder: Path, carrier: Carrier, behind_another: bool, process: bool) -> Iterator[Restarting]:
-    for path in _BESIDE.glob("*.py"):
-        shutil.copy(path, folder)
     rows = Rows(folder / "rows.jsonl")
     callbacks = ["bystander.handler"] if behind_another else []
     settings = {"carrier": carrier, "summary_timeout_s": 120, "window_cache_s": 600, "heartbeat_s": 0.2}
@@ -126,23 +118,10 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool, process: bool) -
         environ={**rows.environ, "LITELLM_RATE_LIMIT_WINDOW_SIZE": "3600"},
         litellm_settings={"callbacks": [*callbacks, "litellm_compaction.handler", "recorder.handler"]},
         callback_settings={"litellm_compaction": written_beside(folder, settings)},
-        general_settings={"custom_auth": "one_at_a_time.user_api_key_auth", "cancel_on_disconnect": True},
+        general_settings={**AUTH, "cancel_on_disconnect": True},
     ) as bench:
-        # Many cells at once at each.
-        for name in CROWDED:
-            simulator = bench.simulators[name]
-            simulator.unload(simulator.instances[0].id)
-            simulator.load(_KEY, bench.groups[name].window, parallel=64)
         # The check of promise P1 after each test looks at `bench`: what is forgiven has to be forgiven there.
-        yield Restarting(
-            bench.proxy,
-            bench.groups,
-            bench.simulators,
-            bench.folder,
-            _checked=bench._checked,
-            carrier=carrier,
-            rows=rows,
-        )
+        yield Restarting(**vars(bench), carrier=carrier, rows=rows)
 
 
 @contextmanager
@@ -162,13 +141,8 @@ def changed(simulator: Simulator, **values: Any) -> Iterator[None]:
 class Teller:
     """A model that gives one long answer, and goes on with it when it is told to.
 
-    The answer's text is one in which no stretch of 48 characters comes twice, so that the place is found.
-
-    Attributes:
-        first: what the client's own request is answered with.
-        second_thoughts: what it thinks before it continues.
-        later: answers of the second stream, the third and so on, in place of going on.
-        summary: what the summariser's prompt is answered with.
+    The answer's text is one in which no stretch of 48 characters comes twice, so that the place is found. In place of
+    going on with the `first` answer it gives one of the `later` ones to each further stream.
     """
 
     first: Reply

@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.integration.bench import KEY, Bench, Group, open_bench
+from tests.integration.bench import AUTH, KEY, Bench, Group, open_bench
+from tests.integration.harness import entry
 from tests.integration.plain_server import PlainServer, serve_plain
 from tests.integration.rows import Rows
 
@@ -66,10 +67,6 @@ def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
     """The proxy, with keys of several users and teams, a callback that writes rows, and LiteLLM's metrics."""
     own = f"{servers.plain.base_url}/v1"
 
-    def entry(group: str, model: str, base: str, **info: Any) -> dict[str, Any]:
-        params = {"model": model, "api_base": base, "api_key": "k"}
-        return {"model_name": group, "litellm_params": params, **({"model_info": info} if info else {})}
-
     on = {"enabled": True}
     llama = f"{servers.llama.base_url}/v1"
     opted_in = [
@@ -100,7 +97,7 @@ def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
         make_entries=entries,
         environ=rows.environ,
         litellm_settings={"callbacks": ["recorder.handler", *(["prometheus"] if HAS_PROMETHEUS else [])]},
-        general_settings={"custom_auth": "tenants.user_api_key_auth"},
+        general_settings=AUTH,
         router_settings={
             "num_retries": 0,
             "disable_cooldowns": True,

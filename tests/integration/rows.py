@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from pathlib import Path
 from typing import Any
+
+from tests.integration.harness import until
 
 
 class Rows:
@@ -27,11 +28,7 @@ class Rows:
         """
         # LiteLLM's own form of a key (litellm/proxy/_types.py, hash_token).
         digest = hashlib.sha256(key.encode()).hexdigest()
-        deadline_s = time.monotonic() + 60
-        while len(found := self._of(digest)) < expected and time.monotonic() < deadline_s:
-            # The proxy's process writes them: there is nothing to wait for but the next look.
-            time.sleep(0.02)
-        return found
+        return until(lambda: rows if len(rows := self._of(digest)) >= expected else [])
 
     def _of(self, digest: str) -> list[dict[str, Any]]:
         text = self.path.read_text() if self.path.exists() else ""

@@ -7,9 +7,7 @@ Their first lines read as the specification. The last three run in a second prox
 from __future__ import annotations
 
 import json
-import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -23,7 +21,18 @@ from litellm_compaction.cli import main
 from litellm_compaction.core.messages import ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
 from tests.builders import ONE_ROUND, answered, prose, talk, tool_round, tools
 from tests.integration.app import serve
-from tests.integration.bench import SUMMARY, Bench, Group, answers, edit_plan, is_question, is_summary_call, open_bench
+from tests.integration.bench import (
+    AUTH,
+    SUMMARY,
+    Bench,
+    Group,
+    answers,
+    edit_plan,
+    is_question,
+    is_summary_call,
+    open_bench,
+)
+from tests.integration.harness import entry, lm_studio
 from tests.integration.plain_server import PlainServer, plain_entries, serve_plain
 from tests.integration.restart_bench import LONG, TEXTS, Teller, asked, group, shut, stream_problems, without_restarts
 from tests.integration.validity import text_of
@@ -69,30 +78,15 @@ class Office:
 
     def open(self, settings: Mapping[str, Any]) -> Bench:
         """A proxy; the one before it has to be closed."""
-        base = f"{self.plain.base_url}/v1"
-        opted = {"model": "openai/opted", "api_base": base, "api_key": "k"}
+        plain, opted = self.plain.base_url, {"enabled": True, "context_length": 4096}
         entries = [
-            *plain_entries(self.plain.base_url),
-            {
-                "model_name": "opted",
-                "litellm_params": opted,
-                "model_info": {"compaction": {"enabled": True, "context_length": 4096}},
-            },
-            {"model_name": "deaf", "litellm_params": {"model": "lm_studio/deaf", "api_base": base}},
-            {
-                "model_name": "lm_studio/*",
-                "litellm_params": {"model": "lm_studio/*", "api_base": f"{self.families}/v1"},
-            },
+            *plain_entries(plain),
+            entry("opted", "openai/opted", f"{plain}/v1", compaction=opted),
+            lm_studio("deaf", "deaf", plain),
+            lm_studio("lm_studio/*", "*", self.families),
         ]
-        return self.stack.enter_context(
-            open_bench(
-                self.folder,
-                _GROUPS,
-                settings,
-                entries=entries,
-                general_settings={"custom_auth": "tenants.user_api_key_auth"},
-            )
-        )
+        bench = open_bench(self.folder, _GROUPS, settings, entries=entries, general_settings=AUTH)
+        return self.stack.enter_context(bench)
 
 
 @pytest.fixture(scope="module")
@@ -391,9 +385,8 @@ def test_17_conversations_and_tenants_never_meet(bench: Bench) -> None:
     watch = bench.watch("shared", script)
 
     def ask(number: int) -> str:
-        headers = {"Authorization": f"Bearer {keys[number % 3]}"}
-        body = {"model": "shared", "messages": talk(names[number], ONE_ROUND, system=names[number])}
-        answer = bench.proxy.post(body, headers=headers)
+        messages = talk(names[number], ONE_ROUND, system=names[number])
+        answer = bench.proxy.by(keys[number % 3]).chat("shared", messages)
         assert answer.headers["x-litellm-compaction"] == "compacted"
         text: str = answer.json()["choices"][0]["message"]["content"]
         return text
@@ -404,11 +397,9 @@ def test_17_conversations_and_tenants_never_meet(bench: Bench) -> None:
     asked = [str(record.body) for record in watch.records if record.body is not None]
     assert {len(set(re.findall("CANARY-[a-z]+", body))) for body in asked} == {1}
     calls = len(watch.summaries)
-    same = {"model": "shared", "messages": talk(names[0], ONE_ROUND, system=names[0])}
-    done = [
-        bench.proxy.post(same, headers={"Authorization": f"Bearer {key}"}).headers["x-litellm-compaction"]
-        for key in ("sk-anna", "sk-arno", "sk-bert", "sk-carl")
-    ]
+    same = talk(names[0], ONE_ROUND, system=names[0])
+    answers = [bench.proxy.by(key).chat("shared", same) for key in ("sk-anna", "sk-arno", "sk-bert", "sk-carl")]
+    done = [answer.headers["x-litellm-compaction"] for answer in answers]
     # Anna and Arno are of one team.
     assert done == ["reused", "reused", "compacted", "compacted"]
     assert len(watch.summaries) == calls + 2
@@ -427,10 +418,6 @@ def test_18_compactions_outlive_the_proxy(later: Bench, kept: dict[str, Any], ca
     outcomes = {event.get("outcome") for event in events}
     assert {"compacted", "reused"} <= outcomes
     assert "kept over night" not in str(events)
-    # The file is the user's alone.
-    files = list((later.folder / "litellm_compaction").glob("store.sqlite3*"))
-    assert files
-    assert os.name != "posix" or {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}
 
 
 def test_19_oversized_result_as_an_excerpt(later: Bench) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from tests.builders import ONE_ROUND, answered, talk
 from tests.integration.bench import Bench, answers
@@ -13,19 +12,15 @@ from tests.lmstudio_double import Fault, Reply
 _CANARY = "YELLOW-CANARY-0815"
 
 
-def _ask(routes: Bench, key: str, model: str, messages: Any, **body: Any) -> Any:
-    return routes.proxy.post({"model": model, "messages": messages, **body}, headers={"Authorization": f"Bearer {key}"})
-
-
 def test_one_row_per_call_all_paid_by_the_same_key(routes: Bench, rows: Rows) -> None:
     """A compacted request leaves one row for the client's call and one for the summary, of the same key and people."""
     watch, key = routes.watch("local"), "sk-anna.paying"
     messages = talk("paying", ONE_ROUND)
-    answer = _ask(routes, key, "local", messages, user="customer-1", stream=True)
+    answer = routes.proxy.by(key).chat("local", messages, user="customer-1", stream=True)
     assert answer.headers["x-litellm-compaction"] == "compacted"
     assert len(rows.of(key, 2)) == 2
     # A row too many would come before that of the next request.
-    _ask(routes, key, "local", messages[:3])
+    routes.proxy.by(key).chat("local", messages[:3])
     found = rows.of(key, 3)[:-1]
     assert len(watch.summaries) == 1
     assert [row["event"] for row in found] == ["success"] * 2
@@ -46,13 +41,13 @@ def test_rows_are_no_more_than_calls(routes: Bench, rows: Rows) -> None:
     """Reuse costs one row, a failed summary one failure row, a refusal no upstream row; nothing is counted twice."""
     watch, key = routes.watch("local"), "sk-anna.counting"
     messages = talk("counting", ONE_ROUND)
-    _ask(routes, key, "local", messages)
-    _ask(routes, key, "local", messages)
+    routes.proxy.by(key).chat("local", messages)
+    routes.proxy.by(key).chat("local", messages)
     assert len(rows.of(key, 3)) == 3
     routes.watch("local", answers(Reply(fault=Fault("500"))))
-    _ask(routes, key, "local", talk("counting a failure", ONE_ROUND))
+    routes.proxy.by(key).chat("local", talk("counting a failure", ONE_ROUND))
     found = rows.of(key, 5)
-    _ask(routes, key, "local", messages[:3])
+    routes.proxy.by(key).chat("local", messages[:3])
     assert len(rows.of(key, 6)) == 6
     assert sorted(row["event"] for row in found[3:5]) == ["failure", "success"]
     assert len(watch.chats) == 4
@@ -61,7 +56,7 @@ def test_rows_are_no_more_than_calls(routes: Bench, rows: Rows) -> None:
 def test_warm_up_is_paid_by_the_client_who_needed_it(routes: Bench, rows: Rows) -> None:
     """The one-token request that loads a model has its own row, of the same key."""
     routes.watch("warmed")
-    assert _ask(routes, "sk-bert.cold", "warmed", talk("cold", 300)).status_code == 200
+    assert routes.proxy.by("sk-bert.cold").chat("warmed", talk("cold", 300)).status_code == 200
     found = rows.of("sk-bert.cold", 2)
     assert [row["identity"]["user_id"] for row in found] == ["bert", "bert"]
     assert [row["identity"]["team_id"] for row in found] == ["blue", "blue"]
@@ -72,9 +67,9 @@ def test_nothing_of_the_conversation_and_nothing_of_ours_is_in_metadata(routes: 
     """Other callbacks find neither conversation text nor our bookkeeping in metadata, and no budget reservation."""
     routes.watch("local", answers(Reply(_CANARY), Reply(fault=Fault("500"))))
     key = "sk-anna.canary"
-    _ask(routes, key, "local", talk(_CANARY, 8000))
+    routes.proxy.by(key).chat("local", talk(_CANARY, 8000))
     routes.watch("local", answers(Reply(_CANARY)))
-    _ask(routes, key, "local", answered(talk(_CANARY, 8000), _CANARY, "Go on."), stream=True)
+    routes.proxy.by(key).chat("local", answered(talk(_CANARY, 8000), _CANARY, "Go on."), stream=True)
     found = rows.of(key, 3)
     assert len(found) >= 3
     for row in found:

@@ -61,7 +61,7 @@ def test_empty_answer_at_a_full_window_raises_the_alarm(patient: Bench, stream: 
     body = {"model": group, "messages": talk(group, 8600), "stream": stream, "max_tokens": 64}
     assert patient.proxy.post(body).status_code == 200
     watch.simulator.models = [Model(KEY, tokens_factor=0.99 * 16384 / watch.chats[-1].prompt_tokens)]
-    _reload(patient, group, 16384)
+    patient.load(group, 16384)
     watch.simulator.script = answers(reply=Reply(""))
     assert patient.proxy.post(body).status_code == 200
     assert patient.proxy.expect_logged(f"truncation_alarm model={group} reason=empty_at_full_window")
@@ -97,11 +97,4 @@ def _group(kind: str, stream: bool) -> str:
 def _shrink(patient: Bench, group: str) -> None:
     """Loads the model with a smaller window behind the proxy's back."""
     assert patient.window_of(group) == 16384
-    _reload(patient, group, 4096)
-
-
-def _reload(patient: Bench, group: str, window: int) -> None:
-    simulator = patient.simulators[group]
-    for instance in list(simulator.instances):
-        simulator.unload(instance.id)
-    simulator.load(KEY, window)
+    patient.load(group, 4096)

@@ -74,13 +74,10 @@ def test_any_tokenizer_is_counted_exactly(exact: Bench, factor: float) -> None:
 
 def test_a_reload_is_noticed_by_the_next_request(exact: Bench) -> None:
     """A model loaded anew with an eighth of its window, then with all of it: nothing is cut (P1), and nothing lost."""
-    simulator = exact.simulators["reloaded"]
     messages = talk("reloaded", 12_000)
     sent(exact, "reloaded", messages)
     for window in (4096, 32_768, 8192, 4096, 32_768):
-        for instance in list(simulator.instances):
-            simulator.unload(instance.id)
-        simulator.load(exact.groups["reloaded"].key, window)
+        exact.load("reloaded", window)
         watch = sent(exact, "reloaded", messages)
         assert watch.chats[-1].context_length == window
         assert (len(watch.sent()) == len(messages)) == (window == 32_768)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from litellm_compaction.core.messages import START_NOTICE
-from tests.builders import prose, talk
-from tests.integration.bench import SUMMARY, Bench, Group, Watch, answers, open_bench
+from tests.builders import answered, prose, talk, user
+from tests.integration.bench import AUTH, SUMMARY, Bench, Group, Watch, answers, open_bench
 from tests.integration.rows import Rows
 from tests.lmstudio_double import Gate, Reply
 
@@ -32,18 +31,9 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Rows
         {"background": "idle"},
         environ=rows.environ,
         litellm_settings={"callbacks": ["recorder.handler"]},
-        general_settings={"custom_auth": "tenants.user_api_key_auth"},
+        general_settings=AUTH,
     ) as bench:
         yield bench, rows
-
-
-def _ask(bench: Bench, model: str, messages: Any, *, key: str = "sk-dora", **body: Any) -> Any:
-    headers = {"Authorization": f"Bearer {key}"}
-    return bench.proxy.post({"model": model, "messages": messages, **body}, headers=headers)
-
-
-def _next(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    return [*messages, {"role": "assistant", "content": "Understood."}, {"role": "user", "content": text}]
 
 
 def _outcomes(watch: Watch) -> list[str]:
@@ -56,27 +46,27 @@ def test_the_turn_that_is_compacted_waits_for_nothing(idle: tuple[Bench, Rows]) 
     From then on every turn begins with the same bytes.
     """
     bench, rows = idle
-    key, stream = "sk-anna.ahead", True
+    key = "sk-anna.ahead"
+    asked = bench.proxy.by(key)
     watch, messages = bench.watch("used"), talk("ahead", _FILLED)
-    assert _ask(bench, "used", messages, key=key, stream=stream).headers["x-litellm-compaction"] == "none"
+    assert asked.chat("used", messages, stream=True).headers["x-litellm-compaction"] == "none"
     bench.proxy.expect_logged(r"prepared model=used ")
     assert _outcomes(watch) == ["ok"]
 
-    between = _next(messages, "And then?")
-    assert _ask(bench, "used", between, key=key, stream=stream).headers["x-litellm-compaction"] == "none"
+    between = answered(messages, "Understood.", "And then?")
+    assert asked.chat("used", between, stream=True).headers["x-litellm-compaction"] == "none"
     assert watch.sent() == between
-    asked = watch.chats[-1]
-    assert asked.computed_tokens <= 0.05 * asked.prompt_tokens
+    assert watch.chats[-1].computed_tokens <= 0.05 * watch.chats[-1].prompt_tokens
 
-    full = _next(between, prose("ahead", _MORE_WORDS))
-    answer = _ask(bench, "used", full, key=key, stream=stream)
+    full = answered(between, "Understood.", prose("ahead", _MORE_WORDS))
+    answer = asked.chat("used", full, stream=True)
     assert answer.headers["x-litellm-compaction"] == "reused"
     assert START_NOTICE not in answer.text
     assert SUMMARY in str(watch.sent()[1]["content"])
     assert watch.problems(full) == []
     first = watch.sent()
-    after = _next(full, "Fine.")
-    assert _ask(bench, "used", after, key=key, stream=stream).headers["x-litellm-compaction"] == "reused"
+    after = answered(full, "Understood.", "Fine.")
+    assert asked.chat("used", after, stream=True).headers["x-litellm-compaction"] == "reused"
     assert watch.sent()[: len(first)] == first
     assert _outcomes(watch) == ["ok"]
 
@@ -91,9 +81,9 @@ def test_who_comes_has_the_engine_at_once(idle: tuple[Bench, Rows]) -> None:
     bench, _ = idle
     gate = Gate()
     watch = bench.watch("arriving", answers(Reply(SUMMARY, gate=gate)))
-    _ask(bench, "arriving", talk("arriving", _FILLED))
+    bench.proxy.by("sk-dora").chat("arriving", talk("arriving", _FILLED))
     assert gate.reached.wait(60)
-    answer = _ask(bench, "arriving", [{"role": "user", "content": "Hello."}], key="sk-bert")
+    answer = bench.proxy.by("sk-bert").chat("arriving", [user("Hello.")])
     assert answer.json()["choices"][0]["message"]["content"] == "Understood."
     assert _outcomes(watch) == ["disconnected"]
     gate.open()

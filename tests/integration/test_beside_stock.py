@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.integration.bench import Bench, open_bench
+from tests.integration.bench import KEY, Bench, open_bench
+from tests.integration.harness import lm_studio
 from tests.integration.raw_server import RAW_ROUTES, RawServer, Read, ask_raw, serve_raw
 
 _SOME = settings(max_examples=max(12, settings().max_examples // 4))
@@ -28,7 +29,8 @@ def server() -> Iterator[RawServer]:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory, server: RawServer) -> Iterator[Bench]:
     """The same server behind a guarded deployment and behind one that is not."""
-    entries = [server.entry("guarded"), server.entry("stock", enabled=False)]
+    url = server.base_url
+    entries = [lm_studio("guarded", KEY, url), lm_studio("stock", KEY, url, compaction={"enabled": False})]
     with open_bench(tmp_path_factory.mktemp("beside"), [], {}, entries=entries) as opened:
         yield opened
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,23 +14,18 @@ import yaml
 
 from tests.constants import written_beside
 from tests.integration.app import proxy, serve
-from tests.integration.harness import MASTER_KEY, Proxy, free_port
+from tests.integration.harness import MASTER_KEY, Proxy, free_port, lm_studio, until
 from tests.lmstudio_double import Address, Model, Simulator
 
 SHIPPED = Path(__file__).parents[2] / "config.yaml"
 QWEN, QUANT, COLD = "qwen/qwen3-8b", "google/gemma-3-4b@q4_k_m", "qwen/qwen3-4b"
 CACHE_S = 0.5
-_LIMIT_S = 30.0
 _WINDOWS = {QWEN: 8192, QUANT: 4096, COLD: None}
 
 
 def _simulator() -> Simulator:
     embedding = Model("text-embedding-nomic", type="embeddings")
     return Simulator(models=[Model(QWEN), Model(QUANT), Model(COLD), embedding])
-
-
-def _entry(wildcard: str, model: str, api_base: str) -> dict[str, Any]:
-    return {"model_name": wildcard, "litellm_params": {"model": model, "api_base": api_base}}
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +41,10 @@ def listing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         config = yaml.safe_load(SHIPPED.read_text())
         written_beside(folder, {"window_cache_s": CACHE_S})
         config["model_list"] += [
-            _entry("local/*", "lm_studio/*", f"{bases[0].base_url}/v1"),
-            _entry("box/*", "lm_studio/*", f"{bases[1].base_url}/v1"),
-            _entry("named", f"lm_studio/{QWEN}", f"{bases[0].base_url}/v1"),
-            _entry("dead/*", "lm_studio/*", f"http://127.0.0.1:{free_port()}/v1"),
+            lm_studio("local/*", "*", bases[0].base_url),
+            lm_studio("box/*", "*", bases[1].base_url),
+            lm_studio("named", QWEN, bases[0].base_url),
+            lm_studio("dead/*", "*", f"http://127.0.0.1:{free_port()}"),
         ]
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(config))
@@ -64,6 +58,10 @@ def _rows(listing: Proxy, path: str) -> list[dict[str, Any]]:
     return rows
 
 
+def _windows(listing: Proxy) -> list[tuple[str, int | None]]:
+    return [(row["id"], row.get("max_input_tokens")) for row in _rows(listing, "/v1/models")]
+
+
 def test_the_official_clients_list_the_models_with_their_windows(listing: Proxy) -> None:
     """OpenAI's and Anthropic's packages: every chat model behind every wildcard, nothing of a server that is off."""
     expected = {
@@ -72,9 +70,7 @@ def test_the_official_clients_list_the_models_with_their_windows(listing: Proxy)
         **{f"box/{key}": 16384 if key == QWEN else None for key in _WINDOWS},
     }
     # On a busy machine the first list is not waited for.
-    since_s = time.monotonic()
-    while {row["id"]: row.get("max_input_tokens") for row in _rows(listing, "/v1/models")}.get(f"box/{QWEN}") != 16384:
-        assert time.monotonic() - since_s < _LIMIT_S
+    until(lambda: (f"box/{QWEN}", 16384) in _windows(listing))
     # LiteLLM 1.100.5 lists wildcards themselves, too.
     asking = openai.OpenAI(base_url=f"{listing.base_url}/v1", api_key=MASTER_KEY, max_retries=0)
     models = [model for model in asking.models.list() if "*" not in model.id]

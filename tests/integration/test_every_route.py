@@ -9,15 +9,14 @@ import pytest
 
 from tests.builders import ONE_ROUND, answered, talk
 from tests.integration.bench import Bench
-from tests.integration.forms import END, ROUTES, TALKS, ask
+from tests.integration.forms import END, ROUTES, TALKS, ask, streams
 from tests.integration.validity import text_of
 from tests.lmstudio_double import ChatCall, Reply, numbered_words
 
 _NOTHING_TOLD = {"user-agent": "program"}
-_streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
-@_streams
+@streams
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_short_conversation_goes_as_it_came(guarded: Bench, route: str, stream: bool) -> None:
     """Only a bound is added: the client's own where it fits, and what the window leaves where it has none."""
@@ -34,7 +33,7 @@ def test_a_short_conversation_goes_as_it_came(guarded: Bench, route: str, stream
     assert watch.summaries == []
 
 
-@_streams
+@streams
 @pytest.mark.parametrize("route", TALKS)
 def test_a_long_conversation_is_compacted_once(guarded: Bench, route: str, stream: bool) -> None:
     """Inside the window, with all that is protected; the next turn begins with the same bytes, without a summary."""

@@ -15,13 +15,11 @@ import pytest
 from tests.builders import prose, talk
 from tests.integration.app import NETWORK, activate, in_loop
 from tests.integration.bench import SUMMARY, Bench, Watch, answers
-from tests.integration.forms import ROUTES, form
+from tests.integration.forms import ROUTES, form, streams
 from tests.integration.harness import Proxy
 from tests.integration.plain_server import PlainServer
 from tests.integration.restart_bench import Restarting, both_carriers
 from tests.lmstudio_double import Gate, Reply
-
-_streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
 def _leaves(
@@ -58,7 +56,7 @@ def _all_end(watch: Watch) -> bool:
     return bool(records) and all(each.disconnected_s is not None or each.outcome != "running" for each in records)
 
 
-@_streams
+@streams
 @pytest.mark.parametrize("route", ROUTES)
 def test_an_answer_that_has_not_begun_ends_with_its_client(guarded: Bench, route: str, stream: bool) -> None:
     """The server would wait for ever where it is."""
@@ -99,7 +97,7 @@ def test_nobody_is_answered_by_a_fallback(routes: Bench, plain: PlainServer) -> 
 
 
 @both_carriers
-@_streams
+@streams
 def test_a_summary_ends_with_its_client(restarting: Restarting, stream: bool) -> None:
     """Nothing else is asked for it."""
     gate = Gate()

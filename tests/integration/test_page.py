@@ -6,7 +6,6 @@ That a change made in one proxy holds in another: `tests/processes/test_shared_s
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -15,9 +14,9 @@ import httpx
 import pytest
 
 from tests.integration.app import proxy, serve
-from tests.integration.bench import KEY, Bench, answers
+from tests.integration.bench import AUTH, KEY, Bench, answers, write_beside
 from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, write_config
-from tests.integration.page_forms import ADMIN, ANNA, ARNO, AUTH, BERT, KEYS, PAGE, VIEWER, look, reset, save
+from tests.integration.page_forms import ADMIN, ANNA, ARNO, BERT, PAGE, VIEWER, look, reset, save
 from tests.lmstudio_double import Model, Simulator
 
 # Of Anna's team; of nobody's.
@@ -30,7 +29,7 @@ _HI = [{"role": "user", "content": "Hi."}]
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     folder = tmp_path_factory.mktemp("page")
-    shutil.copy(KEYS, folder)
+    write_beside(folder)
     simulator = Simulator([Model(KEY, publisher="qwen", architecture="qwen2")])
     simulator.script = answers()
     simulator.load(KEY, 8192)
@@ -56,8 +55,7 @@ def unchanged(running: Proxy) -> Iterator[Proxy]:
 
 def ask(running: Proxy, model: str, messages: Any, key: str = ADMIN) -> httpx.Response:
     """A client's request."""
-    body = {"model": model, "messages": messages, "max_tokens": 16}
-    return running.post(body, headers={"Authorization": f"Bearer {key}"})
+    return running.by(key).chat(model, messages, max_tokens=16)
 
 
 def guarded(running: Proxy) -> bool:
@@ -92,7 +90,7 @@ def test_the_page_itself_has_nothing_to_hide(running: Proxy) -> None:
     assert running.client.post(PAGE, data={"do": "save", "mode": "off"}).status_code == 405
 
 
-@pytest.mark.parametrize("key", [None, "sk-nobody", "", "x" * 5000, "\x00"])
+@pytest.mark.parametrize("key", [None, "sk-stranger", "", "x" * 5000, "\x00"])
 def test_without_a_key_there_is_nothing(running: Proxy, key: str | None) -> None:
     """The same 401 at every route, and the key is not repeated."""
     for route in ROUTES:

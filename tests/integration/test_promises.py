@@ -8,6 +8,7 @@ import pytest
 
 from tests.builders import ONE_ROUND, answered, prose, talk, tool_round
 from tests.integration.bench import SUMMARY, Bench, answers, is_summary_call
+from tests.integration.harness import until
 from tests.lmstudio_double import ChatCall, Gate, Reply
 
 WINDOW = 8192
@@ -89,7 +90,9 @@ def test_shrunk_window_is_noticed_and_integrated(guarded: Bench) -> None:
     first = guarded.proxy.chat("shrinking", messages)
     assert first.headers["x-litellm-compaction-window"] == "16384"
     assert len(watch.summaries) == 1
-    guarded.reload("shrinking", 4096)
+    guarded.load("shrinking", 4096)
+    # It is noticed as ever: by the requests that come meanwhile.
+    until(lambda: guarded.window_of("shrinking") == 4096)
     for turn in range(12):
         messages = answered(messages, prose(f"shrink {turn}", 200), f"Next {turn}.")
         answer = guarded.proxy.chat("shrinking", messages)

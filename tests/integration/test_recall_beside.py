@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,43 +11,31 @@ import httpx
 import pytest
 
 from litellm_compaction.recall import BEGIN, END
-from tests.integration.bench import Group, is_summary_call, open_bench
-from tests.integration.harness import Proxy
-from tests.integration.page_forms import ANNA, AUTH, BERT
+from tests.integration.bench import AUTH, Bench, Group, open_bench
+from tests.integration.page_forms import ANNA, BERT
 from tests.integration.test_recall_tool import NAMES, TOOL, conversation, question, script
-from tests.lmstudio_double import Simulator
-
-
-@dataclass
-class Running:
-    proxy: Proxy
-    simulator: Simulator
-
-    def ask(self, messages: list[dict[str, Any]], key: str = ANNA, **body: Any) -> tuple[httpx.Response, list[Any]]:
-        """The answer, and the messages that reached the server for it."""
-        headers = {"Authorization": f"Bearer {key}"}
-        answer = self.proxy.post({"model": "small", "messages": messages, **body}, headers=headers).raise_for_status()
-        *_, record = (each for each in self.simulator.requests if each.body and not is_summary_call(each.body))
-        assert record.body is not None
-        assert not record.truncated
-        return answer, list(record.body["messages"])
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
+def running(tmp_path: Path) -> Iterator[Bench]:
     with open_bench(tmp_path, [Group("small")], {"keep_originals": "compacted"}, general_settings=AUTH) as bench:
-        # Its summaries hold nothing of the conversation.
-        yield Running(bench.proxy, bench.watch("small", script).simulator)
+        yield bench
 
 
-def test_a_lost_fact_stands_beside_the_question(running: Running) -> None:
+def _ask(running: Bench, said: list[dict[str, Any]], key: str = ANNA, **body: Any) -> tuple[httpx.Response, list[Any]]:
+    """The answer, and the messages that reached the server for it; its summaries hold nothing of the conversation."""
+    watch = running.watch("small", script)
+    return running.proxy.by(key).chat("small", said, **body).raise_for_status(), watch.sent()
+
+
+def test_a_lost_fact_stands_beside_the_question(running: Bench) -> None:
     """Once, and the bytes before it are those of the turn before; in the next turn it is gone again."""
     said = conversation()
-    _, first = running.ask(said)
+    _, first = _ask(running, said)
     animal = next(each for each, name in NAMES.items() if name not in json.dumps(first))
     turn = list(NAMES).index(animal) + 1
     said += [{"role": "assistant", "content": "Understood."}, {"role": "user", "content": question(animal)}]
-    answer, second = running.ask(said)
+    answer, second = _ask(running, said)
     assert answer.json()["choices"][0]["message"]["content"] == f"It is {NAMES[animal]}."
     assert second[: len(first)] == first, "the server reads nothing again"
     assert [message["role"] for message in second[len(first) :]] == ["assistant", "user"]
@@ -61,7 +48,7 @@ def test_a_lost_fact_stands_beside_the_question(running: Running) -> None:
     tokens = int(answer.headers["x-litellm-compaction-excerpt-tokens"])
     assert 0 < tokens <= 8192 // 16
     said += [{"role": "assistant", "content": f"It is {NAMES[animal]}."}, {"role": "user", "content": "Thanks, bye."}]
-    answer, third = running.ask(said)
+    answer, third = _ask(running, said)
     assert "x-litellm-compaction-excerpts" not in answer.headers
     assert third[: len(second) - 1] == second[:-1]
     assert third[len(second) - 1] == {"role": "user", "content": question(animal)}
@@ -69,10 +56,10 @@ def test_a_lost_fact_stands_beside_the_question(running: Running) -> None:
 
     # Another tenant, to whom nobody said it.
     others = [{**each, "content": each["content"].replace(NAMES[animal], "nothing")} for each in said[:-2]]
-    running.ask(others[:-2], BERT)
-    _, fourth = running.ask(others, BERT)
+    _ask(running, others[:-2], BERT)
+    _, fourth = _ask(running, others, BERT)
     assert BEGIN in fourth[-1]["content"]
     assert NAMES[animal] not in json.dumps(fourth)
     # A request with tools can look it up itself.
-    _, fifth = running.ask(said[:-2], tools=[TOOL], tool_choice="none")
+    _, fifth = _ask(running, said[:-2], tools=[TOOL], tool_choice="none")
     assert BEGIN not in json.dumps(fifth)

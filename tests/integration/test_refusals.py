@@ -11,8 +11,8 @@ import pytest
 
 from tests.builders import prose
 from tests.integration.bench import KEY, Bench, Group, open_bench
-from tests.integration.forms import PATHS, ROUTES, ask
-from tests.integration.harness import free_port
+from tests.integration.forms import PATHS, ROUTES, ask, streams
+from tests.integration.harness import entry, free_port, lm_studio
 from tests.integration.plain_server import PlainServer
 from tests.lmstudio_double import Fault, Reply
 
@@ -20,19 +20,15 @@ from tests.lmstudio_double import Fault, Reply
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Iterator[Bench]:
     """LiteLLM's router as it is: it retries, cools down, and falls back where it is told to."""
-
-    def entry(group: str, model: str, base: str) -> dict[str, Any]:
-        return {"model_name": group, "litellm_params": {"model": model, "api_base": f"{base}/v1", "api_key": "k"}}
-
     dead = f"http://127.0.0.1:{free_port()}"
     with open_bench(
         tmp_path_factory.mktemp("strict"),
         [Group("local", 4096)],
         {"window_cache_s": 0.2},
         entries=[
-            entry("plain", "openai/plain", plain.base_url),
-            entry("dead", f"lm_studio/{KEY}", dead),
-            entry("rescued", f"lm_studio/{KEY}", dead),
+            entry("plain", "openai/plain", f"{plain.base_url}/v1"),
+            lm_studio("dead", KEY, dead),
+            lm_studio("rescued", KEY, dead),
         ],
         router_settings={"fallbacks": [{"rescued": ["plain"]}]},
     ) as bench:
@@ -43,7 +39,7 @@ def _question(content: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@streams
 @pytest.mark.parametrize("route", ROUTES)
 def test_too_large_is_said_in_our_words_with_the_code(strict: Bench, route: str, stream: bool) -> None:
     """SDKs go by `code`, people by the first words; neither has to read LiteLLM's frame."""

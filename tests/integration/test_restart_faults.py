@@ -13,12 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import httpx
-import pytest
-
 from tests.builders import prose, tools
 from tests.integration.bench import SUMMARY, is_summary_call
-from tests.integration.harness import Streamed
+from tests.integration.forms import read, streams
 from tests.integration.restart_bench import CROWDED, Restarting, Teller, calls, stream_problems, without_restarts
 from tests.lmstudio_double import ChatCall, Fault, Reply
 from tests.lmstudio_double.script import FaultKind
@@ -88,31 +85,17 @@ def _outcome(restarting: Restarting, kind: str, place: str, stream: bool) -> str
     body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": content}], "stream": stream}
     if place == "call":
         body["tools"] = tools(1)
-    if stream:
-        return _stream_outcome(restarting.proxy.stream_body(body), place)
-    return _whole_outcome(restarting.proxy.post(body), place)
-
-
-def _stream_outcome(answer: Streamed, place: str) -> str:
+    answer = restarting.proxy.stream_body(body)
     if answer.status != 200:
         return str(answer.status)
-    text = without_restarts(answer.text)
-    if any("error" in chunk for chunk in answer.chunks):
+    said = read("chat", answer.raw.decode())
+    text = without_restarts(said.text)
+    if any("error" in event for event in said.events):
         assert _is_part(text.split("\n\n⚙️")[0], place), text
-        assert not answer.finish_reasons
+        assert not said.ends
         return "error event"
-    if any(answer.deltas):
-        assert stream_problems(answer) == []
-    return _ending(text, answer.calls, answer.finish_reasons[0], place)
-
-
-def _whole_outcome(answer: httpx.Response, place: str) -> str:
-    if answer.status_code != 200:
-        return str(answer.status_code)
-    choice = answer.json()["choices"][0]
-    message = choice["message"]
-    made = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
-    return _ending(message["content"] or "", made, choice["finish_reason"], place)
+    assert not stream or stream_problems(answer) == []
+    return _ending(text, [(name, arguments) for name, arguments in said.calls.values()], said.ends[0], place)
 
 
 def _ending(text: str, made: list[tuple[str, str]], reason: str, place: str) -> str:
@@ -156,7 +139,7 @@ def _expectations(stream: bool) -> dict[tuple[str, str], str]:
     return table
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@streams
 def test_every_failure_has_its_outcome(restarting: Restarting, stream: bool) -> None:
     """A failure shows as what it is, at the point where it comes; one of ours, the summary's, does not show at all."""
     simulators = [restarting.simulators[name] for name in CROWDED]

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.builders import talk, tools
-from tests.integration.forms import END, ROUTES, ask
+from tests.integration.forms import END, ROUTES, ask, streams
 from tests.integration.harness import Streamed
 from tests.integration.restart_bench import (
     LONG,
@@ -24,10 +24,9 @@ from tests.integration.restart_bench import (
 from tests.lmstudio_double import Reply
 
 _numbers = itertools.count()
-_streams = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 
 
-@_streams
+@streams
 @pytest.mark.parametrize("route", ROUTES)
 def test_an_answer_is_carried_over(restarting: Restarting, route: str, stream: bool) -> None:
     """One text with the model's own end, over several requests, of which none outgrows the window."""
@@ -111,11 +110,11 @@ def test_whole_answer_is_inside_of_the_window(restarting: Restarting) -> None:
 
 def _new_key() -> tuple[str, dict[str, str]]:
     """A key that nobody has used, and the header that sends it."""
-    name = f"sk-one-rows-{next(_numbers)}"
+    name = f"sk-one.rows-{next(_numbers)}"
     return name, {"Authorization": f"Bearer {name}"}
 
 
-@_streams
+@streams
 def test_rows_of_a_restarted_answer(restarting: Restarting, stream: bool) -> None:
     """One row with the summed usage and one for each summary, all of the same key."""
     name, key = _new_key()

@@ -12,9 +12,9 @@ import pytest
 
 from tests.builders import chat
 from tests.integration.app import socket
-from tests.integration.bench import SUMMARY, Group, is_summary_call, open_bench
+from tests.integration.bench import AUTH, SUMMARY, Group, is_summary_call, open_bench
 from tests.integration.harness import Proxy
-from tests.integration.page_forms import ANNA, AUTH
+from tests.integration.page_forms import ANNA
 from tests.lmstudio_double import ChatCall, Reply, RequestRecord, Simulator
 
 RULE = "Never touch /srv/prod-4711."

@@ -11,12 +11,12 @@ import pytest
 
 from tests.builders import answered, talk
 from tests.integration.bench import SUMMARY, Bench, Group, open_bench
+from tests.integration.forms import form
 from tests.integration.restart_bench import Carrier, both_carriers
 from tests.integration.validity import text_of
 
 STRATEGIES = ("summary", "prune", "handoff")
 FOCUS = "the database schema"
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 WISH = {"compaction": {"now": True, "focus": FOCUS}}
 HEADER = "x-litellm-compaction"
 
@@ -33,39 +33,29 @@ def bench(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield opened
 
 
-def asked(bench: Bench, path: str, name: str, messages: list[dict[str, Any]], **more: Any) -> httpx.Response:
+def asked(bench: Bench, route: str, messages: list[dict[str, Any]], **more: Any) -> httpx.Response:
     """One whole answer, of the route's own shape."""
+    path, body = form(route, "now", messages, limit=200)
     headers = more.pop("headers", {})
-    key = "input" if path == RESPONSES else "messages"
-    body = {"model": name, key: messages, "max_tokens": 200, **more}
-    if path == RESPONSES:
-        del body["max_tokens"]
-    return bench.proxy.client.post(path, json=body, headers={**bench.proxy.headers, **headers}, timeout=300)
-
-
-def turns(path: str, topic: str, tokens: int) -> list[dict[str, Any]]:
-    """A conversation as the route's clients send it."""
-    messages = talk(topic, tokens)
-    return messages if path == CHAT else messages[1:]
+    return bench.proxy.post({**body, **more}, path, headers=headers)
 
 
 @both_carriers
 @pytest.mark.parametrize(
-    ("path", "wish"),
+    ("route", "wish"),
     [
-        (CHAT, {"metadata": WISH}),
-        (CHAT, {"headers": {HEADER: "now"}}),
-        (MESSAGES, {"metadata": WISH}),
+        ("chat", {"metadata": WISH}),
+        ("chat", {"headers": {HEADER: "now"}}),
+        ("messages", {"metadata": WISH}),
         # OpenAI's metadata holds strings only.
-        (RESPONSES, {"metadata": {"compaction": json.dumps(WISH["compaction"])}}),
+        ("responses", {"metadata": {"compaction": json.dumps(WISH["compaction"])}}),
     ],
-    ids=["chat", "header", "messages", "responses"],
 )
-def test_a_conversation_is_compacted_on_demand(bench: Bench, path: str, wish: dict[str, Any]) -> None:
+def test_a_conversation_is_compacted_on_demand(bench: Bench, route: str, wish: dict[str, Any]) -> None:
     """At a fifth of the window: one summary that knows its topic, told in the header, reused by the next turn."""
     watch = bench.watch("now")
-    messages = turns(path, f"on demand {path} {[*wish]}", 1700)
-    answer = asked(bench, path, "now", messages, **wish)
+    messages = talk(f"on demand {route} {[*wish]}", 1700)
+    answer = asked(bench, route, messages, **wish)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-litellm-compaction"] == "compacted"
     assert len(watch.summaries) == 1
@@ -75,25 +65,24 @@ def test_a_conversation_is_compacted_on_demand(bench: Bench, path: str, wish: di
     assert SUMMARY.splitlines()[1] in json.dumps(watch.sent())
     assert len(watch.sent()) < len(messages) / 2
     first = watch.sent()
-    later = asked(bench, path, "now", answered(messages, "Understood.", "Go on then."))
+    later = asked(bench, route, answered(messages, "Understood.", "Go on then."))
     assert later.headers["x-litellm-compaction"] == "reused"
     assert watch.sent()[: len(first)] == first
     assert len(watch.summaries) == 1
 
 
 @pytest.mark.parametrize(
-    ("path", "wish", "says"),
+    ("route", "wish", "says"),
     [
-        (CHAT, {"headers": {HEADER: "perhaps"}}, "cannot be read"),
-        (MESSAGES, {"headers": {f"{HEADER}-focus": "x"}}, "metadata.compaction"),
-        (RESPONSES, {"metadata": {"compaction": '{"now": "yes"}'}}, "metadata.compaction.'now'"),
+        ("chat", {"headers": {HEADER: "perhaps"}}, "cannot be read"),
+        ("messages", {"headers": {f"{HEADER}-focus": "x"}}, "metadata.compaction"),
+        ("responses", {"metadata": {"compaction": '{"now": "yes"}'}}, "metadata.compaction.'now'"),
     ],
-    ids=["chat", "messages", "responses"],
 )
-def test_a_bad_wish_is_refused(bench: Bench, path: str, wish: dict[str, Any], says: str) -> None:
+def test_a_bad_wish_is_refused(bench: Bench, route: str, wish: dict[str, Any], says: str) -> None:
     """400 with what is allowed, before anything is sent."""
     watch = bench.watch("now")
-    answer = asked(bench, path, "now", turns(path, "bad wishes", 1000), **wish)
+    answer = asked(bench, route, talk("bad wishes", 1000), **wish)
     assert answer.status_code == 400, answer.text
     assert says in answer.text
-    assert watch.records_of(CHAT) == []
+    assert watch.chats == []

@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
@@ -61,42 +61,6 @@ class Instance(simulated.Instance):
     def fail_all(self, message: str, outcome: Literal["error", "pool_overflow"]) -> None:
         for flight in list(self.flights):
             flight.fail(message, outcome)
-
-
-def find_target(name: str, instances: Iterable[Instance], models: Iterable[Model]) -> Instance | Model | None:
-    """The instance that `name` addresses, or the download to load for it; None if there is neither.
-
-    Both are tried by each rule before the next, so that an exact download goes before a loose instance.
-    """
-    loaded, downloaded = list(instances), list(models)
-    for match in _MATCHES:
-        for instance in loaded:
-            if match(name, instance.model, instance.id):
-                return instance
-        for model in downloaded:
-            if match(name, model, model.key):
-                return model
-    return None
-
-
-def _without_quantization(name: str) -> str:
-    return name.partition("@")[0]
-
-
-def _bare(name: str) -> str:
-    return _without_quantization(name).rpartition("/")[2]
-
-
-# Each rule is tried on all candidates before the next: (name asked for, model, its id).
-_MATCHES: tuple[Callable[[str, Model, str], bool], ...] = (
-    lambda name, model, own_id: name == own_id,
-    lambda name, model, own_id: name == model.key,
-    lambda name, model, own_id: name == model.variant,
-    lambda name, model, own_id: _without_quantization(name) == _without_quantization(model.key),
-    lambda name, model, own_id: bool(_bare(name)) and _bare(name) == _bare(model.key),
-    lambda name, model, own_id: name.lower() == own_id.lower(),
-    lambda name, model, own_id: bool(_bare(name)) and _bare(name).lower() == _bare(model.key).lower(),
-)
 
 
 def llama_props(instance: Instance) -> JsonObject:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from litellm_compaction.simulator import inference as simulated
-from litellm_compaction.simulator.inference import Connection, Envelope, Piece, event, pieces, reply_tokens
-from litellm_compaction.simulator.messages import JsonObject
-from litellm_compaction.simulator.rendering import count
+from litellm_compaction.simulator.inference import Envelope, Piece, pieces, reply_tokens
 from litellm_compaction.simulator.simulator import FinishReason, RequestRecord
 
 from .catalog import Flight, FlightFailed, Instance
-from .messages import POOL_EXCEEDED, event_body
+from .messages import POOL_EXCEEDED
 from .script import Fault, Gate, Outcome, ReasoningField, Reply
 from .simulator import Simulator
 
-__all__ = ["Answer", "Connection", "Ending", "Envelope", "Generation", "pieces", "reply_tokens", "visible_reply"]
+__all__ = ["Ending", "Envelope", "Generation", "pieces", "reply_tokens", "visible_reply"]
 
 
 def visible_reply(reply: Reply, stops: tuple[str, ...], reasoning_field: ReasoningField = "reasoning_content") -> Reply:
@@ -33,14 +29,6 @@ def visible_reply(reply: Reply, stops: tuple[str, ...], reasoning_field: Reasoni
 
 
 _GATE_POLL_S = 0.002
-
-
-async def drop(connection: Connection) -> None:
-    """Closes the connection as it is, with the bytes that were sent before."""
-    connection.close()
-    # The server learns of it in the next turn of the loop and then asks for no response any more.
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
 
 
 class Ending(NamedTuple):
@@ -71,9 +59,6 @@ class Generation:
     instance: Instance
     flight: Flight
     max_tokens: int | None
-    reasoning: str = ""
-    content: str = ""
-    calls: list[ToolCallSoFar] = field(default_factory=list)
     raw_tokens: int = 0
 
     @property
@@ -99,7 +84,7 @@ class Generation:
             coming = pieces(self.reply, chunk_tokens, limits.stop_at, self.simulator.new_id)
             for piece in coming:
                 await self._pace(started_s, piece.tokens)
-                self._account(piece)
+                self._account(piece.tokens)
                 if piece.kind != "hidden":
                     yield piece
                 await self._wait_at_gate(self.raw_tokens)
@@ -126,21 +111,13 @@ class Generation:
         else:
             await self.flight.sleep_until(started_s + (self.raw_tokens + tokens) * self._factor / speed)
 
-    def _account(self, piece: Piece) -> None:
+    def _account(self, tokens: int) -> None:
         before = self.completion_tokens()
-        self.raw_tokens += piece.tokens
+        self.raw_tokens += tokens
         self.flight.used_tokens += self.completion_tokens() - before
         if self.simulator.is_pool_full(self.instance):
             self.instance.fail_all(POOL_EXCEEDED, "pool_overflow")
             self.flight.check()
-        if piece.kind == "reasoning":
-            self.reasoning += piece.text
-        elif piece.kind == "content":
-            self.content += piece.text
-        elif piece.kind == "tool_start":
-            self.calls.append(ToolCallSoFar(piece.call_id, piece.text))
-        elif piece.kind == "tool_arguments":
-            self.calls[piece.call_index].arguments += piece.text
 
     async def _wait_at_gate(self, generated_tokens: int) -> None:
         gate = self.reply.gate
@@ -195,13 +172,6 @@ class Generation:
         return Ending("error", "fault", message=fault.message, status=status)
 
 
-@dataclass
-class ToolCallSoFar:
-    id: str
-    name: str
-    arguments: str = ""
-
-
 class _Limits(NamedTuple):
     """The end of the generation, in unscaled tokens: the least of its reasons."""
 
@@ -210,110 +180,3 @@ class _Limits(NamedTuple):
     max_at: int | None
     fault_at: int | None
     slow_at: int | None
-
-
-@dataclass(kw_only=True)
-class Answer:
-    """One generation on its way to the client; `release` gives back the slot and closes the record.
-
-    `echo` is the server's repetition before it: no token of it is generated, so none is counted.
-    """
-
-    simulator: Simulator
-    connection: Connection
-    record: RequestRecord
-    instance: Instance
-    generation: Generation
-    envelope: Envelope
-    include_usage: bool
-    echo: str
-    release: Callable[[Ending], None]
-
-    async def stream(self) -> None:
-        self.record.status = 200
-        await self.connection.start_stream()
-        is_first = True
-        async with aclosing(self.generation.run()) as items:
-            async for item in items:
-                if isinstance(item, Ending):
-                    await self._end_stream(item, is_first)
-                    continue
-                delta = self.envelope.delta(item)
-                if is_first and self.echo:
-                    echoed: JsonObject = {"role": "assistant", "content": self.echo}
-                    await self.connection.send_bytes(event(self.envelope.chunk(echoed)))
-                elif is_first:
-                    delta = {"role": "assistant"} | delta
-                if is_first:
-                    self._note_first_delta()
-                    is_first = False
-                await self.connection.send_bytes(event(self.envelope.chunk(delta)))
-
-    async def send(self) -> None:
-        async with aclosing(self.generation.run()) as items:
-            async for item in items:
-                if isinstance(item, Ending):
-                    await self._send_whole(item)
-                elif self.record.first_delta_s is None:
-                    self._note_first_delta()
-
-    async def _end_stream(self, ending: Ending, is_first: bool) -> None:
-        self.release(ending)
-        if ending.kind == "drop":
-            await drop(self.connection)
-            return
-        if ending.kind == "error":
-            await self.connection.send_bytes(event(event_body(ending.message), "error"))
-            await self.connection.end_stream()
-            return
-        tail = b""
-        if ending.kind == "finish":
-            delta: JsonObject = {"role": "assistant", "content": ""} if is_first else {}
-            tail += event(self.envelope.chunk(delta, ending.finish_reason))
-        if self.include_usage:
-            tail += event(self.envelope.body("chat.completion.chunk", choices=[], usage=self._usage()))
-        await self.connection.send_bytes(tail + event(b"[DONE]"))
-        await self.connection.end_stream()
-
-    async def _send_whole(self, ending: Ending) -> None:
-        self.record.status = ending.status
-        self.release(ending)
-        if ending.kind == "drop":
-            await drop(self.connection)
-        elif ending.kind == "error" and self.record.status == 200:
-            await self.connection.send_json(200, event_body(ending.message))
-        elif ending.kind == "error":
-            await self.connection.send_json(self.record.status, {"error": ending.message})
-        else:
-            await self.connection.send_json(200, self._whole(ending))
-
-    def _whole(self, ending: Ending) -> JsonObject:
-        generation = self.generation
-        message: JsonObject = {"role": "assistant", "content": self.echo + generation.content}
-        if generation.reasoning:
-            message[self.envelope.reasoning_field] = generation.reasoning
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call, (_, arguments) in zip(generation.calls, generation.reply.tool_calls, strict=False)
-            if call.arguments == arguments
-        ]
-        return self.envelope.whole(message, "stop" if ending.kind == "empty" else ending.finish_reason, self._usage())
-
-    def _note_first_delta(self) -> None:
-        self.record.first_delta_s = time.monotonic()
-        self.simulator.notify()
-
-    def _usage(self) -> JsonObject:
-        """LM Studio's has reasoning tokens since 0.4.22 (bt#2335), and never cached tokens (bt#778, bt#2390)."""
-        record, reply = self.record, self.generation.reply
-        truncated_as_kept = self.simulator.truncated_usage == "kept" and record.truncated
-        prompt_tokens = record.kept_tokens if truncated_as_kept else record.prompt_tokens
-        counts: JsonObject = {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": record.completion_tokens,
-            "total_tokens": prompt_tokens + record.completion_tokens,
-        }
-        if reply.reasoning and self.simulator.api == "v1":
-            thoughts = math.ceil(count(reply.reasoning) * self.instance.model.tokens_factor)
-            counts["completion_tokens_details"] = {"reasoning_tokens": min(thoughts, record.completion_tokens)}
-        return counts

@@ -7,18 +7,27 @@ one of LM Studio's reactions.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from litellm_compaction.simulator import inference as simulated
-from litellm_compaction.simulator.inference import Envelope
-from litellm_compaction.simulator.messages import ChatRequest, Refusal, error_body, parse_chat, parse_completion
-from litellm_compaction.simulator.rendering import Prompt, Segment, answer_segments, render_chat, render_text
+from litellm_compaction.simulator.inference import Envelope, Piece, event
+from litellm_compaction.simulator.messages import (
+    ChatRequest,
+    JsonObject,
+    Refusal,
+    error_body,
+    parse_chat,
+    parse_completion,
+)
+from litellm_compaction.simulator.rendering import Prompt, Segment, answer_segments, count, render_chat, render_text
 from litellm_compaction.simulator.simulator import RequestRecord
 
 from .catalog import Flight, FlightFailed, Instance
-from .generation import Answer, Ending, Generation, drop, visible_reply
-from .messages import MODEL_UNLOADED, POOL_EXCEEDED, does_not_fit, ids_of, n_keep_too_long
+from .generation import Ending, Generation, visible_reply
+from .messages import MODEL_UNLOADED, POOL_EXCEEDED, does_not_fit, event_body, ids_of, n_keep_too_long
 from .rendering import keep_tokens, truncate_middle
 from .script import Fault, Reply
 from .simulator import Simulator
@@ -103,6 +112,7 @@ _THREAD_ABOVE_CHARS = 200_000
 class Inference(simulated.Inference):
     simulator: Simulator
     _generation: Generation | None = field(default=None, init=False)
+    _thoughts: str = field(default="", init=False)
     _ids: tuple[int, ...] = field(default=(), init=False)
 
     async def serve(self) -> None:
@@ -160,7 +170,7 @@ class Inference(simulated.Inference):
             self._account_prompt(seat, kept)
             if await self._answered_at_once(reply, fault, seat):
                 return
-        self._generation = generation = Generation(
+        self._generation = Generation(
             simulator=self.simulator,
             record=record,
             reply=visible_reply(reply, request.stop),
@@ -170,23 +180,92 @@ class Inference(simulated.Inference):
             flight=seat.flight,
             max_tokens=request.max_tokens,
         )
-        envelope = Envelope(
-            id=self.simulator.new_id("cmpl-" if self.is_text else "chatcmpl-"),
-            model=instance.id,
-            is_text=self.is_text,
-        )
-        answer = Answer(
-            simulator=self.simulator,
-            connection=self.connection,
-            record=record,
-            instance=instance,
-            generation=generation,
-            envelope=envelope,
-            include_usage=request.include_usage,
-            echo=self._echo(request),
-            release=lambda ending: self._release(seat, ending),
-        )
-        await (answer.stream() if request.stream else answer.send())
+        kind = "cmpl-" if self.is_text else "chatcmpl-"
+        envelope = Envelope(id=self.simulator.new_id(kind), model=instance.id, is_text=self.is_text)
+        serve = self._stream if request.stream else self._send
+        await serve(request, seat, self._generation, envelope)
+
+    async def _stream(self, request: ChatRequest, seat: Seat, generation: Generation, envelope: Envelope) -> None:
+        self.record.status = 200
+        await self.connection.start_stream()
+        opening, echo = {"role": "assistant"}, self._echo(request)
+        async with aclosing(generation.run()) as items:
+            async for item in items:
+                if isinstance(item, Ending):
+                    self._release(seat, item)
+                    await self._end_stream(item, envelope, opening, request.include_usage)
+                    continue
+                self._note(item)
+                if opening and echo:
+                    await self.connection.send_bytes(event(envelope.chunk({**opening, "content": echo})))
+                    opening = {}
+                await self.connection.send_bytes(event(envelope.chunk(opening | envelope.delta(item))))
+                opening = {}
+
+    async def _end_stream(self, ending: Ending, envelope: Envelope, opening: JsonObject, include_usage: bool) -> None:
+        if ending.kind == "drop":
+            await self._drop()
+            return
+        if ending.kind == "error":
+            await self.connection.send_bytes(event(event_body(ending.message), "error"))
+            await self.connection.end_stream()
+            return
+        tail = b""
+        if ending.kind == "finish":
+            tail += event(envelope.chunk({**opening, "content": ""} if opening else {}, ending.finish_reason))
+        if include_usage:
+            tail += event(envelope.body("chat.completion.chunk", choices=[], usage=self._usage()))
+        await self.connection.send_bytes(tail + event(b"[DONE]"))
+        await self.connection.end_stream()
+
+    async def _send(self, request: ChatRequest, seat: Seat, generation: Generation, envelope: Envelope) -> None:
+        async with aclosing(generation.run()) as items:
+            async for item in items:
+                if not isinstance(item, Ending):
+                    self._note(item)
+                    continue
+                self.record.status = item.status
+                self._release(seat, item)
+                if item.kind == "drop":
+                    await self._drop()
+                elif item.kind == "error":
+                    body = event_body(item.message) if item.status == 200 else {"error": item.message}
+                    await self.connection.send_json(item.status, body)
+                else:
+                    reason = "stop" if item.kind == "empty" else item.finish_reason
+                    message = self._whole(generation.reply, self._echo(request), envelope)
+                    await self.connection.send_json(200, envelope.whole(message, reason, self._usage()))
+
+    def _whole(self, reply: Reply, echo: str, envelope: Envelope) -> JsonObject:
+        """The message, with the calls that are complete; no token of the `echo` is generated, so none is counted."""
+        said = self._message()
+        made = zip(said["tool_calls"], reply.tool_calls, strict=False)
+        whole = [call for call, (_, arguments) in made if call["function"]["arguments"] == arguments]
+        thoughts = {envelope.reasoning_field: self._thoughts} if self._thoughts else {}
+        return {**said, "content": echo + said["content"], **thoughts, "tool_calls": whole}
+
+    def _note(self, piece: Piece) -> None:
+        super()._note(piece)
+        self._thoughts += piece.text if piece.kind == "reasoning" else ""
+
+    def _usage(self) -> JsonObject:
+        """LM Studio's has reasoning tokens since 0.4.22 (bt#2335)."""
+        record, generation = self.record, self._generation
+        usage = super()._usage()
+        if self.simulator.truncated_usage == "kept" and record.truncated:
+            usage["prompt_tokens"] = record.kept_tokens
+            usage["total_tokens"] = record.kept_tokens + record.completion_tokens
+        if generation is not None and generation.reply.reasoning and self.simulator.api == "v1":
+            thoughts = math.ceil(count(generation.reply.reasoning) * generation.instance.model.tokens_factor)
+            usage["completion_tokens_details"] = {"reasoning_tokens": min(thoughts, record.completion_tokens)}
+        return usage
+
+    async def _drop(self) -> None:
+        """Closes the connection as it is, with the bytes that were sent before."""
+        self.connection.close()
+        # The server learns of it in the next turn of the loop and then asks for no response any more.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
     def _account_prompt(self, seat: Seat, kept: Prompt) -> None:
         record, raw_tokens = self.record, kept.count_tokens()
@@ -205,7 +284,7 @@ class Inference(simulated.Inference):
         if fault.kind == "500":
             raise Refusal(fault.status, {"error": fault.message}, outcome="fault")
         self._release(seat, Ending("drop", "fault"))
-        await drop(self.connection)
+        await self._drop()
         return True
 
     def _echo(self, request: ChatRequest) -> str:
@@ -223,13 +302,9 @@ class Inference(simulated.Inference):
     def _note_generated(self) -> None:
         if self._generation is not None:
             self.record.completion_tokens = self._generation.completion_tokens()
-            self.record.content = self._generation.content
 
     def _answer(self) -> tuple[str, str, list[tuple[str, str]]]:
-        if self._generation is None:
-            return "", "", []
-        calls = [(call.name, call.arguments) for call in self._generation.calls]
-        return self._generation.reasoning, self._generation.content, calls
+        return self._thoughts, self.record.content, [(name, arguments) for _, name, arguments in self.calls]
 
     async def _refuse(self, refusal: Refusal) -> None:
         self.record.status = refusal.status

@@ -34,15 +34,8 @@ def event_body(message: str) -> JsonObject:
 def unauthorized() -> Refusal:
     """The 401 for a missing or wrong API token; LM Studio's own body is not documented, this one is ours."""
     message = "Malformed LM Studio API token provided. Send it as 'Authorization: Bearer <token>'."
-    body = {
-        "error": {
-            "message": message,
-            "type": "invalid_request_error",
-            "param": None,
-            "code": "invalid_api_key",
-        }
-    }
-    return Refusal(401, body)
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
+    return Refusal(401, {"error": error})
 
 
 def n_keep_too_long(keep_tokens: int, window_tokens: int) -> Refusal:

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 from litellm_compaction.simulator.messages import JsonObject, Message, ToolCall, unknown_path
 from litellm_compaction.simulator.rendering import render_chat
@@ -178,7 +178,6 @@ class SdkConnection:
                 kind=kind,
                 endpoint=endpoint,
                 parameter=message.get("parameter", message.get("creationParameter")),
-                socket=self._socket,
                 is_fault=kind in _CHANNELS or endpoint in _CHANGING,
             )
             self._sdk.calls.append(call)
@@ -189,43 +188,32 @@ class SdkConnection:
 
     async def _answer(self, call: SdkCall, message: JsonObject) -> None:
         if self._sdk.mode == "closes":
-            self._note(call, "none")
             self._cut()
-            return
-        if self._sdk.mode == "silent":
-            self._note(call, "none")
-            return
-        if call.kind == "keepAlive":
-            self._note(call, "result")
+        elif self._sdk.mode == "silent":
+            pass
+        elif call.kind == "keepAlive":
             await self._say({"type": "keepAliveAck"})
         elif call.kind == "rpcCall" and isinstance(call_id := message.get("callId"), int):
             await self._answer_rpc(call, call_id, "parameter" in message)
         elif call.kind in _CHANNELS:
-            self._note(call, "warning")
-            await self._warn(
-                _Unreadable(f"Received {call.kind}, endpoint = {call.endpoint}", "channelEndpointUnhandled")
-            )
-        else:
-            self._note(call, "none")
+            warning = f"Received {call.kind}, endpoint = {call.endpoint}"
+            await self._warn(_Unreadable(warning, "channelEndpointUnhandled"))
 
     async def _answer_rpc(self, call: SdkCall, call_id: int, has_parameter: bool) -> None:
         answer: JsonObject = {"type": "rpcResult", "callId": call_id}
-        outcome: Literal["result", "error"] = "result"
         try:
             handler = self._handler(call.endpoint)
             result = await handler(call.parameter if has_parameter else _NOTHING)
         except _Unreadable as unreadable:
-            self._note(call, "warning")
             await self._warn(unreadable)
             return
         except _RpcFailed as failure:
-            outcome, answer = "error", {"type": "rpcError", "callId": call_id, "error": {"title": str(failure)}}
+            answer = {"type": "rpcError", "callId": call_id, "error": {"title": str(failure)}}
         else:
             if result is not None:
                 answer["result"] = result
         if self._sdk.mode == "late":
             await asyncio.sleep(3)
-        self._note(call, outcome)
         await self._say(answer)
 
     def _handler(self, endpoint: str) -> Callable[[object], Awaitable[object]]:
@@ -299,10 +287,6 @@ class SdkConnection:
         if self._warnings < _MOST_WARNINGS:
             self._warnings += 1
             await self._say({"type": "communicationWarning", "warning": str(unreadable), "kind": unreadable.kind})
-
-    def _note(self, call: SdkCall, outcome: Literal["result", "error", "warning", "none"]) -> None:
-        call.outcome = outcome
-        self._simulator.notify()
 
     async def _read(self) -> JsonObject | None:
         """Returns the next message that is a JSON object; None after the end."""

@@ -107,38 +107,19 @@ def _stable_ratio(text: str) -> float:
 # huge           answers are followed by 32 MB of spaces, which JSON allows
 # unknown        no endpoint of `unknown` is known; a warning says so, without the id of the call
 # busy           the template and the tokenizer wait until the instance generates nothing
-SdkMode = Literal[
-    "fine",
-    "no_upgrade",
-    "error_200",
-    "no_handshake",
-    "refused_key",
-    "mute",
-    "silent",
-    "late",
-    "closes",
-    "garbage",
-    "wrong_shape",
-    "huge",
-    "unknown",
-    "busy",
-]
+_Closed = Literal["no_upgrade", "error_200", "no_handshake", "refused_key", "mute"]
+_Odd = Literal["silent", "late", "closes", "garbage", "wrong_shape", "huge", "unknown", "busy"]
+SdkMode = Literal["fine", _Closed, _Odd]
 SDK_MODES: tuple[SdkMode, ...] = get_args(SdkMode)
 
 
 @dataclass(eq=False, kw_only=True)
 class SdkCall:
-    """One message of a client; `endpoint` is "" for a message without one, such as keepAlive.
-
-    `outcome` is "running" until it is known, "none" for a call that is never answered, "warning" for one that the
-    server cannot read.
-    """
+    """One message of a client; `endpoint` is "" for a message without one, such as keepAlive."""
 
     kind: str
     endpoint: str
     parameter: object
-    socket: SdkSocket
-    outcome: Literal["running", "result", "error", "warning", "none"] = "running"
     is_fault: bool = False
 
 
@@ -147,8 +128,6 @@ class SdkSocket:
     """One connection, or an attempt at one; `namespace` is its path without the slash."""
 
     namespace: str
-    headers: dict[str, str]
-    opened_s: float
     is_accepted: bool = False
     closed_s: float | None = None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import partial
@@ -42,11 +41,7 @@ class Application(simulated.Application):
             stopping.cancel()
 
     async def serve_socket(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        socket = SdkSocket(
-            namespace=scope["path"].lstrip("/"),
-            headers={name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]},
-            opened_s=time.monotonic(),
-        )
+        socket = SdkSocket(namespace=scope["path"].lstrip("/"))
         self.simulator.sdk.sockets.append(socket)
         self.simulator.notify()
         cut = partial(self.close, scope.get("client"))

@@ -16,7 +16,7 @@ from litellm_compaction.simulator import simulator as simulated
 from litellm_compaction.simulator.messages import JsonObject, model_not_found, no_models_loaded, parse_chat
 from litellm_compaction.simulator.rendering import Prompt, render_chat, render_text
 
-from .catalog import Instance, Model, find_target
+from .catalog import Instance, Model
 from .messages import MODEL_UNLOADED
 from .rendering import Overflow
 from .script import Script, Sdk
@@ -100,7 +100,7 @@ class Simulator(simulated.Simulator):
     async def resolve(self, name: str) -> Instance:
         """The instance that serves a request for `name`, loading it if that is allowed; a Refusal if none can."""
         loaded = self.loaded()
-        target = find_target(name, loaded, self.models) if name else None
+        target = simulated.find_target(name, loaded, self.models) if name else None
         instance: Instance | None = None
         if isinstance(target, Instance):
             instance = target

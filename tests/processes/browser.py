@@ -27,18 +27,9 @@ _LIMIT_S = 400.0
 # Every 20 ms.
 _MOST_LOOKS = 6000
 _OPTIONS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--disable-lcd-text",
-    "--remote-debugging-port=0",
+    *("--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars", "--remote-debugging-port=0"),
+    *("--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-lcd-text"),
 )
 
 

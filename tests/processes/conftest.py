@@ -1,13 +1,13 @@
-"""What the processes share with the tests in one process: plain servers, and the check of promise P1."""
+"""What the processes share with the tests in one process: the check of promise P1."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.integration.conftest import _never_over_the_window, plain
+from tests.integration.conftest import _never_over_the_window
 from tests.integration.restart_bench import Restarting, shared
 
-__all__ = ["_never_over_the_window", "plain"]
+__all__ = ["_never_over_the_window"]
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.integration.bench import SUMMARY, is_summary_call
-from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, proxy, write_config
+from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, proxy, until, write_config
 from tests.integration.page_forms import look
 from tests.lmstudio_double import Model, Reply, Simulator, serve
 from tests.processes.browser import browse, chromium
@@ -23,7 +22,6 @@ from tests.processes.browser import browse, chromium
 PAGE = "/compaction/"
 DRAWN = "document.querySelector('#headline').textContent"
 _CODER, _SMALL = "qwen2.5-coder-14b", "qwen2.5-3b-instruct"
-_LIMIT_S = 120
 _LONG = "a long report line by line " * 900
 
 
@@ -46,9 +44,7 @@ def scene(folder: Path) -> Iterator[Proxy]:
         _talk(running, "coder", 46, 130)
         _talk(running, "fast", 26, 150)
         # Events are kept after an answer; the page draws those that are there.
-        deadline_s = time.monotonic() + _LIMIT_S
-        while len(look(running, "conversations", MASTER_KEY).json()["conversations"]) < 2:
-            assert time.monotonic() < deadline_s, "the history has no two conversations"
+        until(lambda: len(look(running, "conversations", MASTER_KEY).json()["conversations"]) == 2)
         yield running
 
 

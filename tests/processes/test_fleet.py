@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ import pytest
 
 from tests.builders import ONE_ROUND, prose, talk
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, is_summary_call, open_bench
-from tests.integration.harness import CHAT, Proxy, Streamed, proxy
+from tests.integration.harness import CHAT, Proxy, Streamed, proxy, until
 from tests.integration.restart_bench import shut, stream_problems, without_restarts
 from tests.lmstudio_double import ChatCall, Gate, Reply, RequestRecord
 from tests.stores.servers import Server, any_program, running
@@ -163,7 +163,7 @@ def test_a_rolling_restart_in_the_middle_of_16_streams_costs_nobody_anything(fle
         stack.callback(middle.open)
         streams = [clients.submit(_streamed, old[number % 2], each, sent) for number, each in enumerate(conversations)]
         # Of each model's four some are answered, the others wait for room beside them, or for their summary.
-        _until(lambda: all(_begun(watch) for watch in watches.values()) and sent.total() == len(conversations))
+        until(lambda: all(_begun(watch) for watch in watches.values()) and sent.total() == len(conversations))
         for each in old:
             # Whatever came before this has arrived, too.
             assert each.client.get("/health/liveliness").is_success
@@ -208,15 +208,6 @@ def _streamed(through: Proxy, conversation: _Conversation, sent: Counter[str]) -
 def _begun(watch: Watch) -> bool:
     """Whether the first words of an answer are there."""
     return any(record.first_delta_s is not None for record in watch.chats)
-
-
-def _until(is_so: Callable[[], bool]) -> None:
-    """Returns when it is."""
-    for _ in range(6000):
-        if is_so():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it never was")
 
 
 def test_a_proxy_that_is_killed_stops_the_others_for_seconds_only(fleet: Fleet) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.integration.app import NETWORK
-from tests.integration.bench import KEY, OPEN, Bench, Group, open_bench
-from tests.security.office import GUARDED, LIED, Liar
+from tests.integration.bench import AUTH, Bench, Group, open_bench
+from tests.integration.conftest import _never_over_the_window
+from tests.integration.harness import entry
+from tests.integration.plain_server import PlainServer, serve_plain
+from tests.security.office import GUARDED, LIED, honest
 
-BESIDE = Path(__file__).parent / "beside"
-# Several at once, each with the whole window.
-_APART = {"unified_kv": False, "chunk_tokens": 500}
+__all__ = ["_never_over_the_window"]
+
+# Several at once, each with the whole window: one answers while another's summary is held, and none waits.
+_APART: dict[str, Any] = {"slots": 16, "simulator": {"unified_kv": False, "chunk_tokens": 500}}
+
+
+_FOREIGN = {**_APART, "simulator": {**_APART["simulator"], "api": "openai"}}
 
 
 def _on(window: int) -> dict[str, Any]:
@@ -23,59 +27,35 @@ def _on(window: int) -> dict[str, Any]:
 
 
 _GROUPS = [
-    Group("local", simulator=_APART),
-    Group("hooked", provider="xinference", compaction=_on(8192), simulator=_APART),
-    Group("small", 4096, simulator=_APART),
-    Group("foreign", 4096, provider="openai", compaction=_on(4096), simulator={"api": "openai", **_APART}),
-    Group("foreign-hooked", 4096, provider="xinference", compaction=_on(4096), simulator={"api": "openai", **_APART}),
+    Group("local", **_APART),
+    Group("hooked", provider="xinference", compaction=_on(8192), **_APART),
+    Group("small", 4096, **_APART),
+    Group("foreign", 4096, provider="openai", compaction=_on(4096), **_FOREIGN),
+    Group("foreign-hooked", 4096, provider="xinference", compaction=_on(4096), **_FOREIGN),
 ]
 assert {group.name for group in _GROUPS} >= set(GUARDED)
 
 
-@pytest.fixture(autouse=True)
-def _never_over_the_window() -> Iterator[None]:
-    """P1 here, too: whoever asks for whatever, no guarded request went over its window or without a bound."""
-    yield
-    assert [finding for bench in OPEN for finding in bench.findings()] == []
-
-
 @pytest.fixture(scope="session")
-def liar() -> Iterator[Liar]:
+def liar() -> Iterator[PlainServer]:
     """The server behind the groups of `LIED`."""
-    url = NETWORK.address()
-    made = Liar(f"{url}/v1")
-    NETWORK.attach(url, made)
-    yield made
-    NETWORK.detach(url)
+    with serve_plain() as made:
+        made.says = honest
+        yield made
 
 
 @pytest.fixture(scope="session")
-def office(tmp_path_factory: pytest.TempPathFactory, liar: Liar) -> Iterator[Bench]:
+def office(tmp_path_factory: pytest.TempPathFactory, liar: PlainServer) -> Iterator[Bench]:
     """A proxy that people share who do not trust each other; `local` is carried by the transport, `hooked` by hooks."""
     folder = tmp_path_factory.mktemp("office")
-    for path in BESIDE.glob("*.py"):
-        shutil.copy(path, folder)
-
-    def lied(_: Mapping[str, str]) -> list[dict[str, Any]]:
-        return [
-            {
-                "model_name": group,
-                "litellm_params": {"model": f"{provider}/{group}", "api_base": liar.base_url, "api_key": "k"},
-                "model_info": {"compaction": _on(LIED[group])},
-            }
-            for group in LIED
-            for provider in ["xinference" if "hooked" in group else "openai"]
-        ]
-
+    url = f"{liar.base_url}/v1"
+    providers = {group: "xinference" if "hooked" in group else "openai" for group in LIED}
+    lied = [entry(group, f"{providers[group]}/{group}", url, compaction=_on(LIED[group])) for group in LIED]
     with open_bench(
         folder,
         _GROUPS,
         {"window_cache_s": 0.2, "admission": "off"},
-        make_entries=lied,
-        general_settings={"custom_auth": "identities.user_api_key_auth"},
+        entries=lied,
+        general_settings=AUTH,
     ) as bench:
-        for name, simulator in bench.simulators.items():
-            simulator.unload(simulator.instances[0].id)
-            # A request answers while another one's summary is held, and none waits for another.
-            simulator.load(KEY, bench.groups[name].window, parallel=16)
         yield bench

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -17,34 +17,20 @@ from tests.lmstudio_double import ChatCall, Reply
 ROUTES = (CHAT, "/v1/messages", "/v1/responses")
 # Guarded by a window of 4,096 tokens: LM Studio, and another server by each carrier.
 GUARDED = ("small", "foreign", "foreign-hooked")
-# Groups of a `Liar` with their windows; what is learned of one is not known of another.
+# Groups of the server of `liar` with their windows; what is learned of one is not known of another.
 LIED = {**dict.fromkeys(("quoting", "quoting-hooked", "leaky", "leaky-hooked"), 4096), "honest": 8192}
 
 
-class Liar:
-    """A server that keeps what it is asked, and answers with what `says` makes of it: a status, and JSON."""
-
-    def __init__(self, base_url: str) -> None:
-        self.base_url = base_url
-        self.bodies: list[dict[str, Any]] = []
-        self.says: Callable[[Mapping[str, Any]], tuple[int, object]] = lambda body: (200, said("Fine."))
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        asked = json.loads((await receive())["body"] or b"{}")
-        status, answer = 404, {"error": "there is no such path"}
-        if scope["path"].endswith("/chat/completions"):
-            self.bodies.append(asked)
-            status, answer = self.says(asked)
-        kind = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": status, "headers": kind})
-        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
-
-
-def said(text: str, **fields: object) -> dict[str, object]:
+def said(text: str, **fields: object) -> dict[str, Any]:
     """An answer of a chat; without usage, which would teach."""
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     return {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], **fields}
+
+
+def honest(_: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """What the server of `liar` says where no test has it say anything else."""
+    return 200, said("Fine.")
 
 
 def words_of(value: object) -> set[str]:

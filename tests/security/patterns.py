@@ -35,41 +35,20 @@ _CHARS = (" ", "\n", "\t", "a", "A", "0", "_", "/", ".", "-", "`", "é", "中", 
 _MAX_SAMPLES = 24
 # Patterns that only ever see short texts, with the longest of them; the source says where it is cut.
 SEEN_CHARS = {
-    **dict.fromkeys(
-        # What a piece of a message holds (core.ledger._LINE_CHARS).
-        (
-            f"core.ledger._{name}"
-            for name in (
-                "WORD",
-                "IDENTIFIER",
-                "SPAN",
-                "UNSPACED",
-                "IN_UNSPACED",
-            )
-        ),
-        160,
-    ),
-    **dict.fromkeys((f"core.judging._{name}" for name in ("RULE", "RULE_WORDS", "NEGATION")), 600),  # _SENTENCE_CHARS
+    # What a piece of a message holds (core.ledger._LINE_CHARS).
+    **{f"core.ledger._{name}": 160 for name in ("WORD", "IDENTIFIER", "SPAN", "UNSPACED", "IN_UNSPACED")},
+    **{f"core.judging._{name}": 600 for name in ("RULE", "RULE_WORDS", "NEGATION")},  # _SENTENCE_CHARS
     # Of the first line of a continuation (_LINE_CHARS).
-    **dict.fromkeys(("core.joiner._ANNOUNCEMENT", "core.joiner._SAYS_NO_MORE"), 160),
-    **dict.fromkeys(("core.cuts._CHARACTER", "core.cuts._WORDS"), 192),  # the end of a text (_CONTEXT_CHARS)
+    **{f"core.joiner._{name}": 160 for name in ("ANNOUNCEMENT", "SAYS_NO_MORE")},
+    **{f"core.cuts._{name}": 192 for name in ("CHARACTER", "WORDS")},  # the end of a text (_CONTEXT_CHARS)
     "core.cuts._NO_SPACE": 1,
-    **dict.fromkeys(
-        ("core.secrets._SEARCHES", "core.secrets._BROKEN", "core.secrets._HIDDEN"),
-        32_768,
-    ),  # _SLICE_CHARS
+    **{f"core.secrets._{name}": 32_768 for name in ("SEARCHES", "BROKEN", "HIDDEN")},  # _SLICE_CHARS
     "tokenizers.families._NAMES": 256,  # a model's name (_MAX_NAME_CHARS)
-    **dict.fromkeys((f"core.identity._{name}" for name in ("NOTE", "WORD", "AMOUNT", "DIGIT", "MARK")), 480),
+    **{f"core.identity._{name}": 480 for name in ("NOTE", "WORD", "AMOUNT", "DIGIT", "MARK")},
     "core.identity._ENDING": 300,  # the end of a text (_MOST_ENDING_CHARS)
 }
 # Those of them that see one such text a request or a continuation, not a long one in pieces.
-SEEN_ONCE = frozenset(
-    {
-        "tokenizers.families._NAMES",
-        "core.joiner._ANNOUNCEMENT",
-        "core.joiner._SAYS_NO_MORE",
-    }
-)
+SEEN_ONCE = {"tokenizers.families._NAMES", "core.joiner._ANNOUNCEMENT", "core.joiner._SAYS_NO_MORE"}
 
 
 class Found(NamedTuple):

@@ -11,7 +11,8 @@ import pytest
 from tests.builders import talk
 from tests.integration.bench import Bench, is_question
 from tests.integration.harness import CHAT
-from tests.security.office import ROUTES, Liar, ask, body_of
+from tests.integration.plain_server import PlainServer
+from tests.security.office import ROUTES, ask, body_of
 
 _LONG = [message for message in talk("spoofs", 6000) if message["role"] != "system"]
 _HI = [{"role": "user", "content": "hi"}]
@@ -108,7 +109,7 @@ _NOT_RENDERED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("group", ["quoting", "quoting-hooked"])
-def test_what_a_server_renders_takes_room_and_nothing_else_does(office: Bench, liar: Liar, group: str) -> None:
+def test_what_a_server_renders_takes_room_and_nothing_else_does(office: Bench, liar: PlainServer, group: str) -> None:
     """Over the window nothing leaves, in the body or in `extra_body`; what is in no prompt leaves as it came."""
     for name, fields in {**_RENDERED, **_TEMPLATES}.items():
         for given in (fields, {"extra_body": fields}):
@@ -152,7 +153,7 @@ _SHAPES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("group", ["quoting", "quoting-hooked"])
-def test_no_shape_of_a_message_switches_the_guard_off(office: Bench, liar: Liar, group: str) -> None:
+def test_no_shape_of_a_message_switches_the_guard_off(office: Bench, liar: PlainServer, group: str) -> None:
     """What no server expects is compacted or refused like the rest: what leaves is short, or nothing does."""
     for name, shape in _SHAPES.items():
         before = len(liar.bodies)

@@ -4,45 +4,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from tests.integration.bench import Bench, is_summary_call
+from tests.integration.plain_server import PlainServer
 from tests.lmstudio_double import Reply
 from tests.security.office import (
     GUARDED,
     ROUTES,
-    Liar,
     ask,
     body_of,
     conversation,
     forget_failures,
-    said,
+    honest,
     seen,
     words_of,
 )
 
 
-@contextmanager
-def _debug_lines() -> Iterator[list[str]]:
-    """Our lines at DEBUG, tracebacks included."""
-    lines: list[str] = []
-
-    class Lines(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(self.format(record))
-
-    logger, handler = logging.getLogger("litellm_compaction"), Lines()
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Our lines at DEBUG, tracebacks included; they go to no other logger while an application is open."""
+    ours = logging.getLogger("litellm_compaction")
+    with caplog.at_level(logging.DEBUG, ours.name):
+        ours.addHandler(caplog.handler)
+        yield caplog
+        ours.removeHandler(caplog.handler)
 
 
 def _fails(error: type[Exception]) -> Callable[..., Any]:
@@ -65,7 +54,7 @@ _FAILING: dict[str, tuple[str, type[Exception]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["nothing", "the server quotes", *_FAILING])
 def test_no_line_of_ours_tells_what_was_said(
-    office: Bench, liar: Liar, trouble: str, monkeypatch: pytest.MonkeyPatch
+    office: Bench, liar: PlainServer, trouble: str, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
 ) -> None:
     """At DEBUG, whatever goes wrong and whatever its error quotes, on every route and by each carrier."""
     groups = ("leaky", "leaky-hooked") if trouble == "the server quotes" else GUARDED[:3:2]
@@ -75,18 +64,19 @@ def test_no_line_of_ours_tells_what_was_said(
     if trouble in _FAILING:
         place, error = _FAILING[trouble]
         monkeypatch.setattr(place, _fails(error))
-    with _debug_lines() as lines:
-        for group in groups:
-            for path in ROUTES:
-                for rounds in (4, 20, 60):
-                    canary = f"{trouble.replace(' ', '-')}-{ROUTES.index(path)}-{rounds}"
-                    ask(office, "sk-alice", body_of(group, conversation(canary, rounds), path), path)
-    liar.says = lambda body: (200, said("Fine."))
+    for group in groups:
+        for path in ROUTES:
+            for rounds in (4, 20, 60):
+                canary = f"{trouble.replace(' ', '-')}-{ROUTES.index(path)}-{rounds}"
+                ask(office, "sk-alice", body_of(group, conversation(canary, rounds), path), path)
+    liar.says = honest
     if trouble in ("the measure", "the compactor"):
         # What nobody has counted passes.
         for group in GUARDED:
             office.forgive(group)
     forget_failures(office)
+    # The handler is the root's, too, which has LiteLLM's lines.
+    lines = [told.handler.format(record) for record in told.records if record.name.startswith("litellm_compaction")]
     assert len(lines) >= 4, "nothing is told of these requests any more"
     assert words_of(lines) == set()
 

@@ -38,11 +38,7 @@ class Fault(Exception):
 class Calls:
     """Follows the calls of the package's functions from the moment on at which the request was first counted.
 
-    Args:
-        fault: this function raises, once in each step of the event loop; None for nothing.
-
-    Attributes:
-        seen: every function that was called, in their order.
+    The function `fault` raises, once in each step of the event loop; `seen` are all that were called, in their order.
     """
 
     def __init__(self, fault: CodeType | None = None) -> None:

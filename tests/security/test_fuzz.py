@@ -11,7 +11,7 @@ import json
 import time
 import tracemalloc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -26,7 +26,7 @@ from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.secrets import redacted
 from litellm_compaction.errors import ConfigError, ServerUnavailable
 from litellm_compaction.windows.fetch import NotThisApi
-from litellm_compaction.windows.lmstudio import LMStudioListing, answers_as_lmstudio, list_models, parse_list
+from litellm_compaction.windows.lmstudio import answers_as_lmstudio, list_models, parse_list
 from litellm_compaction.windows.other_servers import SERVERS, Served, list_served, tokens_by_server
 from tests.proxy.answer.wired import Wire
 
@@ -68,27 +68,19 @@ def _bounds() -> Iterator[None]:
         tracemalloc.stop()
 
 
-def _bounded(call: Callable[[], object], *allowed: type[Exception]) -> object:
-    with _bounds():
-        try:
-            return call()
-        except allowed:
-            return None
-
-
 @given(_JSON)
 def test_settings(value: object) -> None:
     """Taken or refused with a name, never another error."""
-    _bounded(lambda: settings_from(value), ConfigError)
-    _bounded(lambda: deployment_settings_from(value), ConfigError)
+    for read in (settings_from, deployment_settings_from):
+        with _bounds(), suppress(ConfigError):
+            read(value)
 
 
 @given(st.lists(st.sampled_from(_WORDS) | st.text(max_size=5), max_size=30).map("".join))
 def test_redacting(text: str) -> None:
     """Any text, and a second time changes no more than the first left."""
-    once = _bounded(lambda: redacted(text))
-    assert isinstance(once, str)
-    _bounded(lambda: redacted(once))
+    with _bounds():
+        redacted(redacted(text))
 
 
 def _near(*shapes: object) -> st.SearchStrategy[Any]:
@@ -135,14 +127,13 @@ _ALL_LISTED = _near(*_LISTED.values())
 def test_listings(answer: object, name: str) -> None:
     """Of LM Studio, llama.cpp and vLLM: models, or another API; a name finds one, or none."""
     for api in ("v1", "v0"):
-        listing = _bounded(lambda api=api: parse_list(api, answer), NotThisApi)  # type: ignore[misc]
-        if isinstance(listing, LMStudioListing):
-            _bounded(lambda listing=listing: (listing.find(name), listing.chats))  # type: ignore[misc]
+        with _bounds(), suppress(NotThisApi):
+            listing = parse_list(api, answer)
+            _ = listing.find(name), listing.chats
     for server in SERVERS.values():
-        models = _bounded(lambda server=server: server.read(answer), NotThisApi)  # type: ignore[misc]
-        if isinstance(models, tuple):
-            served = Served(api=server.name, models=models)
-            _bounded(lambda served=served: (served.find(name), served.chats))  # type: ignore[misc]
+        with _bounds(), suppress(NotThisApi):
+            served = Served(api=server.name, models=server.read(answer))
+            _ = served.find(name), served.chats
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,22 +18,10 @@ from litellm_compaction.stores.store import decode
 from tests.integration.bench import Bench
 from tests.security.office import action, ask, body_of, conversation
 from tests.stores.compactions import compaction
+from tests.stores.conftest import change
 from tests.stores.made import SqliteStore
 
 SECRET = "Geheimwort-4711"
-
-
-def filled(path: Path) -> bytes:
-    """A closed store of twenty entries, as bytes."""
-
-    async def fill() -> None:
-        store = SqliteStore(path, ttl_s=1e6, max_bytes=10_000_000)
-        for number in range(20):
-            await store.put("scope", replace(compaction(f"{number:02}"), ledger=SECRET * 40))
-        await store.aclose()
-
-    asyncio.run(fill())
-    return path.read_bytes()
 
 
 # Statements that write what no process of ours writes.
@@ -57,10 +43,11 @@ _TAMPERED = {
 async def test_rows_that_somebody_else_wrote_harm_nobody(name: str, tmp_path: Path) -> None:
     """A row of the wrong types is passed over, a missing table is damage; a proxy's store goes on either way."""
     path = tmp_path / "store.sqlite3"
-    await asyncio.to_thread(filled, path)
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute(_TAMPERED[name])
-    connection.close()
+    filled = SqliteStore(path, ttl_s=1e6, max_bytes=10_000_000)
+    for number in range(20):
+        await filled.put("scope", compaction(f"{number:02}"))
+    await filled.aclose()
+    change(path, _TAMPERED[name])
     store = open_store(f"sqlite:///{path}", ttl_s=1e6, max_bytes=10_000_000)
     kept = compaction("new")
     await store.put("scope", kept)

@@ -16,9 +16,10 @@ import pytest
 from litellm_compaction.proxy.client import tenant_of
 from tests.integration.app import in_loop
 from tests.integration.bench import Bench
+from tests.integration.beside_config.identities import IDENTITIES
 from tests.integration.harness import CHAT
-from tests.security.beside.identities import IDENTITIES
-from tests.security.office import ROUTES, Liar, action, ask, body_of, conversation, said, seen, send, words_of
+from tests.integration.plain_server import PlainServer
+from tests.security.office import ROUTES, action, ask, body_of, conversation, honest, said, seen, send, words_of
 
 # Rounds of clients at once; 10,000 of them take an hour (SECURITY.md), so that each run has some.
 _INTERLEAVINGS = int(os.environ.get("TESTS_INTERLEAVINGS", "20"))
@@ -198,7 +199,7 @@ def test_what_somebody_else_compacted_spares_a_stranger_nothing(office: Bench) -
     assert paid("sk-alice", "sk-other-key.beside", topic="oracle-again") == 2 * alone
 
 
-def test_what_was_counted_for_another_tenant_is_counted_anew(office: Bench, liar: Liar) -> None:
+def test_what_was_counted_for_another_tenant_is_counted_anew(office: Bench, liar: PlainServer) -> None:
     """Threat: the count of one's own request tells if somebody else has sent the same text, which a server counted."""
     body = body_of("honest", conversation("counted", 6))
     fresh = ask(office, "sk-bob", body).headers["x-litellm-compaction-tokens-before"]
@@ -210,7 +211,7 @@ def test_what_was_counted_for_another_tenant_is_counted_anew(office: Bench, liar
         exact = {"prompt_tokens": int(fresh), "completion_tokens": 1}
         liar.says = lambda asked, exact=exact: (200, said("Fine.", usage=exact))
         ask(office, "sk-bob", other)
-    liar.says = lambda asked: (200, said("Fine."))
+    liar.says = honest
     answers = [ask(office, key, body) for key in ("sk-alice", "sk-key-only")]
     alice, another = (answer.headers["x-litellm-compaction-tokens-before"] for answer in answers)
     assert alice != another
