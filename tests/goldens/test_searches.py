@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from litellm_compaction.core.messages import chain
-from litellm_compaction.recall import Found, Index, beside, search, told
+from litellm_compaction.recall import Beside, Found, Index, beside, search, told
 from tests.builders import count, parsed
 from tests.goldens.tellers import TELLS, Teller, recorded
 
@@ -36,23 +37,36 @@ def _lines(name: str) -> Iterator[str]:
     yield f"{len(index.originals)} originals, {len(index.passages)} passages"
     for at in range(3, 150, 7):
         words = messages[at].text.split() or ["nothing"]
-        asked = teller.luck.choice([words[:6], words, words[2:40], [words[-1][1:4]], words[-12:], [handle_of[at]]])
+        unsaid = ["x" * teller.luck.randint(50, 70) for _ in range(24)]
+        asked = teller.luck.choice(
+            [words[:6], words, words[2:40], [words[-1][1:4]], words[-12:], [handle_of[at]], unsaid]
+        )
         question = " ".join(asked) + teller.luck.choice(["", "?"])
-        least_share = teller.luck.choice([0.0, 0.1])
-        found = search(index, question, visible=hashes[150:], least_share=least_share)
-        limit_tokens, turn_tokens = teller.luck.randint(60, 900), teller.luck.randint(60, 900)
+        found = search(index, question, visible=hashes[150:], least_share=teller.luck.choice([0.0, 0.1]))
+        limit_tokens = teller.luck.randint(60, 900)
         quoted = told(found, limit_tokens=limit_tokens, count=count)
-        excerpts = beside(
+        excerpts, least_turn = _beside(index, hashes, question, limit_tokens)
+        yield f"{at}: {_hits(found, places)}; told {len(quoted)}; beside {excerpts} from {least_turn}"
+
+
+def _beside(index: Index, hashes: tuple[str, ...], question: str, limit_tokens: int) -> tuple[str, int]:
+    """The excerpts beside a question, and the power of 1.05 of a turn's tokens from which on they are worth it."""
+
+    def quoted(power: int) -> Beside:
+        return beside(
             index,
             question,
-            visible=hashes[100:],
-            within=hashes[1:100],
+            visible=hashes[80:],
+            within=hashes[1:80],
             limit_tokens=limit_tokens,
             count=count,
-            turn_tokens=turn_tokens,
+            turn_tokens=1.05**power,
             again_tokens=10,
         )
-        yield f"{at}: {_hits(found, places)}; told {len(quoted)}; beside {excerpts.excerpts} in {len(excerpts.text)}"
+
+    least_turn = bisect_left(range(256), 1, key=lambda power: min(quoted(power).excerpts, 1))
+    most = quoted(256)
+    return f"{most.excerpts} in {len(most.text)}", least_turn
 
 
 def _hits(found: Found, places: dict[str, int]) -> str:
