@@ -32,6 +32,7 @@ State: TypeAlias = Literal["applied", "provisional", "ready", "read"]
 
 # Of the words that came with an image.
 _LABEL_CHARS = 80
+_NEWEST_RECORDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +283,17 @@ def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
         return {*view.pinned(covered)}.issubset(compaction.pinned)
 
     return sorted(filter(holds, stored), key=lambda each: (each.state == "provisional", -each.round))
+
+
+def superseded(stored: Sequence[Compaction]) -> list[Compaction]:
+    """Those of a conversation's records, the one that covers most first, that hardly anybody would come back to.
+
+    Each holds what all its messages were. The newest stay and, for a client that goes back, the first one beyond each
+    power of two of messages.
+    """
+    first = {each.covered_messages.bit_length(): each for each in stored}
+    old = (each for each in stored[_NEWEST_RECORDS:] if not each.undone_messages)
+    return [each for each in old if each is not first[each.covered_messages.bit_length()]]
 
 
 def is_undone(view: View, stored: Iterable[Compaction]) -> bool:

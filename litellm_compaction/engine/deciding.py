@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from litellm_compaction.concurrency import Bounded, Flights, off_loop_if
-from litellm_compaction.core.compaction import Compaction, usable
+from litellm_compaction.concurrency import Bounded, Flights, off_loop, off_loop_if
+from litellm_compaction.core.compaction import Compaction, superseded, usable
 from litellm_compaction.core.identity import edits, prints
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.plan import Make, Plan, Send, Step, plan
@@ -75,13 +75,14 @@ class Decider:
         if context.is_beside or context.is_client_summary:
             return await self._with_stored(measured)
         sent, decided = await self._as_before(measured)
-        self._sent.note(context.scope, sent.conversation)
+        await off_loop(sent.conversation.rest, partial(self._sent.note, context.scope, sent.conversation))
         return decided
 
     async def _as_before(self, measured: MeasuredRequest) -> tuple[MeasuredRequest, Decided]:
         """A request as it was before its client cleared some of it, if its record or an edit does; else as it is."""
         context, before, earlier = measured.context, measured, None
-        restored = self._sent.restored(context.scope, measured.conversation)
+        view = measured.conversation
+        restored = await off_loop(view.rest, partial(self._sent.restored, context.scope, view))
         if restored is not None:
             request = replace(measured.request, messages=restored)
             before = await hashed(await self._measurer.measure(request, context))
@@ -232,6 +233,7 @@ class Decider:
                 context.attempts.has_compacted = context.attempts.has_compacted or context.now
                 return await self.decide(measured, (made, *needed.stored))
             if made is not None and (prepared := await self._tried(needed, step, made, effort)) is not None:
+                await self._maker.forget(measured, superseded(needed.stored))
                 return prepared
             if step.is_record:
                 break

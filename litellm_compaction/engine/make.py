@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -86,10 +86,14 @@ class Maker:
                 raise
             result, kind = await attempt(()), type(error).__name__
             logger.warning("record_deleted error=%s records=%d; they did not fit their conversation", kind, len(stored))
-            for each in stored:
-                with contextlib.suppress(Exception):
-                    await self._store.delete(scope=measured.context.scope, covered_hash=each.covered_hash)
+            await self.forget(measured, stored)
             return result
+
+    async def forget(self, measured: MeasuredRequest, stored: Iterable[Compaction]) -> None:
+        """Deletes records of a request's conversation, as far as the store does that."""
+        for each in stored:
+            with contextlib.suppress(Exception):
+                await self._store.delete(scope=measured.context.scope, covered_hash=each.covered_hash)
 
     async def make(self, measured: MeasuredRequest, steps: Sequence[Step], effort: Effort) -> Compaction | None:
         """Makes a compaction by the first of `steps`; None if no model chooses usably what may go.

@@ -325,7 +325,8 @@ class SqliteRows:
         def read(connection: sqlite3.Connection) -> list[Row]:
             values = self._values(scope=scope)
             rows = _found(connection, keys, values)
-            used = [{**values, "key": key} for key in keys if key in rows and scope != SETTINGS]
+            # The first is the one that is wanted most: it was used last.
+            used = [{**values, "key": key} for key in reversed(keys) if key in rows and scope != SETTINGS]
             # A file that is full or locked refuses to note the use, and still finds.
             with contextlib.suppress(sqlite3.OperationalError):
                 connection.executemany(_USE, used)

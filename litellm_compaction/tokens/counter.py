@@ -12,7 +12,7 @@ from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Request
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import usable, usable_soon
-from litellm_compaction.tokens.estimate import Estimate, Own, Prints, Span, Told, estimated
+from litellm_compaction.tokens.estimate import UNCONFIRMED_RATIO, Estimate, Own, Prints, Span, Told, estimated
 from litellm_compaction.tokens.known import Known, Protocol, fingerprints, most_tokens
 from litellm_compaction.tokens.prompt import TextCounts, own_count, strings
 
@@ -27,6 +27,8 @@ _CUT_RATIO, _DOUBTFUL_RATIO, _LEAST_CUT_TOKENS = 0.85, 0.98, 1024
 # No template leaves out more of a prompt; a server whose number is lower does not count it. It may add a system message
 # of its own to a short one.
 _MOST_LEFT_OUT, _MOST_ADDED_TOKENS = 50, 512
+# The least that a server makes of what is new in a prompt, and a template of what stood before it.
+_LEAST_NEW_RATIO, _SAME_BEGINNING_RATIO = 0.3, 0.97
 # No model is loaded with a window that cuts so few.
 _UNCUT_TOKENS = 2048
 # No vocabulary has a longer token (128 blanks in cl100k and o200k): more text for each token of the window never fits.
@@ -93,10 +95,12 @@ class TokenCounter:
     def learn(self, target_key: str, count: Estimate, prompt_tokens: int, *, label: str = "") -> bool:
         """Learns from the server's number for the request that `count` is of; `label` is for logs.
 
-        Returns False for no number (≤ 0), one that no vocabulary explains, and one far below what is expected, as of a
-        window that is smaller than it said, until a second one agrees.
+        Returns False for no number, one that no vocabulary explains, one below that of the prompt's beginning (some
+        servers leave out what they had in their cache), and one far below what is expected, as of a window that is
+        smaller than it said, until a second one agrees.
         """
-        is_likely = 0 < prompt_tokens <= most_tokens(count.own) + _MOST_ADDED_TOKENS and count.own.tokens > 0
+        least_tokens, most = count.own.tokens / _MOST_LEFT_OUT, most_tokens(count.own) + _MOST_ADDED_TOKENS
+        is_likely = least_tokens < prompt_tokens <= most and not self._contradicts(target_key, count, prompt_tokens)
         is_low = prompt_tokens < _DOUBTFUL_RATIO * count.low and count.high > _UNCUT_TOKENS
         is_taken = is_likely and (not is_low or self.known.explains(target_key, count, prompt_tokens))
         if is_taken:
@@ -110,9 +114,26 @@ class TokenCounter:
         False if no vocabulary explains it.
         """
         is_likely = count.own.tokens / _MOST_LEFT_OUT < prompt_tokens <= most_tokens(count.own)
-        if taken := is_likely and bool(count.fingerprint):
+        is_low = self._contradicts(target_key, count, prompt_tokens) and prompt_tokens < count.least_tokens
+        if taken := is_likely and bool(count.fingerprint) and not is_low:
             self._note(target_key, "", count, prompt_tokens, is_sure=True)
         return taken
+
+    def _contradicts(self, target_key: str, count: Estimate, prompt_tokens: int) -> bool:
+        """Returns True if a number is less than its server has told of the prompt's beginning, with the least of the rest.
+
+        The one that our own count does not explain is forgotten, if it is the beginning's.
+        """
+        told = count.told
+        if told is None or told.doubt_tokens:
+            return False
+        new = count.own.amounts.since(told.amounts)
+        least_tokens = max(0.0, new.text - new.optional) * _LEAST_NEW_RATIO if new.text > 0 else new.text
+        if prompt_tokens >= _SAME_BEGINNING_RATIO * (told.tokens + least_tokens):
+            return False
+        if told.tokens > UNCONFIRMED_RATIO * (told.amounts.text + told.amounts.media):
+            self.known.forget_beginnings(target_key, count)
+        return True
 
     def awaits_protocol(self, target_key: str, count: Estimate, request: Request) -> bool:
         """Returns True if LM Studio's protocol can tell more of a request: nothing of images, nor of reasoning."""

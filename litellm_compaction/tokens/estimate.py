@@ -14,7 +14,7 @@ Prints: TypeAlias = tuple[int, ...]
 _Ends: TypeAlias = tuple[float, float, float, float]
 
 # Vocabularies and templates of strangers take up to twice what the family that a model is named after does.
-_UNCONFIRMED_RATIO = 2.0
+UNCONFIRMED_RATIO = 2.0
 # The most that an image takes whose price is unknown: what an encoder charges that has one price for all.
 _UNPRICED_TOKENS = 1616
 # So much of a counted prompt is rendered otherwise when its turns are old, by our templates or by others'.
@@ -146,6 +146,12 @@ class Estimate:
         return self.prints[-1] if self.prints else 0
 
     @property
+    def least_tokens(self) -> float:
+        """The lower end by our own count alone, whatever its server has told of its beginning."""
+        own, (text, price) = self.own.amounts, self.rates
+        return max(0.0, own.text - own.optional) * text.low + own.media * price.low
+
+    @property
     def other_likely_ratio(self) -> float:
         """The upper end of each of `sizes` in a prompt that does not begin as this one does."""
         return self.text.high / self.text.usual
@@ -186,7 +192,7 @@ def _with_more(begun: _Ends, new: Amounts, text: Span, price: Span) -> _Ends:
     usual += more * text.usual + new.media * price.usual
     added = more * text.high + new.media * price.high
     # What nothing has confirmed may be twice as much.
-    doubt = 0.0 if text.is_confirmed else more * max(0.0, _UNCONFIRMED_RATIO - text.high)
+    doubt = 0.0 if text.is_confirmed else more * max(0.0, UNCONFIRMED_RATIO - text.high)
     doubt += _unpriced(new, price)
     return low, usual, likely + added, high + added + doubt
 

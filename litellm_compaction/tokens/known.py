@@ -137,6 +137,12 @@ class Known:
         if is_last or told.doubt_tokens < known.doubt_tokens:
             self._prompts[key] = told
 
+    def forget_beginnings(self, target_key: str, count: Estimate) -> None:
+        """Forgets the numbers of all that a prompt begins with."""
+        for entry in count.prints[1:]:
+            for asks in (False, True):
+                self._prompts.pop((target_key, count.method, asks, entry), None)
+
     def forget_doubted(self, target_key: str) -> None:
         """Forgets the numbers of a protocol that an answer has contradicted."""
         for key in [key for key, told in self._prompts.items() if key[0] == target_key and told.doubt_tokens]:

@@ -93,6 +93,18 @@ async def test_an_excerpt_is_told(history: list[JsonDict]) -> None:
     assert bench.last.outcome in ("compacted", "fallback")
 
 
+async def test_of_many_rounds_a_few_records_stay() -> None:
+    """Each holds what all its messages were: of 40 rounds the newest, and a first one for each power of two."""
+    bench, raw, rounds = Bench(), [*LONG], 0
+    while rounds < 40:
+        prepared = await bench.guard(raw, 2048)
+        rounds = max(rounds, prepared.round)
+        raw += [assistant(prose(f"a{len(raw)}", 300)), user(prose(f"q{len(raw)}", 300))]
+    kept = [each.compaction.covered_messages for each in await bench.store.compactions()]
+    assert 6 <= len(kept) <= 12
+    assert min(kept) < 40 < max(kept)
+
+
 async def test_observing_changes_nothing() -> None:
     """No model call, no store, and one event that says what would have been done."""
     bench = Bench()

@@ -253,3 +253,33 @@ async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     first = await counter.count("t", STAND_IN, request_of(*turns))
     assert len(counter._texts._entries) == 3
     assert await counter.count("t", STAND_IN, request_of(*turns)) == first
+
+
+@pytest.mark.parametrize("family", [STAND_IN, family_of("", "llama-3.1-8b")])
+@pytest.mark.parametrize("said", [lambda new: new, lambda _: 1], ids=["what is new", "one"])
+async def test_a_server_that_leaves_out_what_it_has_cached_teaches_nothing(
+    family: Family, said: Callable[[int], int]
+) -> None:
+    """Its numbers are of the last turn alone; by them a conversation would outgrow its window unseen."""
+    counter, messages, before = TokenCounter(), [user(PROSE * 20)], 0
+    for turn in range(12):
+        count = await counter.count("t", family, request_of(*messages))
+        fresh = await TokenCounter().count("t", family, request_of(*messages))
+        assert count.high >= fresh.tokens * 0.97
+        counter.learn("t", count, said(fresh.tokens - before) if turn else fresh.tokens)
+        before = fresh.tokens
+        messages += [{"role": "assistant", "content": PROSE * 3}, user(f"{turn} {PROSE * (5 + turn)}")]
+
+
+async def test_one_number_far_too_high_is_forgotten_with_the_next() -> None:
+    """Both cannot be true, and our own count explains the second."""
+    counter, family = TokenCounter(), family_of("", "llama-3.1-8b")
+    first = [user(PROSE * 40)]
+    begun = await counter.count("t", family, request_of(*first))
+    counter.learn("t", begun, int(3.5 * begun.tokens))
+    second = request_of(*first, {"role": "assistant", "content": PROSE}, user(PROSE))
+    own = await TokenCounter().count("t", family, second)
+    count = await counter.count("t", family, second)
+    assert count.tokens > 2 * own.tokens
+    assert not counter.learn("t", count, own.tokens)
+    assert (await counter.count("t", family, second)).low <= own.tokens

@@ -270,8 +270,9 @@ class Pool:
         """Asks the others and does what is allowed; the seconds for which that holds, None if no seat is left."""
 
         def decide(bodies: Sequence[str]) -> tuple[str | None, tuple[_Decision, Sequence[Note]]]:
+            # In the store's thread.
             others = list(_notes(bodies))
-            decision = _decided(self.window_tokens, self.seats, others)
+            decision = _decided(self.window_tokens, list(self.seats), others)
             return json.dumps(decision.note) if decision.note is not None else None, (decision, others)
 
         self._has_changed.clear()
