@@ -12,6 +12,7 @@ import pytest
 from tests.builders import answered, talk
 from tests.integration.bench import SUMMARY, Bench, Group, open_bench
 from tests.integration.forms import form
+from tests.integration.harness import CHAT
 from tests.integration.restart_bench import Carrier, both_carriers
 from tests.integration.validity import text_of
 
@@ -85,4 +86,4 @@ def test_a_bad_wish_is_refused(bench: Bench, route: str, wish: dict[str, Any], s
     answer = asked(bench, route, talk("bad wishes", 1000), **wish)
     assert answer.status_code == 400, answer.text
     assert says in answer.text
-    assert watch.chats == []
+    assert watch.records_of(CHAT) == []

@@ -17,8 +17,6 @@ __all__ = ["_never_over_the_window"]
 
 # Several at once, each with the whole window: one answers while another's summary is held, and none waits.
 _APART: dict[str, Any] = {"slots": 16, "simulator": {"unified_kv": False, "chunk_tokens": 500}}
-
-
 _FOREIGN = {**_APART, "simulator": {**_APART["simulator"], "api": "openai"}}
 
 
