@@ -95,6 +95,14 @@ def short_error(text: str) -> dict[str, Any]:
     return {"error": {"message": text.encode(errors="replace")[: ERROR_BYTES // 6].decode(errors="ignore")}}
 
 
+def error_text(body: Mapping[str, Any]) -> str:
+    """The error that an answer of JSON reports; "" for none, since the rest of an answer is the model's words."""
+    if not (error := body.get("error")):
+        return ""
+    text = json.dumps({"error": error}, ensure_ascii=False)
+    return text.encode(errors="replace")[:ERROR_BYTES].decode(errors="replace")
+
+
 # ------------------------------------------------------------------ what a server writes
 
 
@@ -182,8 +190,11 @@ def _chunk(data: bytes, line: bytes, *, is_passed: bool) -> Chunk:
     except (ValueError, RecursionError):
         event = None
     if isinstance(event, dict) and is_passed:
-        is_long_error = len(line) > ERROR_BYTES and "choices" not in event
-        return short_error(text) if is_long_error else Received(event, line)
+        if len(line) <= ERROR_BYTES or "choices" in event:
+            return Received(event, line)
+        if error := error_text(event):
+            return short_error(error)
+        event = None
     chunk = as_chunk(event) if isinstance(event, dict) else None
     if chunk is None:
         raise unreadable("a piece of its answer is no part of one")

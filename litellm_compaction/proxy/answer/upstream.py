@@ -149,11 +149,14 @@ async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
 
 def _as_chunk(response: httpx.Response) -> Chunk:
     """A whole answer as a chunk; what is none is raised."""
-    text, status = response.content[: sse.ERROR_BYTES].decode(errors="replace"), response.status_code
-    if status != HTTPStatus.OK:
-        raise UpstreamError(text, response, status=status)
-    chunk = sse.as_chunk(sse.json_object(response.content)) or {}
+    if response.status_code != HTTPStatus.OK:
+        text = response.content[: sse.ERROR_BYTES].decode(errors="replace")
+        raise UpstreamError(text, response, status=response.status_code)
+    body = sse.json_object(response.content)
+    chunk = sse.as_chunk(body) or {}
     if not (choices := chunk.get("choices")):
+        if not (text := sse.error_text(body)):
+            raise sse.unreadable("its answer is cut, or is none")
         # An error inside of 200 would be an empty stream to LiteLLM.
         refused = httpx.Response(502, json=sse.short_error(text))
         raise UpstreamError(text, refused, status=refused.status_code, is_inside=True)

@@ -147,12 +147,18 @@ async def test_no_way_gives_litellm_a_long_error(error: str) -> None:
     assert "broken" in told.text
 
 
+_CUT = whole({"content": "The patient is ill. " * 9}).content[:150]
+_NONE = [{"id": "c", "choices": [], "answer": "ill"}, {"choices": [7]}, "ill", None]
+
+
 @pytest.mark.parametrize("options", [{}, {"n": 2}], ids=["carried", "passed on"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_without_a_choice_is_none(options: Body, stream: bool) -> None:
-    """In either form, whoever reads it: LiteLLM would take it for an empty answer."""
-    wire = Wire([lambda: sse() if stream else httpx.Response(200, json={"id": "c", "choices": []})])
-    assert (await wire.ask(stream=stream, **options)).status_code == 502
+    """In either form, whoever reads it: LiteLLM would take it for an empty answer. What it says is in no error."""
+    wholes = [lambda said=said: httpx.Response(200, content=said) for said in (_CUT, *map(json.dumps, _NONE))]
+    for answered in [sse, lambda: sse({"answer": "ill" * 20_000})] if stream else wholes:
+        answer = await Wire([answered]).ask(stream=stream, **options)
+        assert (answer.status_code, "ill" in answer.text) == (502, False)
 
 
 @pytest.mark.parametrize("stream", [False, True])
