@@ -31,7 +31,8 @@ _CHAT_KEYS = frozenset((
     "parallel_tool_calls", "metadata", "service_tier", "prompt_cache_key", "safety_identifier",
 ))  # fmt: skip
 # Bounds on the answer; llama.cpp's own goes before the others there (tools/server, `n_predict`).
-_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
+_OWN_LIMIT = "n_predict"
+_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", _OWN_LIMIT)
 # Answers to each prompt: a server writes them at once (llama.cpp, tools/server, `n` and `n_cmpl`; vLLM `best_of`).
 _ANSWERS = ("n", "n_cmpl", "best_of")
 # Of `extra_body`: what shapes the prompt or bounds the answer, and so is guarded like the same keys outside of it, and
@@ -48,7 +49,7 @@ _TOOLS = ("tools", "functions")  # The second name is the older one.
 _EXTRAS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "suffix")
 # Less than the least margin in tokens, so that no ordinary `{"enable_thinking": false}` makes a count an estimate.
 _LEAST_EXTRAS_CHARS = 64
-_NUMBER = re.compile(r"\s*\d{1,18}(\.\d*)?\s*", re.ASCII)
+_NUMBER = re.compile(r"\s*[+-]?\d{1,18}(\.\d*)?\s*", re.ASCII)
 # OpenAI's limit of stop strings, which some servers check.
 _MOST_STOPS = 4
 # Bounds on thinking, tokens before efforts: Anthropic's, OpenRouter's, llama.cpp's own two, Gemini's (below 0 there is
@@ -175,10 +176,12 @@ def _is_same_message(value: object, message: Message) -> bool:
 
 
 def _limit(value: object) -> int | None:
-    """A number as servers read it, for which 512.0 is 512; None for what is none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1:
-        return None
-    return int(value)
+    """A number as lenient servers read it, in quotes too, without its fraction; None for what is none."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def asked_output_tokens(body: Body) -> int | None:
@@ -296,10 +299,11 @@ def refusing(body: Body, provider: str) -> dict[str, Any]:
 
 def with_output_limit(body: Body, limit_tokens: int) -> dict[str, Any]:
     """The keys that bound the answer; a value that is not a number stays, for the server to refuse."""
-    given = {key: body[key] for key in _OUTPUT_LIMITS if body.get(key) is not None}
-    if any(_limit(given[key]) is None for key in given if key != "n_predict"):
-        return {}
-    return {"max_tokens": limit_tokens, **dict.fromkeys(given, limit_tokens)}
+    given = [key for key in _OUTPUT_LIMITS if body.get(key) is not None]
+    odd = {key for key in given if key != _OWN_LIMIT and _limit(body[key]) is None}
+    # llama.cpp takes its default, no bound at all, for a value of another type (common, `json_value`).
+    bounds = ("max_tokens", *given, *([_OWN_LIMIT] if odd else []))
+    return {key: limit_tokens for key in bounds if key not in odd}
 
 
 def can_be_begun(body: Body) -> bool:
