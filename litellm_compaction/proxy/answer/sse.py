@@ -127,16 +127,16 @@ async def read_events(response: httpx.Response, bounds: tuple[int, int], *, is_p
 
     An `UpstreamDropped` tells that the connection broke, or ended without the stream's own end.
     """
-    begun, read_bytes, (event_bytes, stream_bytes) = bytearray(), 0, bounds
+    begun, event, read_bytes, (event_bytes, stream_bytes) = bytearray(), bytearray(), 0, bounds
     with _understood():
         async with aclosing(_pieces(response)) as pieces:
             async for data in pieces:
                 read_bytes += len(data)
                 if read_bytes > stream_bytes:
                     raise unreadable(f"its answer has more than {stream_bytes} bytes")
-                lines, newline, rest = data.replace(b"\r", b"\n").rpartition(b"\n")
+                lines, newline, rest = data.rpartition(b"\n")
                 if newline:
-                    chunks, end = _chunks((bytes(begun) + lines).split(b"\n"), is_passed=is_passed)
+                    chunks, end = _chunks((bytes(begun) + lines).split(b"\n"), event, is_passed=is_passed)
                     if chunks:
                         yield chunks
                     if isinstance(end, UpstreamError):
@@ -145,42 +145,71 @@ async def read_events(response: httpx.Response, bounds: tuple[int, int], *, is_p
                         return
                     begun.clear()
                 begun += rest
-                if len(begun) > event_bytes:
+                if len(begun) + len(event) > event_bytes:
                     raise unreadable(f"a piece of its answer has more than {event_bytes} bytes")
     if not is_passed:
         raise broken()
 
 
 async def _pieces(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """The bytes of a stream, and the end of its last line; `aiter_lines` also splits where JSON strings may be."""
+    """The bytes of a stream with one kind of line end, and the end of its last event.
+
+    `aiter_lines` also splits where JSON strings may be.
+    """
+    is_half = False  # The last line end may be half of one.
     async for data in response.aiter_bytes():
-        yield data
+        piece = data[1:] if is_half and data.startswith(b"\n") else data
+        is_half = data.endswith(b"\r")
+        yield piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if len(data) >= _MUCH_BYTES:
             await asyncio.sleep(0)
-    yield b"\n"
+    yield b"\n\n"
 
 
-def _chunks(lines: Iterable[bytes], *, is_passed: bool) -> tuple[list[Chunk], UpstreamError | bool]:
+def _chunks(lines: Iterable[bytes], event: bytearray, *, is_passed: bool) -> tuple[list[Chunk], UpstreamError | bool]:
     """The chunks of some lines, and what cannot be read behind them, or True at the stream's own end.
 
-    Each line of data is an event, since some servers write single newlines between events.
+    Each line of data is an event, since some servers write single newlines between events. One that is no JSON by
+    itself is one with those behind it: `event` holds them until a blank line.
     """
     chunks: list[Chunk] = []
     for raw in lines:
         line = raw.strip().removeprefix(_BYTE_ORDER_MARK)
-        data = line[len(_FIELD) :].strip() if line.startswith(_FIELD) else b""
-        if data.startswith(b"[DONE]"):
-            return chunks, True
+        if not (line or event):
+            continue
+        data = _data_of(line)
+        is_end = data.startswith(b"[DONE]")
         try:
-            if data:
-                chunks.append(_chunk(data, line, is_passed=is_passed))
+            if event and (is_end or not line):
+                whole = bytes(event[:-1])
+                event.clear()
+                if (chunk := _chunk(b"\n".join(map(_data_of, whole.split(b"\n"))), whole, is_passed=is_passed)) is None:
+                    raise _no_part()
+                chunks.append(chunk)
+            if is_end:
+                return chunks, True
+            if not data:
+                continue
+            # Not read again with each line: that would take the square of their number.
+            if event or (chunk := _chunk(data, line, is_passed=is_passed)) is None:
+                event += line + b"\n"
+            else:
+                chunks.append(chunk)
         except UpstreamError as error:
             return chunks, error
     return chunks, False
 
 
-def _chunk(data: bytes, line: bytes, *, is_passed: bool) -> Chunk:
-    """The chunk that the data of an event says; it goes on as it came if it is right in one `line`."""
+def _data_of(line: bytes) -> bytes:
+    return line[len(_FIELD) :].strip() if line.startswith(_FIELD) else b""
+
+
+def _no_part() -> UpstreamError:
+    return unreadable("a piece of its answer is no part of one")
+
+
+def _chunk(data: bytes, line: bytes, *, is_passed: bool) -> Chunk | None:
+    """The chunk that the data of an event says, None if it is no JSON; it goes on as it came if it is right."""
     if len(data) > FEW_BYTES and not is_quickly_read(data):
         raise unreadable("a piece of its answer has too many values")
     text = data.decode(errors="replace")
@@ -188,7 +217,7 @@ def _chunk(data: bytes, line: bytes, *, is_passed: bool) -> Chunk:
         # `null` says nothing, and nothing is lost with it.
         event: object = json.loads(text) or {}
     except (ValueError, RecursionError):
-        event = None
+        return None
     if isinstance(event, dict) and is_passed:
         if len(line) <= ERROR_BYTES or "choices" in event:
             return Received(event, line)
@@ -197,7 +226,7 @@ def _chunk(data: bytes, line: bytes, *, is_passed: bool) -> Chunk:
         event = None
     chunk = as_chunk(event) if isinstance(event, dict) else None
     if chunk is None:
-        raise unreadable("a piece of its answer is no part of one")
+        raise _no_part()
     return Received(chunk, line) if chunk is event and _REPLACED not in text else chunk
 
 
