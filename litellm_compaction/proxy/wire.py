@@ -33,6 +33,12 @@ _CHAT_KEYS = frozenset((
 # Bounds on the answer; llama.cpp's own goes before the others there (tools/server, `n_predict`).
 _OWN_LIMIT = "n_predict"
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", _OWN_LIMIT)
+# Each shapes a whole document, and not the rest of one: OpenAI's; llama.cpp's own two (tools/server); vLLM's newer
+# and older ones ("Structured Outputs"); SGLang's two; Ollama's (api/chat).
+DOCUMENT_KEYS = (
+    "response_format", "grammar", "json_schema", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar", "structural_tag", "regex", "ebnf", "format",
+)  # fmt: skip
 # Answers to each prompt: a server writes them at once (llama.cpp, tools/server, `n` and `n_cmpl`; vLLM `best_of`).
 _ANSWERS = ("n", "n_cmpl", "best_of")
 # Of `extra_body`: what shapes the prompt or bounds the answer, and so is guarded like the same keys outside of it, and
@@ -203,8 +209,10 @@ def asks_for_usage(body: Body) -> bool:
 
 
 def is_structured(body: Body) -> bool:
-    """The answer is a document: JSON mode or structured output, in which no notice may stand."""
-    return body.get("response_format") is not None and _at(body, "response_format", "type") != "text"
+    """The answer is a document: JSON mode, a schema or a grammar, in which no notice may stand."""
+    given = _with_inner(body)
+    shapes = (value for key in DOCUMENT_KEYS if (value := given.get(key)) not in (None, "", "text"))
+    return any(_at(value, "type") != "text" for value in shapes)
 
 
 def stops(body: Body) -> tuple[str, ...]:

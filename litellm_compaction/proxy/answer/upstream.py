@@ -28,8 +28,6 @@ from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, unfolds_slowly
 if TYPE_CHECKING:
     from litellm_compaction.proxy.answer.loop import Answer
 
-# Shapes a whole document, and not the rest of one.
-_WHOLE_DOCUMENT_KEY = "response_format"
 _USAGE_NAMES = re.compile(r"stream_options|include_usage")
 # A client's framing is not that of our body: a server would wait for the rest.
 _FRAMING = (b"content-length", b"accept-encoding", b"transfer-encoding", b"expect")
@@ -137,7 +135,7 @@ class HttpUpstream:
         if self.wants_stream and self._asks_for_usage and not leg.passed:
             body.update(wire.added(body, wire.REPORTS_USAGE))
         if not leg.is_document:
-            body.pop(_WHOLE_DOCUMENT_KEY, None)
+            body = {key: value for key, value in body.items() if key not in wire.DOCUMENT_KEYS}
         if leg.goes_on and prepared.continuation.prompt is not None:
             body = wire.begun(body, prepared.continuation.prompt.text, prepared.continuation.prompt.end_of_turn)
         return {**body, **wire.added(body, leg.fields)}
@@ -211,7 +209,7 @@ class HookedUpstream:
 
     async def _again(self, leg: Leg) -> Any:
         prepared = leg.prepared
-        keys = (*_CLIENT_KEYS, _WHOLE_DOCUMENT_KEY) if leg.is_document else _CLIENT_KEYS
+        keys = (*_CLIENT_KEYS, *wire.DOCUMENT_KEYS) if leg.is_document else _CLIENT_KEYS
         asked: dict[str, Any] = {key: self.data[key] for key in keys if self.data.get(key) is not None}
         if prepared.tools is not None:
             asked["tools"] = list(prepared.tools)
