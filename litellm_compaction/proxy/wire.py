@@ -56,6 +56,8 @@ _EXTRAS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effo
 # Less than the least margin in tokens, so that no ordinary `{"enable_thinking": false}` makes a count an estimate.
 _LEAST_EXTRAS_CHARS = 64
 _NUMBER = re.compile(r"\s*[+-]?\d{1,18}(\.\d*)?\s*", re.ASCII)
+# OpenAI's limit of log probabilities for a token.
+_MOST_LOGPROBS = 20
 # OpenAI's limit of stop strings, which some servers check.
 _MOST_STOPS = 4
 # Bounds on thinking, tokens before efforts: Anthropic's, OpenRouter's, llama.cpp's own two, Gemini's (below 0 there is
@@ -224,6 +226,15 @@ def stops(body: Body) -> tuple[str, ...]:
 def can_be_continued(body: Body) -> bool:
     """True if an answer can be joined from two: not with several choices or log probabilities."""
     return body.get("n") in (None, 1) and asked_answers(body) == 1 and not body.get("logprobs")
+
+
+def asked_logprobs(body: Body) -> int:
+    """The number of log probabilities that a client wants for each token: its own one, and those of others."""
+    if not body.get("logprobs"):
+        return 0
+    # A text completion has their number in the first field.
+    others = (_limit(body.get(key)) or 0 for key in ("logprobs", "top_logprobs"))
+    return 1 + min(max(others), _MOST_LOGPROBS)
 
 
 def asked_answers(body: Body) -> int:

@@ -33,6 +33,10 @@ DONE = b"data: [DONE]\n\n"
 _FIELD = b"data:"
 # More at once, a thousand of the smallest chunks, gives way to others before the next piece.
 _MUCH_BYTES = 16 * 1024
+# The structure of a log probability: nine marks, and one for each byte of its token from the third on. At most so many
+# of them are read, those of 12,000 tokens with twenty others, which takes half a second.
+_LOGPROB_MARKS = 16
+MOST_LOGPROBS = 2**18
 _REPLACED = "\ufffd"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Too slow, too early, too many requests.
@@ -108,7 +112,8 @@ def error_text(body: Mapping[str, Any]) -> str:
 
 def bounds_of(max_tokens: int) -> tuple[int, int]:
     """Bytes of a server's answer: in one line of a stream or as a whole, and in all."""
-    # The longest tokens have 128 bytes (o200k), and an event 200 to 400 around one; the rest is for sound and such.
+    # The longest tokens have 128 bytes (o200k), and so have log probabilities; an event has 200 to 400 around one; the
+    # rest is for sound and such.
     return 8 * 2**20 + 128 * max_tokens, 16 * 2**20 + 4096 * max_tokens
 
 
@@ -230,8 +235,11 @@ def _chunk(data: bytes, line: bytes, *, is_passed: bool) -> Chunk | None:
     return Received(chunk, line) if chunk is event and _REPLACED not in text else chunk
 
 
-async def read_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
-    """A response that is no stream, with its body; of an error the beginning. One out of bounds is an error itself."""
+async def read_whole(response: httpx.Response, most_bytes: int, *, logprobs: int = 0) -> httpx.Response:
+    """A response that is no stream, with its body; of an error the beginning. One out of bounds is an error itself.
+
+    Besides the answer it may hold so many `logprobs`.
+    """
     is_answer, body = response.status_code == HTTPStatus.OK, bytearray()
     most_bytes = most_bytes if is_answer else ERROR_BYTES
     try:
@@ -245,7 +253,7 @@ async def read_whole(response: httpx.Response, most_bytes: int) -> httpx.Respons
     if is_answer and len(body) > most_bytes:
         raise unreadable(f"its answer has more than {most_bytes} bytes")
     content = bytes(body[:most_bytes])
-    if is_answer and len(content) > FEW_BYTES and not is_quickly_read(content):
+    if is_answer and not is_quickly_read(content, asked_marks=_LOGPROB_MARKS * logprobs):
         raise unreadable("its answer has too many values")
     return httpx.Response(response.status_code, headers=end_to_end(response.headers), content=content)
 

@@ -76,7 +76,9 @@ class HttpUpstream:
 
     @asynccontextmanager
     async def open(self, leg: Leg) -> AsyncIterator[AsyncIterator[Batch]]:
-        response, bounds = await self._answered(leg), sse.bounds_of(leg.max_tokens * max(leg.passed, 1))
+        response, tokens = await self._answered(leg), leg.max_tokens * max(leg.passed, 1)
+        logprobs = min(tokens * wire.asked_logprobs(self.body), sse.MOST_LOGPROBS)
+        bounds = sse.bounds_of(tokens + logprobs)
         is_stream = response.status_code == HTTPStatus.OK and "event-stream" in response.headers.get("content-type", "")
         try:
             if is_stream and not self.wants_stream:
@@ -86,7 +88,7 @@ class HttpUpstream:
                 async with aclosing(sse.read_events(response, bounds, is_passed=bool(leg.passed))) as batches:
                     yield batches
             else:
-                self.whole = await sse.read_whole(response, bounds[0])
+                self.whole = await sse.read_whole(response, bounds[0], logprobs=logprobs)
                 yield _one(_as_chunk(self.whole))
         finally:
             # Stops the server, also if anyio cancels all waiting of a client that has gone.

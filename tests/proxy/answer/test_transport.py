@@ -59,6 +59,16 @@ async def test_what_cannot_be_joined_is_asked_for_as_the_client_did(options: Bod
     assert "stream" not in wire.sent[0]
 
 
+async def test_a_whole_answer_has_as_many_log_probabilities_as_were_asked_for() -> None:
+    """Those of 2,500 tokens, and not one of a server that writes them without having been asked."""
+    one = {"token": " x", "logprob": -0.123456, "bytes": [32, 120]}
+    said = {"content": [{**one, "top_logprobs": [one] * 20}] * 2500}
+    body = {"choices": [{"message": {"content": "x"}, "logprobs": said}]}
+    for options, status in (({"logprobs": True, "top_logprobs": 20}, 200), ({"n": 2}, 502)):
+        wire = Wire([lambda: httpx.Response(200, json=body)], window_tokens=8192)
+        assert (await wire.ask(**options)).status_code == status
+
+
 def folded(body: bytes, encoding: str = "gzip", content_type: str = "application/json") -> httpx.Response:
     """A body that says how it is compressed."""
 
