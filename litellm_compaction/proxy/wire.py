@@ -31,7 +31,14 @@ _CHAT_KEYS = frozenset((
     "parallel_tool_calls", "metadata", "service_tier", "prompt_cache_key", "safety_identifier",
 ))  # fmt: skip
 # Bounds on the answer; llama.cpp's own goes before the others there (tools/server, `n_predict`).
-_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
+_OWN_LIMIT = "n_predict"
+_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", _OWN_LIMIT)
+# Each shapes a whole document, and not the rest of one: OpenAI's; llama.cpp's own two (tools/server); vLLM's newer
+# and older ones ("Structured Outputs"); SGLang's two; Ollama's (api/chat).
+DOCUMENT_KEYS = (
+    "response_format", "grammar", "json_schema", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar", "structural_tag", "regex", "ebnf", "format",
+)  # fmt: skip
 # Answers to each prompt: a server writes them at once (llama.cpp, tools/server, `n` and `n_cmpl`; vLLM `best_of`).
 _ANSWERS = ("n", "n_cmpl", "best_of")
 # Of `extra_body`: what shapes the prompt or bounds the answer, and so is guarded like the same keys outside of it, and
@@ -48,7 +55,9 @@ _TOOLS = ("tools", "functions")  # The second name is the older one.
 _EXTRAS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "suffix")
 # Less than the least margin in tokens, so that no ordinary `{"enable_thinking": false}` makes a count an estimate.
 _LEAST_EXTRAS_CHARS = 64
-_NUMBER = re.compile(r"\s*\d{1,18}(\.\d*)?\s*", re.ASCII)
+_NUMBER = re.compile(r"\s*[+-]?\d{1,18}(\.\d*)?\s*", re.ASCII)
+# OpenAI's limit of log probabilities for a token.
+_MOST_LOGPROBS = 20
 # OpenAI's limit of stop strings, which some servers check.
 _MOST_STOPS = 4
 # Bounds on thinking, tokens before efforts: Anthropic's, OpenRouter's, llama.cpp's own two, Gemini's (below 0 there is
@@ -175,10 +184,12 @@ def _is_same_message(value: object, message: Message) -> bool:
 
 
 def _limit(value: object) -> int | None:
-    """A number as servers read it, for which 512.0 is 512; None for what is none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1:
-        return None
-    return int(value)
+    """A number as lenient servers read it, in quotes too, without its fraction; None for what is none."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def asked_output_tokens(body: Body) -> int | None:
@@ -200,8 +211,10 @@ def asks_for_usage(body: Body) -> bool:
 
 
 def is_structured(body: Body) -> bool:
-    """The answer is a document: JSON mode or structured output, in which no notice may stand."""
-    return body.get("response_format") is not None and _at(body, "response_format", "type") != "text"
+    """The answer is a document: JSON mode, a schema or a grammar, in which no notice may stand."""
+    given = _with_inner(body)
+    shapes = (value for key in DOCUMENT_KEYS if (value := given.get(key)) not in (None, "", "text"))
+    return any(_at(value, "type") != "text" for value in shapes)
 
 
 def stops(body: Body) -> tuple[str, ...]:
@@ -213,6 +226,15 @@ def stops(body: Body) -> tuple[str, ...]:
 def can_be_continued(body: Body) -> bool:
     """True if an answer can be joined from two: not with several choices or log probabilities."""
     return body.get("n") in (None, 1) and asked_answers(body) == 1 and not body.get("logprobs")
+
+
+def asked_logprobs(body: Body) -> int:
+    """The number of log probabilities that a client wants for each token: its own one, and those of others."""
+    if not body.get("logprobs"):
+        return 0
+    # A text completion has their number in the first field.
+    others = (_limit(body.get(key)) or 0 for key in ("logprobs", "top_logprobs"))
+    return 1 + min(max(others), _MOST_LOGPROBS)
 
 
 def asked_answers(body: Body) -> int:
@@ -296,10 +318,11 @@ def refusing(body: Body, provider: str) -> dict[str, Any]:
 
 def with_output_limit(body: Body, limit_tokens: int) -> dict[str, Any]:
     """The keys that bound the answer; a value that is not a number stays, for the server to refuse."""
-    given = {key: body[key] for key in _OUTPUT_LIMITS if body.get(key) is not None}
-    if any(_limit(given[key]) is None for key in given if key != "n_predict"):
-        return {}
-    return {"max_tokens": limit_tokens, **dict.fromkeys(given, limit_tokens)}
+    given = [key for key in _OUTPUT_LIMITS if body.get(key) is not None]
+    odd = {key for key in given if key != _OWN_LIMIT and _limit(body[key]) is None}
+    # llama.cpp takes its default, no bound at all, for a value of another type (common, `json_value`).
+    bounds = ("max_tokens", *given, *([_OWN_LIMIT] if odd else []))
+    return {key: limit_tokens for key in bounds if key not in odd}
 
 
 def can_be_begun(body: Body) -> bool:

@@ -48,9 +48,14 @@ def unfolds_slowly(response: httpx.Response) -> bool:
     return True
 
 
-def is_quickly_read(content: bytes) -> bool:
-    """Returns True if parsing a JSON document holds nothing up: the structure takes the time, hardly the text."""
-    return len(content) <= FEW_BYTES or sum(map(content.count, (b",", b":", b"[", b"{"))) <= _MOST_MARKS
+def is_quickly_read(content: bytes, *, asked_marks: int = 0) -> bool:
+    """Returns True if parsing a JSON document holds nothing up: the structure takes the time, hardly the text.
+
+    Args:
+        asked_marks: of the structure that it was asked for besides what any document may have.
+    """
+    marks = (b",", b":", b"[", b"{")
+    return len(content) <= FEW_BYTES or sum(map(content.count, marks)) <= _MOST_MARKS + asked_marks
 
 
 class _Pieces(httpx.AsyncByteStream):

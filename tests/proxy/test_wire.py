@@ -73,14 +73,18 @@ def test_usage_is_the_whole_prompts_or_none() -> None:
     assert usage_of({"usage": {"prompt_tokens": 900}}) is None is usage_of({"usage": None})
 
 
-def test_a_limit_without_a_fraction_is_a_limit() -> None:
-    """Servers read 512.0 as 512; what they refuse stays for them to refuse."""
+def test_a_limit_is_read_as_lenient_servers_read_it() -> None:
+    """512.5 and "512" are 512 there; what is no number stays for them to refuse, beside a bound of llama.cpp's own."""
     asked = {"max_tokens": 1e9, "max_completion_tokens": 600.0, "n_predict": -1}
     assert asked_output_tokens(asked) == 600
     assert with_output_limit(asked, 512) == {"max_tokens": 512, "max_completion_tokens": 512, "n_predict": 512}
-    assert (asked_output_tokens({"max_tokens": 10.5}), with_output_limit({"max_tokens": 10.5}, 512)) == (None, {})
-    for odd in (math.inf, math.nan, True, "9"):
-        assert with_output_limit({"max_completion_tokens": odd}, 512) == {}
+    for value, tokens in ((10.5, 10), ("600", 600), (" 600.5 ", 600), (10**400, 10**400), (-1, None), ("-1", None)):
+        assert asked_output_tokens({"max_tokens": value}) == tokens
+        assert with_output_limit({"max_tokens": value}, 512) == {"max_tokens": 512}
+    for odd in (math.inf, math.nan, True, "many", "9" * 19, [9]):
+        assert asked_output_tokens({"max_tokens": odd}) is None
+        assert with_output_limit({"max_tokens": odd}, 512) == {"n_predict": 512}
+        assert with_output_limit({"max_completion_tokens": odd}, 512) == {"max_tokens": 512, "n_predict": 512}
 
 
 def test_answers_are_counted_as_lenient_servers_read_them() -> None:
@@ -105,7 +109,7 @@ def test_answers_are_counted_as_lenient_servers_read_them() -> None:
         ({"reasoning_budget_tokens": -1}, math.inf),
         ({"generationConfig": {"thinkingConfig": {"thinkingBudget": 0}}}, 0),
         ({"generationConfig": {"thinkingConfig": 7}, "thinking": "much", "reasoning": None}, None),
-        ({"thinking": {"budget_tokens": True}, "reasoning": {"max_tokens": "2000"}}, None),
+        ({"thinking": {"budget_tokens": True}, "reasoning": {"max_tokens": "2000"}}, 2000),
     ],
 )
 def test_a_clients_bound_on_thinking(body: dict[str, Any], tokens: float | None) -> None:

@@ -239,9 +239,9 @@ class OneAnswer:
         return chunks if usage is None else [*chunks, {**self._base, "choices": [], "usage": usage}]
 
     def is_cut_document(self) -> bool:
-        """It is asked for as JSON, and is none."""
+        """It is asked for as a document, begins like JSON, as one of a grammar need not, and is none."""
         try:
-            if self.asked.is_json:
+            if self.asked.is_json and self.whole_text.lstrip()[:1] in '{["':
                 json.loads(self.whole_text)
         except ValueError:
             return True

@@ -33,6 +33,10 @@ DONE = b"data: [DONE]\n\n"
 _FIELD = b"data:"
 # More at once, a thousand of the smallest chunks, gives way to others before the next piece.
 _MUCH_BYTES = 16 * 1024
+# The structure of a log probability: nine marks, and one for each byte of its token from the third on. At most so many
+# of them are read, those of 12,000 tokens with twenty others, which takes half a second.
+_LOGPROB_MARKS = 16
+MOST_LOGPROBS = 2**18
 _REPLACED = "\ufffd"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Too slow, too early, too many requests.
@@ -95,12 +99,21 @@ def short_error(text: str) -> dict[str, Any]:
     return {"error": {"message": text.encode(errors="replace")[: ERROR_BYTES // 6].decode(errors="ignore")}}
 
 
+def error_text(body: Mapping[str, Any]) -> str:
+    """The error that an answer of JSON reports; "" for none, since the rest of an answer is the model's words."""
+    if not (error := body.get("error")):
+        return ""
+    text = json.dumps({"error": error}, ensure_ascii=False)
+    return text.encode(errors="replace")[:ERROR_BYTES].decode(errors="replace")
+
+
 # ------------------------------------------------------------------ what a server writes
 
 
 def bounds_of(max_tokens: int) -> tuple[int, int]:
     """Bytes of a server's answer: in one line of a stream or as a whole, and in all."""
-    # The longest tokens have 128 bytes (o200k), and an event 200 to 400 around one; the rest is for sound and such.
+    # The longest tokens have 128 bytes (o200k), and so have log probabilities; an event has 200 to 400 around one; the
+    # rest is for sound and such.
     return 8 * 2**20 + 128 * max_tokens, 16 * 2**20 + 4096 * max_tokens
 
 
@@ -119,16 +132,16 @@ async def read_events(response: httpx.Response, bounds: tuple[int, int], *, is_p
 
     An `UpstreamDropped` tells that the connection broke, or ended without the stream's own end.
     """
-    begun, read_bytes, (event_bytes, stream_bytes) = bytearray(), 0, bounds
+    begun, event, read_bytes, (event_bytes, stream_bytes) = bytearray(), bytearray(), 0, bounds
     with _understood():
         async with aclosing(_pieces(response)) as pieces:
             async for data in pieces:
                 read_bytes += len(data)
                 if read_bytes > stream_bytes:
                     raise unreadable(f"its answer has more than {stream_bytes} bytes")
-                lines, newline, rest = data.replace(b"\r", b"\n").rpartition(b"\n")
+                lines, newline, rest = data.rpartition(b"\n")
                 if newline:
-                    chunks, end = _chunks((bytes(begun) + lines).split(b"\n"), is_passed=is_passed)
+                    chunks, end = _chunks((bytes(begun) + lines).split(b"\n"), event, is_passed=is_passed)
                     if chunks:
                         yield chunks
                     if isinstance(end, UpstreamError):
@@ -137,42 +150,71 @@ async def read_events(response: httpx.Response, bounds: tuple[int, int], *, is_p
                         return
                     begun.clear()
                 begun += rest
-                if len(begun) > event_bytes:
+                if len(begun) + len(event) > event_bytes:
                     raise unreadable(f"a piece of its answer has more than {event_bytes} bytes")
     if not is_passed:
         raise broken()
 
 
 async def _pieces(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """The bytes of a stream, and the end of its last line; `aiter_lines` also splits where JSON strings may be."""
+    """The bytes of a stream with one kind of line end, and the end of its last event.
+
+    `aiter_lines` also splits where JSON strings may be.
+    """
+    is_half = False  # The last line end may be half of one.
     async for data in response.aiter_bytes():
-        yield data
+        piece = data[1:] if is_half and data.startswith(b"\n") else data
+        is_half = data.endswith(b"\r")
+        yield piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if len(data) >= _MUCH_BYTES:
             await asyncio.sleep(0)
-    yield b"\n"
+    yield b"\n\n"
 
 
-def _chunks(lines: Iterable[bytes], *, is_passed: bool) -> tuple[list[Chunk], UpstreamError | bool]:
+def _chunks(lines: Iterable[bytes], event: bytearray, *, is_passed: bool) -> tuple[list[Chunk], UpstreamError | bool]:
     """The chunks of some lines, and what cannot be read behind them, or True at the stream's own end.
 
-    Each line of data is an event, since some servers write single newlines between events.
+    Each line of data is an event, since some servers write single newlines between events. One that is no JSON by
+    itself is one with those behind it: `event` holds them until a blank line.
     """
     chunks: list[Chunk] = []
     for raw in lines:
         line = raw.strip().removeprefix(_BYTE_ORDER_MARK)
-        data = line[len(_FIELD) :].strip() if line.startswith(_FIELD) else b""
-        if data.startswith(b"[DONE]"):
-            return chunks, True
+        if not (line or event):
+            continue
+        data = _data_of(line)
+        is_end = data.startswith(b"[DONE]")
         try:
-            if data:
-                chunks.append(_chunk(data, line, is_passed=is_passed))
+            if event and (is_end or not line):
+                whole = bytes(event[:-1])
+                event.clear()
+                if (chunk := _chunk(b"\n".join(map(_data_of, whole.split(b"\n"))), whole, is_passed=is_passed)) is None:
+                    raise _no_part()
+                chunks.append(chunk)
+            if is_end:
+                return chunks, True
+            if not data:
+                continue
+            # Not read again with each line: that would take the square of their number.
+            if event or (chunk := _chunk(data, line, is_passed=is_passed)) is None:
+                event += line + b"\n"
+            else:
+                chunks.append(chunk)
         except UpstreamError as error:
             return chunks, error
     return chunks, False
 
 
-def _chunk(data: bytes, line: bytes, *, is_passed: bool) -> Chunk:
-    """The chunk that the data of an event says; it goes on as it came if it is right in one `line`."""
+def _data_of(line: bytes) -> bytes:
+    return line[len(_FIELD) :].strip() if line.startswith(_FIELD) else b""
+
+
+def _no_part() -> UpstreamError:
+    return unreadable("a piece of its answer is no part of one")
+
+
+def _chunk(data: bytes, line: bytes, *, is_passed: bool) -> Chunk | None:
+    """The chunk that the data of an event says, None if it is no JSON; it goes on as it came if it is right."""
     if len(data) > FEW_BYTES and not is_quickly_read(data):
         raise unreadable("a piece of its answer has too many values")
     text = data.decode(errors="replace")
@@ -180,18 +222,24 @@ def _chunk(data: bytes, line: bytes, *, is_passed: bool) -> Chunk:
         # `null` says nothing, and nothing is lost with it.
         event: object = json.loads(text) or {}
     except (ValueError, RecursionError):
-        event = None
+        return None
     if isinstance(event, dict) and is_passed:
-        is_long_error = len(line) > ERROR_BYTES and "choices" not in event
-        return short_error(text) if is_long_error else Received(event, line)
+        if len(line) <= ERROR_BYTES or "choices" in event:
+            return Received(event, line)
+        if error := error_text(event):
+            return short_error(error)
+        event = None
     chunk = as_chunk(event) if isinstance(event, dict) else None
     if chunk is None:
-        raise unreadable("a piece of its answer is no part of one")
+        raise _no_part()
     return Received(chunk, line) if chunk is event and _REPLACED not in text else chunk
 
 
-async def read_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
-    """A response that is no stream, with its body; of an error the beginning. One out of bounds is an error itself."""
+async def read_whole(response: httpx.Response, most_bytes: int, *, logprobs: int = 0) -> httpx.Response:
+    """A response that is no stream, with its body; of an error the beginning. One out of bounds is an error itself.
+
+    Besides the answer it may hold so many `logprobs`.
+    """
     is_answer, body = response.status_code == HTTPStatus.OK, bytearray()
     most_bytes = most_bytes if is_answer else ERROR_BYTES
     try:
@@ -205,7 +253,7 @@ async def read_whole(response: httpx.Response, most_bytes: int) -> httpx.Respons
     if is_answer and len(body) > most_bytes:
         raise unreadable(f"its answer has more than {most_bytes} bytes")
     content = bytes(body[:most_bytes])
-    if is_answer and len(content) > FEW_BYTES and not is_quickly_read(content):
+    if is_answer and not is_quickly_read(content, asked_marks=_LOGPROB_MARKS * logprobs):
         raise unreadable("its answer has too many values")
     return httpx.Response(response.status_code, headers=end_to_end(response.headers), content=content)
 

@@ -28,8 +28,6 @@ from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, unfolds_slowly
 if TYPE_CHECKING:
     from litellm_compaction.proxy.answer.loop import Answer
 
-# Shapes a whole document, and not the rest of one.
-_WHOLE_DOCUMENT_KEY = "response_format"
 _USAGE_NAMES = re.compile(r"stream_options|include_usage")
 # A client's framing is not that of our body: a server would wait for the rest.
 _FRAMING = (b"content-length", b"accept-encoding", b"transfer-encoding", b"expect")
@@ -78,7 +76,9 @@ class HttpUpstream:
 
     @asynccontextmanager
     async def open(self, leg: Leg) -> AsyncIterator[AsyncIterator[Batch]]:
-        response, bounds = await self._answered(leg), sse.bounds_of(leg.max_tokens * max(leg.passed, 1))
+        response, tokens = await self._answered(leg), leg.max_tokens * max(leg.passed, 1)
+        logprobs = min(tokens * wire.asked_logprobs(self.body), sse.MOST_LOGPROBS)
+        bounds = sse.bounds_of(tokens + logprobs)
         is_stream = response.status_code == HTTPStatus.OK and "event-stream" in response.headers.get("content-type", "")
         try:
             if is_stream and not self.wants_stream:
@@ -88,7 +88,7 @@ class HttpUpstream:
                 async with aclosing(sse.read_events(response, bounds, is_passed=bool(leg.passed))) as batches:
                     yield batches
             else:
-                self.whole = await sse.read_whole(response, bounds[0])
+                self.whole = await sse.read_whole(response, bounds[0], logprobs=logprobs)
                 yield _one(_as_chunk(self.whole))
         finally:
             # Stops the server, also if anyio cancels all waiting of a client that has gone.
@@ -137,7 +137,7 @@ class HttpUpstream:
         if self.wants_stream and self._asks_for_usage and not leg.passed:
             body.update(wire.added(body, wire.REPORTS_USAGE))
         if not leg.is_document:
-            body.pop(_WHOLE_DOCUMENT_KEY, None)
+            body = {key: value for key, value in body.items() if key not in wire.DOCUMENT_KEYS}
         if leg.goes_on and prepared.continuation.prompt is not None:
             body = wire.begun(body, prepared.continuation.prompt.text, prepared.continuation.prompt.end_of_turn)
         return {**body, **wire.added(body, leg.fields)}
@@ -149,11 +149,14 @@ async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
 
 def _as_chunk(response: httpx.Response) -> Chunk:
     """A whole answer as a chunk; what is none is raised."""
-    text, status = response.content[: sse.ERROR_BYTES].decode(errors="replace"), response.status_code
-    if status != HTTPStatus.OK:
-        raise UpstreamError(text, response, status=status)
-    chunk = sse.as_chunk(sse.json_object(response.content)) or {}
+    if response.status_code != HTTPStatus.OK:
+        text = response.content[: sse.ERROR_BYTES].decode(errors="replace")
+        raise UpstreamError(text, response, status=response.status_code)
+    body = sse.json_object(response.content)
+    chunk = sse.as_chunk(body) or {}
     if not (choices := chunk.get("choices")):
+        if not (text := sse.error_text(body)):
+            raise sse.unreadable("its answer is cut, or is none")
         # An error inside of 200 would be an empty stream to LiteLLM.
         refused = httpx.Response(502, json=sse.short_error(text))
         raise UpstreamError(text, refused, status=refused.status_code, is_inside=True)
@@ -208,7 +211,7 @@ class HookedUpstream:
 
     async def _again(self, leg: Leg) -> Any:
         prepared = leg.prepared
-        keys = (*_CLIENT_KEYS, _WHOLE_DOCUMENT_KEY) if leg.is_document else _CLIENT_KEYS
+        keys = (*_CLIENT_KEYS, *wire.DOCUMENT_KEYS) if leg.is_document else _CLIENT_KEYS
         asked: dict[str, Any] = {key: self.data[key] for key in keys if self.data.get(key) is not None}
         if prepared.tools is not None:
             asked["tools"] = list(prepared.tools)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import anyio
@@ -71,7 +72,23 @@ async def test_each_line_is_an_event(size: int, end: str, has_mark: bool) -> Non
     assert await _read([whole[i : i + size] for i in range(0, len(whole), size)]) == [{"a": 1}, {"b": 2}, {"c": 3}]
 
 
-@pytest.mark.parametrize("piece", [b"{broken", b"[1]", b"7", b'{"choices": [7]}', b'{"choices": true}'])
+@given(st.integers(1, 40), st.sampled_from(["\n", "\r\n", "\r"]), st.sampled_from([2, 1, 0]))
+async def test_an_event_in_several_lines_is_one(size: int, end: str, ends: int) -> None:
+    """The standard joins the data of its lines; the stream may end without a blank line, or its own end behind it."""
+    lines = ['data: {"a": 1}', 'data: {"b":', ": ping", "data: 2", "data:}", "", 'data: {"c":', 'data:"é"}']
+    whole = end.join([*lines, *["", "data: [DONE]"][2 - ends :]]).encode()
+    stream = read_events(_response([whole[i : i + size] for i in range(0, len(whole), size)]), _BOUNDS)
+    chunks: list[Any] = []
+    with nullcontext() if ends else pytest.raises(UpstreamDropped):
+        async for batch in stream:
+            chunks += batch
+    assert chunks == [{"a": 1}, {"b": 2}, {"c": "é"}]
+    assert event_of(chunks[1]) == b'data: {"b":\ndata: 2\ndata:}\n\n'
+
+
+@pytest.mark.parametrize(
+    "piece", [b"{broken", b'{"a":\ndata: 1', b"[1]", b"7", b'{"choices": [7]}', b'{"choices": true}']
+)
 async def test_piece_that_says_nothing_is_an_error(piece: bytes) -> None:
     """It may have been a word of the answer."""
     with pytest.raises(UpstreamError) as caught:
@@ -98,10 +115,11 @@ def test_chunk_goes_on_in_its_own_bytes() -> None:
     ("pieces", "words"),
     [
         ([b"data: " + b"x" * 60, b"x" * 60], "a piece of its answer has more than 100 bytes"),
+        ([b'data: {"a":\n'] * 20, "a piece of its answer has more than 100 bytes"),
         ([b": ping\n\n"] * 200, "its answer has more than 1000 bytes"),
         ([b'data: {"a": [' + b"[]," * 300_000 + b"[]]}\n\n"], "too many values"),
     ],
-    ids=["line without an end", "stream without an end", "nothing but structure"],
+    ids=["line without an end", "event without an end", "stream without an end", "nothing but structure"],
 )
 async def test_server_that_sends_without_end_is_not_read_to_its_end(pieces: list[bytes], words: str) -> None:
     """What was asked for bounds what is read, and the client is told whose fault it is."""

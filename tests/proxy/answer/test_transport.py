@@ -59,6 +59,16 @@ async def test_what_cannot_be_joined_is_asked_for_as_the_client_did(options: Bod
     assert "stream" not in wire.sent[0]
 
 
+async def test_a_whole_answer_has_as_many_log_probabilities_as_were_asked_for() -> None:
+    """Those of 2,500 tokens, and not one of a server that writes them without having been asked."""
+    one = {"token": " x", "logprob": -0.123456, "bytes": [32, 120]}
+    said = {"content": [{**one, "top_logprobs": [one] * 20}] * 2500}
+    body = {"choices": [{"message": {"content": "x"}, "logprobs": said}]}
+    for options, status in (({"logprobs": True, "top_logprobs": 20}, 200), ({"n": 2}, 502)):
+        wire = Wire([lambda: httpx.Response(200, json=body)], window_tokens=8192)
+        assert (await wire.ask(**options)).status_code == status
+
+
 def folded(body: bytes, encoding: str = "gzip", content_type: str = "application/json") -> httpx.Response:
     """A body that says how it is compressed."""
 
@@ -147,12 +157,18 @@ async def test_no_way_gives_litellm_a_long_error(error: str) -> None:
     assert "broken" in told.text
 
 
+_CUT = whole({"content": "The patient is ill. " * 9}).content[:150]
+_NONE = [{"id": "c", "choices": [], "answer": "ill"}, {"choices": [7]}, "ill", None]
+
+
 @pytest.mark.parametrize("options", [{}, {"n": 2}], ids=["carried", "passed on"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_without_a_choice_is_none(options: Body, stream: bool) -> None:
-    """In either form, whoever reads it: LiteLLM would take it for an empty answer."""
-    wire = Wire([lambda: sse() if stream else httpx.Response(200, json={"id": "c", "choices": []})])
-    assert (await wire.ask(stream=stream, **options)).status_code == 502
+    """In either form, whoever reads it: LiteLLM would take it for an empty answer. What it says is in no error."""
+    wholes = [lambda said=said: httpx.Response(200, content=said) for said in (_CUT, *map(json.dumps, _NONE))]
+    for answered in [sse, lambda: sse({"answer": "ill" * 20_000})] if stream else wholes:
+        answer = await Wire([answered]).ask(stream=stream, **options)
+        assert (answer.status_code, "ill" in answer.text) == (502, False)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -14,6 +14,7 @@ from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.sse import UpstreamDropped
 from litellm_compaction.proxy.answer.upstream import HttpUpstream
+from litellm_compaction.proxy.wire import DOCUMENT_KEYS, is_structured
 from litellm_compaction.windows.windows import Source
 from tests.builders import parsed
 from tests.proxy.answer.test_loop_going_on import SHORT, scene
@@ -78,6 +79,17 @@ async def test_system_messages_keep_the_role_that_litellm_wrote(role: str) -> No
     prepared = replace(await scene(Turn()).prepared(), messages=tuple(ours))
     await upstream.send(Leg(prepared=prepared, max_tokens=50))
     assert json.loads(seen[0].content)["messages"] == body["messages"]
+
+
+@pytest.mark.parametrize("key", DOCUMENT_KEYS)
+async def test_nothing_shapes_a_document_that_has_begun(key: str) -> None:
+    """By a schema or a grammar, of whichever server, it would begin a new one inside of it."""
+    own = {key: {"type": "object"}}
+    assert is_structured(own)
+    assert is_structured({"extra_body": own})
+    assert not any(is_structured({key: odd}) for odd in ("", None, {"type": "text"}))
+    _, sent = await _sent({"temperature": 0.3, **own}, scene(Turn()))
+    assert (key in sent, sent["temperature"]) == (False, 0.3)
 
 
 CLOSINGS = {
