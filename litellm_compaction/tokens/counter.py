@@ -120,7 +120,7 @@ class TokenCounter:
         return taken
 
     def _contradicts(self, target_key: str, count: Estimate, prompt_tokens: int) -> bool:
-        """Returns True if a number is less than its server has told of the prompt's beginning, with the least of the rest.
+        """Returns True if a number is less than that of the prompt's beginning with the least of the rest.
 
         The one that our own count does not explain is forgotten, if it is the beginning's.
         """

@@ -148,6 +148,7 @@ class OneAnswer:
         self.earlier_text = self.reasoning = ""
         # The client has some of the model's words; or nothing, not even a notice.
         self.is_delivered, self.is_silent = False, True
+        self.waits_since_s = 0.0  # For its server, by the event loop's clock.
         self._notices = asked.notices.at_the_end_only if asked.is_json or asked.is_whole else asked.notices
         self._base: Chunk = {}
 

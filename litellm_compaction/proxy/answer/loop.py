@@ -187,6 +187,7 @@ class Answer:
     async def _stream(self, relay: Relay) -> Batches:
         """Gives the client a leg as it comes, until the stream ends, or is stopped because that gains room."""
         self.room.started()
+        self._one.waits_since_s = asyncio.get_running_loop().time()
         async with self.upstream.open(relay.leg) as stream:
             async for batch in stream:
                 relay.has_company = self.room.has_company
@@ -218,9 +219,10 @@ class Answer:
         if relay.is_near_the_end or relay.calls.held or (self.asked.request.tools and relay.would_hold_calls):
             self.exchange.may_pause = True
         sent = self._one.written(chunk, deltas)
-        # Of a call that is held its client learns that an answer comes.
+        # Of a call that is held for long its client learns that an answer comes; until then a failure has its status.
         is_held = relay.calls.held and self._one.is_silent and not (sent or self.asked.is_whole)
-        return [self._one.opening()] if is_held else sent
+        is_told = is_held and asyncio.get_running_loop().time() - self._one.waits_since_s >= TOLD_AFTER_S
+        return [self._one.opening()] if is_told else sent
 
     def _is_called_back(self, relay: Relay) -> bool:
         """The answer has to stop since others wait for its room; a document, a call or a mere beginning is not cut."""

@@ -33,6 +33,7 @@ from tests.engine.bench import settled, usage
 from tests.lmstudio_double import Reply, numbered_words
 from tests.lmstudio_double.rendering import count, decode, encode
 from tests.proxy.scripted import RESTARTED, Context, Read, Scene, Turn, chunks_of, goes_on, summarized
+from tests.virtual_time import run
 
 SHORT = [{"role": "user", "content": "Count."}]
 WORDS = numbered_words(1240)  # 2,600 tokens: two streams' worth in a window of 2,048
@@ -161,16 +162,18 @@ async def test_a_call_that_only_its_clients_limit_can_end_flows() -> None:
 
 
 @pytest.mark.parametrize("said", ["", prose("said", 40)])
-async def test_the_client_of_a_held_call_is_told_that_an_answer_comes(said: str) -> None:
-    """By an empty chunk, if it has nothing yet; a heartbeat says so from then on."""
-    scene = Scene([{"role": "user", "content": prose("p", 5000)}], [], window_tokens=8192)
-    scene.server.turns = [Turn(reply=Reply(said, tool_calls=[("write", json.dumps({"text": prose("held", 900)}))]))]
+def test_the_client_of_a_held_call_is_told_that_an_answer_comes(said: str) -> None:
+    """By an empty chunk, if it has nothing yet and that lasts; a heartbeat says so from then on."""
+    turn = Turn(reply=Reply(said, tool_calls=[("write", json.dumps({"text": prose("held", 900)}))]))
+    scene = Scene([{"role": "user", "content": prose("p", 5000)}], [turn], window_tokens=8192, tokens_per_second=15)
     scene.request = replace(scene.request, tools=tuple(tools(1)))
-    async with aclosing(chunks_of(await scene.answer())) as chunks:
-        first = await anext(chunks)
-        assert first["choices"][0]["delta"].get("content") == "" or said
-        assert scene.listener.may_pause
-    await scene.compactor.aclose()
+
+    async def first() -> Any:
+        async with aclosing(chunks_of(await scene.answer())) as chunks:
+            return await anext(chunks)
+
+    assert run(first())["choices"][0]["delta"]["content"] == "" or said
+    assert scene.listener.may_pause
 
 
 async def test_call_that_flows_and_is_cut_ends_the_answer() -> None:
