@@ -316,15 +316,6 @@ def as_it_was(view: View, stored: Sequence[Compaction]) -> View:
 def applied_tokens(view: View, compaction: Compaction) -> int:
     """The estimated prompt after `compaction` is applied."""
     sent = enumerate(as_sent(view.rest, compaction), view.prefix)
-    kept = view.prefix_tokens + sum(_sent_size(view, index, message) for index, message in sent if message is not None)
+    kept = view.prefix_tokens + sum(view.size_as(index, message) for index, message in sent if message is not None)
     images = view.image_tokens(place for place in compaction.images if place[0] < compaction.start)
     return kept + images + view.count_text(compaction.record) + 8
-
-
-def _sent_size(view: View, index: int, new: Message) -> int:
-    old, size, count = view.messages[index], view.sizes[index], view.count_text
-    if new is old:
-        return size
-    images = len(image_parts(old)) - len(image_parts(new))
-    dropped = count(old.text) + count(old.reasoning) + images * (view.part_tokens(index) if images else 0)
-    return min(max(size - dropped, 4) + count(new.text), size)
