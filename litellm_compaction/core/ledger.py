@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -36,7 +36,7 @@ _LEAST_ROOM_TOKENS, _ITEM_TOKENS = 32, 3
 _MESSAGE_CHARS, _READ_CHARS = 20_000, 400_000
 _CLAUSE_CHARS, _LINE_CHARS, _SHORT_CHARS = 120, 160, 400
 _SEPARATORS = (". ", "。", "; ", "}, ", "], ", ", ", "，", "、", " ")
-# What a piece costs its reader apart from its text; each that is taken of a message makes its others count less.
+# What a piece costs its reader apart from its text; each better one of its message makes it count less.
 _COST_CHARS, _FAIR_CHARS = 60, 160
 _PASTED, _CALL, _TAKEN_UP = 0.5, 1.0, 2.0
 # A name of the last few messages is up to seven times as likely as an old one.
@@ -70,6 +70,10 @@ class _Piece(NamedTuple):
     base: float = 0.0  # Its value apart from its names.
     rule: float = 0.0  # That of a sentence that rules something.
     opens_line: bool = True
+
+    @property
+    def cost(self) -> int:
+        return len(self.text) + _COST_CHARS
 
 
 def ledger(
@@ -119,7 +123,6 @@ class _Record:
     def __init__(self, pieces: Sequence[_Piece], known: str, count: Callable[[str], int]) -> None:
         self._pieces, self._known, self._count = pieces, known, count
         self._seen = set(named(known))
-        self._chars: Counter[int] = Counter()
         # How often the assistant took a name up.
         self._times = Counter(name for piece in pieces if piece.role == "assistant" for name in piece.names)
         self._names: list[str] = []
@@ -142,43 +145,35 @@ class _Record:
     def take(self, room: int, value: Callable[[_Piece], float]) -> int:
         """Takes the pieces that are worth most for their size, and returns the tokens that they leave of the room.
 
-        A piece's value only shrinks as others are taken, so it is weighed anew when it comes up.
+        A piece is worth less behind better ones of its message. Its value only shrinks as others are taken, so it is
+        weighed anew when it comes up.
         """
-
-        def worth(at: int) -> float:
-            return value(self._pieces[at]) / (len(self._pieces[at].text) + _COST_CHARS)
-
-        # What is taken of a message makes all the rest of it worth less, and changes no order in it.
-        messages: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
-        for at, piece in enumerate(self._pieces):
-            if at not in self.taken:
-                messages[piece.message].append((-worth(at), at))
-
-        def best(message: int) -> tuple[float, int, int]:
-            before, at = messages[message][0]
-            return before / (1 + self._chars[message] / _FAIR_CHARS), at, message
-
-        for pieces in messages.values():
-            heapq.heapify(pieces)
-        waiting = sorted(map(best, messages))
+        chars: Counter[int] = Counter()
+        for piece in self.taken.values():
+            chars[piece.message] += piece.cost
+        left = [(value(piece) / piece.cost, at) for at, piece in enumerate(self._pieces) if at not in self.taken]
+        waiting: list[tuple[float, int, float]] = []
+        for density, at in sorted(left, key=lambda each: (-each[0], each[1])):
+            piece = self._pieces[at]
+            share = 1 + chars[piece.message] / _FAIR_CHARS
+            waiting.append((-density / share, at, piece.cost * share))
+            chars[piece.message] += piece.cost if density else 0
+        heapq.heapify(waiting)
         misses = 0
         while waiting and room > _ITEM_TOKENS and misses < _MOST_MISSES:
-            *_, message = heapq.heappop(waiting)
-            before, at = heapq.heappop(messages[message])
-            piece, now = self._pieces[at], worth(at)
-            if 0 < now < -before:
-                heapq.heappush(messages[message], (-now, at))
-            elif now <= 0 or piece.text in self._known:
+            before, at, cost = heapq.heappop(waiting)
+            piece = self._pieces[at]
+            now = -value(piece) / cost
+            if before < now < 0:
+                heapq.heappush(waiting, (now, at, cost))
+            elif now == 0 or piece.text in self._known:
                 pass
             elif (tokens := self._count(piece.text) + _ITEM_TOKENS) > room:
                 misses += 1
             else:
                 room -= tokens
                 self.taken[at] = piece
-                self._chars[message] += len(piece.text) + _COST_CHARS
                 self._seen.update(piece.names)
-            if messages[message]:
-                heapq.heappush(waiting, best(message))
         return room
 
     def news(self, piece: _Piece) -> float:

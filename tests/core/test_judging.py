@@ -119,12 +119,12 @@ INVENTED = [
 
 
 def test_what_no_message_states_is_left_out() -> None:
-    """Rules that nobody gave; every other line stays as it is."""
+    """Rules that nobody gave; every other line and sentence stays as it is."""
     good = GOOD[0]
     lines = good.text.split("\n")
     for invented in INVENTED:
-        for at in (2, len(lines)):
-            said = "\n".join([*lines[:at], invented, *lines[at:]])
+        for at, before in ((2, "\n"), (len(lines), "\n"), (2, " ")):
+            said = "\n".join(["\n".join(lines[:at]) + before + invented, *lines[at:]])
             left = judged(said, instruction=INSTRUCTION, source=[*source(good.said), *WORK])
             assert (left.text, left.fault) == (good.text, ""), invented
 
