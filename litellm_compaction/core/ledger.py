@@ -11,10 +11,11 @@ from __future__ import annotations
 import heapq
 import math
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from litellm_compaction.core.cuts import ends
@@ -122,7 +123,7 @@ class _Record:
 
     def __init__(self, pieces: Sequence[_Piece], known: str, count: Callable[[str], int]) -> None:
         self._pieces, self._known, self._count = pieces, known, count
-        self._seen = set(named(known))
+        self._seen, self._texts = set(named(known)), set[str]()
         # How often the assistant took a name up.
         self._times = Counter(name for piece in pieces if piece.role == "assistant" for name in piece.names)
         self._names: list[str] = []
@@ -130,50 +131,50 @@ class _Record:
 
     def take_task(self, task: int | None, room: int) -> int:
         """Takes the task from its beginning, as far as there is room, and returns the tokens of that."""
-        used = 0
-        for at, piece in enumerate(self._pieces):
-            if piece.message == task:
-                # They are quoted in one, each new line with a mark.
-                tokens = self._count(f"\n  {piece.text}")
-                if used + tokens > room:
-                    break
-                used += tokens
-                self.taken[at] = piece
-                self._seen.update(piece.names)
-        return used
+        own = [(at, piece) for at, piece in enumerate(self._pieces) if piece.message == task]
+        # They are quoted in one, each new line with a mark.
+        used = [0, *accumulate(self._count(f"\n  {piece.text}") for _, piece in own)]
+        most = max(bisect_right(used, room) - 1, 0)
+        for at, piece in own[:most]:
+            self._take(at, piece)
+        return used[most]
+
+    def _take(self, at: int, piece: _Piece) -> None:
+        self.taken[at] = piece
+        self._texts.add(piece.text.casefold())
+        self._seen.update(piece.names)
 
     def take(self, room: int, value: Callable[[_Piece], float]) -> int:
         """Takes the pieces that are worth most for their size, and returns the tokens that they leave of the room.
 
-        A piece is worth less behind better ones of its message. Its value only shrinks as others are taken, so it is
-        weighed anew when it comes up.
+        A piece is worth less behind better ones of its message; of a repeat the last is taken. A value only shrinks as
+        others are taken, so it is weighed anew when its piece comes up.
         """
         chars: Counter[int] = Counter()
         for piece in self.taken.values():
             chars[piece.message] += piece.cost
         left = [(value(piece) / piece.cost, at) for at, piece in enumerate(self._pieces) if at not in self.taken]
         waiting: list[tuple[float, int, float]] = []
-        for density, at in sorted(left, key=lambda each: (-each[0], each[1])):
+        for density, at in sorted(left, reverse=True):
             piece = self._pieces[at]
             share = 1 + chars[piece.message] / _FAIR_CHARS
-            waiting.append((-density / share, at, piece.cost * share))
+            waiting.append((-density / share, -at, piece.cost * share))
             chars[piece.message] += piece.cost if density else 0
         heapq.heapify(waiting)
         misses = 0
         while waiting and room > _ITEM_TOKENS and misses < _MOST_MISSES:
-            before, at, cost = heapq.heappop(waiting)
-            piece = self._pieces[at]
+            before, place, cost = heapq.heappop(waiting)
+            piece = self._pieces[-place]
             now = -value(piece) / cost
             if before < now < 0:
-                heapq.heappush(waiting, (now, at, cost))
-            elif now == 0 or piece.text in self._known:
+                heapq.heappush(waiting, (now, place, cost))
+            elif now == 0 or piece.text in self._known or piece.text.casefold() in self._texts:
                 pass
             elif (tokens := self._count(piece.text) + _ITEM_TOKENS) > room:
                 misses += 1
             else:
                 room -= tokens
-                self.taken[at] = piece
-                self._seen.update(piece.names)
+                self._take(-place, piece)
         return room
 
     def news(self, piece: _Piece) -> float:
@@ -233,7 +234,7 @@ class _Record:
 
 
 def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> list[_Piece]:
-    """The pieces of the read text, oldest first; of a repeat only the user's, then an operator's, the last says it."""
+    """The pieces of the read text, oldest first."""
     states = state_calls(messages)
     # They say again what their call says.
     echoes = {messages[at].calls[place].id for at, place in states}
@@ -246,19 +247,10 @@ def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> li
         chars += min(len(message.text) + sum(len(call.arguments) for call in message.calls), _MESSAGE_CHARS)
     # What was pasted has no value of its own.
     factor = news([piece.text for piece in pieces if piece.role == "user" and piece.base])
-    pieces = [
+    return [
         piece._replace(base=piece.base * factor(piece.text)) if piece.role == "user" and piece.base else piece
         for piece in pieces
     ]
-    ranked = sorted(pieces, key=lambda piece: (piece.message == task, piece.role == "user", piece.role in _HEADS))
-    last = {piece.text.casefold(): piece for piece in ranked}
-
-    def is_said(piece: _Piece) -> bool:
-        # The task stays whole, whatever it says twice.
-        return piece.message == task or last[piece.text.casefold()] is piece
-
-    # A repeat is a gap in what is quoted.
-    return [piece if is_said(piece) else _Piece(piece.message, piece.role, "", {}, 0.0) for piece in pieces]
 
 
 def _clauses(at: int, message: Message, redact: Redact) -> Iterator[_Piece]:

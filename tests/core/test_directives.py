@@ -74,9 +74,9 @@ def test_what_was_pasted_is_told_from_what_people_say(said: str, *, is_pasted: b
     [
         # At marks of any script and at line ends; never inside a number or a path.
         (
-            "Use v1.2.3 of the module src/a.py today. Then stop!\nIt is $3.50\n请不要修改。好的。\n```sh\npytest -x\n```",
+            "Use v1.2.3 of the module src/a.py now. Then stop!\nIt is $3.50\n请不要修改。好的。\n```sh\npytest -x\n```",
             [
-                "Use v1.2.3 of the module src/a.py today.",
+                "Use v1.2.3 of the module src/a.py now.",
                 "Then stop!",
                 "It is $3.50",
                 "请不要修改。",
