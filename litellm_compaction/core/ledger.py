@@ -93,7 +93,7 @@ def ledger(
         messages: the covered part, oldest first, without text that is kept verbatim elsewhere.
         budget_tokens: bound on all of it together, counted by `count`.
         known: stays visible in the prompt, and need not be repeated.
-        redact: takes secrets out of the read text; `plain` keeps them.
+        redact: takes secrets out of the read text; `str` keeps them.
         task: the place of the message with the user's first words, which come before all else up to `task_tokens`; None
             if it stays visible.
     """

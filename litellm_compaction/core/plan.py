@@ -66,11 +66,6 @@ class Send:
     compaction: Compaction | None = None
     is_undone: bool = False
 
-    @property
-    def waiting(self) -> Compaction | None:
-        """The compaction, if it was written ahead and has not been sent yet."""
-        return self.compaction if self.compaction and self.compaction.state == "ready" else None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Make:
@@ -338,15 +333,17 @@ def plan_next(
     growth_tokens = 0 if is_expected and options.rereads else growth_tokens
     options = replace(options, covers_all=True)
     decision = plan(view, budget, options, stored)
-    if isinstance(decision, Send) and not decision.waiting:
-        compaction, limits = decision.compaction, budget if decision.compaction else budget.own
-        left_tokens = limits.trigger_tokens - (applied_tokens(view, compaction) if compaction else view.tokens)
+    sent = decision.compaction if isinstance(decision, Send) else None
+    if isinstance(decision, Send) and not (sent and sent.state == "ready"):
+        limits = budget if sent else budget.own
+        left_tokens = limits.trigger_tokens - (applied_tokens(view, sent) if sent else view.tokens)
         if growth_tokens <= left_tokens:
             return None
         later = view.grown(max(left_tokens + 1, 0))
         decision = plan(later, replace(budget, floor_tokens=later.floor_tokens), options, stored)
     if not isinstance(decision, Make):
-        return decision.waiting if isinstance(decision, Send) else None
+        sent = decision.compaction if isinstance(decision, Send) else None
+        return sent if sent and sent.state == "ready" else None
     step, trigger_tokens = decision.steps[0], budget.trigger_tokens
     most_tokens = (budget.target_tokens(trigger_tokens) + trigger_tokens) // 2
     if step.question == "summary" and step.predicted_tokens <= most_tokens:
