@@ -230,8 +230,7 @@ def transcript_parts(
         # A part is never filled to the brim: a message is not divided between two.
         usable = room_tokens if parts == 1 else int(parts * room_tokens * _PACKED_RATIO)
         level = common_level([size + 2 for size in sizes], weights, usable)
-        kept_tokens = sum(min(size, level * weight) for size, weight in zip(sizes, weights, strict=True))
-        if level >= _USEFUL_TOKENS or kept_tokens >= _NEARLY_ALL_RATIO * sum(sizes):
+        if level >= _USEFUL_TOKENS or usable >= _NEARLY_ALL_RATIO * sum(sizes):
             break
     packed: list[list[str]] = []
     left_tokens = 0
