@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from litellm_compaction.core.cuts import ends
-from litellm_compaction.core.directives import RULE_WORTH, RULES, news, sentences, worth
+from litellm_compaction.core.directives import RULE_WORTH, RULES, Sentence, news, sentences, worth
 from litellm_compaction.core.forms import state_calls, state_texts
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
 from litellm_compaction.core.secrets import Redact, redacted
@@ -242,8 +242,7 @@ def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> li
     chars = 0
     for at, message in reversed([*enumerate(messages)]):
         if (chars < _READ_CHARS or at == task) and (message.role != "tool" or message.call_id not in echoes):
-            clauses = _clauses(at, message, redact) if message.role in _HEADS else _lines(at, message, states, redact)
-            pieces[:0] = clauses
+            pieces[:0] = _pieces_of(at, message, states, redact)
         chars += min(len(message.text) + sum(len(call.arguments) for call in message.calls), _MESSAGE_CHARS)
     # What was pasted has no value of its own.
     factor = news([piece.text for piece in pieces if piece.role == "user" and piece.base])
@@ -253,33 +252,30 @@ def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> li
     ]
 
 
-def _clauses(at: int, message: Message, redact: Redact) -> Iterator[_Piece]:
-    """The pieces of a person's or an operator's words, whose rules stand above the person's."""
-    is_order = message.is_system and len(message.text) <= _SHORT_CHARS
-    for sentence in sentences(ends(redact(message.text), _MESSAGE_CHARS)):
-        opens_line = sentence.opens_line
-        for text in _divided(sentence.text, _CLAUSE_CHARS):
-            base = 0.0 if sentence.pasted else worth(text)
-            rule = (base >= RULE_WORTH or is_order) * base * (_ABOVE if message.is_system else 1.0)
-            ratio = _PASTED if sentence.pasted else 3.0
-            yield _Piece(at, message.role, text, named(text), ratio, base, rule, opens_line)
-            opens_line = False
-
-
-def _lines(at: int, message: Message, states: Mapping[tuple[int, int], bool], redact: Redact) -> Iterator[_Piece]:
-    """The pieces of an answer and its calls, or of a result; long ones count less in all that they say."""
+def _pieces_of(at: int, message: Message, states: Mapping[tuple[int, int], bool], redact: Redact) -> Iterator[_Piece]:
+    """The pieces of a message and its calls; of a long answer or result each counts less in all that it says."""
+    is_persons, is_order = message.role in _HEADS, message.is_system and len(message.text) <= _SHORT_CHARS
     text = ends(redact(without_notices(message.text)), _MESSAGE_CHARS)
-    ratio = (2.0 if message.role == "assistant" else 3.0) * (_SHORT_CHARS / max(len(text), _SHORT_CHARS)) ** 1.5
-    lines = [(part, ratio, 0.0) for line in text.splitlines() for part in _divided(" ".join(line.split()), _LINE_CHARS)]
+    share = 1.0 if is_persons else (_SHORT_CHARS / max(len(text), _SHORT_CHARS)) ** 1.5
+    lines = (Sentence(" ".join(line.split()), False, True) for line in text.splitlines())
+    for sentence in sentences(text) if is_persons else lines:
+        opens_line = sentence.opens_line
+        for part in _divided(sentence.text, _CLAUSE_CHARS if is_persons else _LINE_CHARS):
+            base = worth(part) if is_persons and not sentence.pasted else 0.0
+            # An operator's rules stand above the person's.
+            rule = (base >= RULE_WORTH or is_order) * base * (_ABOVE if message.is_system else 1.0)
+            ratio = 2.0 if message.role == "assistant" else _PASTED if is_persons and sentence.pasted else 3.0
+            yield _Piece(at, message.role, part, named(part), ratio * share, base, rule, opens_line)
+            opens_line = False
     for number, call in enumerate(message.calls):
         written = " ".join(f"{call.name}({render_arguments(redact(call.arguments))})".split())
         is_newest = states.get((at, number))
         if is_newest is None:
-            lines += [(part, _CALL, 0.0) for part in _divided(ends(written, _MESSAGE_CHARS), _LINE_CHARS)]
+            for part in _divided(ends(written, _MESSAGE_CHARS), _LINE_CHARS):
+                yield _Piece(at, message.role, part, named(part), _CALL)
         elif is_newest and len(written) <= _MESSAGE_CHARS:
             # A part of a state, or an older one, would say what is not so.
-            lines.append((written, 3.0, float(len(state_texts(call)))))
-    return (_Piece(at, message.role, line, named(line), *worth) for line, *worth in lines if len(line) > len(_GAP))
+            yield _Piece(at, message.role, written, named(written), 3.0, float(len(state_texts(call))))
 
 
 def _divided(line: str, most: int) -> Iterator[str]:
