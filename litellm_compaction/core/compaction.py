@@ -116,12 +116,12 @@ class Compaction:
     @property
     def form_of(self) -> Mapping[int, How]:
         """The forms of covered messages by position; of a message that the record stands for `gone`."""
-        return {**dict.fromkeys(range(self.start), "gone"), **{at: how for at, how, _ in self.forms}}
+        return {**dict.fromkeys(range(self.start), "gone"), **dict(self.forms)}
 
     @property
     def pinned(self) -> tuple[int, ...]:
         """The positions of messages that stay verbatim."""
-        return tuple(at for at, how, _ in self.forms if how in ("whole", "words"))
+        return tuple(at for at, how in self.forms if how in ("whole", "words"))
 
     @property
     def gone(self) -> frozenset[int]:
@@ -168,12 +168,12 @@ def is_sound(compaction: Compaction) -> bool:
     covered, start, part = compaction.covered_messages, compaction.start, compaction.covered_part
     positions = [*(each.position for each in compaction.forms), *(at for at, _ in compaction.images)]
     ends = [start, *(at + 1 for at in positions), *(each.covered_messages for each in compaction.segments)]
-    chars = [how for _, how, _ in compaction.forms if isinstance(how, int)]
+    chars = [how for _, how in compaction.forms if isinstance(how, int)]
     numbers = [*ends, *positions, *chars, *(index for _, index in compaction.images), part.chars if part else 0]
     return (
         min(numbers) >= 0
         and max(ends) <= covered
-        and all(start <= at or how in ("whole", "words") for at, how, _ in compaction.forms)
+        and all(start <= at or how in ("whole", "words") for at, how in compaction.forms)
         and len(compaction.seen) in (0, covered)
         and all(each.entry == compaction.covered_hash for each in compaction.seen[-1:])
     )
@@ -328,15 +328,6 @@ def as_it_was(view: View, stored: Sequence[Compaction]) -> View:
 def applied_tokens(view: View, compaction: Compaction) -> int:
     """The estimated prompt after `compaction` is applied."""
     sent = enumerate(as_sent(view.rest, compaction), view.prefix)
-    kept = view.prefix_tokens + sum(_sent_size(view, index, message) for index, message in sent if message is not None)
+    kept = view.prefix_tokens + sum(view.size_as(index, message) for index, message in sent if message is not None)
     images = view.image_tokens(place for place in compaction.images if place[0] < compaction.start)
     return kept + images + view.count_text(compaction.record) + 8
-
-
-def _sent_size(view: View, index: int, new: Message) -> int:
-    old, size, count = view.messages[index], view.sizes[index], view.count_text
-    if new is old:
-        return size
-    images = len(image_parts(old)) - len(image_parts(new))
-    dropped = count(old.text) + count(old.reasoning) + images * (view.part_tokens(index) if images else 0)
-    return min(max(size - dropped, 4) + count(new.text), size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import string
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 import regex
@@ -169,12 +170,11 @@ def ends(text: str, keep_chars: int) -> str:
 
 def common_level(sizes: Sequence[int], weights: Sequence[int], room_tokens: int) -> int:
     """The largest L with sum(min(size, L * weight)) ≤ room, by bisection; the largest size if all fit."""
-    low, high = 0, max(sizes, default=0)
-    while low < high:
-        middle = (low + high + 1) // 2
-        taken = sum(min(size, middle * weight) for size, weight in zip(sizes, weights, strict=True))
-        low, high = (middle, high) if taken <= room_tokens else (low, middle - 1)
-    return low
+
+    def taken(level: int) -> int:
+        return sum(min(size, level * weight) for size, weight in zip(sizes, weights, strict=True))
+
+    return max(bisect_right(range(max(sizes, default=0) + 1), room_tokens, key=taken) - 1, 0)
 
 
 def _ends(text: str, keep_chars: int) -> tuple[str, str]:

@@ -24,13 +24,8 @@ _WORD = re.compile(r"[^\W\d_]+")
 # Prose is letters and blanks; a log, a table or code is not.
 _PROSE_RATIO, _LEAST_BULK_CHARS = 0.75, 12
 _LEAST_PLAIN_WORDS, _PLAIN_WORDS_RATIO = 4, 0.7
-# Only signs with which no sentence begins: "import the data first" and "$ 500" are people's words.
-_BULK_LINE = re.compile(
-    r"\s*(?:\d{4}-\d\d-\d\d[T ]\d\d:|\[?(?:DEBUG|INFO|WARN|WARNING|ERROR|TRACE)\b|Traceback \(|File \"|at \S{1,200}\(|"
-    r">>> |\$ [a-z./]|\+\+\+ |--- |@@ |\||#include|import [\w.]{1,80}(?: as \w{1,40})?;?\s*$|"
-    r"from [\w.]{1,80} import |(?<=\s\s)return\b|def \w{1,80}\(|class \w{1,80}(?:\(.{0,80}\))?[:{]\s*$|\{|\}|"
-    r"</?\w{1,40}>\s*$)"
-)
+# Signs with which no sentence begins: of a prompt, a difference, a table, an object, and tags.
+_BULK_LINE = re.compile(r"\s*(?:>>> |\$ [a-z./]|\+\+\+ |--- |@@ |[|{}]|</?\w{1,40}>\s*$)")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+(?=\S)|(?<=[。！？；])")
 # Of scripts that set no words apart.
 _WIDE = re.compile("[\u2e80-\U0010ffff]")
@@ -60,12 +55,12 @@ def sentences(text: str) -> Iterator[Sentence]:
     """The sentences and lines of a text, in order."""
     lines = text.splitlines()
     fences = [at for at, line in enumerate(lines) if line.lstrip().startswith("```")]
-    # One that is never closed encloses nothing.
-    fenced = {at for begin, end in zip(fences[::2], fences[1::2], strict=False) for at in range(begin, end)}
+    # One that is never closed encloses nothing, and around a line of its own it says what to run.
+    closed = [range(*pair) for pair in zip(fences[::2], fences[1::2], strict=False)]
+    fenced = {at for inside in closed if len(inside) > 2 for at in inside}
     for at in sorted({*range(len(lines))}.difference(fences)):
-        line, opens_line = lines[at], True
-        is_pasted = at in fenced or _BULK_LINE.match(line) is not None
-        for sentence in (line,) if is_pasted else _SENTENCE_END.split(line):
+        opens_line, is_pasted = True, at in fenced or _BULK_LINE.match(lines[at]) is not None
+        for sentence in [lines[at]] if is_pasted else _SENTENCE_END.split(lines[at]):
             if shown := sentence.strip():
                 yield Sentence(shown, is_pasted or _is_bulk(shown), opens_line)
                 opens_line = False
@@ -73,12 +68,9 @@ def sentences(text: str) -> Iterator[Sentence]:
 
 def _is_bulk(line: str) -> bool:
     """Returns True if a line was pasted rather than written: code, a log, a table, or without an end."""
-    if _BULK_LINE.match(line) or (len(line) > _LONGEST_CHARS and _SENTENCE_END.search(line) is None):
-        return True
-    words = line.split()
-    plain_chars = sum(map(str.isalpha, line)) + line.count(" ")
+    words, plain_chars = line.split(), sum(map(str.isalpha, line)) + line.count(" ")
     if len(line) < _LEAST_BULK_CHARS or plain_chars >= _PROSE_RATIO * len(line) or _WIDE.search(line) is not None:
-        return False
+        return len(line) > _LONGEST_CHARS
     # "The deadline is 2027-03-19." has few letters, and is said.
     plain = sum([word.strip(".,:;!?()'\"").isalpha() for word in words])
     return plain < _LEAST_PLAIN_WORDS or plain < _PLAIN_WORDS_RATIO * len(words)

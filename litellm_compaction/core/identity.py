@@ -16,7 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import repeat, takewhile
 from typing import NamedTuple
 
 from litellm_compaction.core.messages import Message, chain, normal_part, normal_text, part_text, roughly_tokens
@@ -131,17 +131,17 @@ def _is_piece(text: str, was: Datum) -> bool:
 
 
 def _is_cut(body: str, mark: str, was: Datum) -> bool:
-    head = _equal_chars(_pieces(body), was.head)
-    tail = _equal_chars(_pieces(body[head:][::-1]), was.tail)
+    head = _equal_chars(body, was.head)
+    tail = _equal_chars(body[head:][::-1], was.tail)
     between = body[head : len(body) - tail]
     is_note = _is_short(between, _PIECE_CHARS // 2) and _MARK.search(between + mark) is not None
     return is_note and head + tail >= _LEAST_EQUAL_CHARS
 
 
-def _equal_chars(pieces: str, known: str) -> int:
+def _equal_chars(text: str, known: str) -> int:
     """The characters of the first pieces that are the same."""
-    differs = (at for at, pair in enumerate(zip(pieces, known, strict=False)) if pair[0] != pair[1])
-    return next(differs, min(len(pieces), len(known))) // _PIECE_DIGITS * _PIECE_CHARS
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(_pieces(text), known, strict=False))
+    return len([*same]) // _PIECE_DIGITS * _PIECE_CHARS
 
 
 def _pieces(text: str) -> str:

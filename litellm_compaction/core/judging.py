@@ -1,4 +1,4 @@
-"""Decides if a model's summary may be used, and leaves out those of its lines that may not.
+"""Decides if a model's summary may be used, and leaves out those of its sentences that may not.
 
 Small models say their instruction back, write one sentence again and again, go on with the dialogue, or state rules of
 their own. A rule (`inventions.toml` tells it) that nobody gave would bind whoever reads the record, so it needs two
@@ -13,7 +13,7 @@ import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core import table
@@ -36,7 +36,8 @@ _SAMPLE_TEXTS, _SAMPLE_CHARS = 100, 200
 # So few bytes of different words say nothing if none of them is of a source that is so many times as long.
 _FEW_BYTES, _FAR_SHORTER_RATIO = 20, 20
 _WORD = re.compile(r"\w+")
-_SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n")
+# Behind a number in front of an item there is none.
+_SENTENCE_END = re.compile(r"(?<=[.!?;])(?<!\d[.])(?=\s)|(?<=[。！？；])|\n")
 _HEADING = re.compile(r"\s{0,8}#{1,6}\s|\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
 # How a transcript is shown to a summariser (`prompts.render_message`).
 _TURN = re.compile(r"\s{0,8}(?:(?:USER|ASSISTANT|SYSTEM|DEVELOPER|TOOL RESULT):\s{0,8}\Z|ASSISTANT CALLED \w)")
@@ -74,56 +75,58 @@ class Judgement(NamedTuple):
     fault: Fault
 
 
-class _Line(NamedTuple):
-    text: str
-    words: int  # 0 for a heading, which is never at fault.
+class _Sentence(NamedTuple):
+    line: int
+    text: str  # With the blanks before it.
+    words: int  # 0 in a heading, which is never at fault.
     fault: Fault = ""
 
 
 def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgement:
-    """The summary without the lines that say nothing, every character of the others, or why it may not be used.
+    """The summary without the sentences that say nothing, every character of the others, or why it may not be used.
 
     `source` are all texts that its writer was shown: what none of them states is an invention.
     """
-    lines = _looked_at(summary, instruction)
-    stated = ["" if line.fault or not line.words else line.text for line in lines]
-    invented = inventions(stated, (instruction, *source))
-    lines = [line._replace(fault="invented") if bad else line for bad, line in zip(invented, lines, strict=True)]
+    sentences = _looked_at(summary, instruction)
+    invented = inventions([each.text for each in sentences if each.words and not each.fault], (instruction, *source))
+    sentences = [each._replace(fault="invented") if each.text in invented else each for each in sentences]
     words: Counter[Fault] = Counter()
-    for line in lines:
-        words[line.fault] += line.words
+    for each in sentences:
+        words[each.fault] += each.words
     total, good = words.total(), words.pop("", 0)
     if total and _is_foreign(summary, instruction, source):
         return Judgement("", "script")
     if total - good > _MOST_DROPPED_RATIO * total:
         return Judgement("", words.most_common(1)[0][0])
-    left = [line for line in lines if not line.fault]
-    if not total or _says_nothing(" ".join(line.text for line in left if line.words), instruction, source):
+    left = [each for each in sentences if not each.fault]
+    if not total or _says_nothing(" ".join(each.text for each in left if each.words), instruction, source):
         return Judgement("", "empty")
-    return Judgement("\n".join(line.text for line in left).strip() if good < total else summary, "")
+    lines = ("".join(each.text for each in line) for _, line in groupby(left, key=lambda each: each.line))
+    return Judgement("\n".join(lines).strip() if good < total else summary, "")
 
 
-def _looked_at(summary: str, instruction: str) -> list[_Line]:
+def _looked_at(summary: str, instruction: str) -> list[_Sentence]:
     told = {run for text in (instruction, *_FRAME) for run in _runs(_words(text))}
-    lines: list[_Line] = []
+    sentences: list[_Sentence] = []
     seen: set[tuple[str, ...]] = set()
     in_dialogue = False
-    for text in summary.split("\n"):
-        is_heading = _HEADING.match(text) is not None
-        words, data = () if is_heading else _words(text), text.encode("utf-8", "surrogatepass")
-        runs = _runs(words)
-        in_dialogue = not is_heading and (in_dialogue or _TURN.match(text) is not None)
+    for number, line in enumerate(summary.split("\n")):
+        is_heading, data = _HEADING.match(line) is not None, line.encode("utf-8", "surrogatepass")
+        in_dialogue = not is_heading and (in_dialogue or _TURN.match(line) is not None)
         # One phrase, in whatever script, again and again.
         turns_round = len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
-        faults: dict[Fault, bool] = {
-            "dialogue": in_dialogue,
-            "echo": sum(run in told for run in runs) > _ECHO_SHARE * len(runs),
-            "loop": turns_round or (len(words) >= _LEAST_SENTENCE_WORDS and words in seen),
-        }
-        fault: Fault = next((name for name, holds in faults.items() if holds and words), "")
-        lines.append(_Line(text, len(words), fault))
-        seen.add(words)
-    return lines
+        for text in _SENTENCE_END.split(line):
+            words = () if is_heading else _words(text)
+            runs = _runs(words)
+            faults: dict[Fault, bool] = {
+                "dialogue": in_dialogue,
+                "echo": sum(run in told for run in runs) > _ECHO_SHARE * len(runs),
+                "loop": turns_round or (len(words) >= _LEAST_SENTENCE_WORDS and words in seen),
+            }
+            fault: Fault = next((name for name, holds in faults.items() if holds and words), "")
+            sentences.append(_Sentence(number, text, len(words), fault))
+            seen.add(words)
+    return sentences
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -163,26 +166,27 @@ def _scripts(text: str) -> Counter[str]:
     return Counter("CJK" if "KATAKANA" in name or name == "HIRAGANA" else name for name in names)
 
 
-def inventions(lines: Sequence[str], source: Sequence[str]) -> list[bool]:
-    """Tells of each line of a summary, "" for those that are believed, if one of its rules is not the source's.
+def inventions(sentences: Sequence[str], source: Sequence[str]) -> set[str]:
+    """Returns those sentences of a summary that are rules, and not the source's.
 
     A rule has a source in two sentences with half of its words by weight, the rarer the more.
     """
-    rules = [_rules(line) for line in lines]
-    wanted = {rule: _stems(_RULE_WORDS.sub(" ", rule)) for own in rules for rule in own}
+    stripped = {each: each.lstrip(_BULLETS)[:_SENTENCE_CHARS] for each in sentences}
+    rules = {each: rule for each, rule in stripped.items() if _RULE.search(rule)}
+    wanted = {rule: _stems(_RULE_WORDS.sub(" ", rule)) for rule in rules.values()}
     sought = frozenset[str]().union(*wanted.values()) if len(wanted) <= _MOST_RULES else frozenset[str]()
     times: Counter[str] = Counter()
     # The words of two sentences in a row, and if there is a negation in them.
     passages: set[tuple[frozenset[str], bool]] = set()
     number = 1
     for text in source if sought else ():
-        sentences = [(frozenset[str](), False)]
+        passage = [(frozenset[str](), False)]
         for sentence in _SENTENCE_END.split(text):
             stems = sought & _stems(sentence)
             times.update(stems)
-            sentences.append((stems, bool(stems and _NEGATION.search(sentence, 0, _SENTENCE_CHARS))))
-        number += len(sentences) - 1
-        passages.update((before | stems, was or is_) for (before, was), (stems, is_) in pairwise(sentences))
+            passage.append((stems, bool(stems and _NEGATION.search(sentence, 0, _SENTENCE_CHARS))))
+        number += len(passage) - 1
+        passages.update((before | stems, was or is_) for (before, was), (stems, is_) in pairwise(passage))
     weights = {stem: math.log(number / max(times[stem], 1)) + _LEAST_WEIGHT for stem in sought}
 
     def is_given(rule: str) -> bool:
@@ -194,13 +198,7 @@ def inventions(lines: Sequence[str], source: Sequence[str]) -> list[bool]:
             if has_negation or not is_negative
         )
 
-    return [not all(map(is_given, own)) for own in rules]
-
-
-def _rules(line: str) -> list[str]:
-    """The sentences of a line that are rules."""
-    sentences = _SENTENCE_END.split(line)
-    return [rule for each in sentences if _RULE.search(rule := each.lstrip(_BULLETS)[:_SENTENCE_CHARS])]
+    return {each for each, rule in rules.items() if not is_given(rule)}
 
 
 def _stems(text: str) -> frozenset[str]:

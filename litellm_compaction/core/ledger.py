@@ -11,14 +11,15 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections import Counter, defaultdict
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from litellm_compaction.core.cuts import ends
-from litellm_compaction.core.directives import RULE_WORTH, RULES, news, sentences, worth
+from litellm_compaction.core.directives import RULE_WORTH, RULES, Sentence, news, sentences, worth
 from litellm_compaction.core.forms import state_calls, state_texts
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
 from litellm_compaction.core.secrets import Redact, redacted
@@ -36,7 +37,7 @@ _LEAST_ROOM_TOKENS, _ITEM_TOKENS = 32, 3
 _MESSAGE_CHARS, _READ_CHARS = 20_000, 400_000
 _CLAUSE_CHARS, _LINE_CHARS, _SHORT_CHARS = 120, 160, 400
 _SEPARATORS = (". ", "。", "; ", "}, ", "], ", ", ", "，", "、", " ")
-# What a piece costs its reader apart from its text; each that is taken of a message makes its others count less.
+# What a piece costs its reader apart from its text; each better one of its message makes it count less.
 _COST_CHARS, _FAIR_CHARS = 60, 160
 _PASTED, _CALL, _TAKEN_UP = 0.5, 1.0, 2.0
 # A name of the last few messages is up to seven times as likely as an old one.
@@ -71,6 +72,10 @@ class _Piece(NamedTuple):
     rule: float = 0.0  # That of a sentence that rules something.
     opens_line: bool = True
 
+    @property
+    def cost(self) -> int:
+        return len(self.text) + _COST_CHARS
+
 
 def ledger(
     messages: Sequence[Message],
@@ -88,7 +93,7 @@ def ledger(
         messages: the covered part, oldest first, without text that is kept verbatim elsewhere.
         budget_tokens: bound on all of it together, counted by `count`.
         known: stays visible in the prompt, and need not be repeated.
-        redact: takes secrets out of the read text; `plain` keeps them.
+        redact: takes secrets out of the read text; `str` keeps them.
         task: the place of the message with the user's first words, which come before all else up to `task_tokens`; None
             if it stays visible.
     """
@@ -118,8 +123,7 @@ class _Record:
 
     def __init__(self, pieces: Sequence[_Piece], known: str, count: Callable[[str], int]) -> None:
         self._pieces, self._known, self._count = pieces, known, count
-        self._seen = set(named(known))
-        self._chars: Counter[int] = Counter()
+        self._seen, self._texts = set(named(known)), set[str]()
         # How often the assistant took a name up.
         self._times = Counter(name for piece in pieces if piece.role == "assistant" for name in piece.names)
         self._names: list[str] = []
@@ -127,58 +131,50 @@ class _Record:
 
     def take_task(self, task: int | None, room: int) -> int:
         """Takes the task from its beginning, as far as there is room, and returns the tokens of that."""
-        used = 0
-        for at, piece in enumerate(self._pieces):
-            if piece.message == task:
-                # They are quoted in one, each new line with a mark.
-                tokens = self._count(f"\n  {piece.text}")
-                if used + tokens > room:
-                    break
-                used += tokens
-                self.taken[at] = piece
-                self._seen.update(piece.names)
-        return used
+        own = [(at, piece) for at, piece in enumerate(self._pieces) if piece.message == task]
+        # They are quoted in one, each new line with a mark.
+        used = [0, *accumulate(self._count(f"\n  {piece.text}") for _, piece in own)]
+        most = max(bisect_right(used, room) - 1, 0)
+        for at, piece in own[:most]:
+            self._take(at, piece)
+        return used[most]
+
+    def _take(self, at: int, piece: _Piece) -> None:
+        self.taken[at] = piece
+        self._texts.add(piece.text.casefold())
+        self._seen.update(piece.names)
 
     def take(self, room: int, value: Callable[[_Piece], float]) -> int:
         """Takes the pieces that are worth most for their size, and returns the tokens that they leave of the room.
 
-        A piece's value only shrinks as others are taken, so it is weighed anew when it comes up.
+        A piece is worth less behind better ones of its message; of a repeat the last is taken. A value only shrinks as
+        others are taken, so it is weighed anew when its piece comes up.
         """
-
-        def worth(at: int) -> float:
-            return value(self._pieces[at]) / (len(self._pieces[at].text) + _COST_CHARS)
-
-        # What is taken of a message makes all the rest of it worth less, and changes no order in it.
-        messages: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
-        for at, piece in enumerate(self._pieces):
-            if at not in self.taken:
-                messages[piece.message].append((-worth(at), at))
-
-        def best(message: int) -> tuple[float, int, int]:
-            before, at = messages[message][0]
-            return before / (1 + self._chars[message] / _FAIR_CHARS), at, message
-
-        for pieces in messages.values():
-            heapq.heapify(pieces)
-        waiting = sorted(map(best, messages))
+        chars: Counter[int] = Counter()
+        for piece in self.taken.values():
+            chars[piece.message] += piece.cost
+        left = [(value(piece) / piece.cost, at) for at, piece in enumerate(self._pieces) if at not in self.taken]
+        waiting: list[tuple[float, int, float]] = []
+        for density, at in sorted(left, reverse=True):
+            piece = self._pieces[at]
+            share = 1 + chars[piece.message] / _FAIR_CHARS
+            waiting.append((-density / share, -at, piece.cost * share))
+            chars[piece.message] += piece.cost if density else 0
+        heapq.heapify(waiting)
         misses = 0
         while waiting and room > _ITEM_TOKENS and misses < _MOST_MISSES:
-            *_, message = heapq.heappop(waiting)
-            before, at = heapq.heappop(messages[message])
-            piece, now = self._pieces[at], worth(at)
-            if 0 < now < -before:
-                heapq.heappush(messages[message], (-now, at))
-            elif now <= 0 or piece.text in self._known:
+            before, place, cost = heapq.heappop(waiting)
+            piece = self._pieces[-place]
+            now = -value(piece) / cost
+            if before < now < 0:
+                heapq.heappush(waiting, (now, place, cost))
+            elif now == 0 or piece.text in self._known or piece.text.casefold() in self._texts:
                 pass
             elif (tokens := self._count(piece.text) + _ITEM_TOKENS) > room:
                 misses += 1
             else:
                 room -= tokens
-                self.taken[at] = piece
-                self._chars[message] += len(piece.text) + _COST_CHARS
-                self._seen.update(piece.names)
-            if messages[message]:
-                heapq.heappush(waiting, best(message))
+                self._take(-place, piece)
         return room
 
     def news(self, piece: _Piece) -> float:
@@ -238,7 +234,7 @@ class _Record:
 
 
 def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> list[_Piece]:
-    """The pieces of the read text, oldest first; of a repeat only the user's, then an operator's, the last says it."""
+    """The pieces of the read text, oldest first."""
     states = state_calls(messages)
     # They say again what their call says.
     echoes = {messages[at].calls[place].id for at, place in states}
@@ -246,53 +242,40 @@ def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> li
     chars = 0
     for at, message in reversed([*enumerate(messages)]):
         if (chars < _READ_CHARS or at == task) and (message.role != "tool" or message.call_id not in echoes):
-            clauses = _clauses(at, message, redact) if message.role in _HEADS else _lines(at, message, states, redact)
-            pieces[:0] = clauses
+            pieces[:0] = _pieces_of(at, message, states, redact)
         chars += min(len(message.text) + sum(len(call.arguments) for call in message.calls), _MESSAGE_CHARS)
     # What was pasted has no value of its own.
     factor = news([piece.text for piece in pieces if piece.role == "user" and piece.base])
-    pieces = [
+    return [
         piece._replace(base=piece.base * factor(piece.text)) if piece.role == "user" and piece.base else piece
         for piece in pieces
     ]
-    ranked = sorted(pieces, key=lambda piece: (piece.message == task, piece.role == "user", piece.role in _HEADS))
-    last = {piece.text.casefold(): piece for piece in ranked}
-
-    def is_said(piece: _Piece) -> bool:
-        # The task stays whole, whatever it says twice.
-        return piece.message == task or last[piece.text.casefold()] is piece
-
-    # A repeat is a gap in what is quoted.
-    return [piece if is_said(piece) else _Piece(piece.message, piece.role, "", {}, 0.0) for piece in pieces]
 
 
-def _clauses(at: int, message: Message, redact: Redact) -> Iterator[_Piece]:
-    """The pieces of a person's or an operator's words, whose rules stand above the person's."""
-    is_order = message.is_system and len(message.text) <= _SHORT_CHARS
-    for sentence in sentences(ends(redact(message.text), _MESSAGE_CHARS)):
-        opens_line = sentence.opens_line
-        for text in _divided(sentence.text, _CLAUSE_CHARS):
-            base = 0.0 if sentence.pasted else worth(text)
-            rule = (base >= RULE_WORTH or is_order) * base * (_ABOVE if message.is_system else 1.0)
-            ratio = _PASTED if sentence.pasted else 3.0
-            yield _Piece(at, message.role, text, named(text), ratio, base, rule, opens_line)
-            opens_line = False
-
-
-def _lines(at: int, message: Message, states: Mapping[tuple[int, int], bool], redact: Redact) -> Iterator[_Piece]:
-    """The pieces of an answer and its calls, or of a result; long ones count less in all that they say."""
+def _pieces_of(at: int, message: Message, states: Mapping[tuple[int, int], bool], redact: Redact) -> Iterator[_Piece]:
+    """The pieces of a message and its calls; of a long answer or result each counts less in all that it says."""
+    is_persons, is_order = message.role in _HEADS, message.is_system and len(message.text) <= _SHORT_CHARS
     text = ends(redact(without_notices(message.text)), _MESSAGE_CHARS)
-    ratio = (2.0 if message.role == "assistant" else 3.0) * (_SHORT_CHARS / max(len(text), _SHORT_CHARS)) ** 1.5
-    lines = [(part, ratio, 0.0) for line in text.splitlines() for part in _divided(" ".join(line.split()), _LINE_CHARS)]
+    share = 1.0 if is_persons else (_SHORT_CHARS / max(len(text), _SHORT_CHARS)) ** 1.5
+    lines = (Sentence(" ".join(line.split()), False, True) for line in text.splitlines())
+    for sentence in sentences(text) if is_persons else lines:
+        opens_line = sentence.opens_line
+        for part in _divided(sentence.text, _CLAUSE_CHARS if is_persons else _LINE_CHARS):
+            base = worth(part) if is_persons and not sentence.pasted else 0.0
+            # An operator's rules stand above the person's.
+            rule = (base >= RULE_WORTH or is_order) * base * (_ABOVE if message.is_system else 1.0)
+            ratio = 2.0 if message.role == "assistant" else _PASTED if is_persons and sentence.pasted else 3.0
+            yield _Piece(at, message.role, part, named(part), ratio * share, base, rule, opens_line)
+            opens_line = False
     for number, call in enumerate(message.calls):
         written = " ".join(f"{call.name}({render_arguments(redact(call.arguments))})".split())
         is_newest = states.get((at, number))
         if is_newest is None:
-            lines += [(part, _CALL, 0.0) for part in _divided(ends(written, _MESSAGE_CHARS), _LINE_CHARS)]
+            for part in _divided(ends(written, _MESSAGE_CHARS), _LINE_CHARS):
+                yield _Piece(at, message.role, part, named(part), _CALL)
         elif is_newest and len(written) <= _MESSAGE_CHARS:
             # A part of a state, or an older one, would say what is not so.
-            lines.append((written, 3.0, float(len(state_texts(call)))))
-    return (_Piece(at, message.role, line, named(line), *worth) for line, *worth in lines if len(line) > len(_GAP))
+            yield _Piece(at, message.role, written, named(written), 3.0, float(len(state_texts(call))))
 
 
 def _divided(line: str, most: int) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from litellm_compaction.core.budget import Budget, CompactionOptions, gained_tokens
 from litellm_compaction.core.compaction import Compaction, applied_tokens, is_undone, usable
-from litellm_compaction.core.forms import Form, ImagePlace, lines_for, size_of
+from litellm_compaction.core.forms import How, ImagePlace, ascending, lines_for
 from litellm_compaction.core.messages import Message, parse_message, user_message
 from litellm_compaction.core.view import RECORD_TOKENS, View, answered_round
 
@@ -65,11 +65,6 @@ class Send:
 
     compaction: Compaction | None = None
     is_undone: bool = False
-
-    @property
-    def waiting(self) -> Compaction | None:
-        """The compaction, if it was written ahead and has not been sent yet."""
-        return self.compaction if self.compaction and self.compaction.state == "ready" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,17 +234,16 @@ class _Planner:
         draft = self._draft(cut, "edit", self._images(cut)[:most_images], start=start)
         ledger_tokens = self._edit_ledger_tokens(start)
         tokens = applied_tokens(view, draft) + RECORD_TOKENS + ledger_tokens
-        covered, forms = view.rest[start:cut], {each.position: each for each in draft.forms}
+        covered, forms = view.rest[start:cut], dict(draft.forms)
         for at, line in lines_for(covered).items():
             if tokens <= target and not self._options.rereads:
                 break
             if start + at not in forms:
-                size = size_of(covered[at]) if covered[at].role == "tool" else ""
-                forms[start + at] = Form(start + at, "line", size)
+                forms[start + at] = "line"
                 tokens -= count(covered[at].text) - count(line)
         if tokens > target:
             return None
-        draft, ledger_tokens = replace(draft, forms=tuple(sorted(forms.values()))), ledger_tokens + target - tokens
+        draft, ledger_tokens = replace(draft, forms=ascending(forms)), ledger_tokens + target - tokens
         return Step(draft=draft, question="none", ledger_tokens=ledger_tokens, predicted_tokens=target)
 
     def choices(self, fresh: Step, now_tokens: int) -> tuple[Step, ...]:
@@ -272,27 +266,25 @@ class _Planner:
     def _draft(self, covered_messages: int, level: str, images: Sequence[ImagePlace], *, start: int) -> Compaction:
         """What so many messages become, before a model's words and a ledger; what is gone stays so, for the cache."""
         view, base = self._view, self._base
-        forms = {each.position: each for each in view.pinned_forms(covered_messages)}
-        if level == "edit":
-            forms = {at: Form(at, "whole") for at in forms}
+        pinned = dict(view.pinned_forms(covered_messages))
+        forms: dict[int, How] = dict.fromkeys(pinned, "whole") if level == "edit" else {**pinned}
         before = base if start < covered_messages else None
-        for each in before.forms if before else ():
-            at, is_pinned = each.position, each.position in forms
-            if is_pinned and each.how == "words":
-                forms[at] = each
-            elif not is_pinned and at >= start and each.how != "whole":
+        for at, how in before.forms if before else ():
+            if at in pinned:
+                forms[at] = how if how == "words" else forms[at]
+            elif at >= start and how != "whole":
                 # Words that are no request any more are old ones.
-                forms[at] = each._replace(how="line") if each.how == "words" else each
-            elif not is_pinned and at < start and view.rest[at].role != "user":
-                forms[at] = each
-        whole = {at for at, how, _ in forms.values() if how in ("whole", "words")}
+                forms[at] = "line" if how == "words" else how
+            elif at < start and view.rest[at].role != "user":
+                forms[at] = how
+        whole = {at for at, how in forms.items() if how in ("whole", "words")}
         if before:
             images = [place for place in images if place[0] >= before.covered_messages or place in before.images]
         return Compaction(
             covered_messages=covered_messages,
             covered_hash=view.hashes[covered_messages],
             start=start,
-            forms=tuple(sorted(forms.values())),
+            forms=ascending(forms),
             round=base.round + 1 if base else 1,
             segments=base.segments if base else (),
             level=level,
@@ -342,15 +334,17 @@ def plan_next(
     growth_tokens = 0 if is_expected and options.rereads else growth_tokens
     options = replace(options, covers_all=True)
     decision = plan(view, budget, options, stored)
-    if isinstance(decision, Send) and not decision.waiting:
-        compaction, limits = decision.compaction, budget if decision.compaction else budget.own
-        left_tokens = limits.trigger_tokens - (applied_tokens(view, compaction) if compaction else view.tokens)
+    sent = decision.compaction if isinstance(decision, Send) else None
+    if isinstance(decision, Send) and not (sent and sent.state == "ready"):
+        limits = budget if sent else budget.own
+        left_tokens = limits.trigger_tokens - (applied_tokens(view, sent) if sent else view.tokens)
         if growth_tokens <= left_tokens:
             return None
         later = view.grown(max(left_tokens + 1, 0))
         decision = plan(later, replace(budget, floor=lambda: later.floor_tokens), options, stored)
     if not isinstance(decision, Make):
-        return decision.waiting if isinstance(decision, Send) else None
+        sent = decision.compaction if isinstance(decision, Send) else None
+        return sent if sent and sent.state == "ready" else None
     step, trigger_tokens = decision.steps[0], budget.trigger_tokens
     most_tokens = (budget.target_tokens(trigger_tokens) + trigger_tokens) // 2
     if step.question == "summary" and step.predicted_tokens <= most_tokens:

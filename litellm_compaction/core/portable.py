@@ -7,7 +7,7 @@ To the engine it is a stored compaction of one message, the record itself. The l
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
@@ -16,13 +16,13 @@ from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HE
 from litellm_compaction.core.messages import (
     FRAME_BEGIN,
     FRAME_END,
-    JsonValue,
     Message,
     parse_message,
     system_prefix_length,
     user_message,
 )
 from litellm_compaction.core.prompts import FRAME_NOTE, INCORPORATES, LEDGER_TITLE, SUMMARY_TITLE, without_lead_in
+from litellm_compaction.core.stretches import texts_of, with_texts
 
 _HEADING = re.compile(r"\s*#{2,3} Session Summary\b(?:[^\n]*?\b(?i:round)\W{0,3}(\d{1,6})(?!\d))?[^\n]*\n?")
 _INCORPORATES = re.escape(INCORPORATES).replace(r"\{rounds\}", r"\d{1,6}")
@@ -131,7 +131,7 @@ def read_record(messages: Sequence[Message]) -> Found | None:
     if its heading has no number.
     """
     for at, message in enumerate(messages[: system_prefix_length(messages) + 1]):
-        text = _opening(message)
+        text, *others = texts_of(message) or [""]
         heading = None if message.role == "tool" or message.calls else _HEADING.match(text)
         if heading is not None:
             body, words, number = text[heading.end() :], "", max(int(heading[1] or 1), 1)
@@ -139,27 +139,13 @@ def read_record(messages: Sequence[Message]) -> Found | None:
                 body, _, words = _OPENS_FRAME.sub("", body, count=1).partition(FRAME_END)
             summary, _, ledger = f"\n{body.strip()}\n".partition(f"\n{LEDGER_TITLE}\n")
             record = replace(_RECORD, round=number, omissions=summary.strip(), ledger=ledger.strip())
-            return Found(at, _covering(1, record), _opened_with(message, without_lead_in(words.removeprefix("\n\n"))))
+            rest = with_texts(message, [without_lead_in(words.removeprefix("\n\n")), *others])
+            return Found(at, _covering(1, record), rest if rest.text or rest.other_parts else None)
     return None
 
 
 def headed(message: Message, round_number: int) -> Message:
     """The message that carries a record of ours, with the heading first of all, where `read_record` finds it."""
-    text, title = _opening(message), f"{SUMMARY_TITLE.format(round=round_number)}\n"
-    own = _opened_with(message, title + text.replace(title, "", 1)) if text.startswith(FRAME_BEGIN) else None
-    return own or message
-
-
-def _opening(message: Message) -> str:
-    """The text that a message begins with."""
-    content = message.raw.get("content")
-    first = content[0] if isinstance(content, list) and content else content
-    text = first.get("text") if isinstance(first, Mapping) else first
-    return text if isinstance(text, str) else ""
-
-
-def _opened_with(message: Message, text: str) -> Message | None:
-    """`message` with another text in front; None if nothing is left of it."""
-    content: JsonValue = message.raw.get("content")
-    content = [*([{"type": "text", "text": text}] if text else []), *content[1:]] if isinstance(content, list) else text
-    return parse_message({**message.raw, "content": content}) if content else None
+    (text, *others), title = texts_of(message) or [""], f"{SUMMARY_TITLE.format(round=round_number)}\n"
+    own = [title + text.replace(title, "", 1), *others]
+    return with_texts(message, own) if text.startswith(FRAME_BEGIN) else message

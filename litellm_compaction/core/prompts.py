@@ -24,7 +24,7 @@ from litellm_compaction.core.messages import (
     user_message,
     without_notices,
 )
-from litellm_compaction.core.rounds import cleaned_history, with_every_result
+from litellm_compaction.core.rounds import with_every_result
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 FRAME_NOTE = (
@@ -100,17 +100,12 @@ class Strategy:
     # The strategy whose prompt writes the record; "" is this one. If it is another one, the model is asked first which
     # messages may go, with this strategy's prompt (`core/pruning.py` reads the answer).
     writer: str = ""
-    cleans: bool = False  # The history that the model is shown never ends in a tool's words.
     lead_in: str = ""  # Between the record and the user's words that follow.
 
     def instruction(self, *, words: int, round_number: int, is_brief: bool = False) -> str:
         """The prompt for at most `words` words and the `round_number`-th compaction (1 is the first)."""
         prompt = (is_brief and self.brief_prompt) or self.prompt
         return filled(prompt, {"words": words, "round": round_number})
-
-    def history(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages as the summariser gets them."""
-        return cleaned_history(messages) if self.cleans else with_every_result(messages)
 
 
 def _prompt(name: str) -> str:
@@ -122,7 +117,6 @@ _HANDOFF = Strategy(
     prompt=_prompt("handoff"),
     brief_prompt=_prompt("handoff.brief"),
     keeps_recent=False,
-    cleans=True,
     lead_in="Last request from user was: ",
 )
 # All by their names; any other one can be added.
@@ -209,7 +203,8 @@ def appended(
 ) -> tuple[Message, ...]:
     """The conversation itself with the instruction after it, so that a server's prefix cache holds all the rest.
 
-    An assistant's line goes between where templates want one. `earlier` tells of a record at the beginning.
+    An assistant's line goes between: templates want one, and a tool's words might give the last order. `earlier` tells
+    of a record at the beginning.
     """
     topic = ["\n".join(data_lines(focus)[:2])] if focus else []
     request = user_message("\n\n".join((instruction, *topic, _ABOVE.format(earlier=_EARLIER_NOTES[earlier]))))
@@ -226,6 +221,7 @@ def transcript_parts(
     Long messages are cut to one common level, tool results to a quarter of it. As few parts as leave results a useful
     length; if the hardest cut does not do, the middle of the conversation is left out.
     """
+    messages = with_every_result(messages)
     # Defused before it is counted: a page of control tokens grows by a third when they are broken.
     blocks = [defused(render_message(message)) for message in messages]
     sizes = [count(block) for block in blocks]
@@ -234,8 +230,7 @@ def transcript_parts(
         # A part is never filled to the brim: a message is not divided between two.
         usable = room_tokens if parts == 1 else int(parts * room_tokens * _PACKED_RATIO)
         level = common_level([size + 2 for size in sizes], weights, usable)
-        kept_tokens = sum(min(size, level * weight) for size, weight in zip(sizes, weights, strict=True))
-        if level >= _USEFUL_TOKENS or kept_tokens >= _NEARLY_ALL_RATIO * sum(sizes):
+        if level >= _USEFUL_TOKENS or usable >= _NEARLY_ALL_RATIO * sum(sizes):
             break
     packed: list[list[str]] = []
     left_tokens = 0

@@ -104,13 +104,6 @@ def open_round_start(messages: Sequence[Message]) -> int | None:
     return last.start if last else next((index for index in behind if messages[index].role == "tool"), None)
 
 
-def cleaned_history(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages without open ends: every call has a result, and the last word is not a tool's."""
-    shown = with_every_result(messages)
-    understood = parse_message({"role": "assistant", "content": "Understood."})
-    return (*shown, understood) if shown and shown[-1].role == "tool" else shown
-
-
 def with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages with a filler for each result that is missing: a model tends to make a call that has none."""
     shown = list(messages)

@@ -18,6 +18,7 @@ from litellm_compaction.core import table
 
 MARKER = "[secret removed]"
 TOO_SLOW = "[left out: a pattern of `redact_patterns` takes too long here]"
+# `str` where nothing is to be redacted.
 Redact: TypeAlias = "Callable[[str], str]"
 
 
@@ -93,11 +94,6 @@ def redacted(text: str, patterns: Sequence[regex.Pattern[str]] = ()) -> str:
 def redactor(patterns: tuple[str, ...]) -> Redact:
     """`redacted` with an operator's patterns, compiled once."""
     return partial(redacted, patterns=tuple(map(regex.compile, patterns)))
-
-
-def plain(text: str) -> str:
-    """`text` as it is, if nothing is to be redacted."""
-    return text
 
 
 def _holds(text: str, hints: Sequence[str]) -> bool:

@@ -82,13 +82,15 @@ def texts_of(message: Message) -> list[str]:
 
 
 def with_texts(message: Message, texts: Iterable[str]) -> Message:
-    """`message` with other text in its text parts, as many as it has."""
+    """`message` with other text in its text parts, as many as it has; a part without any goes."""
     content, given = message.raw.get("content"), iter(texts)
     if not isinstance(content, list):
         return parse_message({**message.raw, "content": next(given)})
+    own = [(part, None if part_text(part) is None else next(given)) for part in content]
     parts = [
-        part if part_text(part) is None else {**part, "text": next(given)} if isinstance(part, Mapping) else next(given)
-        for part in content
+        part if text is None else {**part, "text": text} if isinstance(part, Mapping) else text
+        for part, text in own
+        if text != ""
     ]
     return parse_message({**message.raw, "content": parts})
 

@@ -46,6 +46,7 @@ _LEAST_TURNS = 3
 # More takes seconds to read: some 250,000 tokens.
 _MOST_CHARS = 1_000_000
 _LEFT_OUT = "[The oldest {turns} of {all} messages were left out here, about {tokens} tokens.]\n"
+# For that line, and since the parts of a text may count for more than the whole.
 _MARGIN_TOKENS, _LEAST_TURN_TOKENS = 32, 64
 
 
@@ -100,21 +101,14 @@ def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str]
     found = turns(text)
     if not found or excess_tokens <= 0:
         return message
-    limit_tokens = count(text) - excess_tokens
-
-    def above(oldest: int) -> str:
-        start, end = found[0].start, found[oldest].start
-        mark = _LEFT_OUT.format(turns=oldest, all=len(found), tokens=count(text[start:end])) if oldest else ""
-        return text[:start] + mark
-
-    def fits(oldest: int) -> bool:
-        return count(above(oldest) + text[found[oldest].start :]) <= limit_tokens
-
-    oldest = bisect_left(range(len(found) - 1), True, key=fits)
-    shown, newest = above(oldest), text[found[oldest].start :]
-    # Its ends stay, with what stands below. The parts of a text may count for more than the whole.
-    room_tokens = max(limit_tokens - count(shown) - _MARGIN_TOKENS, _LEAST_TURN_TOKENS)
-    return with_text(message, shown + (newest if fits(oldest) else excerpt(newest, room_tokens, count)))
+    above = text[: found[0].start]
+    room_tokens = count(text) - excess_tokens - count(above) - _MARGIN_TOKENS
+    oldest = bisect_left(range(len(found) - 1), True, key=lambda at: count(text[found[at].start :]) <= room_tokens)
+    tokens = count(text[found[0].start : found[oldest].start])
+    mark = _LEFT_OUT.format(turns=oldest, all=len(found), tokens=tokens) if oldest else ""
+    # Of the last one its ends stay, with what stands below.
+    newest = excerpt(text[found[oldest].start :], max(room_tokens, _LEAST_TURN_TOKENS), count)
+    return with_text(message, f"{above}{mark}{newest}")
 
 
 def turns(text: str) -> list[Turn]:

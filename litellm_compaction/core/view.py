@@ -192,13 +192,17 @@ class View:
         """The messages' sizes, of requests that a compaction may cover without the data that is attached to them."""
         sizes = [*self.sizes]
         for index in (index for index in self.requests if index < self.latest_cut):
-            message, shown = self.messages[index], without_data(self.messages[index])
-            if shown is not message:
-                text_tokens, words_tokens = self.count_text(message.text), self.count_text(shown.text)
-                # The sizes may be by another count than the texts.
-                share_tokens = sizes[index] * words_tokens // max(text_tokens, 1)
-                sizes[index] = max(sizes[index] - text_tokens + words_tokens, share_tokens)
+            sizes[index] = self.size_as(index, without_data(self.messages[index]))
         return tuple(sizes)
+
+    def size_as(self, index: int, shown: Message) -> int:
+        """Returns the tokens of a message in a shorter form; its size may be by another count than its texts are."""
+        message, size, count = self.messages[index], self.sizes[index], self.count_text
+        if shown is message:
+            return size
+        images = len(image_parts(message)) - len(image_parts(shown))
+        before = count(message.text) + count(message.reasoning) + images * (self.part_tokens(index) if images else 0)
+        return min(max(size - before, 4) + count(shown.text), size)
 
     def kept_tokens(self, covered_messages: int) -> int:
         """Returns the tokens beside a record that stands for so many messages, but for the requests among them."""

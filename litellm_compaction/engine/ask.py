@@ -35,6 +35,7 @@ from litellm_compaction.core.prompts import (
     transcript_parts,
 )
 from litellm_compaction.core.pruning import offered, plan_tokens, pruned, pruning_prompt, read_answer
+from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.view import request_text
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.context import Ask, Effort, MeasuredRequest, PruningModel, SummaryAnswer
@@ -372,7 +373,7 @@ class SummaryClient:
         sent = sent[: len(sent) - (len(view.rest) - end)]
         if base is not None:
             sent = self._recaller.with_found(sent, measured, base.covered_messages, end)
-        history = job.strategy.history(sent)
+        history = with_every_result(sent)
         earlier: Literal["none", "stays", "goes"]
         earlier = "goes" if job.earlier else "none" if base is None else "stays"
         return history, appended(history, instruction=job.instruction, earlier=earlier, focus=job.focus)
@@ -389,7 +390,7 @@ def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
     fresh = [each for at, each in shown if (at >= start or at in stayed) and at not in draft.pinned]
     strategy = STRATEGIES[draft.level]
     return SummaryJob(
-        messages=strategy.history(fresh),
+        messages=fresh,
         earlier=base.summary if base and step.integrates else "",
         request=excerpt(request_text(conversation.messages), REQUEST_TOKENS, measured.count_text),
         summary_tokens=step.summary_tokens,

@@ -14,7 +14,7 @@ from litellm_compaction.core.messages import JsonValue, Message, Request, with_t
 from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import STRATEGIES
 from litellm_compaction.core.rounds import open_round_start
-from litellm_compaction.core.secrets import Redact, plain, redactor
+from litellm_compaction.core.secrets import Redact, redactor
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.events import Outcome, Phase
@@ -191,7 +191,7 @@ class MeasuredRequest:
     def defuse(self) -> Redact:
         """Breaks the model's control tokens in a text; which it has, only its own vocabulary knows."""
         name = self.family.vocabulary
-        return vocabulary(name).defused if is_loaded(name) else plain
+        return vocabulary(name).defused if is_loaded(name) else str
 
     @property
     def is_shortened(self) -> bool:

@@ -188,7 +188,7 @@ async def generate_summary(
     tokens = settings.constants.summary_max_tokens
     count = TokenCounter().text_counter(model.name, family_of("", model.name))
     job = SummaryJob(
-        messages=strategy.history(parsed(messages)),
+        messages=parsed(messages),
         earlier=previous_summary,
         request=excerpt(original_task, REQUEST_TOKENS, count),
         summary_tokens=tokens,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from litellm_compaction.core.cuts import about
 from litellm_compaction.core.messages import JsonObject, JsonValue
-from litellm_compaction.core.secrets import Redact, plain
+from litellm_compaction.core.secrets import Redact
 from litellm_compaction.recall.hits import QUESTION_MARKS, Found, Hit, search
 from litellm_compaction.recall.index import Index, Original
 
@@ -31,7 +31,7 @@ def told(
     limit_tokens: float = math.inf,
     count: Callable[[str], int] = len,
     has_handles: bool = True,
-    defuse: Redact = plain,
+    defuse: Redact = str,
 ) -> str:
     """Returns what a search has found as text: the hits, as far as there is room, or the words that were searched.
 
@@ -121,7 +121,7 @@ def beside(
     count: Callable[[str], int],
     turn_tokens: float,
     again_tokens: float,
-    defuse: Redact = plain,
+    defuse: Redact = str,
 ) -> Beside:
     """Returns what the earlier conversation says of a person's question, as quotations, if it is worth its price.
 

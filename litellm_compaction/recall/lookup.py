@@ -13,7 +13,6 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Message, visible_text
-from litellm_compaction.core.secrets import plain
 from litellm_compaction.recall.hits import Found, search
 from litellm_compaction.recall.index import HANDLE_CHARS, Index, Original
 
@@ -53,7 +52,7 @@ class Source(Protocol):
 def indexed(stretches: Iterable[Stretch], index: Index | None = None) -> Index:
     """Returns an index of stretches, oldest first, each behind the one that it goes on from; or adds them to one."""
     # Secrets were left out when they were kept, by the settings of then.
-    index = Index(plain) if index is None else index
+    index = Index(str) if index is None else index
     chains: dict[str, list[Stretch]] = {}
     for stretch in stretches:
         chain = chains.pop(stretch.hashes[0], [])
@@ -110,7 +109,7 @@ class _Tenant:
         self.forget()
 
     def forget(self) -> None:
-        self.index = Index(plain)
+        self.index = Index(str)
         self._names: set[Name] = set()
         self._chars = 0
         self._stretches: dict[str, Name] = {}

@@ -17,7 +17,7 @@ from functools import partial
 
 from litellm_compaction.concurrency import Tasks
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, parse_message
-from litellm_compaction.core.secrets import Redact, plain
+from litellm_compaction.core.secrets import Redact
 from litellm_compaction.core.stretches import texts_of
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.master_key import Box
@@ -44,7 +44,7 @@ class Covered:
     tenant: str
     messages: Sequence[Message]  # n, oldest first, without the leading system messages.
     hashes: Sequence[str]  # n + 1, their hash chain.
-    redact: Redact = plain  # Takes out what is not written down.
+    redact: Redact = str  # Takes out what is not written down.
 
 
 class Originals:

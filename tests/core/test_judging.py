@@ -119,12 +119,12 @@ INVENTED = [
 
 
 def test_what_no_message_states_is_left_out() -> None:
-    """Rules that nobody gave; every other line stays as it is."""
+    """Rules that nobody gave; every other line and sentence stays as it is."""
     good = GOOD[0]
     lines = good.text.split("\n")
     for invented in INVENTED:
-        for at in (2, len(lines)):
-            said = "\n".join([*lines[:at], invented, *lines[at:]])
+        for at, before in ((2, "\n"), (len(lines), "\n"), (2, " ")):
+            said = "\n".join(["\n".join(lines[:at]) + before + invented, *lines[at:]])
             left = judged(said, instruction=INSTRUCTION, source=[*source(good.said), *WORK])
             assert (left.text, left.fault) == (good.text, ""), invented
 
@@ -166,14 +166,14 @@ RULES = [
 )
 def test_a_rule_needs_a_sentence_that_gives_it(rule: str, *, is_invented: bool) -> None:
     """An order that nobody gave would bind whoever reads the record."""
-    assert inventions([rule], [*RULES, *WORK]) == [is_invented]
+    assert (rule in inventions([rule], [*RULES, *WORK])) is is_invented
 
 
 @pytest.mark.slow
 @given(st.lists(st.text("0123456789.,:/-_ aAkM%$\n", max_size=40), max_size=8), st.text(max_size=200))
 def test_what_the_source_says_is_never_an_invention(lines: list[str], around: str) -> None:
     """A line that was copied stands in it, whatever its signs."""
-    assert not any(inventions(lines, [around, "\n".join(lines)]))
+    assert not inventions(lines, [around, "\n".join(lines)])
 
 
 def test_the_source_of_a_longer_conversation_is_no_harder_to_look_through() -> None:
