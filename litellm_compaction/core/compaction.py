@@ -116,12 +116,12 @@ class Compaction:
     @property
     def form_of(self) -> Mapping[int, How]:
         """The forms of covered messages by position; of a message that the record stands for `gone`."""
-        return {**dict.fromkeys(range(self.start), "gone"), **dict(self.forms)}
+        return {**dict.fromkeys(range(self.start), "gone"), **{at: how for at, how, _ in self.forms}}
 
     @property
     def pinned(self) -> tuple[int, ...]:
         """The positions of messages that stay verbatim."""
-        return tuple(at for at, how in self.forms if how in ("whole", "words"))
+        return tuple(at for at, how, _ in self.forms if how in ("whole", "words"))
 
     @property
     def gone(self) -> frozenset[int]:
@@ -168,12 +168,12 @@ def is_sound(compaction: Compaction) -> bool:
     covered, start, part = compaction.covered_messages, compaction.start, compaction.covered_part
     positions = [*(each.position for each in compaction.forms), *(at for at, _ in compaction.images)]
     ends = [start, *(at + 1 for at in positions), *(each.covered_messages for each in compaction.segments)]
-    chars = [how for _, how in compaction.forms if isinstance(how, int)]
+    chars = [how for _, how, _ in compaction.forms if isinstance(how, int)]
     numbers = [*ends, *positions, *chars, *(index for _, index in compaction.images), part.chars if part else 0]
     return (
         min(numbers) >= 0
         and max(ends) <= covered
-        and all(start <= at or how in ("whole", "words") for at, how in compaction.forms)
+        and all(start <= at or how in ("whole", "words") for at, how, _ in compaction.forms)
         and len(compaction.seen) in (0, covered)
         and all(each.entry == compaction.covered_hash for each in compaction.seen[-1:])
     )

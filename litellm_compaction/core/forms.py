@@ -52,10 +52,7 @@ class Form(NamedTuple):
     # `words` is all but attached data; `line` one for a tool's result or for a message's data; a number the characters
     # of head and tail, 0 for a line in their place.
     how: How
-
-
-def ascending(forms: Mapping[int, How]) -> tuple[Form, ...]:
-    return tuple(Form(at, forms[at]) for at in sorted(forms))
+    size: str = ""  # That a result had when it became a line, since a client may have cleared it later.
 
 
 def in_forms(
@@ -65,11 +62,11 @@ def in_forms(
 
     Those before `start` are gone unless they have a form, the last one for a position; `images` stay.
     """
-    form_of = dict(forms)
-    calls = calls_by_position(messages) if "line" in form_of.values() else {}
+    form_of = {each.position: each for each in forms}
+    calls = calls_by_position(messages) if any(each.how == "line" for each in form_of.values()) else {}
 
     def sent(at: int, message: Message) -> Message | None:
-        how = form_of.get(at)
+        _, how, size = form_of.get(at, (at, None, ""))
         if how == "gone" or (how is None and at < start):
             return None
         if how in ("whole", "words"):
@@ -78,14 +75,21 @@ def in_forms(
         if isinstance(how, int):
             return with_text(shown, ends(normal_text(message), how) if how else REMOVED)
         is_result = how == "line" and message.role == "tool"
-        return with_text(shown, line_for(calls.get(at))) if is_result else shown
+        return with_text(shown, line_for(message, calls.get(at), size)) if is_result else shown
 
     return [sent(at, message) for at, message in enumerate(messages)]
 
 
-def line_for(call: ToolCall | None) -> str:
-    """The text that stands for an old tool result: tool, short arguments, how to get it back."""
-    return f"[Old result of {called(call)} was removed. Call the tool again if it is needed.]"
+def line_for(result: Message, call: ToolCall | None, size: str = "") -> str:
+    """The text that stands for an old tool result: tool, short arguments, size ("" for today's), how to get it back."""
+    size = size or size_of(result)
+    return f"[Old result of {called(call)}, {size}, was removed. Call the tool again if it is needed.]"
+
+
+def size_of(result: Message) -> str:
+    """The size of a result as its line tells it."""
+    line_count = result.text.count("\n", 0, len(result.text) - 1) + 1
+    return f"{line_count} lines" if line_count > 1 else f"about {roughly_tokens(result.text)} tokens"
 
 
 def called(call: ToolCall | None) -> str:
@@ -100,7 +104,7 @@ def lines_for(messages: Sequence[Message]) -> dict[int, str]:
     """The shorter text for each result and each message with data, what comes again later first, then the oldest."""
     calls = calls_by_position(messages)
     shorter = {
-        at: line_for(calls.get(at)) if message.role == "tool" else without_data(message).text
+        at: line_for(message, calls.get(at)) if message.role == "tool" else without_data(message).text
         for at, message in enumerate(messages)
         if message.role in ("tool", "user")
     }

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from litellm_compaction.core.budget import Budget, CompactionOptions, gained_tokens
 from litellm_compaction.core.compaction import Compaction, applied_tokens, is_undone, usable
-from litellm_compaction.core.forms import How, ImagePlace, ascending, lines_for
+from litellm_compaction.core.forms import Form, ImagePlace, lines_for, size_of
 from litellm_compaction.core.messages import Message, parse_message, user_message
 from litellm_compaction.core.view import RECORD_TOKENS, View, answered_round
 
@@ -234,16 +234,17 @@ class _Planner:
         draft = self._draft(cut, "edit", self._images(cut)[:most_images], start=start)
         ledger_tokens = self._edit_ledger_tokens(start)
         tokens = applied_tokens(view, draft) + RECORD_TOKENS + ledger_tokens
-        covered, forms = view.rest[start:cut], dict(draft.forms)
+        covered, forms = view.rest[start:cut], {each.position: each for each in draft.forms}
         for at, line in lines_for(covered).items():
             if tokens <= target and not self._options.rereads:
                 break
             if start + at not in forms:
-                forms[start + at] = "line"
+                size = size_of(covered[at]) if covered[at].role == "tool" else ""
+                forms[start + at] = Form(start + at, "line", size)
                 tokens -= count(covered[at].text) - count(line)
         if tokens > target:
             return None
-        draft, ledger_tokens = replace(draft, forms=ascending(forms)), ledger_tokens + target - tokens
+        draft, ledger_tokens = replace(draft, forms=tuple(sorted(forms.values()))), ledger_tokens + target - tokens
         return Step(draft=draft, question="none", ledger_tokens=ledger_tokens, predicted_tokens=target)
 
     def choices(self, fresh: Step, now_tokens: int) -> tuple[Step, ...]:
@@ -266,25 +267,27 @@ class _Planner:
     def _draft(self, covered_messages: int, level: str, images: Sequence[ImagePlace], *, start: int) -> Compaction:
         """What so many messages become, before a model's words and a ledger; what is gone stays so, for the cache."""
         view, base = self._view, self._base
-        pinned = dict(view.pinned_forms(covered_messages))
-        forms: dict[int, How] = dict.fromkeys(pinned, "whole") if level == "edit" else {**pinned}
+        forms = {each.position: each for each in view.pinned_forms(covered_messages)}
+        if level == "edit":
+            forms = {at: Form(at, "whole") for at in forms}
         before = base if start < covered_messages else None
-        for at, how in before.forms if before else ():
-            if at in pinned:
-                forms[at] = how if how == "words" else forms[at]
-            elif at >= start and how != "whole":
+        for each in before.forms if before else ():
+            at, is_pinned = each.position, each.position in forms
+            if is_pinned and each.how == "words":
+                forms[at] = each
+            elif not is_pinned and at >= start and each.how != "whole":
                 # Words that are no request any more are old ones.
-                forms[at] = "line" if how == "words" else how
-            elif at < start and view.rest[at].role != "user":
-                forms[at] = how
-        whole = {at for at, how in forms.items() if how in ("whole", "words")}
+                forms[at] = each._replace(how="line") if each.how == "words" else each
+            elif not is_pinned and at < start and view.rest[at].role != "user":
+                forms[at] = each
+        whole = {at for at, how, _ in forms.values() if how in ("whole", "words")}
         if before:
             images = [place for place in images if place[0] >= before.covered_messages or place in before.images]
         return Compaction(
             covered_messages=covered_messages,
             covered_hash=view.hashes[covered_messages],
             start=start,
-            forms=ascending(forms),
+            forms=tuple(sorted(forms.values())),
             round=base.round + 1 if base else 1,
             segments=base.segments if base else (),
             level=level,

@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.cuts import common_level, ends
-from litellm_compaction.core.forms import ascending, lines_for
+from litellm_compaction.core.forms import Form, lines_for, size_of
 from litellm_compaction.core.messages import (
     JsonObject,
     JsonValue,
@@ -73,17 +73,18 @@ def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[
     wanted = {*compaction.gone.intersection(span), *wishes.dropped.intersection(choices)}
     dropped = {at for unit in _units(rest, span, wanted, compaction.gone) for at in unit}
     shrinking = {span.start + at for at in lines_for(rest[span.start : span.stop])}
-    forms = dict(compaction.forms)
-    lines = {at for at, how in forms.items() if how == "line"}
+    forms = {each.position: each for each in compaction.forms}
+    lines = {at for at, each in forms.items() if each.how == "line"}
     for at in {*wanted, *wishes.shortened}.intersection(choices) - dropped - lines:
         message, goes = rest[at], at in wanted
         chars = 0 if goes else int(len(normal_text(message)) * _SHOWN_RATIO)
         if goes and message.role == "tool":
-            forms.update({at: "line"} if at in shrinking else {})
+            forms.update({at: Form(at, "line", size_of(message))} if at in shrinking else {})
         elif not (message.calls if goes else message.other_parts):
             saves = len(normal_text(message)) - chars >= _LEAST_SAVED_CHARS
-            forms.update({at: chars} if saves else {})
-    return replace(compaction, forms=ascending({**forms, **dict.fromkeys(dropped, "gone")}))
+            forms.update({at: Form(at, chars)} if saves else {})
+    forms.update((at, Form(at, "gone")) for at in dropped)
+    return replace(compaction, forms=tuple(sorted(forms.values())))
 
 
 def _units(rest: Sequence[Message], span: range, wanted: Collection[int], gone: Collection[int]) -> Iterator[range]:

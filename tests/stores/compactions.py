@@ -36,7 +36,7 @@ def compactions(draw: st.DrawFn) -> Any:
     start = draw(st.just(covered) | st.integers(0, covered))
     staying = st.builds(Form, st.integers(0, covered - 1), st.sampled_from(["whole", "words"]))
     hows = st.sampled_from(["whole", "words", "line", "gone"]) | st.integers(0, 10**6)
-    forms = st.builds(Form, st.integers(min(start, covered - 1), covered - 1), hows)
+    forms = st.builds(Form, st.integers(min(start, covered - 1), covered - 1), hows, texts)
     known = st.builds(
         Compaction,
         covered_messages=st.just(covered),
