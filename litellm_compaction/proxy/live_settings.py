@@ -91,7 +91,7 @@ class LiveSettings:
             text = None if self._store is None else await self._store.get_setting(KEY)
             now = InForce(with_values(self.configured, chosen_values(text)))
         except ConfigError as error:
-            why = f"The saved changes are ignored, config.yaml holds: {error}. Save or reset them."
+            why = f"The saved changes are ignored, config.yaml holds: {error}. Saving replaces them."
             if (now := InForce(self.configured, why)) != before:
                 logger.warning("settings_ignored %s", why)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on

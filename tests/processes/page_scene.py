@@ -47,7 +47,7 @@ def scene(folder: Path) -> Iterator[Proxy]:
         _talk(running, "fast", 26, 150)
         # Events are kept after an answer; the page draws those that are there.
         deadline_s = time.monotonic() + _LIMIT_S
-        while len(look(running, "conversations", MASTER_KEY).json()["conversations"]) < 2:
+        while {each["model"] for each in look(running, "events", MASTER_KEY).json()["events"]} != {"coder", "fast"}:
             assert time.monotonic() < deadline_s, "the history has no two conversations"
         yield running
 
