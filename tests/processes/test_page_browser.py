@@ -145,7 +145,7 @@ def test_a_record_is_seen_side_by_side_searched_and_undone(running: Proxy, brows
     browser.click("#record button")
     browser.reads("Forgotten.")
     browser.open(f"{running.base_url}{PAGE}{record}")
-    browser.reads("Only its owner's key sees its text.")
+    browser.reads("a record is shown to its owner's key")
 
 
 def test_names_that_are_markup_stay_text_and_200_conversations_are_drawn(running: Proxy, browser: Browser) -> None:
