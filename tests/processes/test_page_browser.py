@@ -129,13 +129,10 @@ def test_a_setting_is_changed_and_reset_by_keyboard(running: Proxy, browser: Bro
     browser.until("!document.body.innerText.includes('changed here')")
 
 
-def test_a_record_is_seen_side_by_side_searched_and_undone(running: Proxy, browser: Browser) -> None:
+def test_a_record_is_seen_side_by_side_and_undone(running: Proxy, browser: Browser) -> None:
     """By its link, which can be sent to others: its address has the id alone."""
     browser.view(1280, 900)
     sign_in(browser, running)
-    browser.fill("#query", "ledger")
-    browser.click("#find button")
-    browser.until("document.querySelector('#hits > *')")
     browser.click("#events td a")
     browser.until("document.querySelector('#record h2')")
     record = browser.evaluate("location.hash")
