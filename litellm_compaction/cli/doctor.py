@@ -189,7 +189,9 @@ class _Look:
             title = name if name.partition("/")[2] == target.model else f"{name} → {target.model}"
             place = title if "*" in name and "*" not in target.model else name
             self._say(title, True, why)
-            self.lines += [f"  {about:8} {words}" for about, words in report.facts(shows_places=True).items()]
+            facts = report.facts(shows_places=True).items()
+            # Why there is no window is a problem, and told there.
+            self.lines += [f"  {about:8} {words}" for about, words in facts if about != "window" or report.window]
             self.findings += _of(place, report, await windows.listed(target), self.settings.when_not_loaded)
             if self.probes and report.source is not None and report.is_loaded:
                 line, finding = await _probe(self.http, place, target, report.source)
