@@ -34,6 +34,7 @@ from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.proxy.routing import reachable_entries, router_entries
 from litellm_compaction.proxy.service import Service
 from litellm_compaction.recall import NOT_KEPT, found_fields, message_fields
+from litellm_compaction.stores import digest
 from litellm_compaction.stores.sqlite import MemoryRows
 
 _Result = TypeVar("_Result")
@@ -293,6 +294,7 @@ class _Page:
         return {
             "id": record,
             "is_own": owner == visitor.tenant,
+            "digest": digest(stored.compaction),
             "record": stored.compaction.record,
             "messages": [pair._asdict() for pair in view.pairs],
             "why_incomplete": view.why_incomplete,
