@@ -48,7 +48,7 @@ def _nothing_is_refused(browser: Browser) -> Iterator[None]:
     """The content security policy stops nothing of ours, and no script fails."""
     browser.complaints.clear()
     yield
-    known = ("status of 401", "status of 422", "Password forms should have")
+    known = ("status of 401", "status of 404", "status of 422", "Password forms should have")
     assert [each for each in browser.complaints if not any(note in each for note in known)] == []
 
 
