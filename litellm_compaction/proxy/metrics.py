@@ -31,11 +31,7 @@ _METRICS: dict[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
     "summary_calls_total": ("Summary jobs of the pruning model.", (), ()),
     "summary_duration_seconds": ("In which the pruning model was asked for a compaction.", (), _SECONDS),
     "ahead_total": ("Records written before they were needed: prepared, used or given_up.", ("result",), ()),
-    "restarts_total": (
-        "Answers at the limit: restarted, or cut with attempts, aborted or unanswered.",
-        ("outcome",),
-        (),
-    ),
+    "restarts_total": ("Answers at the limit: restarted, or cut: attempts, aborted, unanswered.", ("outcome",), ()),
     "truncation_alarms_total": ("Replies whose usage says that the server cut the prompt.", ("reason",), ()),
 }
 
