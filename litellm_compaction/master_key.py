@@ -1,6 +1,6 @@
 """The proxy's master key, the environment's or one that is made once and kept in a file, and keys derived from it.
 
-LiteLLM refuses to start without one. All workers encrypt with it what they keep, and sign what clients keep for them.
+LiteLLM refuses to start without one. All workers encrypt with it what they keep, and what clients keep for them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "LITELLM_MASTER_KEY"
 _FILE_NAME = "master_key"
-_MAC_BYTES = 16
 # No JSON and no digest begins so.
 _LOCKED, _NONCE_BYTES = b"\x01", 12
 
@@ -39,9 +38,9 @@ class MasterKey:
 
 
 class Box:
-    """Signs and encrypts with a key of its own: readers of a store learn nothing of it, and writers forge nothing.
+    """Encrypts with a key of its own: readers of a store learn nothing of it, and writers forge nothing.
 
-    AES-256-GCM, and keyed BLAKE2b. What was locked under one scope and key, or for one purpose, is nothing under
+    AES-256-GCM. What was locked under one scope and key, or for one purpose, is nothing under
     another. `secret` gives the master key, which is known only after the configuration; None if there is none.
     """
 
@@ -69,13 +68,6 @@ class Box:
             return self._cipher().decrypt(nonce, text, f"{scope}\n{key}".encode("utf-8", "surrogatepass"))
         except (InvalidTag, ValueError):
             return None
-
-    def mac(self, *parts: bytes) -> bytes:
-        """The signature of some parts in this order; empty if the proxy asks for no key: every client may do all."""
-        if not self.has_key:
-            return b""
-        text = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-        return hashlib.blake2b(text, key=self._key(), digest_size=_MAC_BYTES).digest()
 
     def _cipher(self) -> AESGCM:
         # Here: it takes 40 ms to import, and most commands do without.

@@ -28,7 +28,7 @@ from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, Finding, en
 from litellm_compaction.proxy.litellm_inside import LACKS
 from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
 from litellm_compaction.proxy.live_settings import chosen_values
-from litellm_compaction.proxy.report import DeploymentReport, Reporter, counted_by
+from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import Deployment, as_entry, deployment_of, is_local_address
 from litellm_compaction.tokenizers.registry import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
@@ -189,7 +189,9 @@ class _Look:
             title = name if name.partition("/")[2] == target.model else f"{name} → {target.model}"
             place = title if "*" in name and "*" not in target.model else name
             self._say(title, True, why)
-            self.lines += [f"  {line}" for line in _facts(report)]
+            facts = report.facts(shows_places=True).items()
+            # Why there is no window is a problem, and told there.
+            self.lines += [f"  {about:8} {words}" for about, words in facts if about != "window" or report.window]
             self.findings += _of(place, report, await windows.listed(target), self.settings.when_not_loaded)
             if self.probes and report.source is not None and report.is_loaded:
                 line, finding = await _probe(self.http, place, target, report.source)
@@ -217,11 +219,9 @@ async def _probe(
     todo = "set `tokenizer:` to the path of the model's own tokenizer.json"
     if abs(off_ratio) <= _TOLERANCE_RATIO:
         return line, None
-    if count.own.exact:
-        why = "though it should be exact: see whether the server's prompt template is the model's own"
+    if count.own.exact or not count.low <= told <= count.likely:
+        why = f"outside of {count.low} to {count.likely}: see whether the server's prompt template is the model's own"
         return line, problem(place, f"{line}, {why}, or {todo}.")
-    if not count.low <= told <= count.likely:
-        return line, problem(place, f"{line}, outside what it may be ({count.low} to {count.likely}): {todo}.")
     return line, note(place, f"{line}; usage corrects it. To count better from the start, {todo}.")
 
 
@@ -250,23 +250,6 @@ def _of(place: str, report: DeploymentReport, listed: Mapping[str, bool], when_n
     if report.failure:
         yield problem(place, report.failure)
     yield from (note(place, warning) for warning in report.warnings)
-
-
-def _facts(report: DeploymentReport) -> Iterator[str]:
-    target, window = report.target, report.window
-    if target.api_base:
-        yield f"server   {without_userinfo(target.api_base)}"
-    if window is not None:
-        shared = f", shared by up to {window.parallel} requests" if window.parallel > 1 else ""
-        yield f"window   {window.tokens:,} tokens, from {window.source}{shared}"
-    if report.model_settings:
-        yield f"settings {report.model_settings}"
-    if report.source is not None:
-        yield f"counting as {report.source.family.name} with {counted_by(report.source)}"
-    how = "below LiteLLM's OpenAI client" if report.carrier == "transport" else "by LiteLLM's hooks"
-    yield f"carrier  {report.carrier}: running answers are carried over the limit {how}"
-    if goes_on := report.goes_on:
-        yield f"goes on  {goes_on}"
 
 
 def _judgement(findings: Sequence[Finding]) -> Iterator[str]:

@@ -5,6 +5,7 @@ One JSON-RPC message a line. The proxy's recall route answers both tools; the ke
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -73,17 +74,12 @@ def _answer(method: str, given: Mapping[str, Any], http: httpx.Client) -> dict[s
         server = {"name": "litellm-compaction", "version": "1"}
         return {"result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server}}
     if method == "tools/call":
-        text, is_error = _found(given.get("arguments") or {}, http)
-        return {"result": {"content": [{"type": "text", "text": text[:_MOST_CHARS]}], "isError": is_error}}
+        is_error, text = True, f"no answer from {http.base_url}"
+        # A query gives quotations, a handle a message.
+        with contextlib.suppress(httpx.HTTPError, ValueError):
+            answer = http.post("compaction/recall", json=given.get("arguments") or {})
+            is_error, text = answer.is_error, json.dumps(answer.json())
+        said = text if is_error else f"{_HEAD}\n{text}"
+        return {"result": {"content": [{"type": "text", "text": said[:_MOST_CHARS]}], "isError": is_error}}
     known: dict[str, object] = {"tools/list": {"tools": _TOOLS}, "ping": {}}
     return {"result": known[method]} if method in known else {"error": {"code": -32601, "message": "no such method"}}
-
-
-def _found(given: object, http: httpx.Client) -> tuple[str, bool]:
-    """The words of the proxy's answer, and if it is an error: a query gives quotations, a handle a message."""
-    try:
-        answer = http.post("compaction/recall", json=given)
-        text = json.dumps(answer.json())
-    except (httpx.HTTPError, ValueError):
-        return f"no answer from {http.base_url}", True
-    return (f"{_HEAD}\n{text}", False) if answer.is_success else (text, True)

@@ -30,7 +30,7 @@ _ALLOWED = (
 _credential: ContextVar[str] = ContextVar("litellm_compaction_credential", default="")
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
@@ -39,7 +39,7 @@ def metadata_of(body: Body) -> Mapping[str, Any]:
 
     The client's own may be in the other of two places: only LiteLLM's has the object of the key, which is no JSON.
     """
-    places = [_mapping(body.get(key)) for key in ("litellm_metadata", "metadata")]
+    places = [mapping(body.get(key)) for key in ("litellm_metadata", "metadata")]
     named = [place for place in places if "user_api_key" in place]
     own = [place for place in named if not isinstance(place.get("user_api_key_auth"), _JSON)]
     return next(iter([*own, *named, places[1]]))
@@ -48,7 +48,7 @@ def metadata_of(body: Body) -> Mapping[str, Any]:
 def sections_of_owners(metadata: Mapping[str, Any]) -> Iterator[object]:
     """The operator's `compaction` in the metadata of the key, and of its team; None where there is none."""
     for owner in ("user_api_key_metadata", "user_api_key_team_metadata"):
-        yield _mapping(metadata.get(owner)).get("compaction")
+        yield mapping(metadata.get(owner)).get("compaction")
 
 
 def is_off_for_owner(metadata: Mapping[str, Any]) -> bool:
@@ -79,23 +79,23 @@ def note_credential(headers: Mapping[str, str]) -> None:
 def raw_headers(data: Body) -> Mapping[str, str]:
     """The headers of a request as they came, which LiteLLM keeps for itself in the pre-call hook's data."""
     secret = data.get("secret_fields")
-    return _mapping(secret.get("raw_headers") if isinstance(secret, Mapping) else getattr(secret, "raw_headers", None))
+    return mapping(secret.get("raw_headers") if isinstance(secret, Mapping) else getattr(secret, "raw_headers", None))
 
 
 def headers_of(body: Body) -> dict[str, Any]:
     """A request's headers by their names in lower case, as LiteLLM shows them to everybody; keys are left out."""
-    headers = _mapping(_mapping(body.get("proxy_server_request")).get("headers"))
+    headers = mapping(mapping(body.get("proxy_server_request")).get("headers"))
     return {str(name).lower(): value for name, value in headers.items()}
 
 
 def sent_body(body: Body) -> Mapping[str, Any]:
     """A request's body as the client sent it, as far as LiteLLM keeps it."""
-    return _mapping(_mapping(body.get("proxy_server_request")).get("body"))
+    return mapping(mapping(body.get("proxy_server_request")).get("body"))
 
 
 def told_headers(body: Body) -> dict[str, str]:
     """`headers_of` that are texts, with the body's `client_metadata`, which is Codex's place for them."""
-    headers = {**_mapping(sent_body(body).get("client_metadata")), **headers_of(body)}
+    headers = {**mapping(sent_body(body).get("client_metadata")), **headers_of(body)}
     return {str(name).lower(): value for name, value in headers.items() if isinstance(value, str)}
 
 
@@ -128,7 +128,7 @@ def wish_of(body: Body, metadata: Mapping[str, Any]) -> Wish:
     headers = headers_of(body)
     if any(f"{_HEADER}-{word}" in headers for word in ("now", "focus", "pin")):
         raise BadWish(f"This header is not read: a wish stands in {_PLACE}; {_ALLOWED}.")
-    places = (metadata, _mapping(metadata.get("requester_metadata")), {"compaction": headers.get(_HEADER) or None})
+    places = (metadata, mapping(metadata.get("requester_metadata")), {"compaction": headers.get(_HEADER) or None})
     value = next((value for place in places if (value := place.get("compaction")) is not None), None)
     try:
         # OpenAI's own metadata holds strings only.

@@ -83,15 +83,13 @@ class Caller:
         try:
             stream = await self._call(asked, max_tokens, temperature=_SUMMARY_TEMPERATURE, **_AS_STREAM)
             return await _joined(stream, messages, _MOST_TOKEN_CHARS * max_tokens)
-        except litellm.Timeout as error:
-            # LiteLLM's own limit is the same, and may come before the summarizer's.
-            raise SummaryFailed("timeout", f"no answer within {self.timeout_s:g} s") from error
         except Exception as error:
             # Without the server's words, which may quote the conversation. INFO: the line about the replacement, or
             # about going without the summary, is the WARNING.
             kind, status = type(error).__name__, getattr(error, "status_code", None)
             logger.info("pruning_failed model=%s error=%s status=%s", self.group, kind, status)
-            raise SummaryFailed("error", kind) from error
+            # LiteLLM's own limit is the same, and may come before the summarizer's.
+            raise SummaryFailed("timeout" if isinstance(error, litellm.Timeout) else "error", kind) from error
 
     async def may_write_ahead(self) -> bool:
         """True if its key may have summaries before they are needed: never one with any limit."""

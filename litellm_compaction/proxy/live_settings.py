@@ -44,10 +44,6 @@ def chosen_values(text: str | None) -> dict[str, object]:
     return values
 
 
-def _live(settings: Settings) -> dict[str, object]:
-    return {key: getattr(settings, key) for key in LIVE}
-
-
 class InForce(NamedTuple):
     """The settings in force, and in a sentence why values that were saved are not, or may be older than the store's."""
 
@@ -94,7 +90,7 @@ class LiveSettings:
                 return before
             now = InForce(with_values(self.configured, chosen_values(text)), text=text)
         except ConfigError as error:
-            why = f"The saved changes are ignored, config.yaml holds: {error}. Save or reset them."
+            why = f"The saved changes are ignored, config.yaml holds: {error}. Saving replaces them."
             if (now := InForce(self.configured, why)) != before:
                 logger.warning("settings_ignored %s", why)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
@@ -114,8 +110,8 @@ class LiveSettings:
                 raise StoreError("without the page no settings are kept")
             # What cannot be read may not be written over, but what cannot be in force.
             await self._store.get_setting(KEY)
-            own, old = _live(self.configured), _live((await self.read()).settings)
-            new = _live(with_values(self.configured, {**old, **changes}))
+            own, old = (each.model_dump(include={*LIVE}) for each in (self.configured, (await self.read()).settings))
+            new = with_values(self.configured, {**old, **changes}).model_dump(include={*LIVE})
             await self._store.put_setting(KEY, json.dumps({key: new[key] for key in LIVE if new[key] != own[key]}))
             await self.read()
             for key in [key for key in LIVE if new[key] != old[key]]:

@@ -31,10 +31,8 @@ _METRICS: dict[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
     "summary_calls_total": ("Summary jobs of the pruning model.", (), ()),
     "summary_duration_seconds": ("In which the pruning model was asked for a compaction.", (), _SECONDS),
     "ahead_total": ("Records written before they were needed: prepared, used or given_up.", ("result",), ()),
-    "restarts_total": ("Running answers that were stopped, compacted and continued.", (), ()),
-    "answers_ended_total": ("Answers that the window has cut: attempts, aborted, or unanswered.", ("outcome",), ()),
+    "restarts_total": ("Answers at the limit: restarted, or cut: attempts, aborted, unanswered.", ("outcome",), ()),
     "truncation_alarms_total": ("Replies whose usage says that the server cut the prompt.", ("reason",), ()),
-    "refusals_total": ("Requests refused because they cannot be made to fit.", (), ()),
 }
 
 
@@ -43,7 +41,7 @@ def _additions(event: Event) -> Iterator[tuple[Any, ...]]:
     if isinstance(event, TruncationAlarm):
         yield "truncation_alarms_total", 1, event.reason
     elif isinstance(event, ContinuationEvent):
-        yield ("restarts_total", 1) if event.outcome == "restarted" else ("answers_ended_total", 1, event.outcome)
+        yield "restarts_total", 1, event.outcome
     else:
         if event.summary_calls:
             yield "summary_calls_total", event.summary_calls
@@ -55,9 +53,7 @@ def _additions(event: Event) -> Iterator[tuple[Any, ...]]:
             return
         yield "compactions_total", 1, event.phase, event.outcome
         yield "window_fill_ratio", event.filled_percent / 100
-        if event.outcome == "refused":
-            yield "refusals_total", 1
-        else:
+        if event.outcome != "refused":
             yield "prompt_before_tokens", event.tokens_before
             yield "prompt_after_tokens", event.tokens_after
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import KnownWays
-from litellm_compaction.errors import CompactionError
+from litellm_compaction.errors import CompactionError, ServerUnavailable
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
 from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon, why_broken
 from litellm_compaction.tokens.begun import renders_exactly
+from litellm_compaction.windows.fetch import without_userinfo
 from litellm_compaction.windows.windows import Target, Window, Windows
 
 # By the kind of a tokenizer's source.
@@ -37,6 +38,31 @@ class DeploymentReport:
     goes_on: str = ""  # The best way in which its server goes on with an answer, in words.
     model_settings: str = ""  # How LM Studio's own settings make the model answer, in words; "" if it was not asked.
     warnings: tuple[str, ...] = ()  # Those of them that work against this package, and the better choices.
+
+    def facts(self, *, shows_places: bool) -> dict[str, str]:
+        """All that is known, in words; an address, or the path of a file, is not everybody's business."""
+        window, source, counting = self.window, self.source, ""
+        if window is not None:
+            shared = f", shared by up to {window.parallel} requests" if window.parallel > 1 else ""
+            limit = f"{window.tokens:,} tokens, from {window.source}{shared}"
+        elif "*" in self.target.model:
+            limit = "of the model that is asked for"
+        else:
+            absence = self.absence or ServerUnavailable("its server does not answer")
+            limit = str(absence) if shows_places else absence.for_clients
+        if source is not None:
+            way = f" with {counted_by(source)}" if shows_places or not source.path else ""
+            counting = f"as {source.family.name}{way}"
+        how = "below LiteLLM's OpenAI client" if self.carrier == "transport" else "by LiteLLM's hooks"
+        facts = {
+            "server": without_userinfo(self.target.api_base or "") if shows_places else "",
+            "window": limit,
+            "settings": self.model_settings,
+            "counting": counting,
+            "carrier": f"{self.carrier}: running answers are carried over the limit {how}",
+            "goes on": self.goes_on,
+        }
+        return {about: words for about, words in facts.items() if words}
 
     @property
     def is_loaded(self) -> bool:

@@ -282,9 +282,9 @@ def test_09_three_strategies(bench: Bench) -> None:
 def test_10_families(bench: Bench) -> None:
     """A model's family is known by its architecture and name, and says by which vocabulary prompts are counted."""
     told = bench.proxy.client.get("/compaction/deployments", headers=bench.proxy.headers).json()["deployments"]
-    counts_by = {row[name]: row["counts_by"] for row in told for name in ("model_name", "model")}
+    counting = {row[name]: row["facts"].get("counting", "") for row in told for name in ("model_name", "model")}
     for name, (_, family) in _FAMILIES.items():
-        assert counts_by[name].startswith(family), (name, counts_by[name])
+        assert counting[name].startswith(f"as {family}"), (name, counting[name])
 
 
 def test_11_window_that_nobody_knows(bench: Bench, office: Office) -> None:

@@ -60,7 +60,7 @@ def test_every_answer_names_its_record(running: Bench) -> None:
     found = _look(running, told["record"]).raise_for_status().json()
     assert found["digest"] == told["digest"]
     first, last = map(int, told["covered"].split("-"))
-    assert last - first + 1 == found["covered_messages"]
+    assert last - first + 1 == found["events"][-1]["covered_messages"]
     # Its system prompt is the client's first message.
     assert first == 2
 

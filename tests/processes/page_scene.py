@@ -44,7 +44,11 @@ def scene(folder: Path) -> Iterator[Proxy]:
         _talk(running, "coder", 46, 130)
         _talk(running, "fast", 26, 150)
         # Events are kept after an answer; the page draws those that are there.
-        until(lambda: len(look(running, "conversations", MASTER_KEY).json()["conversations"]) == 2)
+        until(
+            lambda: (
+                {each["model"] for each in look(running, "events", MASTER_KEY).json()["events"]} == {"coder", "fast"}
+            )
+        )
         yield running
 
 

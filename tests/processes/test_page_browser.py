@@ -48,7 +48,7 @@ def _nothing_is_refused(browser: Browser) -> Iterator[None]:
     """The content security policy stops nothing of ours, and no script fails."""
     browser.complaints.clear()
     yield
-    known = ("status of 401", "status of 422", "Password forms should have")
+    known = ("status of 401", "status of 404", "status of 422", "Password forms should have")
     assert [each for each in browser.complaints if not any(note in each for note in known)] == []
 
 
@@ -119,22 +119,20 @@ def test_a_setting_is_changed_and_reset_by_keyboard(running: Proxy, browser: Bro
     browser.fill("#set-target_ratio", "0.35")
     browser.press("Enter")
     browser.reads("Saved.")
-    label = browser.evaluate("document.querySelector('#set-pruning_model').selectedOptions[0].label")
-    assert label == "fast (lm_studio/qwen2.5-3b-instruct)"
-    browser.click("[aria-label='Reset Target ratio']")
-    browser.until("document.querySelector('#set-target_ratio').value === '0.4'")
-    browser.evaluate("document.querySelector('.changed button').focus()")
+    offered = browser.evaluate("[...document.querySelector('#set-pruning_model').list.options].map(each => each.value)")
+    assert {"__same__", "coder", "fast", "lm_studio/qwen2.5-3b-instruct"} <= {*offered}
+    browser.reads("config.yaml or the default: 0.4; changed here.")
+    for key, configured in (("pruning_model", "__same__"), ("target_ratio", "0.4")):
+        browser.fill(f"#set-{key}", configured)
+    browser.evaluate("document.querySelector('#set-target_ratio').focus()")
     browser.press("Enter")
-    browser.until("!document.querySelector('.changed')")
+    browser.until("!document.body.innerText.includes('changed here')")
 
 
-def test_a_record_is_seen_side_by_side_searched_and_undone(running: Proxy, browser: Browser) -> None:
+def test_a_record_is_seen_side_by_side_and_undone(running: Proxy, browser: Browser) -> None:
     """By its link, which can be sent to others: its address has the id alone."""
     browser.view(1280, 900)
     sign_in(browser, running)
-    browser.fill("#query", "ledger")
-    browser.click("#find button")
-    browser.until("document.querySelector('#hits > *')")
     browser.click("#events td a")
     browser.until("document.querySelector('#record h2')")
     record = browser.evaluate("location.hash")
@@ -144,25 +142,28 @@ def test_a_record_is_seen_side_by_side_searched_and_undone(running: Proxy, brows
     browser.click("#record button")
     browser.reads("Forgotten.")
     browser.open(f"{running.base_url}{PAGE}{record}")
-    browser.reads("Only its owner's key sees its text.")
+    browser.reads("a record is shown to its owner's key")
 
 
 def test_names_that_are_markup_stay_text_and_200_conversations_are_drawn(running: Proxy, browser: Browser) -> None:
-    """Eight at a time; whatever a name, a reason or an answer of a server says."""
-    turn = {"model": MARKUP, "tokens_before": 10**9, "tokens_after": 4000, "window_tokens": 8192}
-    turn |= {"outcome": "compacted", "phase": MARKUP, "compaction_id": MARKUP}
+    """The newest of them, by records that go on from each other; whatever a name, or a server's answer, says."""
+    turn = {"event": "compaction", "model": MARKUP, "tokens_before": 10**9, "tokens_after": 4000, "window_tokens": 8192}
+    turn |= {"outcome": "compacted", "phase": MARKUP}
+    turns = [turn | {"when_s": 1e9 + at, "compaction_id": str(at)} for at in range(200)]
+    # Two prompts more of the oldest, and what was written ahead for it between them.
+    more = [("reused", "0", ""), ("prepared", "next", "0"), ("reused", "next", "")]
+    for at, (outcome, record, before) in enumerate(more, 200):
+        turns.append(turn | {"outcome": outcome, "compaction_id": record, "continues_id": before, "when_s": 1e9 + at})
     stub: dict[str, Any] = {
         "settings": {"role": MARKUP, "may_write": True, "sees_all": True, "notices": [MARKUP], "settings": []},
-        "deployments": {"deployments": [], "models": {}},
+        "deployments": {"deployments": []},
         "events": {
             "events": [
                 {"event": "compaction", "outcome": kind, "phase": "pre_request", "model": MARKUP, "reason": MARKUP}
                 | {"when_s": when, "tokens_before": 9, "tokens_after": 1, "window_tokens": 0, "compaction_id": "x\"'>"}
-                for kind, when in (("refused", 1e9), ("kept", 1e300), ("compacted", -1))
-            ],
-        },
-        "conversations": {
-            "conversations": [{"id": str(at), "turns": [turn | {"when_s": 1e9 + at}]} for at in range(200)]
+                for kind, when in (("refused", 1e9), ("kept", 1e300), ("fallback", -1))
+            ]
+            + turns[::-1],
         },
     }
     with served(running, stub) as address:
@@ -171,15 +172,14 @@ def test_names_that_are_markup_stay_text_and_200_conversations_are_drawn(running
         browser.fill("#key", "sk-any")
         browser.click("button.main")
         browser.until("document.querySelector('#headline').textContent")
-        browser.reads("200 conversations")
-        browser.until("document.querySelectorAll('figure').length === 8")
-        browser.click(".plots + button")
-        browser.until("document.querySelectorAll('figure').length === 16")
+        browser.reads("201 conversations")
+        browser.until("document.querySelectorAll('figure').length === 12")
+        browser.reads("3 prompts · window 8,192")
         assert browser.evaluate("document.querySelectorAll('img, figure b').length") == 0
         assert browser.evaluate("document.querySelector('figure bdi').textContent") == MARKUP
         assert browser.evaluate("document.documentElement.scrollWidth") == 390
-        empty = {key: [] for key in ("conversations", "events", "deployments", "notices", "settings")}
-        stub |= {key: {**empty, "models": {}, "role": "", "may_write": False, "sees_all": False} for key in stub}
+        empty = {key: [] for key in ("events", "deployments", "notices", "settings")}
+        stub |= {key: {**empty, "role": "", "may_write": False, "sees_all": False} for key in stub}
         browser.open(f"{address}/llm/compaction")
         browser.until("document.querySelector('pre')")
         browser.until(f"document.querySelector('pre').textContent === '{address}/llm/v1'")
@@ -195,7 +195,7 @@ def served(running: Proxy, stub: Mapping[str, Any]) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            route = self.path.rpartition("/")[2]
+            route = self.path.partition("?")[0].rpartition("/")[2]
             body = page.content if route == "compaction" else json.dumps(stub.get(route, {})).encode()
             self.send_response(200)
             for name in ("content-type", "content-security-policy") if route == "compaction" else ():

@@ -60,14 +60,13 @@ _OF_A_COMPACTION = {
 @pytest.mark.parametrize(
     ("told_of", "expected", "absent"),
     [
-        (event(), _OF_A_COMPACTION, "refusals|ahead|restarts|alarms"),
+        (event(), _OF_A_COMPACTION, "refused|ahead|restarts|alarms"),
         (event("reused", summary_calls=0, reason="prepared"), {'ahead_total{model="qwen",result="used"}': 1}, "calls"),
         # A refusal was never sent, so it has no tokens after.
-        (event("refused", summary_calls=0), {f"refusals_total{MODEL}": 1}, "prompt_after|summary"),
+        (event("refused", summary_calls=0), {f"window_fill_ratio_count{MODEL}": 1}, "prompt_after|summary"),
         (event("prepared"), {'ahead_total{model="qwen",result="prepared"}': 1}, "compactions|window_fill"),
         (ALARM, {'truncation_alarms_total{model="qwen",reason="prompt_far_below_count"}': 1}, "compactions"),
-        (CUT, {'answers_ended_total{model="qwen",outcome="attempts"}': 1}, "compactions|restarts"),
-        (replace(CUT, outcome="restarted"), {f"restarts_total{MODEL}": 1}, "answers_ended"),
+        (CUT, {'restarts_total{model="qwen",outcome="attempts"}': 1}, "compactions|restarted"),
     ],
 )
 def test_each_event_is_counted_by_what_it_is(told_of: Any, expected: dict[str, float], absent: str) -> None:

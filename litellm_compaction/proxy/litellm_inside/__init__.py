@@ -59,7 +59,7 @@ class Seam(Enum):
     REQUESTS = "no route counts or compacts alone, or ends with its client", f"{_PROXY}:app.router.middleware_stack()"
     PAGE = "the page and the routes of recall and records are missing", f"{_PROXY}:app"
     KEYS = "the page and the routes beside it answer nobody", "proxy.auth.user_api_key_auth:user_api_key_auth()"
-    MASTER_KEY = "what is stored is not encrypted, and what clients keep is not signed", f"{_PROXY}:master_key"
+    MASTER_KEY = "what is stored, and what clients keep, is not encrypted", f"{_PROXY}:master_key"
     DATABASE = "what stands before a `previous_response_id` is not looked for", f"{_PROXY}:prisma_client"
     KEPT_PROMPTS = (
         "a `previous_response_id` whose messages are not kept is answered without them",

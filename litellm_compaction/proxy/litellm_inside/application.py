@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import httpx
 
 from litellm_compaction.errors import LiteLLMChanged, StoreError
+from litellm_compaction.proxy.client import mapping
 from litellm_compaction.proxy.litellm_inside import Seam
 
 _Application: TypeAlias = Callable[..., Awaitable[None]]
@@ -32,7 +33,7 @@ _SWITCH = {"true": True, "1": True, "yes": True, "false": False}
 def configuration() -> Mapping[str, Any]:
     """The configuration that is being loaded; empty outside the proxy."""
     read = Seam.CONFIG.get()
-    return _mapping(read() if read is not None else None)
+    return mapping(read() if read is not None else None)
 
 
 def keeps_responses() -> bool:
@@ -54,10 +55,6 @@ def wrap_requests(*makes: Callable[[_Application], _Application]) -> None:
         inner = getattr(application, "__wrapped__", application)
         made = functools.reduce(lambda application, make: make(application), makes, inner)
         Seam.PAGE.needed().router.middleware_stack = functools.update_wrapper(made, inner)
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 # ------------------------------------------------------------------ keys
@@ -120,7 +117,7 @@ def proxy_redis() -> Any:
 
 def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
     """Returns a maker of clients, outside of the proxy, of the Redis that `coordination_redis` or variables name."""
-    block = _mapping(_mapping(config.get("general_settings")).get("coordination_redis"))
+    block = mapping(mapping(config.get("general_settings")).get("coordination_redis"))
 
     def make() -> Any:
         try:

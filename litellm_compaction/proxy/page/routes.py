@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,15 +22,16 @@ from litellm_compaction.config import LIVE, SAME_MODEL, Settings, WrongSettings,
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.engine.records import events_of as events_of_record
 from litellm_compaction.engine.records import undo, view_of
-from litellm_compaction.errors import CompactionError, ServerUnavailable, StoreError
-from litellm_compaction.events import AHEAD, CompactionEvent, Event, event_from_json, event_to_json
+from litellm_compaction.errors import CompactionError, StoreError
+from litellm_compaction.events import Event, event_from_json, event_to_json
+from litellm_compaction.proxy.answer.sse import json_object
 from litellm_compaction.proxy.client import note_credential, tenant_of
 from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.litellm_inside.application import is_allowed, key_owner
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import DeploymentReport
-from litellm_compaction.proxy.routing import GuardedDeployment, as_entry, reachable_entries, router_entries
+from litellm_compaction.proxy.routing import reachable_entries, router_entries
 from litellm_compaction.proxy.service import Service
 from litellm_compaction.recall import NOT_KEPT, found_fields, message_fields
 from litellm_compaction.stores import digest
@@ -45,12 +46,6 @@ _ROUTE_NAME = "litellm_compaction_page"
 # models may look here.
 _KNOWN_PATH = "/v1/models"
 _LIMIT_S = 2.0
-_MAX_BODY_BYTES = 64 * 1024
-# LiteLLM's `model_info.mode` of models that write text.
-_WRITES_TEXT = (None, "chat", "completion", "responses")
-_MOST_PLOTTED = 2000
-_PLOTTED = ("when_s", "model", "outcome", "phase", "tokens_before", "tokens_after", "window_tokens", "compaction_id")
-_OF_RECORD = ("round", "level", "window_tokens", "covered_messages", "record")
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 
 
@@ -69,6 +64,7 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+_NO_RECORD = "not found: a record is shown to its owner's key, and to administrators with `admins_see_text: true`"
 _NEEDS_KEY = "a key of this proxy is needed: Authorization: Bearer KEY"
 
 
@@ -119,7 +115,6 @@ def add_page(service: Service) -> None:
         ("GET", "/settings", page.settings),
         ("POST", "/settings", page.write),
         ("GET", "/deployments", page.deployments),
-        ("GET", "/conversations", page.conversations),
         ("GET", "/events", page.events),
         ("GET", "/records/{record}", page.record),
         ("POST", "/records/{record}/undo", page.undo),
@@ -138,7 +133,9 @@ async def _static(request: Request) -> Response:
 def _endpoint(answer: Callable[[Request, Visitor], Awaitable[JsonObject]]) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         try:
-            return _json(200, await answer(request, await visitor_of(request)))
+            fields = await answer(request, await visitor_of(request))
+            # A thousand events, or a long record.
+            return await asyncio.to_thread(_json, 200, fields)
         except HTTPException as error:
             refused = error
         except StoreError as error:
@@ -160,18 +157,8 @@ def _json(status: int, fields: JsonObject) -> Response:
 
 
 async def _body_of(request: Request) -> dict[str, Any]:
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MAX_BODY_BYTES:
-            raise HTTPException(413, f"the body has more than {_MAX_BODY_BYTES} bytes")
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise HTTPException(400, "the body is one JSON object")
-    return fields
+    """{} for anything but a JSON object. Whoever has a key may send LiteLLM a body of any size."""
+    return await asyncio.to_thread(json_object, await request.body())
 
 
 def _limit(asked: object, most: int) -> int:
@@ -208,13 +195,14 @@ class _Page:
         if not isinstance(values, dict):
             raise HTTPException(400, 'the body is JSON like {"values": {"mode": "observe"}}')
         name = values.get("pruning_model")
-        if name not in (None, SAME_MODEL, live.in_force.settings.pruning_model) and not _is_served(name):
+        is_known = name in (None, SAME_MODEL, live.in_force.settings.pruning_model)
+        if not (is_known or (isinstance(name, str) and reachable_entries(current_router(), name, {}))):
             said = f"pruning_model = {str(name)[:100]!r}: not a model of this proxy"
-            raise _not_saved(WrongSettings("", ("pruning_model", said)))
+            raise HTTPException(422, {"message": f"Not saved. {said}", "problems": {"pruning_model": said}})
         try:
             await live.write(values, role=visitor.role)
         except WrongSettings as error:
-            raise _not_saved(error) from None
+            raise HTTPException(422, {"message": f"Not saved. {error}", "problems": error.problems}) from None
         return self._settings(visitor)
 
     def _settings(self, visitor: Visitor) -> JsonObject:
@@ -235,22 +223,15 @@ class _Page:
     # ------------------------------------------------------------------ deployments
 
     async def deployments(self, request: Request, visitor: Visitor) -> JsonObject:
-        """The guarded deployments that a visitor may see, and the models that may write summaries, with their names."""
+        """The guarded deployments that a visitor may see."""
         router, owner = current_router(), {"user_api_key_auth": visitor.auth}
         entries = [
             entry
             for entry in router_entries(router)
             if visitor.sees_all or await is_allowed(router, str(entry.get("model_name") or ""), owner)
         ]
-        found = await asyncio.gather(*(self._rows(router, entry, visitor) for entry in entries))
-        rows = [row for rows in found for row in rows]
-        models = {str(row["model_name"]).replace("*", str(row["model"])): str(row["model"]) for row in rows}
-        for entry in reversed(entries):
-            if as_entry(entry.get("model_info")).get("mode") in _WRITES_TEXT:
-                model = as_entry(entry.get("litellm_params")).get("model")
-                models[str(entry.get("model_name") or "")] = str(model or "")
-        named = {name: models[name] for name in sorted(models) if name and "*" not in name}
-        return {"deployments": rows, "models": named}
+        looks = await asyncio.gather(*(self._rows(router, entry, visitor) for entry in entries))
+        return {"deployments": [row for rows in looks for row in rows]}
 
     async def _rows(self, router: Any, entry: Mapping[str, Any], visitor: Visitor) -> list[JsonObject]:
         """One row, or one for each loaded model of a wildcard; none for a deployment that is not guarded."""
@@ -269,50 +250,52 @@ class _Page:
         notes += [f"Changes made here do not reach it: {conflict}"] if conflict else []
         silent = [DeploymentReport(guard.deployment.target, guard.carrier)]
         reports = await _soon(self._service.reporter.reports(guard.deployment, guard.settings), silent)
-        return [_row(guard, report, visitor, notes) for report in reports]
+        return [
+            {
+                "model_name": guard.deployment.group,
+                "model": report.target.model,
+                "window_tokens": 0 if report.window is None else report.window.tokens,
+                "compact_ratio": guard.settings.pre_request_ratio,
+                "carry_ratio": guard.settings.streaming_ratio,
+                "facts": report.facts(shows_places=visitor.sees_all),
+                "notes": [*notes, *report.warnings],
+            }
+            for report in reports
+        ]
 
-    # ------------------------------------------------------------------ events and conversations
+    # ------------------------------------------------------------------ events
 
     async def events(self, request: Request, visitor: Visitor) -> JsonObject:
-        """The newest events, the newest first."""
-        events = await self._events(visitor, _limit(request.query_params.get("limit", 200), 1000))
-        return {"events": [_fields(event) for event in reversed(events)]}
-
-    async def conversations(self, request: Request, visitor: Visitor) -> JsonObject:
-        """The conversations, from the first compaction of each on, the most recent first."""
-        events = await self._events(visitor, _MOST_PLOTTED)
-        return {"conversations": await asyncio.to_thread(_conversations, events)}
-
-    async def _events(self, visitor: Visitor, limit: int) -> list[Event]:
-        """Those that a visitor may see, the oldest first."""
+        """The newest events that a visitor may see, the newest first."""
+        limit = _limit(request.query_params.get("limit", 200), 1000)
         tenant = "" if visitor.sees_all else visitor.tenant
         # The store looks for the characters alone.
         stored = await self._service.store.events(limit=limit, containing=tenant)
-        events = await asyncio.to_thread(lambda: [event_from_json(row.text) for row in stored])
-        return [event for event in events if event is not None and tenant in ("", event.tenant)]
+
+        def shown() -> list[JsonObject]:
+            events = (event_from_json(row.text) for row in reversed(stored))
+            return [_fields(event) for event in events if event is not None and tenant in ("", event.tenant)]
+
+        return {"events": await asyncio.to_thread(shown)}
 
     # ------------------------------------------------------------------ records and recall
 
     async def record(self, request: Request, visitor: Visitor) -> JsonObject:
-        """A record beside its messages for its owner; for administrators its numbers, or all if the operator allows."""
+        """A record beside its messages, for its owner, and for administrators if the operator allows."""
         service, record, owner = self._service, str(request.path_params["record"]), visitor.tenant
         stored = await service.store.named(owner, record)
+        if stored is None and visitor.sees_all and service.live.configured.admins_see_text:
+            for event in (await events_of_record(service.store, record))[-1:]:
+                owner = event.tenant
+                stored = await service.store.named(owner, record)
         if stored is None:
-            events = await events_of_record(service.store, record) if visitor.sees_all else []
-            if not events:
-                raise HTTPException(404, "not found")
-            owner = events[-1].tenant
-            stored = await service.store.named(owner, record) if service.live.configured.admins_see_text else None
-            if stored is None:
-                return {"id": record, "events": [_fields(event) for event in events]}
-        view, compaction = await view_of(stored, service.store, service.originals, owner), stored.compaction
+            raise HTTPException(404, _NO_RECORD)
+        view = await view_of(stored, service.store, service.originals, owner)
         return {
             "id": record,
             "is_own": owner == visitor.tenant,
-            "digest": digest(compaction),
-            **{name: getattr(compaction, name) for name in _OF_RECORD},
-            "made_s": stored.created_s,
-            "used_s": stored.used_s,
+            "digest": digest(stored.compaction),
+            "record": stored.compaction.record,
             "messages": [pair._asdict() for pair in view.pairs],
             "why_incomplete": view.why_incomplete,
             "events": [_fields(event) for event in view.events],
@@ -321,7 +304,7 @@ class _Page:
     async def undo(self, request: Request, visitor: Visitor) -> JsonObject:
         store, record = self._service.store, str(request.path_params["record"])
         if (stored := await store.named(visitor.tenant, record)) is None:
-            raise HTTPException(404, "not found")
+            raise HTTPException(404, _NO_RECORD)
         return {"id": record, "forgotten": await undo(store, stored, visitor.tenant)}
 
     async def recall(self, request: Request, visitor: Visitor) -> JsonObject:
@@ -339,15 +322,6 @@ class _Page:
         return found_fields(await lookup.search(visitor.tenant, query, limit=limit))
 
 
-def _not_saved(error: WrongSettings) -> HTTPException:
-    return HTTPException(422, {"message": f"Not saved. {error}", "problems": error.problems})
-
-
-def _is_served(model: object) -> bool:
-    router = current_router()
-    return isinstance(model, str) and router is not None and bool(reachable_entries(router, model, {}))
-
-
 def _setting(live: LiveSettings, key: str) -> JsonObject:
     setting = Settings.model_fields[key]
     value, configured = getattr(live.in_force.settings, key), getattr(live.configured, key)
@@ -358,51 +332,10 @@ def _setting(live: LiveSettings, key: str) -> JsonObject:
         "value": value,
         "configured": configured,
         "is_changed": value != configured,
-        "options": [SAME_MODEL] if key == "pruning_model" else [*choices(setting)],
+        "options": [*choices(setting)],
     }
-
-
-def _row(guard: GuardedDeployment, report: DeploymentReport, visitor: Visitor, notes: list[str]) -> JsonObject:
-    window, source = report.window, report.source
-    if report.model_settings:
-        notes = [*notes, f"in LM Studio: {report.model_settings}", *report.warnings]
-    kind = "own vocabulary" if source is not None and source.family.owns_vocabulary else "stand-in"
-    return {
-        "model_name": guard.deployment.group,
-        "model": report.target.model,
-        "window_tokens": 0 if window is None else window.tokens,
-        "window_source": "" if window is None else window.source,
-        "parallel": 0 if window is None else window.parallel,
-        "state": "" if window is not None else _state(report, visitor),
-        "counts_by": "" if source is None else f"{source.family.name} ({kind})",
-        "goes_on": ", ".join(filter(None, (report.carrier, report.goes_on))),
-        "compact_ratio": guard.settings.pre_request_ratio,
-        "carry_ratio": guard.settings.streaming_ratio,
-        "notes": notes,
-    }
-
-
-def _state(report: DeploymentReport, visitor: Visitor) -> str:
-    """Says why a report has no window; which server that is, is not every visitor's business."""
-    if "*" in report.target.model:
-        return "of the model that is asked for"
-    absence = report.absence or ServerUnavailable("its server does not answer")
-    return str(absence) if visitor.sees_all else absence.for_clients
 
 
 def _fields(event: Event) -> JsonObject:
     """An event without the fingerprint of its owner."""
     return {name: value for name, value in json.loads(event_to_json(event)).items() if name != "tenant"}
-
-
-def _conversations(events: Iterable[Event]) -> list[JsonObject]:
-    """A conversation is known by its records, of which each goes on from the one before it."""
-    firsts: dict[str, str] = {}
-    turns: dict[str, list[dict[str, Any]]] = {}
-    for event in events:
-        if isinstance(event, CompactionEvent) and (record := event.compaction_id):
-            first = firsts.setdefault(record, firsts.get(event.continues_id, record))
-            if event.outcome not in AHEAD:
-                turns.setdefault(first, []).append({name: getattr(event, name) for name in _PLOTTED})
-    newest = sorted(turns, key=lambda first: turns[first][-1]["when_s"], reverse=True)
-    return [{"id": first, "turns": turns[first]} for first in newest]

@@ -1,13 +1,11 @@
 """A client's orders about its conversation's context, the compactions that it keeps, and what its answer says of both.
 
-A compaction that a client keeps is signed text, bound to the tenant: another one's is none. It is the client's own
-conversation, compressed and not encrypted.
+A compaction that a client keeps is encrypted text, bound to the tenant: another one's is none.
 """
 
 from __future__ import annotations
 
 import base64
-import hmac
 import json
 import zlib
 from collections.abc import Callable
@@ -24,7 +22,7 @@ from litellm_compaction.stores.store import decode, encode, encode_text
 
 # The text of a conversation's record that keeps all of it; a person does not write this.
 _WHOLE = "[The conversation so far, as the client has kept it]"
-_MARK, _MAC_BYTES = "lmc1.", 16
+_MARK = "lmc1."
 # A window of a million tokens has about 4 MB of text; images are larger.
 _MOST_CHARS, _MOST_BYTES = 64_000_000, 256_000_000
 
@@ -87,7 +85,7 @@ class Told(NamedTuple):
 
 
 class Items:
-    """Portable compactions as text, signed with the proxy's master key; unsigned where `secret` gives None.
+    """Portable compactions as text, encrypted with the proxy's master key; in clear where `secret` gives None.
 
     Of a long conversation both ways take a thread.
     """
@@ -96,14 +94,15 @@ class Items:
         self._box = Box(secret, b"portable compactions")
 
     def sealed(self, tenant: str, kept: Portable) -> str:
-        """Returns the text of a portable compaction; the same one for the same."""
+        """Returns the text of a portable compaction."""
         fields = {
             "base": None if kept.base is None else encode(kept.base).decode("utf-8", "surrogatepass"),
             "kept": [dict(each.raw) for each in kept.kept],
             "spares_requests": kept.spares_requests,
         }
         body = zlib.compress(encode_text(json.dumps(fields, ensure_ascii=False, separators=(",", ":"))))
-        return _MARK + base64.urlsafe_b64encode(self._mac(tenant, body) + body).decode()
+        data = self._box.locked(body, tenant, _MARK) if self._box.has_key else body
+        return _MARK + base64.urlsafe_b64encode(data).decode()
 
     def opened(self, tenant: str, text: object, field: str) -> Portable:
         """Returns what `sealed` wrote; a BadItem at `field` is none, was changed, another's, or is too large."""
@@ -111,10 +110,9 @@ class Items:
             raise BadItem(field, "was not made by this proxy")
         try:
             data = base64.b64decode(text.removeprefix(_MARK), altchars=b"-_", validate=True)
-            mac, body = data[:_MAC_BYTES], data[_MAC_BYTES:]
-            if not hmac.compare_digest(mac, self._mac(tenant, body)):
+            if (body := self._box.opened(data, tenant, _MARK) if self._box.has_key else data) is None:
                 raise BadItem(field, "was changed, or made for another key, team or proxy")
-            # A signed one may be a bomb all the same where the proxy has no key: what is too much is cut off.
+            # Where the proxy has no key anybody may write a bomb: what is too much is cut off.
             fields = json.loads(zlib.decompressobj().decompress(body, _MOST_BYTES).decode("utf-8", "surrogatepass"))
             base = None if fields["base"] is None else decode(encode_text(fields["base"]))
             kept = tuple(parse_message(each) for each in fields["kept"])
@@ -123,6 +121,3 @@ class Items:
         if base is None and fields["base"] is not None:
             raise BadItem(field, "was made by another version of the plug-in")
         return Portable(base=base, kept=kept, spares_requests=bool(fields["spares_requests"]))
-
-    def _mac(self, tenant: str, body: bytes) -> bytes:
-        return self._box.mac(tenant.encode(), body) or bytes(_MAC_BYTES)

@@ -319,7 +319,7 @@ async def _portable(messages: list[Any], opened: Opened) -> tuple[Portable | Non
     portable = await opened(text, f"{field}.encrypted_content")
     record = record_of(portable)
     if block.get("content") not in (None, record):
-        raise BadItem(f"{field}.content", "is not what was signed")
+        raise BadItem(f"{field}.content", "is not what was sent")
     return portable, [{"role": "user", "content": record}, *_without_block(messages[at]), *messages[at + 1 :]]
 
 

@@ -5,6 +5,7 @@ Settings, deployments and events through LiteLLM: `tests/integration/test_page.p
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,13 +20,14 @@ from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.errors import StoreError, WindowUnknown
 from litellm_compaction.events import CompactionEvent, event_to_json
 from litellm_compaction.proxy.page import routes as page_routes
-from litellm_compaction.proxy.page.routes import Visitor, _state, add_page, visitor_of
+from litellm_compaction.proxy.page.routes import Visitor, add_page, visitor_of
 from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.recall import NOT_KEPT, Lookup
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.rows import Row
 from litellm_compaction.stores.sqlite import MemoryRows
-from litellm_compaction.windows.windows import Target
+from litellm_compaction.tokenizers.registry import Sources
+from litellm_compaction.windows.windows import Target, Window
 from tests.stores.compactions import compaction
 from tests.stores.made import MemoryStore
 from tests.stores.test_originals import SECRET, covered, kept, talk
@@ -41,7 +43,7 @@ ROLES = {"one": "internal_user", "two": "internal_user", "admin": "proxy_admin"}
 EVENT: dict[str, Any] = {"phase": "pre_request", "model": HOSTILE, "window_tokens": 8192, "window_source": "operator"}
 EVENT |= {"outcome": "compacted", "tokens_before": 7000, "tokens_after": 900, "tenant": "one", "compaction_id": RECORD}
 ODD_IDS = (RECORD, "0" * 16, "x", "%00", RECORD[:15], RECORD.upper(), "a" * 5000, f"{RECORD}%20")
-NOT_FOUND = '{"error": {"message": "not found", "code": 404}}'
+NOT_FOUND = json.dumps({"error": {"message": page_routes._NO_RECORD, "code": 404}})
 
 
 class Rows(MemoryRows):
@@ -76,7 +78,7 @@ class Routes:
         add_page(around)
         # A configuration that is loaded anew.
         add_page(around)
-        assert len([route for route in app.router.routes if "compaction" in getattr(route, "path", "")]) == 10
+        assert len([route for route in app.router.routes if "compaction" in getattr(route, "path", "")]) == 9
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy/compaction/")
 
     async def visitor(self, request: Request) -> Visitor:
@@ -108,7 +110,7 @@ async def test_its_owner_reads_a_record_beside_its_messages(routes: Routes) -> N
     answer = await routes.get("one")
     assert (answer.headers["content-type"], answer.headers["cache-control"]) == ("application/json", "no-store")
     told = answer.json()
-    assert (told["id"], told["is_own"], told["covered_messages"]) == (RECORD, True, 5)
+    assert (told["id"], told["is_own"]) == (RECORD, True)
     assert "The summary." in told["record"]
     assert HOSTILE in told["events"][0]["model"]
     first = told["messages"][0]
@@ -118,10 +120,9 @@ async def test_its_owner_reads_a_record_beside_its_messages(routes: Routes) -> N
 
 
 async def test_an_administrator_reads_what_the_operator_allows(routes: Routes) -> None:
-    """Numbers alone, or text as well; and changes nothing."""
-    told = (await routes.get("admin")).json()
-    assert set(told) == {"id", "events"}
-    assert told["events"][0]["tokens_after"] == 900
+    """Events alone, or records as well; and changes nothing."""
+    assert (await routes.get("admin")).text == NOT_FOUND
+    assert (await routes.get("admin", "events")).json()["events"][0]["tokens_after"] == 900
     routes.configured.admins_see_text = True
     told = (await routes.get("admin")).json()
     assert (told["is_own"], "walrus" in repr(told["messages"])) == (False, True)
@@ -198,8 +199,12 @@ def test_why_nobody_knows_a_window_is_not_everybodys_business() -> None:
     report = DeploymentReport(
         target=target, carrier="hooks", absence=WindowUnknown("m", tried="GET http://10.0.0.7/v1: no")
     )
-    assert "10.0.0.7" in _state(report, Visitor(role="proxy_admin", tenant="t", auth=None))
-    assert _state(report, Visitor(role="internal_user", tenant="t", auth=None)).endswith("Tried: its server: no.")
+    assert "10.0.0.7" in report.facts(shows_places=True)["window"]
+    facts = report.facts(shows_places=False)
+    assert (facts["window"].endswith("Tried: its server: no."), "10.0.0.7" in repr(facts)) == (True, False)
+    written = Sources("/home/ann/tokenizer.json").source(target, "")
+    report = replace(report, window=Window(tokens=8192, source="operator", instance_id=""), source=written)
+    assert ["/home/ann" in repr(report.facts(shows_places=each)) for each in (True, False)] == [True, False]
 
 
 def event(outcome: str, when_s: float, record: str, continues: str = "", tenant: str = "one") -> CompactionEvent:
@@ -207,8 +212,8 @@ def event(outcome: str, when_s: float, record: str, continues: str = "", tenant:
     return CompactionEvent(**{**EVENT, **made})
 
 
-async def test_events_are_put_together_to_conversations(routes: Routes) -> None:
-    """By records that go on from each other; the newest first; what was written ahead is no prompt; own ones alone."""
+async def test_others_events_are_not_shown(routes: Routes) -> None:
+    """The newest first; damaged ones are passed over."""
     for each in (
         event("compacted", 1, "a"),
         event("prepared", 2, "b", "a"),
@@ -219,7 +224,7 @@ async def test_events_are_put_together_to_conversations(routes: Routes) -> None:
     ):
         await routes.store.add_event(9e9 + each.when_s, event_to_json(each))
     await routes.store.add_event(9.1e9, "{damaged")
-    shown = {key: (await routes.get(key, "conversations")).json()["conversations"] for key in ROLES}
-    times = {key: [[turn["when_s"] for turn in each["turns"]] for each in shown[key]] for key in shown}
-    assert times == {"one": [[1, 4], [0]], "two": [[3, 5]], "admin": [[3, 5], [1, 4], [0]]}
+    shown = {key: (await routes.get(key, "events?limit=1000")).json()["events"] for key in ROLES}
+    times = {key: [each["when_s"] for each in shown[key]] for key in shown}
+    assert times == {"one": [6, 4, 2, 1, 0], "two": [5, 3], "admin": [6, 5, 4, 3, 2, 1, 0]}
     assert "tenant" not in repr(shown)

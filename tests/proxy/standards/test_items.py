@@ -1,4 +1,4 @@
-"""Compactions that a client keeps itself: signed text, when it goes back, and an answer without it."""
+"""Compactions that a client keeps itself: encrypted text, when it goes back, and an answer without it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def test_it_comes_back_as_it_was() -> None:
     found = Portable(base=FOUND.base, kept=parsed([user("\ud83d é 日本"), {"role": "user", "content": [image()]}]))
     for each in (FOUND, found, portable(parsed(RAW), None)):
         text = ITEMS.sealed("anna", each)
-        assert ITEMS.opened("anna", text, "input[0]") == each
-        assert Items(lambda: "sk-one").sealed("anna", each) == text
+        assert Items(lambda: "sk-one").opened("anna", text, "input[0]") == each
 
 
 @pytest.mark.parametrize(
@@ -56,11 +55,11 @@ def test_anything_else_is_refused(how: str) -> None:
 
 
 def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although it may be signed: where the proxy asks for no key, every client can."""
+    """Where the proxy asks for no key, every client can write one."""
     monkeypatch.setattr("litellm_compaction.proxy.standards.orders._MOST_BYTES", 1000)
     free = Items(lambda: None)
     for body in (b"{" * 2000, b"[]", b"{}", b"\xff", b'{"base": "{}", "kept": [], "spares_requests": false}'):
-        text = "lmc1." + base64.urlsafe_b64encode(bytes(16) + zlib.compress(body)).decode()
+        text = "lmc1." + base64.urlsafe_b64encode(zlib.compress(body)).decode()
         with pytest.raises(BadItem):
             free.opened("anna", text, "input")
 
