@@ -144,6 +144,7 @@ class Note:
 
     orders: Orders | None = None  # Of a client's protocol; None if that was not read.
     exchange: Exchange | None = None
+    refusal: CompactionError | None = None  # Of a request without an exchange.
 
     def __deepcopy__(self, memo: object) -> Note:
         """A copy of LiteLLM's object, as its router makes for fallbacks, serves the same request."""

@@ -62,7 +62,6 @@ class Guard:
         self.guards = guards
         # What lacks of all that requests are guarded by: one look at a router, and at the client that carries answers.
         self.faults = Kept(_look, lambda _: math.inf, most=2)
-        self._fault: CompactionError | None = None  # The last one before there was an exchange.
         self._standards = standards
         self._compactor = compactor
         self._exchanges = Exchanges()
@@ -140,7 +139,7 @@ class Guard:
             if exchange is not None:
                 exchange.refusal = refusal
             elif refusal is not None:
-                self._fault = refusal
+                note_of({}).refusal = note_of(kwargs).refusal = refusal
                 refusals.log_refused(str(kwargs.get("model")), refusal)
             if refusal is not error:
                 refusals.log_failure("deployment", error, too_long=too_long)
@@ -319,8 +318,9 @@ class Guard:
 
     def failed(self, data: Body, error: Exception) -> refusals.Refusal | None:
         """Learns from an overflow that came in spite of us, forgets the request, and words its error for clients."""
-        exchange, client_text = note_of(data).close(), wire.client_texts(data)
-        prepared, refusal = (exchange.prepared, exchange.refusal) if exchange else (None, self._fault)
+        note, client_text = note_of(data), wire.client_texts(data)
+        exchange = note.close()
+        prepared, refusal = (exchange.prepared, exchange.refusal) if exchange else (None, note.refusal)
         if prepared is not None:
             with refusals.failing_open("learn_overflow"):
                 # No loop has read it: that learns from its own streams itself.
