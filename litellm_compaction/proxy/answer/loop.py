@@ -216,11 +216,12 @@ class Answer:
             if relay.end == "called_back" and not is_delivered:
                 # Before the client has a word of it: it is asked for again, without a seam.
                 return []
-        if relay.is_near_the_end or relay.calls.held or (self.asked.request.tools and relay.would_hold_calls):
+        may_call = relay.calls or self.asked.request.tools
+        if relay.would_hold_calls if may_call else relay.is_near_the_end:
             self.exchange.may_pause = True
         sent = self._one.written(chunk, deltas)
         # Of a call that is held for long its client learns that an answer comes; until then a failure has its status.
-        is_held = relay.calls.held and self._one.is_silent and not (sent or self.asked.is_whole)
+        is_held = relay.calls and self._one.is_silent and not (sent or self.asked.is_whole)
         is_told = is_held and asyncio.get_running_loop().time() - self._one.waits_since_s >= TOLD_AFTER_S
         return [self._one.opening()] if is_told else sent
 
