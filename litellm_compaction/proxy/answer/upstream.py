@@ -82,7 +82,7 @@ class HttpUpstream:
         is_stream = response.status_code == HTTPStatus.OK and "event-stream" in response.headers.get("content-type", "")
         try:
             if is_stream and not self.wants_stream:
-                raise sse.unreadable("it streams an answer that was asked for as a whole")
+                raise sse.faulty("it streams an answer that was asked for as a whole")
             self.headers = self.headers or response.headers
             if is_stream:
                 async with aclosing(sse.read_events(response, bounds, is_passed=bool(leg.passed))) as batches:
@@ -128,7 +128,7 @@ class HttpUpstream:
         )
         if "content-encoding" in response.headers and not unfolds_slowly(response):
             await response.aclose()
-            raise sse.unreadable("its answer is compressed in a way that nobody has asked for")
+            raise sse.faulty("its answer is compressed in a way that nobody has asked for")
         return response
 
     def _body_of(self, leg: Leg) -> dict[str, Any]:
@@ -150,13 +150,12 @@ async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
 def _as_chunk(response: httpx.Response) -> Chunk:
     """A whole answer as a chunk; what is none is raised."""
     if response.status_code != HTTPStatus.OK:
-        text = response.content[: sse.ERROR_BYTES].decode(errors="replace")
-        raise UpstreamError(text, response, status=response.status_code)
+        raise UpstreamError(response.text, response, status=response.status_code)
     body = sse.json_object(response.content)
     chunk = sse.as_chunk(body) or {}
     if not (choices := chunk.get("choices")):
         if not (text := sse.error_text(body)):
-            raise sse.unreadable("its answer is cut, or is none")
+            raise sse.faulty("its answer is cut, or is none")
         # An error inside of 200 would be an empty stream to LiteLLM.
         refused = httpx.Response(502, json=sse.short_error(text))
         raise UpstreamError(text, refused, status=refused.status_code, is_inside=True)
