@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD, ledger
 from litellm_compaction.core.messages import render_arguments
-from litellm_compaction.tokenizers.registry import token_length
+from litellm_compaction.tokenizers.registry import vocabulary
 from tests.builders import JsonDict, agent_run, assistant, calls, count, parsed, raw_conversations, result, user
 from tests.work import grows_linearly, instructions
 
@@ -27,7 +27,7 @@ def written(raw: list[JsonDict], *, budget: int = 600) -> str:
 
 
 def real(text: str) -> int:
-    return token_length("o200k_base", text)
+    return vocabulary("o200k_base").lengths([text])[0]
 
 
 def test_nothing_to_keep_is_an_empty_ledger() -> None:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from litellm_compaction.core.cuts import about, excerpt
 from litellm_compaction.core.messages import FRAME_BEGIN, FRAME_END
 from litellm_compaction.core.prompts import appended, defused, frame, is_refusal, read_summary, transcript_parts
-from litellm_compaction.tokenizers.registry import token_length
+from litellm_compaction.tokenizers.registry import vocabulary
 from tests.builders import JsonDict, calls, count, parsed, raw_conversations, result, texts, user
 
 
 def _o200k(text: str) -> int:
-    return token_length("o200k_base", text)
+    return vocabulary("o200k_base").lengths([text])[0]
 
 
 @given(
