@@ -223,14 +223,12 @@ async def read_whole(response: httpx.Response, most_bytes: int, *, logprobs: int
     """
     is_answer, body = response.status_code == HTTPStatus.OK, bytearray()
     most_bytes = most_bytes if is_answer else ERROR_BYTES
-    try:
+    async with aclosing(response):
         with _understood():
             async for data in response.aiter_bytes():
                 body += data
                 if len(body) > most_bytes:
                     break
-    finally:
-        await response.aclose()
     if is_answer and len(body) > most_bytes:
         raise faulty(f"its answer has more than {most_bytes} bytes")
     content = bytes(body[:most_bytes])

@@ -64,20 +64,14 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             return self._refused(error)
         except RecursionError:
             return self._refused(NotServed(TOO_DEEP))
-        except httpx.TransportError as error:
-            # The server's.
-            if self._has_answered or (gone := refusals.server_gone(error, self.context)) is None:
-                raise
-            return self._refused(gone)
         except Exception as error:
-            if self._has_answered or (too_long := self.context.attempts.too_long) is None:
+            context, is_servers = self.context, isinstance(error, httpx.TransportError)
+            refusal = refusals.server_gone(error, context) if is_servers else context.attempts.too_long
+            if refusal is None or (self._upstream is not None and self._upstream.headers is not None):
                 raise
-            refusals.log_failure("transport", error, too_long=too_long)
-            return self._refused(too_long)
-
-    @property
-    def _has_answered(self) -> bool:
-        return self._upstream is not None and self._upstream.headers is not None
+            if not is_servers:
+                refusals.log_failure("transport", error, too_long=context.attempts.too_long)
+            return self._refused(refusal)
 
     async def _handled(self, request: httpx.Request) -> httpx.Response:
         content = await request.aread()

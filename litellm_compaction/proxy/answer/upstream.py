@@ -116,16 +116,14 @@ class HttpUpstream:
         """The response to one request, which the caller closes; one that nobody asked to compress so is an error."""
         # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
         content = json.dumps(self._body_of(leg), separators=(",", ":")).encode()
-        url = self.request.url
+        asked, url = self.request, self.request.url
         if leg.goes_on and leg.prepared.continuation.prompt is not None:
             # Its address for text completions, beside its address for chats.
             url = url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
-        headers = [(key, value) for key, value in self.request.headers.raw if key.lower() not in _FRAMING]
+        headers = [(key, value) for key, value in asked.headers.raw if key.lower() not in _FRAMING]
         headers.append((b"Accept-Encoding", ACCEPTED_ENCODINGS.encode()))
-        method, extensions = self.request.method, self.request.extensions
-        response = await self.inner.handle_async_request(
-            httpx.Request(method, url, headers=headers, content=content, extensions=extensions)
-        )
+        request = httpx.Request(asked.method, url, headers=headers, content=content, extensions=asked.extensions)
+        response = await self.inner.handle_async_request(request)
         if "content-encoding" in response.headers and not unfolds_slowly(response):
             await response.aclose()
             raise sse.faulty("its answer is compressed in a way that nobody has asked for")
