@@ -30,7 +30,6 @@ _DANGER_RATIO, _DANGER_OUTPUT_RATIO = 0.80, 0.60
 # the window, or before it, for others that need the room, or where a doubt alone bounded it; by an error that means a
 # full window, or by another one.
 End: TypeAlias = Literal["done", "limit", "overthought", "spent", "called_back", "overflow", "failed"]
-# Since others need the room, or where a doubt alone bounded it.
 GIVES_WAY: frozenset[End | None] = frozenset({"spent", "called_back"})
 # How an answer goes on behind a stop: as it is, since only others needed the room; with a compaction only if it needs
 # one, where its thoughts end at their budget; compacted, or pressed, as the window is full.
@@ -125,9 +124,7 @@ class State:
 def next_leg(relay: Relay, state: State, *, is_used_up: bool, is_thoughts: bool) -> Step:
     """Returns the next step after a leg, or after one that would be stopped now.
 
-    Args:
-        is_used_up: the client has got as many tokens as it asked for.
-        is_thoughts: it has nothing but thoughts.
+    The client has as many tokens as it asked for if the answer `is_used_up`; nothing but thoughts if it `is_thoughts`.
     """
     end, calls, is_delivered = relay.end, relay.calls, relay.one.is_delivered
     if end == "failed":

@@ -24,7 +24,7 @@ from litellm_compaction.proxy.answer.sse import Chunk, UpstreamDropped, Upstream
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.counter import GeneratedTokens
 
-_CALL_ROOM_TOKENS = 4096
+_CALL_ROOM_TOKENS, _KEPT_REASONING_CHARS = 4096, 40_000
 _KNOWN_FIELDS = frozenset({"role", "content", "tool_calls", *sse.REASONING_FIELDS})
 _WORTH_A_RESTART_TOKENS = 32
 # No model writes so many windows full, however wrong our count is.
@@ -143,7 +143,7 @@ class Relay:
         # A server that fills both says the same in each.
         text = next(iter(thoughts.values()))
         self._count(text)
-        self.one.think(text)
+        self.one.reasoning = (self.one.reasoning + text)[-_KEPT_REASONING_CHARS:]
         return [thoughts] if self.one.asked.takes_late_thoughts or not self.one.whole_text else []
 
     def _text(self, delta: Mapping[str, Any]) -> list[Chunk]:
@@ -206,8 +206,8 @@ class Relay:
     @property
     def would_hold_calls(self) -> bool:
         """A call that began now would be held until it is whole: the window may end within it."""
-        has_room = self.leg.is_clients or self.leg.max_tokens - self.generated.tokens >= _CALL_ROOM_TOKENS
-        return self.is_near_the_end or not has_room
+        left_tokens = math.inf if self.leg.is_clients else self.leg.max_tokens - self.generated.tokens
+        return self.is_near_the_end or left_tokens < _CALL_ROOM_TOKENS
 
     @property
     def is_near_the_end(self) -> bool:

@@ -89,7 +89,7 @@ class HttpUpstream:
                     yield batches
             else:
                 self.whole = await sse.read_whole(response, bounds[0], logprobs=logprobs)
-                yield _one(_as_chunk(self.whole))
+                yield _read(self.whole)
         finally:
             # Stops the server, also if anyio cancels all waiting of a client that has gone.
             _closing.begin(response.aclose())
@@ -141,11 +141,7 @@ class HttpUpstream:
         return {**body, **wire.added(body, leg.fields)}
 
 
-async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
-    yield [chunk]
-
-
-def _as_chunk(response: httpx.Response) -> Chunk:
+async def _read(response: httpx.Response) -> AsyncIterator[Batch]:
     """A whole answer as a chunk; what is none is raised."""
     if response.status_code != HTTPStatus.OK:
         raise UpstreamError(response.text, response, status=response.status_code)
@@ -160,7 +156,7 @@ def _as_chunk(response: httpx.Response) -> Chunk:
     delta = choices[0].get("delta") or {}
     calls = [{**call, "index": at} for at, call in enumerate(delta.get("tool_calls") or ())]
     first = {**choices[0], "index": 0, "delta": {**delta, "tool_calls": calls} if calls else delta}
-    return {**chunk, "choices": [first]}
+    yield [{**chunk, "choices": [first]}]
 
 
 # ------------------------------------------------------------------ by LiteLLM's calls, for streams of chats alone
