@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from litellm_compaction.proxy.answer.legs import MAX_CUTS, End, State, Step, next_leg
-
-FRESH = State(ways=frozenset(), restarts_left=3)
 
 
 @pytest.mark.parametrize(
@@ -54,5 +51,5 @@ def test_each_end_has_one_step(end: End, marks: str, changes: dict[str, Any], st
     one = SimpleNamespace(is_delivered="nothing_sent" not in marks)
     relay: Any = SimpleNamespace(end=end, calls=calls, leg=leg, one=one, has_begun=False)
     relay.recalls, relay.is_full = "recalls" in marks, "full" in marks
-    state = replace(FRESH, **changes)
+    state = State(ways=frozenset(), **{"restarts_left": 3, **changes})
     assert next_leg(relay, state, is_used_up="used_up" in marks, is_thoughts="thoughts" in marks) == step
