@@ -30,6 +30,7 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.core.plan import Make, Refuse, Send, Step, plan
 from litellm_compaction.core.view import View, is_persons
+from litellm_compaction.tokenizers.registry import vocabulary
 from tests.lmstudio_double.rendering import count as simulated_tokens
 
 JsonDict = dict[str, Any]
@@ -63,6 +64,10 @@ _WORDS = tuple(
 def count(text: str) -> int:
     """Four characters are a token."""
     return (len(text) + 3) // 4
+
+
+def o200k(text: str) -> int:
+    return vocabulary("o200k_base").lengths([text])[0]
 
 
 def size(message: Message) -> int:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.lib.next_action import stands, taken
 from litellm_compaction.core.budget import Budget, Rules
-from litellm_compaction.tokenizers.registry import token_length
+from litellm_compaction.tokenizers.registry import vocabulary
 from tests.integration.validity import problems, searchable
 
 JsonDict = dict[str, Any]
@@ -93,7 +93,7 @@ def load(folder: Path) -> list[Transcript]:
 @lru_cache(maxsize=500_000)
 def count(text: str) -> int:
     """Tokens of a text, exactly, for the server that is played here."""
-    return token_length("o200k_base", text)
+    return vocabulary("o200k_base").lengths([text])[0]
 
 
 # Messages of the conversation that is replayed, by their identity: they come again in each of its requests.

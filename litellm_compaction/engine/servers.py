@@ -176,7 +176,7 @@ class Asker:
             return False
         tokens = await self._windows.tokens_of(target, request)
         if tokens is None or not target.is_lmstudio:
-            return tokens is not None and counter.take_over(target.key, count, tokens)
+            return tokens is not None and counter.learn(target.key, count, tokens, is_asked=True)
         counter.take_protocols(target.key, count, request, tokens)
         return True
 
@@ -204,10 +204,10 @@ class Asker:
         if told is None:
             self._silent.begin(target.key)
             return False
-        if target.is_listed and self._counter.may_be_cut(count, told):
+        if target.place is not None and self._counter.may_be_cut(count, told):
             # A model that was loaded anew with a smaller window cuts, and what is sent is then made for that.
             window_tokens = await self._windows.tokens_now(target, fresh=True)
-        return is_whole(count, window_tokens, told) and self._counter.take_over(target.key, count, told)
+        return is_whole(count, window_tokens, told) and self._counter.learn(target.key, count, told, is_asked=True)
 
 
 def _is_open(measured: MeasuredRequest, count: Estimate, *, is_sent: bool) -> bool:
@@ -307,7 +307,7 @@ class ReplyReader:
             return
         if reason:
             self._windows.invalidate(target)
-        if target.is_listed and (reason or self._counter.may_be_cut(count, prompt_tokens)):
+        if target.place is not None and (reason or self._counter.may_be_cut(count, prompt_tokens)):
             self._asking.begin(self._learn_if_whole(context, prepared, prompt_tokens, completion_tokens, reason))
         elif reason:
             self._reporter.alarmed(context, prepared, prompt_tokens, reason)
@@ -322,9 +322,10 @@ class ReplyReader:
         self._windows.invalidate(context.target)
         if overflow.window_tokens is not None:
             self._windows.learn(context.target, overflow.window_tokens)
-        if overflow.prompt_tokens is not None and prepared is not None:
+        if overflow.prompt_tokens and prepared is not None:
             # In the middle of an answer the number has what was generated in it, which is no prompt's.
-            self._counter.learn_ratio(context.target.key, prepared.count, overflow.prompt_tokens)
+            count = replace(prepared.count, told=None)
+            self._counter.known.note(context.target.key, count, overflow.prompt_tokens)
 
     def _learned(self, context: RequestContext, count: Estimate, prompt_tokens: int) -> None:
         """Has the counter learn, and warns once of a known family that does not fit."""
@@ -347,7 +348,7 @@ class ReplyReader:
         if prepared.count.tokens > window_tokens or _is_full(window_tokens, tokens, completion_tokens):
             self._reporter.alarmed(context, prepared, tokens, reason or _FAR_BELOW)
         elif is_whole(prepared.count, window_tokens, tokens):
-            self._counter.take_over(context.target.key, prepared.count, tokens)
+            self._counter.learn(context.target.key, prepared.count, tokens, is_asked=True)
 
 
 def is_whole(count: Estimate, window_tokens: int, prompt_tokens: int) -> bool:

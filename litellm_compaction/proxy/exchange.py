@@ -299,7 +299,8 @@ async def context_of(
     is_chat = not is_text or (is_through and deployment.provider != "openai")
     # One of several processes of a proxy: uvicorn starts those as children of multiprocessing's.
     is_worker, is_in_memory = multiprocessing.parent_process() is not None, settings.store.startswith("memory:")
-    may_be_ahead = deployment.target.is_listed and not asked.is_client_summary and not (is_worker and is_in_memory)
+    place = deployment.target.place
+    may_be_ahead = place is not None and not asked.is_client_summary and not (is_worker and is_in_memory)
     return engine.RequestContext(
         label=asked.group,
         target=replace(deployment.target, asker=asked.tenant),

@@ -114,7 +114,7 @@ def reworded(
     return Refusal(DoesNotFit(message, shares=(), window_tokens=window_tokens or 0, needed_tokens=0))
 
 
-def server_gone(error: httpx.TransportError, context: RequestContext) -> ServerGone | None:
+def server_gone(error: Exception, context: RequestContext) -> ServerGone | None:
     """The refusal for an LM Studio that has taken no connection for a request; None for any other error."""
     address = context.target.lmstudio_address
     # A certificate that is refused is no reason to start a server.

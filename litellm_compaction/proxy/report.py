@@ -12,7 +12,6 @@ from litellm_compaction.engine import KnownWays
 from litellm_compaction.errors import CompactionError, ServerUnavailable
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
 from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon, why_broken
-from litellm_compaction.tokens.begun import renders_exactly
 from litellm_compaction.windows.fetch import without_userinfo
 from litellm_compaction.windows.windows import Target, Window, Windows
 
@@ -104,7 +103,7 @@ class Reporter:
             await usable_soon(family)
             report.failure = why_broken(family.vocabulary)
         # Every source that is no server's leads to the last way, but for LM Studio's models.
-        can_render = windows.instance(target) is not None or renders_exactly(family)
+        can_render = windows.instance(target) is not None or (family.exact and family.template)
         possible = [way for way in WAYS_OF[report.carrier] if can_render or way != "raw"]
         report.goes_on = self.known_ways.in_words(target, window.source, possible)
         return report

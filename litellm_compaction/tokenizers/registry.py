@@ -68,11 +68,6 @@ def why_broken(name: str) -> str:
     return str(found) if isinstance(found, CompactionError) else ""
 
 
-def token_length(name: str, text: str) -> int:
-    """Tokens of `text` by itself; see `Vocabulary.lengths`."""
-    return vocabulary(name).lengths((text,))[0]
-
-
 def usable(family: Family) -> Family:
     """The family with vocabulary and template loaded, in 0.1–2 s, or `heuristic` in its place."""
     if family not in _usable:
@@ -172,11 +167,10 @@ class TokenizerSource(NamedTuple):
         return name.removeprefix(FILE_PREFIX) if name.startswith(FILE_PREFIX) else ""
 
 
-class Sources:
+class Sources(NamedTuple):
     """The sources of all deployments; `tokenizer` is the global setting: "" or `auto` is the model's family."""
 
-    def __init__(self, tokenizer: str = "") -> None:
-        self._tokenizer = tokenizer
+    tokenizer: str = ""
 
     def family(self, target: Target, window: Window) -> Family:
         """The family that counts a deployment's prompts."""
@@ -184,7 +178,7 @@ class Sources:
 
     def source(self, target: Target, architecture: str) -> TokenizerSource:
         """Its vocabulary may not be loaded yet; `architecture` as LM Studio lists it, "" if it was not asked."""
-        return _source(target.tokenizer or self._tokenizer, architecture, target.model)
+        return _source(target.tokenizer or self.tokenizer, architecture, target.model)
 
 
 @lru_cache(maxsize=4096)

@@ -25,11 +25,6 @@ class BegunPrompt(NamedTuple):
     end_of_turn: str
 
 
-def renders_exactly(family: Family) -> bool:
-    """Returns True if prompts can be rendered here exactly as the server does, so that it can go on inside them."""
-    return family.exact and bool(family.template)
-
-
 def begun_prompt(
     family: Family,
     messages: Sequence[Message],
@@ -75,7 +70,7 @@ def needed_renderings(messages: Sequence[Message]) -> tuple[tuple[Message, ...],
 def _rendered_here(
     family: Family, messages: Sequence[Message], now: datetime, *, adds_bos: bool
 ) -> tuple[str, str, str] | None:
-    if not renders_exactly(family):
+    if not (family.exact and family.template):
         return None
     before, written = (render(family, each, (), now) for each in needed_renderings(messages)[:2])
     if before is None or written is None or not before.is_faithful:

@@ -13,7 +13,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import usable, usable_soon
 from litellm_compaction.tokens.estimate import UNCONFIRMED_RATIO, Estimate, Own, Prints, Span, Told, estimated
-from litellm_compaction.tokens.known import Known, Protocol, fingerprints, most_tokens
+from litellm_compaction.tokens.known import Known, Protocol, fingerprints, is_explained
 from litellm_compaction.tokens.prompt import TextCounts, own_count, strings
 
 # More text and more messages are counted outside the event loop's thread (2 to 4 ms); within it so much of one text.
@@ -24,9 +24,6 @@ _SETTLED_CHARS, _CHARS_PER_TOKEN = 256, 4.0
 _MAX_RECENT = 256
 # Numbers so far below the least that we expect are those of cut prompts, if the prompts are longer than this.
 _CUT_RATIO, _DOUBTFUL_RATIO, _LEAST_CUT_TOKENS = 0.85, 0.98, 1024
-# No template leaves out more of a prompt; a server whose number is lower does not count it. It may add a system message
-# of its own to a short one.
-_MOST_LEFT_OUT, _MOST_ADDED_TOKENS = 50, 512
 # The least that a server makes of what is new in a prompt, and a template of what stood before it.
 _LEAST_NEW_RATIO, _SAME_BEGINNING_RATIO = 0.3, 0.97
 # No model is loaded with a window that cuts so few.
@@ -92,32 +89,32 @@ class TokenCounter:
 
         return count_text
 
-    def learn(self, target_key: str, count: Estimate, prompt_tokens: int, *, label: str = "") -> bool:
+    def learn(
+        self, target_key: str, count: Estimate, prompt_tokens: int, *, label: str = "", is_asked: bool = False
+    ) -> bool:
         """Learns from the server's number for the request that `count` is of; `label` is for logs.
 
         Returns False for no number, one that no vocabulary explains, one below that of the prompt's beginning (some
         servers leave out what they had in their cache), and one far below what is expected, as of a window that is
-        smaller than it said, until a second one agrees.
+        smaller than it said, until a second one agrees. One that `is_asked` for, of a prompt that the server cannot
+        have cut, is believed at once however far from ours it is: a template may leave out all the tools.
         """
-        least_tokens, most = count.own.tokens / _MOST_LEFT_OUT, most_tokens(count.own) + _MOST_ADDED_TOKENS
-        is_likely = least_tokens < prompt_tokens <= most and not self._contradicts(target_key, count, prompt_tokens)
-        is_low = prompt_tokens < _DOUBTFUL_RATIO * count.low and count.high > _UNCUT_TOKENS
-        is_taken = is_likely and (not is_low or self.known.explains(target_key, count, prompt_tokens))
+        is_likely, text, price = is_explained(count.own, prompt_tokens), *count.rates
+        is_below = is_likely and self._contradicts(target_key, count, prompt_tokens)
+        if is_asked:
+            amounts = count.own.amounts
+            least_tokens = max(0.0, amounts.text - amounts.optional) * text.low + amounts.media * price.low
+            is_taken = is_likely and bool(count.fingerprint) and not (is_below and prompt_tokens < least_tokens)
+        else:
+            is_low = prompt_tokens < _DOUBTFUL_RATIO * count.low and count.high > _UNCUT_TOKENS
+            is_new = is_likely and not is_below
+            is_taken = is_new and (not is_low or self.known.explains(target_key, count, prompt_tokens))
         if is_taken:
-            self._note(target_key, label, count, prompt_tokens, is_sure=False)
+            if not self.protocol.compare(target_key, label, count.fingerprint, prompt_tokens):
+                self.known.forget(target_key)
+            self.known.note(target_key, count, prompt_tokens)
+            self.known.note_prompt(target_key, count, Told(prompt_tokens, count.own.amounts), is_sure=is_asked)
         return is_taken
-
-    def take_over(self, target_key: str, count: Estimate, prompt_tokens: int) -> bool:
-        """Learns the number of a prompt that the server cannot have cut: asked for, and shorter than its window.
-
-        It is believed at once of this prompt, however far from ours: a template may leave out all the tools. Returns
-        False if no vocabulary explains it.
-        """
-        is_likely = count.own.tokens / _MOST_LEFT_OUT < prompt_tokens <= most_tokens(count.own)
-        is_low = self._contradicts(target_key, count, prompt_tokens) and prompt_tokens < count.least_tokens
-        if taken := is_likely and bool(count.fingerprint) and not is_low:
-            self._note(target_key, "", count, prompt_tokens, is_sure=True)
-        return taken
 
     def _contradicts(self, target_key: str, count: Estimate, prompt_tokens: int) -> bool:
         """Returns True if a number is less than that of the prompt's beginning with the least of the rest.
@@ -132,7 +129,7 @@ class TokenCounter:
         if prompt_tokens >= _SAME_BEGINNING_RATIO * (told.tokens + least_tokens):
             return False
         if told.tokens > UNCONFIRMED_RATIO * (told.amounts.text + told.amounts.media):
-            self.known.forget_beginnings(target_key, count)
+            self.known.forget(target_key, count.prints[1:])
         return True
 
     def awaits_protocol(self, target_key: str, count: Estimate, request: Request) -> bool:
@@ -159,17 +156,6 @@ class TokenCounter:
         """By how much a number of the protocol may be off, with the images that were added to it."""
         price, doubt_tokens = count.rates[1], self.protocol.doubt_tokens(target_key, prompt_tokens)
         return doubt_tokens + ceil(count.own.amounts.media * (price.high - price.usual))
-
-    def learn_ratio(self, target_key: str, count: Estimate, prompt_tokens: int) -> None:
-        """Learns of a number that is of more than the prompt itself: an overflow's, in the middle of an answer."""
-        if prompt_tokens > 0:
-            self.known.note(target_key, replace(count, told=None), prompt_tokens)
-
-    def _note(self, target_key: str, label: str, count: Estimate, prompt_tokens: int, *, is_sure: bool) -> None:
-        if not self.protocol.compare(target_key, label, count.fingerprint, prompt_tokens):
-            self.known.forget_doubted(target_key)
-        self.known.note(target_key, count, prompt_tokens)
-        self.known.note_prompt(target_key, count, Told(prompt_tokens, count.own.amounts), is_sure=is_sure)
 
     def is_suspicious(self, count: Estimate, prompt_tokens: int) -> bool:
         """Returns True if the server's number is so far below ours that it has probably cut the prompt."""

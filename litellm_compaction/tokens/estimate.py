@@ -146,12 +146,6 @@ class Estimate:
         return self.prints[-1] if self.prints else 0
 
     @property
-    def least_tokens(self) -> float:
-        """The lower end by our own count alone, whatever its server has told of its beginning."""
-        own, (text, price) = self.own.amounts, self.rates
-        return max(0.0, own.text - own.optional) * text.low + own.media * price.low
-
-    @property
     def other_likely_ratio(self) -> float:
         """The upper end of each of `sizes` in a prompt that does not begin as this one does."""
         return self.text.high / self.text.usual

@@ -25,13 +25,16 @@ logger = logging.getLogger("litellm_compaction")
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
 _MAX_TARGETS, _MAX_PROMPTS, _MAX_ASKED = 4096, 16_384, 1024
 _KEPT_RATIOS, _KEPT_PRICES = 16, 8
-# Beside more doubt of the text a number says nothing of images; none costs more.
+# Beside more doubt of the text a number says nothing of images. None costs more: an icon may, as much as a page.
 _MOST_DOUBT, _MOST_IMAGE_TOKENS = 0.25, 4096
 # Prices so near to each other may be one for all.
 _ONE_PRICE_RATIO = 1.15
 # Of fewer tokens a number says nothing of a ratio; no vocabulary explains one outside these bounds.
 _LEAST_TOKENS = 200
 _LEAST_RATIO, _MOST_RATIO = 0.3, 4.0
+# No template leaves out more of a prompt; a server whose number is lower does not count it. It may add a system message
+# of its own to a short one.
+_MOST_LEFT_OUT, _MOST_ADDED_TOKENS = 50, 512
 # Of each other two numbers below every bound, of prompts of so different sizes, are no accident: a cut has one size.
 _SAME_RATIO, _OTHER_SIZE_RATIO = 0.03, 1.25
 # Beyond what was seen: after two numbers, after seven, after more, and for an own vocabulary if all are alike.
@@ -66,9 +69,10 @@ def fingerprints(request: Request, asker: str) -> Prints:
     return tuple(entries)
 
 
-def most_tokens(own: Own) -> float:
-    """The most that a vocabulary, and a price of images, make of what we count: an icon may cost as much as a page."""
-    return _MOST_RATIO * own.tokens + own.images * _MOST_IMAGE_TOKENS
+def is_explained(own: Own, tokens: int) -> bool:
+    """Returns True if some vocabulary, price of images and template make so many tokens of what we count."""
+    most_tokens = _MOST_RATIO * own.tokens + own.images * _MOST_IMAGE_TOKENS + _MOST_ADDED_TOKENS
+    return own.tokens / _MOST_LEFT_OUT < tokens <= most_tokens
 
 
 class Known:
@@ -137,16 +141,11 @@ class Known:
         if is_last or told.doubt_tokens < known.doubt_tokens:
             self._prompts[key] = told
 
-    def forget_beginnings(self, target_key: str, count: Estimate) -> None:
-        """Forgets the numbers of all that a prompt begins with."""
-        for entry in count.prints[1:]:
-            for asks in (False, True):
-                self._prompts.pop((target_key, count.method, asks, entry), None)
-
-    def forget_doubted(self, target_key: str) -> None:
-        """Forgets the numbers of a protocol that an answer has contradicted."""
-        for key in [key for key, told in self._prompts.items() if key[0] == target_key and told.doubt_tokens]:
-            del self._prompts[key]
+    def forget(self, target_key: str, prints: Prints = ()) -> None:
+        """Forgets the numbers of what a prompt begins with, else those of a protocol, which an answer contradicts."""
+        for key, told in [*self._prompts.items()]:
+            if key[0] == target_key and (key[-1] in prints if prints else told.doubt_tokens):
+                del self._prompts[key]
 
     def note(self, target_key: str, count: Estimate, tokens: int) -> None:
         """Learns what a server makes of text and media, from its number for a prompt that it has not cut."""

@@ -62,9 +62,8 @@ class Served:
     def find(self, model: str) -> Found:
         """As `Listing`."""
         if self.api is None:
-            return Found(
-                None, f"its server tells no context length ({', '.join(SERVERS[api].path for api in self.asked)})"
-            )
+            asked = ", ".join(SERVERS[api].path for api in self.asked)
+            return Found(None, f"its server tells no context length ({asked})")
         server, served = SERVERS[self.api], self._served(model)
         if served is None or served.context_length is None:
             return Found(None, f"{server.path} names no context length of {model}")

@@ -47,8 +47,6 @@ _MOST = 4096
 # Supposed of any hosted server, and not known of the one at this address.
 _GUESS = "default"
 _LMSTUDIO = ("api/v1", "api/v0")
-
-
 # No model is loaded with a window that cuts this.
 _UNCUT_TOKENS = 2_000
 
@@ -92,11 +90,6 @@ class Target:
         if self.api_base is None or not (self.is_lmstudio or self.apis):
             return None
         return Place(server_root(self.api_base), self.api_key, () if self.is_lmstudio else self.apis)
-
-    @property
-    def is_listed(self) -> bool:
-        """If there is a server to ask."""
-        return self.place is not None
 
     @property
     def lmstudio_address(self) -> str:
@@ -353,12 +346,9 @@ class Windows:
         A server's own number is worth more than a guess, however old it is.
         """
         learned = self._learned_tokens(target, is_only=_written(target) is None)
-        known: list[tuple[int, Source]] = (
-            [(target.context_length, target.context_source)] if target.context_length else []
-        )
-        known += [(learned, "learned")] if learned is not None else []
-        if known:
-            tokens, source = min(known, key=lambda each: each[0])
+        numbers = ((target.context_length, target.context_source), (learned, "learned"))
+        if limits := [(tokens, source) for tokens, source in numbers if tokens]:
+            tokens, source = min(limits, key=lambda each: each[0])
             return self._as_shared(target, Window(tokens=tokens, source=source, instance_id=target.model))
         tried = f"{reason}; no context length is configured; no overflow error named one"
         if is_silent:

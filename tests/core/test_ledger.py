@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD, ledger
 from litellm_compaction.core.messages import render_arguments
-from litellm_compaction.tokenizers.registry import token_length
-from tests.builders import JsonDict, agent_run, assistant, calls, count, parsed, raw_conversations, result, user
+from tests.builders import JsonDict, agent_run, assistant, calls, count, o200k, parsed, raw_conversations, result, user
 from tests.work import grows_linearly, instructions
 
 FILLER = "The weather on the way to the office was mild, and the train came on time as it mostly does. "
@@ -24,10 +23,6 @@ DAYS = [user(f"{FILLER}Day {number} of it.") for number in range(40)]
 
 def written(raw: list[JsonDict], *, budget: int = 600) -> str:
     return ledger(parsed(raw), budget_tokens=budget, count=count)
-
-
-def real(text: str) -> int:
-    return token_length("o200k_base", text)
 
 
 def test_nothing_to_keep_is_an_empty_ledger() -> None:
@@ -117,9 +112,9 @@ def test_a_state_is_shown_by_its_newest_call(tool: str, key: str, budget: int) -
 def test_a_ledger_stays_in_its_budget(raw: list[JsonDict], budget: int) -> None:
     """Counted with a real vocabulary, whatever the messages say; and the same input gives the same bytes."""
     messages = parsed(raw)
-    text = ledger(messages, budget_tokens=budget, count=real)
-    assert real(text) <= budget
-    assert text == ledger(messages, budget_tokens=budget, count=real)
+    text = ledger(messages, budget_tokens=budget, count=o200k)
+    assert o200k(text) <= budget
+    assert text == ledger(messages, budget_tokens=budget, count=o200k)
 
 
 _RULE = "Never restart the server on a Friday."

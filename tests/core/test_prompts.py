@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.cuts import about, excerpt
 from litellm_compaction.core.messages import FRAME_BEGIN, FRAME_END
 from litellm_compaction.core.prompts import appended, defused, frame, is_refusal, read_summary, transcript_parts
-from litellm_compaction.tokenizers.registry import token_length
-from tests.builders import JsonDict, calls, count, parsed, raw_conversations, result, texts, user
-
-
-def _o200k(text: str) -> int:
-    return token_length("o200k_base", text)
+from tests.builders import JsonDict, calls, count, o200k, parsed, raw_conversations, result, texts, user
 
 
 @given(
@@ -39,10 +34,10 @@ def test_a_frame_cannot_be_left(summary: str, ledger: str) -> None:
 @given(raw_conversations(), st.integers(200, 3000), st.integers(1, 6))
 def test_every_part_fits_its_room(raw: list[JsonDict], room: int, max_parts: int) -> None:
     """Counted as the prompt will hold it, control tokens broken, with a real vocabulary."""
-    parts = transcript_parts(parsed(raw), room_tokens=room, max_parts=max_parts, count=_o200k)
+    parts = transcript_parts(parsed(raw), room_tokens=room, max_parts=max_parts, count=o200k)
     assert 1 <= len(parts) <= max_parts
     for part in parts:
-        assert _o200k(defused(part)) <= room
+        assert o200k(defused(part)) <= room
 
 
 @pytest.mark.parametrize(
@@ -84,8 +79,8 @@ def test_refusals(text: str, refused: bool) -> None:
 @given(texts(max_repeat=200), st.integers(16, 2000))
 def test_an_excerpt_stays_below_its_limit(text: str, limit: int) -> None:
     """With a real vocabulary and any text, and the same text gives the same bytes."""
-    short = excerpt(text, limit, _o200k)
-    assert _o200k(short) <= limit
+    short = excerpt(text, limit, o200k)
+    assert o200k(short) <= limit
     assert short == text or len(short) < len(text) + 40
 
 

@@ -57,7 +57,7 @@ async def _lines(name: str, architecture: str, tells: str) -> AsyncIterator[str]
             counter.take_protocols("t", count, request, said)
             how = "by protocol"
         elif turn % 3 == 1:
-            how = f"asked {counter.take_over('t', count, said)}"
+            how = f"asked {counter.learn('t', count, said, is_asked=True)}"
         else:
             how = f"answered {counter.learn('t', count, said)}"
         flags = f"{counter.is_suspicious(count, said):d}{counter.may_be_cut(count, said):d}"

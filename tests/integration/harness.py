@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ import yaml
 from tests.chunks import Chunked
 from tests.constants import written_beside
 from tests.integration import preloaded
+from tests.stores.servers import free_port
 
 T = TypeVar("T")
 MASTER_KEY = "sk-test-0f9d8c7b6a5e4d3c2b1a0f9e8d7c6b5a"
@@ -134,13 +134,6 @@ def environment(**extra: str) -> dict[str, str]:
         "NO_COLOR": "1",
         **extra,
     }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def write_config(

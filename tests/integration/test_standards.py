@@ -12,17 +12,13 @@ import pytest
 
 from tests.builders import chat
 from tests.integration.app import socket
-from tests.integration.bench import AUTH, SUMMARY, Group, is_summary_call, open_bench
+from tests.integration.bench import AUTH, Group, answers, is_summary_call, open_bench
 from tests.integration.harness import Proxy
 from tests.integration.page_forms import ANNA
-from tests.lmstudio_double import ChatCall, Reply, RequestRecord, Simulator
+from tests.lmstudio_double import RequestRecord, Simulator
 
 RULE = "Never touch /srv/prod-4711."
 TRIGGER = {"type": "compaction_trigger"}
-
-
-def script(call: ChatCall) -> Reply:
-    return Reply(SUMMARY if is_summary_call(call.body) else "Understood.")
 
 
 @dataclass
@@ -54,7 +50,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(autouse=True)
 def scripted(running: Running) -> None:
-    running.simulator.script = script
+    running.simulator.script = answers()
 
 
 def said(name: str, turns: int = 60, **changes: Any) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.tokenizers import registry
-from litellm_compaction.tokenizers.registry import token_length, vocabulary
+from litellm_compaction.tokenizers.registry import vocabulary
 from litellm_compaction.tokenizers.vocabulary import Encoder, by_tokenizers, by_words
 
 NAMES = ("cl100k_base", "o200k_base", "gpt-oss", "llama3", "llama2", "mistral-v3", "tekken", "qwen2", "deepseek-v3")
@@ -27,7 +27,7 @@ ANY_TEXT = st.text(st.characters(codec=None))
 @given(text=ANY_TEXT, name=st.sampled_from(NAMES))
 def test_any_string_has_a_length(text: str, name: str) -> None:
     """No string raises, none is negative, none costs more than its bytes."""
-    assert 0 <= token_length(name, text) <= max(1, 4 * len(text))
+    assert 0 <= vocabulary(name).lengths([text])[0] <= max(1, 4 * len(text))
 
 
 def test_loading_needs_no_network() -> None:
@@ -36,9 +36,9 @@ def test_loading_needs_no_network() -> None:
         "import socket, sys\n"
         "def refuse(*a, **k): raise AssertionError('network')\n"
         "socket.socket.connect = refuse\n"
-        "from litellm_compaction.tokenizers.registry import token_length\n"
-        "assert token_length('o200k_base', 'hello world') == 2\n"
-        "assert token_length('cl100k_base', 'hello world') == 2\n"
+        "from litellm_compaction.tokenizers.registry import vocabulary\n"
+        "assert vocabulary('o200k_base').lengths(['hello world'])[0] == 2\n"
+        "assert vocabulary('cl100k_base').lengths(['hello world'])[0] == 2\n"
         "assert 'litellm' not in sys.modules\n"
     )
     root = Path(registry.__file__).parents[2]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.messages import JsonValue
 from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.families import Family, family_of
-from litellm_compaction.tokenizers.registry import token_length
+from litellm_compaction.tokenizers.registry import vocabulary
 from litellm_compaction.tokens import counter as counting
 from litellm_compaction.tokens import prompt as texts
 from litellm_compaction.tokens.counter import GeneratedTokens, TokenCounter
@@ -51,7 +51,7 @@ async def count(family: Family, *raw: JsonDict, tools: tuple[JsonValue, ...] = (
 async def test_a_first_interval_holds_what_other_vocabularies_make() -> None:
     """A tokenizer that gives half or twice as many tokens as ours stays inside it from the first request on."""
     made = await count(STAND_IN, user(PROSE * 100))
-    plain = registry.token_length("cl100k_base", PROSE * 100)
+    plain = registry.vocabulary("cl100k_base").lengths([PROSE * 100])[0]
     assert made.low <= 0.5 * plain
     assert 1.35 * plain <= made.likely < 1.4 * plain
     assert made.high >= 2 * plain
@@ -77,7 +77,7 @@ async def test_one_odd_number_moves_no_count_out_of_its_interval(numbers: tuple[
     counter, family = TokenCounter(), family_of("", "qwen3-8b")
     for turn, ratio in enumerate(numbers):
         made = await counter.count("t", family, request_of(user(f"{turn} {PROSE * 60}")))
-        counter.take_over("t", made, round(ratio * made.own.tokens))
+        counter.learn("t", made, round(ratio * made.own.tokens), is_asked=True)
     after = await counter.count("t", family, request_of(user(f"after {PROSE * 60}")))
     assert after.tokens == pytest.approx(after.own.tokens, rel=0.021)
     assert after.low <= numbers[-1] * after.own.tokens <= after.high
@@ -208,7 +208,7 @@ def test_a_family_counts_with_its_own_vocabulary(model: str, text: str) -> None:
     """Text with words costs within half a per cent of what the vocabulary makes of all of it, however it is cut."""
     family = family_of("", model)
     generated = streamed(TokenCounter().text_counter("t", family), text, [1, 2, 5, 9, 40])
-    assert generated.exact() == pytest.approx(token_length(family.vocabulary, text), rel=0.005)
+    assert generated.exact() == pytest.approx(vocabulary(family.vocabulary).lengths([text])[0], rel=0.005)
 
 
 async def test_base64_is_never_text() -> None:

@@ -94,7 +94,7 @@ async def test_an_icon_may_cost_as_much_as_a_page() -> None:
     counter = TokenCounter()
     icon = asked(1, text="?")
     made = await counter.count("t", KNOWN, icon)
-    assert counter.take_over("t", made, await truth(icon, 15 * ESTIMATE) // 2)
+    assert counter.learn("t", made, await truth(icon, 15 * ESTIMATE) // 2, is_asked=True)
     assert abs(await told(counter, asked(2, text="Which one? " * 30), 15 * ESTIMATE // 2)) < 0.01
 
 
@@ -118,7 +118,7 @@ async def test_a_price_gives_way_to_eight_newer_ones() -> None:
     for number in range(9):
         request = asked(1, text=f"{number} {TEXT}")
         made = await counter.count("t", KNOWN, request)
-        counter.take_over("t", made, await truth(request, 440 if number else 1200))
+        counter.learn("t", made, await truth(request, 440 if number else 1200), is_asked=True)
         prices.append(counter.known.price("t", made.own.amounts).usual)
     assert prices == pytest.approx([1200 / 440] * 8 + [1.0], rel=0.05)
 

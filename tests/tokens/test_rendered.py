@@ -9,7 +9,7 @@ import pytest
 
 from litellm_compaction.core.messages import JsonValue
 from litellm_compaction.tokenizers.families import Family, family_of
-from litellm_compaction.tokenizers.registry import token_length
+from litellm_compaction.tokenizers.registry import vocabulary
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
 from tests.builders import JsonDict, request_of, user
@@ -61,7 +61,7 @@ def test_a_refused_list_is_estimated_on_the_high_side(family: Family) -> None:
     assert not made.own.exact
     assert not made.own.rendered
     assert made.likely >= 1.1 * made.tokens
-    assert made.likely >= 2 * token_length(family.vocabulary, PROSE) + 8
+    assert made.likely >= 2 * vocabulary(family.vocabulary).lengths([PROSE])[0] + 8
 
 
 def test_tools_that_a_template_drops_are_estimated() -> None:
@@ -102,7 +102,7 @@ def test_each_message_has_its_own_tokens(family: Family) -> None:
         if family is NEMO and position == 5:
             # Its template puts the system message into the last user message.
             continue
-        length = token_length(family.vocabulary, texts[index])
+        length = vocabulary(family.vocabulary).lengths([texts[index]])[0]
         assert 0.6 * length <= made.sizes[position] <= length + 40, (family.template, position)
     assert made.overhead_tokens < 120
 

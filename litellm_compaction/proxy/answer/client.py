@@ -26,7 +26,6 @@ _CHAT_HEADER_PREFIX = "x-openwebui-"
 _BROWSER_PREFIX, _NO_BROWSER = "mozilla/", "electron/"
 # Routes on which thoughts are a delta of their own, and the one on which those of a whole answer have their own field.
 _ROUTES_WITH_THOUGHTS, _ROUTE_WITH_THOUGHTS_APART = ("/chat/completions", "/messages"), "/chat/completions"
-_KEPT_REASONING_CHARS = 40_000
 
 
 # ------------------------------------------------------------------ its wishes
@@ -38,11 +37,6 @@ class Notices(NamedTuple):
     before: Place  # While nothing of the answer has been sent.
     within: Place  # After its beginning. The seam can lie in a code block, a diff or JSON.
     after: Place  # At its end, if the window has cut it. Nothing follows that a thought could break.
-
-    @property
-    def at_the_end_only(self) -> Notices:
-        """The same for JSON and for whole answers: nothing before the end, and no text."""
-        return Notices("off", "off", "reasoning" if self.after == "reasoning" else "off")
 
 
 SILENT = Notices("off", "off", "off")
@@ -149,7 +143,10 @@ class OneAnswer:
         # The client has some of the model's words; or nothing, not even a notice.
         self.is_delivered, self.is_silent = False, True
         self.waits_since_s = 0.0  # For its server, by the event loop's clock.
-        self._notices = asked.notices.at_the_end_only if asked.is_json or asked.is_whole else asked.notices
+        self._notices = asked.notices
+        if asked.is_json or asked.is_whole:
+            # Nothing before the end, and no text.
+            self._notices = SILENT._replace(after="reasoning") if asked.notices.after == "reasoning" else SILENT
         self._base: Chunk = {}
 
     @property
@@ -159,9 +156,6 @@ class OneAnswer:
     @property
     def whole_text(self) -> str:
         return self.earlier_text + self.sent_text
-
-    def think(self, text: str) -> None:
-        self.reasoning = (self.reasoning + text)[-_KEPT_REASONING_CHARS:]
 
     def begin_anew(self) -> None:
         """Forgets an answer of which the client has nothing."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import ContinuationPlan, PreparedRequest
@@ -14,6 +14,9 @@ from litellm_compaction.errors import Overflow, overflow_from_text
 from litellm_compaction.events import AnswerOutcome
 from litellm_compaction.proxy import wire
 from litellm_compaction.windows.windows import server_of
+
+if TYPE_CHECKING:
+    from litellm_compaction.proxy.answer.relay import Relay
 
 UNNAMED = Overflow(None, None)
 # A prompt this close to the window explains an answer that breaks off without a word; if the server has counted it.
@@ -27,7 +30,6 @@ _DANGER_RATIO, _DANGER_OUTPUT_RATIO = 0.80, 0.60
 # the window, or before it, for others that need the room, or where a doubt alone bounded it; by an error that means a
 # full window, or by another one.
 End: TypeAlias = Literal["done", "limit", "overthought", "spent", "called_back", "overflow", "failed"]
-# Since others need the room, or where a doubt alone bounded it.
 GIVES_WAY: frozenset[End | None] = frozenset({"spent", "called_back"})
 # How an answer goes on behind a stop: as it is, since only others needed the room; with a compaction only if it needs
 # one, where its thoughts end at their budget; compacted, or pressed, as the window is full.
@@ -95,20 +97,6 @@ class Leg:
         return own if self.goes_on else {}
 
 
-class Ended(NamedTuple):
-    """The end of one leg, as far as the next step depends on it."""
-
-    end: End | None
-    is_way_refused: bool = False  # The server refuses a continuation by this way, and another one is left.
-    is_delivered: bool = True
-    has_whole_calls: bool = False  # Of several tool calls only the last was cut.
-    only_recalls: bool = False  # The answer ended with calls of our own tool, and no other.
-    is_used_up: bool = False  # The client has got as many tokens as it asked for.
-    is_stuck: bool = False  # Going on would repeat a call that the client has begun to receive.
-    is_thoughts: bool = False
-    is_full: bool = False  # The window, and not a share of it, has ended it.
-
-
 @dataclass(slots=True, kw_only=True)
 class State:
     """The marks that an answer's legs so far leave for the next one: each thing that is done once, or so often."""
@@ -133,37 +121,38 @@ class State:
         return self.restarts_left <= 0 or not self.has_gained
 
 
-def next_leg(ended: Ended, state: State) -> Step:
-    """Returns the next step after a leg, or after one that would be stopped now."""
-    end = ended.end
-    if ended.is_way_refused:
-        return "other_way"
+def next_leg(relay: Relay, state: State, *, is_used_up: bool, is_thoughts: bool) -> Step:
+    """Returns the next step after a leg, or after one that would be stopped now.
+
+    The client has as many tokens as it asked for if the answer `is_used_up`; nothing but thoughts if it `is_thoughts`.
+    """
+    end, calls, is_delivered = relay.end, relay.calls, relay.one.is_delivered
     if end == "failed":
-        return "fail"
-    if end == "done" and not (ended.only_recalls and state.may_look_up):
+        # This way is refused, and another one is left.
+        return "other_way" if relay.leg.has_another_way and not relay.has_begun else "fail"
+    if end == "done" and not (state.may_look_up and relay.recalls and not calls.of("clients")):
         return "deliver"
-    if not ended.is_delivered and end == "overflow":
+    if not is_delivered and end == "overflow":
         return "fail" if state.has_retried else "harder"
-    if not ended.is_delivered and end in GIVES_WAY:
+    if not is_delivered and end in GIVES_WAY:
         return "anew"
-    if end != "done" and ended.has_whole_calls:
+    if end != "done" and calls.has_begun and calls.held:
         return "calls"
-    if ended.is_used_up:
+    if is_used_up:
         return "used_up"
-    return "look_up" if end == "done" else _restart(ended, state)
-
-
-def _restart(ended: Ended, state: State) -> Step:
-    """The way on behind a stop. More room for thoughts is no answer: they are closed, once."""
-    if ended.is_stuck:
+    if end == "done":
+        return "look_up"
+    if calls.has_begun:
+        # It would repeat a call of which the client has a part.
         return "close"
-    if ended.end in GIVES_WAY and state.cuts < MAX_CUTS:
+    if end in GIVES_WAY and state.cuts < MAX_CUTS:
         return "resumed"
-    if state.is_last or (state.is_closing and ended.is_thoughts):
+    # More room for thoughts is no answer: they are closed, once.
+    if state.is_last or (state.is_closing and is_thoughts):
         return "close"
-    if ended.end == "overthought":
+    if end == "overthought":
         return "relaxed"
-    return "pressed" if ended.is_full else "compacted"
+    return "pressed" if relay.is_full else "compacted"
 
 
 def judged(text: str, client_text: Callable[[], str], *, used_tokens: float, window_tokens: int) -> Overflow | None:

@@ -28,7 +28,7 @@ from litellm_compaction.engine import (
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import ContinuationEvent, ContinuationOutcome, Cut
 from litellm_compaction.proxy.answer.client import Asked, Cost, OneAnswer
-from litellm_compaction.proxy.answer.legs import MAX_CUTS, RESTARTS, UNNAMED, Ended, Leg, State, Step, next_leg
+from litellm_compaction.proxy.answer.legs import GIVES_WAY, MAX_CUTS, RESTARTS, UNNAMED, Leg, State, Step, next_leg
 from litellm_compaction.proxy.answer.relay import Ending, Relay
 from litellm_compaction.proxy.answer.sse import Batches, Chunk, UpstreamError
 from litellm_compaction.proxy.answer.upstream import Upstream
@@ -137,8 +137,8 @@ class Answer:
             failure = error
         if relay.end is None and (held := self._one.dressed(relay.closed(failure))):
             yield held
-        if relay.is_left_running:
-            # Its server holds the room until it has noticed.
+        if (relay.is_stopped or relay.end in GIVES_WAY) and relay.finish_reason is None:
+            # We ended it: its server holds the room until it has noticed.
             await self.room.stopped()
         else:
             self.room.ended()
@@ -237,21 +237,11 @@ class Answer:
 
     def _step(self, relay: Relay) -> Step:
         """Decides what follows a leg, or one that is about to be stopped."""
-        asked_tokens, calls = self.asked.output_tokens, relay.calls
-        if relay.end == "done" and not calls:
+        if relay.end == "done" and not relay.calls:
             return "deliver"
-        ended = Ended(
-            end=relay.end,
-            is_way_refused=relay.end == "failed" and relay.leg.has_another_way and not relay.has_begun,
-            is_delivered=self._one.is_delivered,
-            has_whole_calls=calls.has_begun and bool(calls.held),
-            only_recalls=bool(relay.recalls) and not calls.of("clients"),
-            is_used_up=asked_tokens is not None and self._cost.given_tokens + 1 >= asked_tokens,
-            is_stuck=calls.has_begun,
-            is_thoughts=self._partial().is_thoughts,
-            is_full=relay.is_full,
-        )
-        return next_leg(ended, self._state)
+        asked_tokens = self.asked.output_tokens
+        is_used_up = asked_tokens is not None and self._cost.given_tokens + 1 >= asked_tokens
+        return next_leg(relay, self._state, is_used_up=is_used_up, is_thoughts=self._partial().is_thoughts)
 
     async def _can_go_on(self, relay: Relay) -> bool:
         """An answer that is about to be stopped can go on, or ends better so; it runs to its end otherwise."""
@@ -305,7 +295,7 @@ class Answer:
             return self._closing(relay)
         is_new = isinstance(plan.prepared, CompactionNeeded)
         # Others needed the room, or nobody doubts it now: nothing is compacted, and the client need not know.
-        state.is_resumed = relay.gives_way and not is_new
+        state.is_resumed = relay.end in GIVES_WAY and not is_new
         told: list[Chunk] = []
         if plan.partial.closes and not state.is_resumed:
             state.is_closing = True
@@ -392,7 +382,7 @@ class Answer:
             log_failure("learn", error)
         if is_others:
             relay.ending = Ending("spent")
-        if relay.gives_way:
+        if relay.end in GIVES_WAY:
             state.cuts += 1
             # Told of doubt once for each answer: a server that tells no number would end it there again and again.
             state.was_doubted = state.was_doubted or relay.leg.is_doubted

@@ -19,13 +19,12 @@ from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer import sse
 from litellm_compaction.proxy.answer.calls import Calls, Kept
 from litellm_compaction.proxy.answer.client import OneAnswer
-from litellm_compaction.proxy.answer.legs import FULL_RATIO, GIVES_WAY, NEAR_FULL_RATIO, UNNAMED, End, Leg
-from litellm_compaction.proxy.answer.legs import judged as judged_overflow
+from litellm_compaction.proxy.answer.legs import FULL_RATIO, NEAR_FULL_RATIO, UNNAMED, End, Leg, judged
 from litellm_compaction.proxy.answer.sse import Chunk, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.counter import GeneratedTokens
 
-_CALL_ROOM_TOKENS = 4096
+_CALL_ROOM_TOKENS, _KEPT_REASONING_CHARS = 4096, 40_000
 _KNOWN_FIELDS = frozenset({"role", "content", "tool_calls", *sse.REASONING_FIELDS})
 _WORTH_A_RESTART_TOKENS = 32
 # No model writes so many windows full, however wrong our count is.
@@ -95,7 +94,7 @@ class Relay:
 
     def __init__(self, leg: Leg, one: OneAnswer) -> None:
         prepared = leg.prepared
-        self.leg, self._one = leg, one
+        self.leg, self.one = leg, one
         self._stop_tokens: float = int(prepared.budget.rules.streaming_ratio * prepared.window.tokens)
         self._thoughts_tokens = leg.thoughts_tokens
         self.generated = GeneratedTokens(prepared.count_text)
@@ -144,8 +143,8 @@ class Relay:
         # A server that fills both says the same in each.
         text = next(iter(thoughts.values()))
         self._count(text)
-        self._one.think(text)
-        return [thoughts] if self._one.asked.takes_late_thoughts or not self._one.whole_text else []
+        self.one.reasoning = (self.one.reasoning + text)[-_KEPT_REASONING_CHARS:]
+        return [thoughts] if self.one.asked.takes_late_thoughts or not self.one.whole_text else []
 
     def _text(self, delta: Mapping[str, Any]) -> list[Chunk]:
         text = delta.get("content")
@@ -168,7 +167,7 @@ class Relay:
             function = fragment.get("function") or {}
             self._count(f"{function.get('name') or ''}{function.get('arguments') or ''}")
         text = self._sent(self.words.rest())
-        sent = self.calls.take(fragments, may_begin=not (self._one.asked.is_whole or self.would_hold_calls))
+        sent = self.calls.take(fragments, may_begin=not (self.one.asked.is_whole or self.would_hold_calls))
         return [*text, *([{"tool_calls": sent}] if sent else ())]
 
     def _count(self, text: str) -> None:
@@ -178,21 +177,21 @@ class Relay:
     def _sent(self, text: str) -> list[Chunk]:
         if not text:
             return []
-        self._one.text.append(text)
+        self.one.text.append(text)
         return [{"content": text}]
 
     def _stop_if_full(self) -> None:
         tokens, prepared = self.generated.tokens, self.leg.prepared
         if tokens > _ENDLESS_RATIO * prepared.window.tokens:
-            self.ending = Ending("failed", sse.unreadable("its answer does not end"))
+            self.ending = Ending("failed", sse.faulty("its answer does not end"))
         if self.calls or self.end is not None or self.finish_reason is not None:
             return
         if prepared.count.tokens + tokens >= self._stop_tokens:
             self.ending = Ending("limit")
         elif tokens >= self._thoughts_tokens:
             self._thoughts_tokens = math.inf
-            text = self._one.sent_text + self.words.held
-            if (text or self._one.reasoning) and is_only_thoughts(text):
+            text = self.one.sent_text + self.words.held
+            if (text or self.one.reasoning) and is_only_thoughts(text):
                 self.ending = Ending("overthought")
 
     def stop(self) -> None:
@@ -207,8 +206,8 @@ class Relay:
     @property
     def would_hold_calls(self) -> bool:
         """A call that began now would be held until it is whole: the window may end within it."""
-        has_room = self.leg.is_clients or self.leg.max_tokens - self.generated.tokens >= _CALL_ROOM_TOKENS
-        return self.is_near_the_end or not has_room
+        left_tokens = math.inf if self.leg.is_clients else self.leg.max_tokens - self.generated.tokens
+        return self.is_near_the_end or left_tokens < _CALL_ROOM_TOKENS
 
     @property
     def is_near_the_end(self) -> bool:
@@ -240,15 +239,15 @@ class Relay:
             self.ending = Ending("failed", error)
         elif not self.has_begun and self.finish_reason is None:
             # Nothing was said, not even that this is all.
-            self.ending = Ending("failed", sse.unreadable("its answer is empty"))
+            self.ending = Ending("failed", sse.faulty("its answer is empty"))
         else:
-            self.ending = Ending("failed", sse.broken()) if is_broken else Ending("done")
+            self.ending = Ending("failed", sse.faulty()) if is_broken else Ending("done")
         return flushed
 
     def fail(self, error: UpstreamError) -> None:
         """Judges a stream that ended with the server's error, or did not begin: its window may be full."""
-        prepared, asked, has_crashed = self.leg.prepared, self._one.asked, is_crash(error.text)
-        overflow = judged_overflow(
+        prepared, asked, has_crashed = self.leg.prepared, self.one.asked, is_crash(error.text)
+        overflow = judged(
             error.text,
             asked.client_text,
             used_tokens=prepared.count.high + self.tokens.completion_tokens,
@@ -267,7 +266,7 @@ class Relay:
         words, text = self.words, self.words.rest()
         if words.are_joined:
             text += words.joiner.finish(is_complete=self.finish_reason == "stop")
-        sent = [*self._sent(text), *(self._one.close_thoughts() if words.are_joined else ())]
+        sent = [*self._sent(text), *(self.one.close_thoughts() if words.are_joined else ())]
         # One by one as servers send them; LlamaIndex reads the first call of an event only.
         return [*sent, *({"tool_calls": [call]} for call in (self.calls.given_up(kept) if self.calls else ()))]
 
@@ -296,8 +295,8 @@ class Relay:
     def used_tokens(self) -> int:
         return min(sum(self.tokens), self.leg.prepared.window.tokens)
 
-    def looks_full(self, ratio: float = NEAR_FULL_RATIO) -> bool:
-        return sum(self.tokens) >= ratio * self.leg.prepared.window.tokens
+    def looks_full(self) -> bool:
+        return sum(self.tokens) >= NEAR_FULL_RATIO * self.leg.prepared.window.tokens
 
     @property
     def is_full(self) -> bool:
@@ -307,15 +306,6 @@ class Relay:
     def is_stopped(self) -> bool:
         """By us: the stream could still go on."""
         return self.end in ("limit", "called_back", "overthought")
-
-    @property
-    def gives_way(self) -> bool:
-        return self.end in GIVES_WAY
-
-    @property
-    def is_left_running(self) -> bool:
-        """We ended the stream: the server learns of it a moment later."""
-        return (self.is_stopped or self.gives_way) and self.finish_reason is None
 
     @property
     def lost_tokens(self) -> int:

@@ -37,6 +37,7 @@ _MUCH_BYTES = 16 * 1024
 # of them are read, those of 12,000 tokens with twenty others, which takes half a second.
 _LOGPROB_MARKS = 16
 MOST_LOGPROBS = 2**18
+_NO_PART = "a piece of its answer is no part of one"
 _REPLACED = "\ufffd"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Too slow, too early, too many requests.
@@ -50,7 +51,7 @@ _COMMENT = b": ping\n\n"
 
 
 class Received(dict[str, Any]):
-    """A chunk that can go on to the client as it came: as its `origin`, the bytes of an event or LiteLLM's object."""
+    """A chunk that can go on to the client as it came: as its `origin`, an event's data or LiteLLM's object."""
 
     __slots__ = ("origin",)
 
@@ -81,17 +82,12 @@ class UpstreamDropped(UpstreamError):
     """The connection broke; the carrier's own exception is the cause."""
 
 
-def unreadable(why: str) -> UpstreamError:
-    """The error for an answer that is not read to its end."""
-    return broken(f"The model's server cannot be understood: {why}.", UpstreamError)
-
-
-def broken(
-    message: str = "The model's server has broken off its answer.", kind: type[UpstreamError] = UpstreamDropped
-) -> UpstreamError:
-    """The error for a stream that stops before its end."""
-    body = {"error": {"message": message, "type": "server_error", "code": "bad_gateway"}}
-    return kind(message, httpx.Response(502, json=body), status=502)
+def faulty(why: str = "") -> UpstreamError:
+    """The error for an answer that cannot be understood, since `why`, or that stops before its end."""
+    kind = UpstreamError if why else UpstreamDropped
+    fault = f"cannot be understood: {why}" if why else "has broken off its answer"
+    body = {"error": {"message": f"The model's server {fault}.", "type": "server_error", "code": "bad_gateway"}}
+    return kind(body["error"]["message"], httpx.Response(502, json=body), status=502)
 
 
 def short_error(text: str) -> dict[str, Any]:
@@ -124,7 +120,7 @@ def _understood() -> Iterator[None]:
     except httpx.TransportError as error:
         raise UpstreamDropped("", None) from error
     except httpx.DecodingError as error:
-        raise unreadable("its answer is not compressed as it says") from error
+        raise faulty("its answer is not compressed as it says") from error
 
 
 async def read_events(response: httpx.Response, bounds: tuple[int, int], *, is_passed: bool = False) -> Batches:
@@ -138,7 +134,7 @@ async def read_events(response: httpx.Response, bounds: tuple[int, int], *, is_p
             async for data in pieces:
                 read_bytes += len(data)
                 if read_bytes > stream_bytes:
-                    raise unreadable(f"its answer has more than {stream_bytes} bytes")
+                    raise faulty(f"its answer has more than {stream_bytes} bytes")
                 lines, newline, rest = data.rpartition(b"\n")
                 if newline:
                     chunks, end = _chunks((bytes(begun) + lines).split(b"\n"), event, is_passed=is_passed)
@@ -151,9 +147,9 @@ async def read_events(response: httpx.Response, bounds: tuple[int, int], *, is_p
                     begun.clear()
                 begun += rest
                 if len(begun) + len(event) > event_bytes:
-                    raise unreadable(f"a piece of its answer has more than {event_bytes} bytes")
+                    raise faulty(f"a piece of its answer has more than {event_bytes} bytes")
     if not is_passed:
-        raise broken()
+        raise faulty()
 
 
 async def _pieces(response: httpx.Response) -> AsyncGenerator[bytes, None]:
@@ -180,59 +176,44 @@ def _chunks(lines: Iterable[bytes], event: bytearray, *, is_passed: bool) -> tup
     chunks: list[Chunk] = []
     for raw in lines:
         line = raw.strip().removeprefix(_BYTE_ORDER_MARK)
-        if not (line or event):
-            continue
-        data = _data_of(line)
+        data = line.removeprefix(_FIELD).strip() if line.startswith(_FIELD) else b""
         is_end = data.startswith(b"[DONE]")
         try:
             if event and (is_end or not line):
-                whole = bytes(event[:-1])
+                chunks.append(_chunk(bytes(event), is_passed=is_passed))
                 event.clear()
-                if (chunk := _chunk(b"\n".join(map(_data_of, whole.split(b"\n"))), whole, is_passed=is_passed)) is None:
-                    raise _no_part()
-                chunks.append(chunk)
             if is_end:
                 return chunks, True
-            if not data:
+            if data and not event:
+                chunks.append(_chunk(data, is_passed=is_passed))
                 continue
-            # Not read again with each line: that would take the square of their number.
-            if event or (chunk := _chunk(data, line, is_passed=is_passed)) is None:
-                event += line + b"\n"
-            else:
-                chunks.append(chunk)
         except UpstreamError as error:
             return chunks, error
+        except (ValueError, RecursionError):
+            if event:
+                return chunks, faulty(_NO_PART)
+        # Not read again with each line: that would take the square of their number. A blank stands for the line's end.
+        event += data + b" " if data else b""
     return chunks, False
 
 
-def _data_of(line: bytes) -> bytes:
-    return line[len(_FIELD) :].strip() if line.startswith(_FIELD) else b""
-
-
-def _no_part() -> UpstreamError:
-    return unreadable("a piece of its answer is no part of one")
-
-
-def _chunk(data: bytes, line: bytes, *, is_passed: bool) -> Chunk | None:
-    """The chunk that the data of an event says, None if it is no JSON; it goes on as it came if it is right."""
+def _chunk(data: bytes, *, is_passed: bool) -> Chunk:
+    """The chunk that an event says, which goes on as it came if it is right; a ValueError if it is no JSON."""
     if len(data) > FEW_BYTES and not is_quickly_read(data):
-        raise unreadable("a piece of its answer has too many values")
+        raise faulty("a piece of its answer has too many values")
     text = data.decode(errors="replace")
-    try:
-        # `null` says nothing, and nothing is lost with it.
-        event: object = json.loads(text) or {}
-    except (ValueError, RecursionError):
-        return None
+    # `null` says nothing, and nothing is lost with it.
+    event: object = json.loads(text) or {}
     if isinstance(event, dict) and is_passed:
-        if len(line) <= ERROR_BYTES or "choices" in event:
-            return Received(event, line)
+        if len(data) <= ERROR_BYTES or "choices" in event:
+            return Received(event, data)
         if error := error_text(event):
             return short_error(error)
         event = None
     chunk = as_chunk(event) if isinstance(event, dict) else None
     if chunk is None:
-        raise _no_part()
-    return Received(chunk, line) if chunk is event and _REPLACED not in text else chunk
+        raise faulty(_NO_PART)
+    return Received(chunk, data) if chunk is event and _REPLACED not in text else chunk
 
 
 async def read_whole(response: httpx.Response, most_bytes: int, *, logprobs: int = 0) -> httpx.Response:
@@ -242,19 +223,17 @@ async def read_whole(response: httpx.Response, most_bytes: int, *, logprobs: int
     """
     is_answer, body = response.status_code == HTTPStatus.OK, bytearray()
     most_bytes = most_bytes if is_answer else ERROR_BYTES
-    try:
+    async with aclosing(response):
         with _understood():
             async for data in response.aiter_bytes():
                 body += data
                 if len(body) > most_bytes:
                     break
-    finally:
-        await response.aclose()
     if is_answer and len(body) > most_bytes:
-        raise unreadable(f"its answer has more than {most_bytes} bytes")
+        raise faulty(f"its answer has more than {most_bytes} bytes")
     content = bytes(body[:most_bytes])
     if is_answer and len(content) > FEW_BYTES and not is_quickly_read(content, asked_marks=_LOGPROB_MARKS * logprobs):
-        raise unreadable("its answer has too many values")
+        raise faulty("its answer has too many values")
     return httpx.Response(response.status_code, headers=end_to_end(response.headers), content=content)
 
 
@@ -264,10 +243,8 @@ def end_to_end(headers: httpx.Headers) -> list[tuple[str, str]]:
 
 
 def event_of(chunk: Chunk) -> bytes:
-    if isinstance(chunk, Received):
-        origin: bytes = chunk.origin
-        return origin + b"\n\n"
-    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+    data = chunk.origin if isinstance(chunk, Received) else json.dumps(chunk, separators=(",", ":")).encode()
+    return b"data: %b\n\n" % data
 
 
 def json_object(content: bytes) -> dict[str, Any]:

@@ -64,20 +64,14 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             return self._refused(error)
         except RecursionError:
             return self._refused(NotServed(TOO_DEEP))
-        except httpx.TransportError as error:
-            # The server's.
-            if self._has_answered or (gone := refusals.server_gone(error, self.context)) is None:
-                raise
-            return self._refused(gone)
         except Exception as error:
-            if self._has_answered or (too_long := self.context.attempts.too_long) is None:
+            context, is_servers = self.context, isinstance(error, httpx.TransportError)
+            refusal = refusals.server_gone(error, context) if is_servers else context.attempts.too_long
+            if refusal is None or (self._upstream is not None and self._upstream.headers is not None):
                 raise
-            refusals.log_failure("transport", error, too_long=too_long)
-            return self._refused(too_long)
-
-    @property
-    def _has_answered(self) -> bool:
-        return self._upstream is not None and self._upstream.headers is not None
+            if not is_servers:
+                refusals.log_failure("transport", error, too_long=context.attempts.too_long)
+            return self._refused(refusal)
 
     async def _handled(self, request: httpx.Request) -> httpx.Response:
         content = await request.aread()
@@ -91,36 +85,29 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
         def read() -> Request | None:
             # The body that leaves is guarded, however its parts came into it.
-            return asked.request if wire.is_same_request(body, asked.request) else wire.decode(body)
+            same = asked.request if wire.is_same_request(body, asked.request) else None
+            return same or wire.decode(body) or wire.decode_text(body)
 
-        conversation = await off_loop_if(is_long(body.get("messages"), body.get("tools")), read)
-        if conversation is None:
-            return await self._completed(request, upstream, room)
-        if conversation is not asked.request:
-            prepared = await self.compactor.prepare(conversation, self.context)
-        asked = replace(asked, request=conversation, stops=wire.stops(body), is_whole=not upstream.wants_stream)
-        if not wire.can_be_continued(body):
+        prompt = body.get("prompt")
+        sent = await off_loop_if(is_long(body.get("messages"), body.get("tools"), prompt, [prompt]), read)
+        if sent is None:
+            response = await self.inner.handle_async_request(request)
+            return response if response.status_code < 400 else await sse.read_whole(response, sse.ERROR_BYTES)
+        if sent is not asked.request:
+            prepared = await self.compactor.prepare(sent, self.context)
+        asked = replace(asked, request=sent, stops=wire.stops(body), is_whole=not upstream.wants_stream)
+        if not (body.get("messages") and wire.can_be_continued(body)):
+            # No part of a text completion is a conversation.
             return await self._answered(self._passed(upstream, prepared, room), upstream)
         answer = Answer(self.compactor, self.context, upstream, asked, prepared, self.exchange, room)
         return await self._answered(answer.batches(), upstream, answer)
-
-    async def _completed(self, request: httpx.Request, upstream: HttpUpstream, room: Reservation) -> httpx.Response:
-        """A text completion that the server itself knows, its answer as it comes; no part of it is a conversation."""
-        body, prompt = upstream.body, upstream.body.get("prompt")
-        long = is_long(prompt, [prompt])
-        completion = await off_loop_if(long, lambda: wire.decode_text(body))
-        if completion is None:
-            response = await self.inner.handle_async_request(request)
-            return response if response.status_code < 400 else await sse.read_whole(response, sse.ERROR_BYTES)
-        prepared = await self.compactor.guard(completion, self.context)
-        return await self._answered(self._passed(upstream, prepared, room), upstream)
 
     def _refused(self, error: CompactionError) -> httpx.Response:
         self.exchange.refusal = error
         return refusals.response_of(error)
 
     async def _passed(self, upstream: HttpUpstream, decided: Decided, room: Reservation) -> Batches:
-        """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
+        """One request, its answer as it comes: a text, several choices or log probabilities cannot be joined."""
         answers = wire.asked_answers(upstream.body)
         try:
             prepared = await self.compactor.finish(decided, room)
@@ -145,7 +132,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             if upstream.wants_stream:
                 first = await anext(batches, None)
                 if not first:
-                    raise sse.unreadable("its answer is empty")
+                    raise sse.faulty("its answer is empty")
                 stream = EventStream(first, batches, self.exchange)
                 return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
             chunks = [chunk async for batch in batches for chunk in batch]
@@ -253,11 +240,10 @@ def _refusal(error: UpstreamError) -> httpx.Response:
         # inside HTTP 200 is a 400 for the client all the same.
         status = upstream.status_code if upstream is not None and upstream.status_code >= 400 else 400
         return refusals.bad_request(f"{short['error']['message']} {refusals.RECOGNIZED}", status)
-    if upstream is None:
-        told = error.response if isinstance(error.response, dict) else {"error": "upstream"}
-        return httpx.Response(500, json=told if len(json.dumps(told)) <= sse.ERROR_BYTES else short)
-    headers = sse.end_to_end(upstream.headers)
-    return httpx.Response(upstream.status_code, headers=headers, content=upstream.content[: sse.ERROR_BYTES])
+    if upstream is not None:
+        return upstream
+    told = error.response if isinstance(error.response, dict) else {"error": "upstream"}
+    return httpx.Response(500, json=told if len(json.dumps(told)) <= sse.ERROR_BYTES else short)
 
 
 def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]:

@@ -82,14 +82,14 @@ class HttpUpstream:
         is_stream = response.status_code == HTTPStatus.OK and "event-stream" in response.headers.get("content-type", "")
         try:
             if is_stream and not self.wants_stream:
-                raise sse.unreadable("it streams an answer that was asked for as a whole")
+                raise sse.faulty("it streams an answer that was asked for as a whole")
             self.headers = self.headers or response.headers
             if is_stream:
                 async with aclosing(sse.read_events(response, bounds, is_passed=bool(leg.passed))) as batches:
                     yield batches
             else:
                 self.whole = await sse.read_whole(response, bounds[0], logprobs=logprobs)
-                yield _one(_as_chunk(self.whole))
+                yield _read(self.whole)
         finally:
             # Stops the server, also if anyio cancels all waiting of a client that has gone.
             _closing.begin(response.aclose())
@@ -116,19 +116,17 @@ class HttpUpstream:
         """The response to one request, which the caller closes; one that nobody asked to compress so is an error."""
         # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
         content = json.dumps(self._body_of(leg), separators=(",", ":")).encode()
-        url = self.request.url
+        asked, url = self.request, self.request.url
         if leg.goes_on and leg.prepared.continuation.prompt is not None:
             # Its address for text completions, beside its address for chats.
             url = url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
-        headers = [(key, value) for key, value in self.request.headers.raw if key.lower() not in _FRAMING]
+        headers = [(key, value) for key, value in asked.headers.raw if key.lower() not in _FRAMING]
         headers.append((b"Accept-Encoding", ACCEPTED_ENCODINGS.encode()))
-        method, extensions = self.request.method, self.request.extensions
-        response = await self.inner.handle_async_request(
-            httpx.Request(method, url, headers=headers, content=content, extensions=extensions)
-        )
+        request = httpx.Request(asked.method, url, headers=headers, content=content, extensions=asked.extensions)
+        response = await self.inner.handle_async_request(request)
         if "content-encoding" in response.headers and not unfolds_slowly(response):
             await response.aclose()
-            raise sse.unreadable("its answer is compressed in a way that nobody has asked for")
+            raise sse.faulty("its answer is compressed in a way that nobody has asked for")
         return response
 
     def _body_of(self, leg: Leg) -> dict[str, Any]:
@@ -143,27 +141,22 @@ class HttpUpstream:
         return {**body, **wire.added(body, leg.fields)}
 
 
-async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
-    yield [chunk]
-
-
-def _as_chunk(response: httpx.Response) -> Chunk:
+async def _read(response: httpx.Response) -> AsyncIterator[Batch]:
     """A whole answer as a chunk; what is none is raised."""
     if response.status_code != HTTPStatus.OK:
-        text = response.content[: sse.ERROR_BYTES].decode(errors="replace")
-        raise UpstreamError(text, response, status=response.status_code)
+        raise UpstreamError(response.text, response, status=response.status_code)
     body = sse.json_object(response.content)
     chunk = sse.as_chunk(body) or {}
     if not (choices := chunk.get("choices")):
         if not (text := sse.error_text(body)):
-            raise sse.unreadable("its answer is cut, or is none")
+            raise sse.faulty("its answer is cut, or is none")
         # An error inside of 200 would be an empty stream to LiteLLM.
         refused = httpx.Response(502, json=sse.short_error(text))
         raise UpstreamError(text, refused, status=refused.status_code, is_inside=True)
     delta = choices[0].get("delta") or {}
     calls = [{**call, "index": at} for at, call in enumerate(delta.get("tool_calls") or ())]
     first = {**choices[0], "index": 0, "delta": {**delta, "tool_calls": calls} if calls else delta}
-    return {**chunk, "choices": [first]}
+    yield [{**chunk, "choices": [first]}]
 
 
 # ------------------------------------------------------------------ by LiteLLM's calls, for streams of chats alone

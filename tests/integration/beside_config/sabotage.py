@@ -20,10 +20,10 @@ async def _broken_count(
     return await _count(self, target_key, family, request, asker=asker, window_tokens=window_tokens)
 
 
-def _broken_learn(self: TokenCounter, target_key: str, count: Estimate, prompt_tokens: int, *, label: str = "") -> Any:
-    if "sabotaged-learn" in target_key:
+def _broken_learn(self: TokenCounter, target_key: str, count: Estimate, prompt_tokens: int, **how: Any) -> Any:
+    if "sabotaged-learn" in target_key and not how.get("is_asked"):
         raise ValueError("no lesson")
-    return _learn(self, target_key, count, prompt_tokens, label=label)
+    return _learn(self, target_key, count, prompt_tokens, **how)
 
 
 TokenCounter.count = _broken_count  # type: ignore[method-assign]

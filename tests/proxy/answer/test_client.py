@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy.answer.client import Notices, notices_for, shows_text_to_people
+from litellm_compaction.proxy.answer.client import SILENT, Notices, notices_for, shows_text_to_people
 
 CHROME = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36"
 IN_TEXT = Notices("content", "content", "content")
 THOUGHT = Notices("reasoning", "off", "reasoning")
-NOWHERE = Notices("off", "off", "off")
 
 
 def _body(
@@ -57,22 +56,22 @@ def test_people_are_known_by_what_their_client_says(headers: dict[str, str], exp
         (_body(stream=False), THOUGHT),
         (_body(headers={"user-agent": CHROME}, stream=False), THOUGHT),
         # Thoughts would be the first block of it, where programs look for the text.
-        (_body("/v1/messages", stream=False), NOWHERE),
+        (_body("/v1/messages", stream=False), SILENT),
         (_body("/v1/messages"), THOUGHT),
-        (_body("/v1/responses"), NOWHERE),
-        (_body("/v1/completions"), NOWHERE),
-        (_body("/v1beta/models/local:streamGenerateContent"), NOWHERE),
-        (_body(merge_reasoning_content_in_choices=True), NOWHERE),
+        (_body("/v1/responses"), SILENT),
+        (_body("/v1/completions"), SILENT),
+        (_body("/v1beta/models/local:streamGenerateContent"), SILENT),
+        (_body(merge_reasoning_content_in_choices=True), SILENT),
         (_body(headers={"user-agent": CHROME}), IN_TEXT),
         (_body("/v1/responses", headers={"x-openwebui-user-id": "1"}), IN_TEXT),
         (_body(key={"notices": "content"}), IN_TEXT),
-        (_body(key={"notices": "off"}, team={"notices": "content"}), NOWHERE),
-        (_body(key={"notices": "off"}, headers={"user-agent": CHROME}), NOWHERE),
+        (_body(key={"notices": "off"}, team={"notices": "content"}), SILENT),
+        (_body(key={"notices": "off"}, headers={"user-agent": CHROME}), SILENT),
         (_body(key={"notices": "loud"}, team={"notices": "content"}), IN_TEXT),
         (_body(key={"now": True}), THOUGHT),
         ({"litellm_metadata": _body("/v1/messages")["metadata"], "stream": True}, THOUGHT),
-        ({}, NOWHERE),
-        ({"proxy_server_request": {"headers": None}, "metadata": None}, NOWHERE),
+        ({}, SILENT),
+        ({"proxy_server_request": {"headers": None}, "metadata": None}, SILENT),
     ],
 )
 def test_auto_goes_by_client_owner_and_route(body: dict[str, Any], expected: Notices) -> None:

@@ -87,7 +87,7 @@ async def test_an_empty_answer_is_an_overflow_if_its_prompt_is_full(share: float
 async def test_thoughts_behind_the_text_go_where_they_are_read(takes: bool) -> None:
     """LiteLLM makes events of /v1/responses of them that belong to no item."""
     taken = await opened("It was so. ")
-    taken._one.asked = replace(taken._one.asked, takes_late_thoughts=takes)
+    taken.one.asked = replace(taken.one.asked, takes_late_thoughts=takes)
     assert bool(taken.take(chunk({"reasoning_content": "Go on."}))) == takes
     assert taken.generated.exact() > 0
 
