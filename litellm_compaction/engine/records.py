@@ -208,16 +208,17 @@ async def undo(store: Store, stored: StoredCompaction, tenant: str | None = None
     A mark in its place keeps the conversation from being compacted again until more is said than in the last request
     to which one of them was applied, or it does not fit. A StoreError says that not all of it is forgotten.
     """
-    doomed, messages = [stored], stored.compaction.covered_messages
-    # It grows while it is walked.
-    for record in doomed:
-        for event in await _events_about(store, record.id, tenant):
-            if event.compaction_id == record.id:
+    chain, doomed, messages = [stored.id], [stored], stored.compaction.covered_messages
+    # It grows while it is walked; a link of it may have been deleted.
+    for record in chain:
+        for event in await _events_about(store, record, tenant):
+            if event.compaction_id == record:
                 messages = max(messages, event.messages)
-            elif event.compaction_id not in {each.id for each in doomed}:
+            elif event.compaction_id not in chain:
+                chain.append(event.compaction_id)
                 later = await store.named(event.tenant, event.compaction_id)
                 doomed += [] if later is None else [later]
     await store.put(stored.scope, mark_of(stored.compaction, undone_messages=messages))
-    for record in doomed[1:]:
-        await store.delete(scope=record.scope, covered_hash=record.compaction.covered_hash)
+    for each in doomed[1:]:
+        await store.delete(scope=each.scope, covered_hash=each.compaction.covered_hash)
     return len(doomed)
