@@ -37,7 +37,7 @@ _SAMPLE_TEXTS, _SAMPLE_CHARS = 100, 200
 _FEW_BYTES, _FAR_SHORTER_RATIO = 20, 20
 _WORD = re.compile(r"\w+")
 # Behind a number in front of an item there is none.
-_SENTENCE_END = re.compile(r"(?<=[.!?;])(?<!\d[.])(?=\s)|(?<=[。！？；])|\n")
+_SENTENCE_END = re.compile(r"(?<=[.!?;])(?<!^\d[.])(?<!^\d\d[.])(?=\s)|(?<=[。！？；])|\n", re.MULTILINE)
 _HEADING = re.compile(r"\s{0,8}#{1,6}\s|\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
 # How a transcript is shown to a summariser (`prompts.render_message`).
 _TURN = re.compile(r"\s{0,8}(?:(?:USER|ASSISTANT|SYSTEM|DEVELOPER|TOOL RESULT):\s{0,8}\Z|ASSISTANT CALLED \w)")
