@@ -333,8 +333,9 @@ class ReplyReader:
         is_learned = self._counter.learn(key, count, prompt_tokens, label=context.label)
         is_off = count.own.exact and expected > _LEAST_TOLD_TOKENS and abs(prompt_tokens / expected - 1) > _WARN_RATIO
         if (is_off or not is_learned) and prompt_tokens > 0 and self._warned.begin(key):
-            said = "count_deviation model=%s expected=%d reported=%d tokens; counts follow the server from now on"
-            logger.warning(said, context.label, expected, prompt_tokens)
+            then = "counts follow the server from now on" if is_learned else "counts do not follow it"
+            said = "count_deviation model=%s expected=%d reported=%d tokens; %s"
+            logger.warning(said, context.label, expected, prompt_tokens, then)
 
     async def _learn_if_whole(
         self, context: RequestContext, prepared: PreparedRequest, tokens: int, completion_tokens: int, reason: str
