@@ -285,14 +285,14 @@ def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
     return sorted(filter(holds, stored), key=lambda each: (each.state == "provisional", -each.round))
 
 
-def superseded(stored: Sequence[Compaction]) -> list[Compaction]:
-    """Those of a conversation's records, the one that covers most first, that hardly anybody would come back to.
+def superseded(stored: Iterable[Compaction]) -> list[Compaction]:
+    """Those of a conversation's records that hardly anybody would come back to; each holds what its messages were.
 
-    Each holds what all its messages were. The newest stay and, for a client that goes back, the first one beyond each
-    power of two of messages.
+    The newest stay and, for a client that goes back, the first one beyond each power of two of messages.
     """
-    first = {each.covered_messages.bit_length(): each for each in stored}
-    old = (each for each in stored[_NEWEST_RECORDS:] if not each.undone_messages)
+    newest_first = sorted(stored, key=lambda each: -each.covered_messages)
+    first = {each.covered_messages.bit_length(): each for each in newest_first}
+    old = (each for each in newest_first[_NEWEST_RECORDS:] if not each.undone_messages)
     return [each for each in old if each is not first[each.covered_messages.bit_length()]]
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from litellm_compaction.core.compaction import superseded
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.portable import portable, unfolded
 from litellm_compaction.engine import Attempts
@@ -100,9 +101,10 @@ async def test_of_many_rounds_a_few_records_stay() -> None:
         prepared = await bench.guard(raw, 2048)
         rounds = max(rounds, prepared.round)
         raw += [assistant(prose(f"a{len(raw)}", 300)), user(prose(f"q{len(raw)}", 300))]
-    kept = [each.compaction.covered_messages for each in await bench.store.compactions()]
-    assert 6 <= len(kept) <= 12
-    assert min(kept) < 40 < max(kept)
+    records = sorted((each.compaction for each in await bench.store.compactions()), key=lambda each: each.round)
+    assert 6 <= len(records) <= 12
+    assert records[0].covered_messages < 40 < records[-1].covered_messages
+    assert superseded(records[:-1]) == [], "in whatever order they are read"
 
 
 async def test_observing_changes_nothing() -> None:

@@ -60,10 +60,10 @@ class Leg:
     def danger_tokens(self) -> float:
         """Generated tokens from which on the window may end soon; our count of them may be off by a quarter."""
         left_tokens = _DANGER_RATIO * self.prepared.window.tokens - self.prepared.count.tokens
-        return left_tokens if self.is_clients else min(left_tokens, _DANGER_OUTPUT_RATIO * self.max_tokens)
+        return left_tokens if self.is_clients_limit else min(left_tokens, _DANGER_OUTPUT_RATIO * self.max_tokens)
 
     @property
-    def is_clients(self) -> bool:
+    def is_clients_limit(self) -> bool:
         """The bound is the client's own limit: an answer that reaches it has ended."""
         return self.asked_tokens is not None and self.max_tokens >= self.asked_tokens
 

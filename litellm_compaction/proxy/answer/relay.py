@@ -5,6 +5,7 @@ It knows nothing of plans: `loop.py` decides what follows its end.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -49,13 +50,13 @@ class Words:
         partial = one.sent_text
         self._one = one
         self.held, self.are_joined = "", bool(partial)
-        shown, is_trusted = leg.prepared.shown, leg.prepared.continuation.is_trusted
         self.joiner = self.judge = _UNJOINED
         if partial:
-            self.judge = Joiner(partial, shown=shown, is_settled=one.is_settled)
-            # A trusted way is judged all the same: a server may be updated.
-            trusted = Joiner(partial, shown=shown, is_trusted=True, is_settled=one.is_settled)
-            self.joiner = trusted if is_trusted else self.judge
+            joiner = functools.partial(Joiner, partial, shown=leg.prepared.shown, is_settled=one.is_settled)
+            self.joiner = self.judge = joiner()
+            if leg.prepared.continuation.is_trusted:
+                # A trusted way is judged all the same: a server may be updated.
+                self.joiner = joiner(is_trusted=True)
 
     def joined(self, text: str) -> str:
         if not self.are_joined:
@@ -144,7 +145,8 @@ class Relay:
         text = next(iter(thoughts.values()))
         self._count(text)
         self.one.reasoning = (self.one.reasoning + text)[-_KEPT_REASONING_CHARS:]
-        return [thoughts] if self.one.asked.takes_late_thoughts or not self.one.whole_text else []
+        has_text = bool(self.one.text or self.one.earlier_text)
+        return [thoughts] if self.one.asked.takes_late_thoughts or not has_text else []
 
     def _text(self, delta: Mapping[str, Any]) -> list[Chunk]:
         text = delta.get("content")
@@ -206,7 +208,7 @@ class Relay:
     @property
     def would_hold_calls(self) -> bool:
         """A call that began now would be held until it is whole: the window may end within it."""
-        left_tokens = math.inf if self.leg.is_clients else self.leg.max_tokens - self.generated.tokens
+        left_tokens = math.inf if self.leg.is_clients_limit else self.leg.max_tokens - self.generated.tokens
         return self.is_near_the_end or left_tokens < _CALL_ROOM_TOKENS
 
     @property
