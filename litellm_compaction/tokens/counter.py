@@ -24,8 +24,8 @@ _SETTLED_CHARS, _CHARS_PER_TOKEN = 256, 4.0
 _MAX_RECENT = 256
 # Numbers so far below the least that we expect are those of cut prompts, if the prompts are longer than this.
 _CUT_RATIO, _DOUBTFUL_RATIO, _LEAST_CUT_TOKENS = 0.85, 0.98, 1024
-# The least that a server makes of what is new in a prompt, and a template of what stood before it.
-_LEAST_NEW_RATIO, _SAME_BEGINNING_RATIO = 0.3, 0.97
+# The least that a template makes of what stood before.
+_SAME_BEGINNING_RATIO = 0.97
 # No model is loaded with a window that cuts so few.
 _UNCUT_TOKENS = 2048
 # No vocabulary has a longer token (128 blanks in cl100k and o200k): more text for each token of the window never fits.
@@ -125,7 +125,7 @@ class TokenCounter:
         if told is None or told.doubt_tokens:
             return False
         new = count.own.amounts.since(told.amounts)
-        least_tokens = max(0.0, new.text - new.optional) * _LEAST_NEW_RATIO if new.text > 0 else new.text
+        least_tokens = max(0.0, new.text - new.optional) * count.rates[0].low if new.text > 0 else new.text
         if prompt_tokens >= _SAME_BEGINNING_RATIO * (told.tokens + least_tokens):
             return False
         if told.tokens > UNCONFIRMED_RATIO * (told.amounts.text + told.amounts.media):
