@@ -42,6 +42,7 @@ logger = logging.getLogger("litellm_compaction")
 
 Messages: TypeAlias = Sequence[JsonObject]
 _STORE_S = 86_400.0
+_WINDOW_TOKENS = 128_000
 # An unknown family's tokens are counted so much too high; by the middle they may be as much too low.
 _ERRS_HIGH = 1.2
 
@@ -104,18 +105,17 @@ class Compactor:
         is_known = self._family.name != "unknown"
         name, window_tokens = model.name, config.model_context_limit
         # Without an address no server is asked.
-        target = Target(
-            key=name, model=name, api_base=None, api_key=None, context_length=window_tokens, is_lmstudio=False
-        )
+        target = Target(key=name, model=name, api_base=None, api_key=None, context_length=window_tokens)
+        settings = _settings(config, is_known=is_known)
         self._context = RequestContext(
             label=name,
             target=target,
-            settings=_settings(config, is_known=is_known),
+            settings=settings,
             scope=session_id,
             # Asked about the conversation as text: its server's cache is not known.
             pruning_models=(PruningModel(label=name, target=target, ask=model.ask, is_same=False),),
             warm_up=nothing,
-            attempts=Attempts(summary_calls_left=0),
+            attempts=Attempts(summary_calls_left=settings.constants.max_summary_calls),
             measure=None if is_known else self._middle,
             writes_whole_records=True,
         )
@@ -128,16 +128,14 @@ class Compactor:
 
     async def compact(self, messages: Messages, *, tools: Messages = (), is_wanted: bool = True) -> CompactionResult:
         """As the function `compact`; what is not `is_wanted` happens only above the threshold."""
-        if len(conversation := parsed(messages)) < 2:
-            return CompactionResult(compacted_messages=[*messages])
+        conversation = parsed(messages)
         found = read_record(conversation)
         own, places = found.unfolded(conversation) if found else ([*conversation], [*range(len(conversation))])
         context = replace(
             self._context,
             now=is_wanted and bool(select_messages_to_compact(messages, self._keep_last).messages_to_compact),
             portable=(found.base,) if found else (),
-            # A pruning, and the summary that is made if it does not do.
-            attempts=Attempts(summary_calls_left=2),
+            attempts=replace(self._context.attempts),
         )
         prepared = await self._engine.guard(Request(messages=tuple(own), tools=tuple(tools)), context)
         record, texts = prepared.compaction, [message.text for message in prepared.messages or ()]
@@ -178,7 +176,7 @@ async def generate_summary(
     round: int,  # noqa: A002 - the name of its specification
     model: Model,
     *,
-    window_tokens: int = 128_000,
+    window_tokens: int = _WINDOW_TOKENS,
 ) -> str:
     """A summary of the messages, with `previous_summary` ("" for none) integrated; several calls if one has no room.
 
@@ -202,7 +200,8 @@ async def generate_summary(
 
 def _settings(config: CompactionConfig, *, is_known: bool) -> Settings:
     defaults = settings_from(None)
-    doubt_tokens = 0 if is_known else math.ceil(config.model_context_limit * (1 - 1 / _ERRS_HIGH))
+    errs_high = 1.0 if is_known else _ERRS_HIGH
+    doubt_tokens = math.ceil(config.model_context_limit * (1 - 1 / errs_high))
     answer_tokens = max(defaults.constants.answer_min_tokens, doubt_tokens)
     update: dict[str, object] = {
         "pre_request_ratio": config.threshold_percent,
@@ -263,7 +262,7 @@ class CompactionConfig:
         recent_messages_to_keep: stay verbatim if they, and the next steps, fit.
     """
 
-    model_context_limit: Annotated[int, Field(ge=1024)] = 128_000
+    model_context_limit: Annotated[int, Field(ge=1024)] = _WINDOW_TOKENS
     system_reserve: NonNegativeInt = 2_000
     output_reserve: NonNegativeInt = 4_000
     safety_buffer: NonNegativeInt = 5_000

@@ -146,7 +146,7 @@ def beside(
     if not quoted or tokens > limit_tokens:
         return Beside()
     # In proportion to the work of a usual turn.
-    price = min((tokens + again_tokens) / max(turn_tokens, 1.0), 1.0)
+    price = (tokens + again_tokens) / max(turn_tokens, tokens + again_tokens)
     shown = search(index, question, within=visible, limit=1, least_share=_LEAST_SHARE / _MOST_TIMES).hits
     if _gain(question, found.hits, shown[0].share if shown else 0.0) < price:
         return Beside()

@@ -77,7 +77,7 @@ def search(
     words = [each.written for each in asked]
     wanted = dict.fromkeys(term for each in asked for term in each.terms)
     weights = {term: index.weight(term) for term in index.telling(wanted)[:_MOST_TERMS]}
-    exact, best = _exact(index, asked, allowed), index.best_score(wanted) or 1.0
+    exact, best = _exact(index, asked, allowed), index.best_score(wanted)
     by_score = index.ranked(weights, allowed, exact)
     shares = [(1.0 if passage in exact else min(score / best, 1.0), passage) for score, passage in by_score]
     ranked = sorted((each for each in shares if each[0] >= least_share), key=lambda each: each[1] not in exact)

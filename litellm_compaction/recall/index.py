@@ -191,7 +191,7 @@ class Index:
         self.originals.append(original)
         # Far down a long result nothing says of what it is one.
         label = terms(original.call)
-        worth = math.pow(min(1.0, PASSAGE_CHARS / max(len(original.text), 1)), _BREVITY)
+        worth = math.pow(max(1.0, len(original.text) / PASSAGE_CHARS), -_BREVITY)
         worth *= _USER if original.role == "user" else 1.0
         for start, end in _passages(original.text):
             number, found = len(self.passages), terms(original.text[start:end])
@@ -220,7 +220,7 @@ def _passages(text: str) -> Iterator[tuple[int, int]]:
     start = 0
     while len(text) - start > PASSAGE_CHARS:
         least, end = start + PASSAGE_CHARS // 2, start + PASSAGE_CHARS
-        cut = next((at + len(sign) for sign in _BREAKS if (at := text.rfind(sign, least, end - 1)) >= 0), end)
+        cut = next((at + len(sign) for sign in _BREAKS if (at := text.rfind(sign, least, end - 1)) != -1), end)
         yield start, cut
         start = cut
     if start < len(text):

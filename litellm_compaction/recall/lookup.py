@@ -1,7 +1,7 @@
 """Looks up originals for people: an index for each tenant, made in memory of what is kept when it is first asked for.
 
-An index grows with what is kept meanwhile. It never shows what is kept no more: lists tell of what was deleted, and
-what a hit is from is read again before it is shown.
+An index grows with what is kept meanwhile. It never shows what is kept no more: what a hit is from is read again
+before it is shown.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ _Result = TypeVar("_Result")
 Name: TypeAlias = tuple[str, str]
 
 _MOST_TENANTS = 8
-# About 100,000 messages; of more the last listed are searched.
-_MOST_STRETCHES = 2000
 # An index takes about twice its text in memory; of more text the older half is forgotten.
 _MOST_CHARS, _STRETCHES_AT_ONCE = 20_000_000, 64
 
@@ -88,8 +86,7 @@ class Lookup:
         self, tenant: str, ask: Callable[[Index], _Result], handles: Callable[[_Result], Collection[str]]
     ) -> _Result:
         """Asks a tenant's index; once more, anew, if anything of what it says is kept no more."""
-        own = self._tenants.setdefault(tenant, _Tenant(self._source, tenant))
-        self._tenants.move_to_end(tenant)
+        own = self._tenants[tenant] = self._tenants.get(tenant) or _Tenant(self._source, tenant)
         async with own.lock:
             await own.refresh()
             result = await asyncio.to_thread(ask, own.index)
@@ -115,10 +112,8 @@ class _Tenant:
         self._stretches: dict[str, Name] = {}
 
     async def refresh(self) -> None:
-        """Adds what is new; makes the index anew if anything has been deleted."""
-        listed = (await self._source.names(self._tenant))[-_MOST_STRETCHES:]
-        if not self._names.issubset(listed):
-            self.forget()
+        """Adds what is new."""
+        listed = await self._source.names(self._tenant)
         stretches = await self._newest([name for name in listed if name not in self._names], _MOST_CHARS)
         if self._chars + sum(map(_chars, stretches)) > _MOST_CHARS:
             self.forget()

@@ -19,7 +19,7 @@ from litellm_compaction.core.messages import JsonObject, JsonValue, Message
 
 _FOLDER = Path(__file__).parent / "jinja"
 # Every date has as many characters, and tokens, as this one.
-_NOW = datetime(2026, 11, 21, 12, 34, 56, tzinfo=timezone.utc)
+_NOW = datetime(2026, 11, 21, tzinfo=timezone.utc)
 # JavaScript writes larger numbers with an exponent, llama.cpp from 1,000,000.
 _MAX_WHOLE = 1e21
 # More than any window holds; indented schemas of any depth would take all memory.
@@ -44,7 +44,7 @@ def _whole(text: str) -> float | int:
 
 def _to_json(value: Any, *, ensure_ascii: bool = False, **layout: Any) -> str:
     """As transformers does it: no HTML escapes, characters beyond ASCII as they are."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value)
     if ".0" in text:
         value = json.loads(text, parse_float=_whole)
     return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
@@ -94,7 +94,7 @@ class Template:
             raise
         except Exception as error:
             # A client's values meet a program of its own, which may raise anything.
-            raise TemplateRefusal(f"{type(error).__name__}: {error}"[:500]) from error
+            raise TemplateRefusal(f"{type(error).__name__}: {error}") from error
         return f"{text}{_GEMMA_BEGIN}" if text.endswith(_GEMMA_END) else text
 
 

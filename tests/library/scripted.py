@@ -9,6 +9,7 @@ from litellm_compaction import CompactionConfig, Model
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from tests.builders import request_of
+from tests.integration.bench import edit_plan
 
 COUNTER = TokenCounter()
 SUMMARY = "### Original task\nPort the parser.\n### Current state\nHalf of it is done."
@@ -35,6 +36,11 @@ class FakeCompletion:
     @property
     def model(self) -> Model:
         return Model("qwen/qwen3-8b", self)
+
+
+def plan_or_summary(prompt: str) -> str:
+    """What a good model answers, whichever it is asked for."""
+    return edit_plan(prompt, SUMMARY) or SUMMARY
 
 
 async def counted(messages: Any, tools: Any = ()) -> int:

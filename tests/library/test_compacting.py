@@ -35,15 +35,9 @@ from tests.builders import (
     system,
     user,
 )
-from tests.integration.bench import edit_plan
-from tests.library.scripted import SUMMARY, FakeCompletion, config, counted
+from tests.library.scripted import SUMMARY, FakeCompletion, config, counted, plan_or_summary
 
 TASK = "The task: port the parser to Rust, never touch /etc/passwd."
-
-
-def plan_or_summary(prompt: str) -> str:
-    """What a good model answers, whichever it is asked for."""
-    return edit_plan(prompt, SUMMARY) or SUMMARY
 
 
 async def test_the_old_part_becomes_one_record() -> None:
@@ -96,13 +90,14 @@ async def test_without_a_summary_it_stays_as_it_is_while_it_can(answer: Any) -> 
     assert "Question 0." in str(done.compacted_messages[1]["content"])
 
 
-async def test_messages_that_are_none() -> None:
+async def test_messages_that_are_none(caplog: pytest.LogCaptureFixture) -> None:
     """An error that says which one; `safe_compact` and a `Compactor` hand them back."""
     bad: list[Any] = [user("x"), None]
     with pytest.raises(ValueError, match=r"^messages\[1\]: "):
         await compact(bad, "s", FakeCompletion().model, config())
     done = await safe_compact(bad, "s", FakeCompletion().model, config())
     assert (done.compacted_messages, type(done.error)) == (bad, ValueError)
+    assert "library_compaction_failed error=ValueError" in caplog.text
     assert (await Compactor(FakeCompletion().model, config())(bad)).compacted_messages == bad
 
 
@@ -218,5 +213,6 @@ async def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(DoesNotFit, match=r"4096 tokens.*result of tool \w+ 29\d\d tokens") as error:
         await compact(raw, "s", completions.model, config(4096))
     assert error.value.needed_tokens > 6000
-    done = await Compactor(completions.model, config(4096))(raw)
-    assert (done.compacted_messages, type(done.error), completions.asked) == (raw, DoesNotFit, [])
+    for each in (raw, [user("x " * 9999)]):
+        done = await Compactor(completions.model, config(4096))(each)
+        assert (done.compacted_messages, type(done.error), completions.asked) == (each, DoesNotFit, [])

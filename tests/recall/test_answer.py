@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,14 +31,6 @@ def test_each_hit_has_role_turn_and_handle() -> None:
     assert "  tool: zebra" in lines
 
 
-def test_an_older_value_names_the_newer_one() -> None:
-    """The handle of the message that holds now."""
-    index = indexed(*talk(["The port is 4812.", *["Fine, and then?" * 30] * 5, "The port is 4913."]))
-    text = recalled(index, "port", limit_tokens=500)
-    newer = next(each.handle for each in index.originals if "4913" in each.text)
-    assert text.index("4913") < text.index(f"; superseded by {newer}") < text.index("4812")
-
-
 def test_an_empty_answer_names_the_words() -> None:
     """Those that were searched, without secrets; or that there were none."""
     index = indexed(user("hello"))
@@ -47,15 +38,6 @@ def test_an_empty_answer_names_the_words() -> None:
     assert text.startswith("Nothing was found in the earlier conversation, as far as it is kept, for: zebra, stripes")
     assert "abc123" not in text
     assert recalled(index, "?!", limit_tokens=100).startswith("Nothing was searched")
-
-
-def test_a_first_hit_is_cut_to_what_was_asked_for() -> None:
-    """What stands in the middle of a long message is not what is left out."""
-    chat = "We went on about ponds and weather. " * 8
-    index = indexed(*talk(["Hello.", f"{chat}By the way the walrus swims to Kandrazur. {chat}"]))
-    text = recalled(index, "Where does the walrus swim?", limit_tokens=110)
-    assert "walrus swims to Kandrazur" in text
-    assert "…" in text
 
 
 @given(st.lists(texts(max_repeat=30), min_size=1, max_size=8), st.integers(0, 400), st.text(max_size=80))
@@ -102,21 +84,6 @@ def test_excerpts_are_framed_as_quotations() -> None:
     assert f"  user: {_OBOE}" in lines
     assert found.text.endswith(f"\n{END}\n\n")
     assert found.excerpts == sum(line.startswith("[") for line in lines) - 2
-
-
-def test_excerpts_are_worth_their_price() -> None:
-    """Where turns are short they cost as much as one: they have to say a lot more than what is shown."""
-    question, lost = "What does my sister play in the orchestra?", [*talk([_OBOE, "Nice.", *_LUNCH])]
-    shown = [*lost, *talk([question, "She plays the oboe in it."])]
-    assert asked(lost, question, hidden=20, turn_tokens=100).excerpts
-    assert asked(shown, question, hidden=20).excerpts
-    assert asked(shown, question, hidden=20, turn_tokens=100) == Beside("", 0)
-
-
-@pytest.mark.parametrize("question", ["", "?!", "Do whales sing at night?", "/a{9}/"])
-def test_nothing_good_enough_is_nothing(question: str) -> None:
-    """Not a frame without excerpts."""
-    assert asked(talk([_OBOE, "Nice.", *_LUNCH]), question, hidden=20) == Beside("", 0)
 
 
 def test_no_quotation_ends_the_frame_or_adds_a_role() -> None:

@@ -25,13 +25,6 @@ def test_words_find_the_answer_beside_them() -> None:
     assert "The oboe." in shown(index, "What instrument did my sister play?")[0]
 
 
-def test_a_handle_finds_its_message() -> None:
-    """A line in place of a result names a handle; asking for that gives the message first."""
-    index = indexed(*talk(_CHAT))
-    (hit, *_) = search(index, f"show me {index.originals[7].handle}").hits
-    assert hit.original.text == _CHAT[7]
-
-
 def test_only_what_may_be_found_is() -> None:
     """Another conversation of the same scope is not looked at, if only one is asked for."""
     first, second = made(user("the port is 4812")), made(user("the port was 5120"))
@@ -92,14 +85,6 @@ def test_a_tools_word_supersedes_no_persons() -> None:
     assert not any(hit.later for hit in hits if hit.original.role == "user")
 
 
-def test_a_repeated_text_is_found_once() -> None:
-    """Of the same words the newest message stands for all."""
-    zoo = "The zebra sleeps. " * 30
-    index = indexed(*talk([zoo, *_CHAT, zoo, *_CHAT, zoo]))
-    (hit,) = search(index, "zebra").hits
-    assert hit.original.handle == index.originals[-1].handle
-
-
 @pytest.mark.parametrize(
     ("query", "text"),
     [
@@ -116,56 +101,6 @@ def test_parts_of_words_and_signs_are_looked_up_literally(query: str, text: str)
     index = indexed(*talk([*_CHAT, text, *_CHAT]))
     assert text in shown(index, query)[0]
     assert not search(index, query, least_share=0.1).hits
-
-
-def test_a_literal_is_shown_where_it_stands() -> None:
-    """Behind letters that are longer without their case, too."""
-    index = indexed(user("ßİŉ " * 500 + "the zebra is striped " + "ßİŉ " * 500))
-    (first, *_) = shown(index, "ebra is strip")
-    assert "zebra" in first
-
-
-def test_an_older_result_with_the_id_comes_first() -> None:
-    """The newer result of the same call does not have it, and the older one is marked."""
-    rounds = [calls("c", name="list", arguments="{}"), result("c", "ord_77x12 is open")]
-    again = [calls("d", name="list", arguments="{}"), result("d", "nothing is open")]
-    index = indexed(user("Go."), *rounds, *talk(_CHAT), *again, assistant("Done."))
-    first, *_ = search(index, "is ord_77x12 open?").hits
-    assert first.original.text == "ord_77x12 is open"
-    assert first.later
-
-
-def test_of_tiny_messages_a_few_are_shown() -> None:
-    """An excerpt has 16 of them at most: their roles take more room than their words."""
-    index = indexed(*talk(["ok"] * 400))
-    (hit, *_) = search(index, "ok").hits
-    assert len(hit.pieces) == 16
-
-
-def test_a_word_that_stands_everywhere_is_found_in_the_newest() -> None:
-    """However often it stands, it is not looked at everywhere."""
-    index = indexed(*talk(["a1b2c3 " * 80] * 300))
-    assert search(index, "a1b2c3").hits[0].original.turn > 50
-
-
-def test_a_floor_leaves_out_lower_scores() -> None:
-    """A passage with one of many words is none for whoever sets a floor."""
-    index = indexed(*talk(["The zebra sleeps until noon.", *_CHAT, "At noon, then.", *_CHAT]))
-    query = "Does the zebra sleep until noon?"
-    shares = [hit.share for hit in search(index, query).hits]
-    assert len(shares) >= 2
-    assert [hit.share for hit in search(index, query, least_share=shares[0]).hits] == shares[:1]
-
-
-def test_an_excerpt_has_600_characters_around_its_match() -> None:
-    """A mark shows where it was cut; what stands there is quoted word for word."""
-    text = " ".join(f"word{number}" for number in range(500))
-    (hit, *_) = search(indexed(user(text)), "word250").hits
-    (piece,) = hit.pieces
-    assert "word250" in piece.text
-    assert piece.text[0] == piece.text[-1] == "…"
-    assert piece.text.strip("… ") in text
-    assert len(piece.text) <= 602
 
 
 _SAID = st.lists(texts(max_repeat=20) | st.text(max_size=60), min_size=1, max_size=12)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,47 +39,29 @@ def test_a_template_that_fails_is_a_refusal(source: str) -> None:
 def test_a_template_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seconds of processor time, looked at every 256 parts: by a clock that goes on by one at every look."""
     looks = itertools.count()
-    slow = Template("{% for a in range(99999) %}{{ a }}{% endfor %}")
+    slow = Template("{% for a in messages[0].content %}{{ a }}{% endfor %}")
     monkeypatch.setattr(templates, "time", SimpleNamespace(thread_time=lambda: float(next(looks))))
+    assert slow.render(({"content": "x" * 767},), ()) == "x" * 767
     with pytest.raises(TemplateRefusal, match=r"more than 2\.0 s"):
-        slow.render(MESSAGES, ())
-    assert next(looks) == 4
+        slow.render(({"content": "x" * 768},), ())
 
 
 def test_a_prompt_much_longer_than_its_messages_is_refused() -> None:
     """What a template makes of a client's text is bounded: indented schemas of any depth, for one."""
-    long = Template("{% for a in range(99999) %}{{ messages[0].content * 1000 }}{% endfor %}")
+    long = Template("{{ '1234' * messages[0].times }}{{ messages[0].end }}")
+    assert len(long.render(({"times": 4_000_000},), ())) == 16_000_000
     with pytest.raises(TemplateRefusal, match=r"more than 16000000 characters"):
-        long.render(MESSAGES, ())
-
-
-def test_indented_json_is_what_python_writes() -> None:
-    """Also the second time, for each width, and for values that differ only in what the quick form shows last."""
-    values = [
-        {"a": [1, 1.5, None, True, "ü\n"], "b": {}},
-        {"b": {}, "a": [1]},
-        {"b": {}, "a": [True]},
-        "x" * 20_000,
-        [],
-    ]
-    for value in [*values, *values]:
-        for width in (2, 4):
-            made = Template(f"{{{{ messages[0].content | tojson(indent={width}) }}}}")
-            rendered = made.render(({"role": "user", "content": value},), ())
-            assert rendered == json.dumps(value, indent=width, ensure_ascii=False)
+        long.render(({"times": 4_000_000, "end": "5"},), ())
 
 
 @pytest.mark.parametrize(
     ("source", "shown"),
     [
-        ("{{ 1 ~ 'a' ~ none_there }}|{{ 1 + 2 }}|{{ [1] + [2] }}", "1a|3|[1, 2]"),
-        ("{{ 'aXbX'.replace('X', '-') }}|{{ 'aXbX' | replace('X', '-', 1) }}", "a-b-|a-bX"),
-        ("{{ [1, 'b'] | join(', ') }}|{{ messages | join('', attribute='role') }}", "1, b|user"),
-        # A property that is called `items` is still a property, and `items()` a method.
-        ("{% for k, v in messages[0].items() %}{{ k }};{% endfor %}{{ messages[0]['items'] }}", "role;content;items;x"),
-        # Counts do not change with the day; `tojson` keeps characters as they are.
+        # Counts do not change with the day; `tojson` keeps characters as they are, and shows 1.0 as engines do.
         ("{{ strftime_now('%d %b %Y') }} {{ messages[0].content | tojson }}", '21 Nov 2026 "hi <b> ü"'),
+        ("{{ [1.0, 1.5, 1e21, none, true] | tojson }} {{ 2.0 | string }}", "[1, 1.5, 1e+21, null, true] 2"),
+        ("{{ {'a': [1.0]} | tojson(indent=2) }}", '{\n  "a": [\n    1\n  ]\n}'),
     ],
 )
-def test_operators_and_filters_give_what_jinjas_own_give(source: str, shown: str) -> None:
-    assert Template(source).render(({**MESSAGES[0], "items": "x"},), ()) == shown
+def test_values_are_written_as_engines_do(source: str, shown: str) -> None:
+    assert Template(source).render(MESSAGES, ()) == shown
