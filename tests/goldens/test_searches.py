@@ -95,13 +95,13 @@ def _lines(name: str) -> Iterator[str]:
 
 
 def _beside(index: Index, hashes: tuple[str, ...], question: str, limit_tokens: int) -> tuple[str, int]:
-    """The excerpts beside a question, and the power of 1.05 of a turn's tokens from which on they are worth it."""
+    """The excerpts beside a question, with or without shown ones, and from which power of 1.05 a turn is worth them."""
 
     def quoted(power: int) -> Beside:
         return beside(
             index,
             question,
-            visible=hashes[80:],
+            visible=hashes[80 : 80 + 60 * (limit_tokens % 2)],
             within=hashes[1:80],
             limit_tokens=limit_tokens,
             count=count,

@@ -43,7 +43,9 @@ TASK = "The task: port the parser to Rust, never touch /etc/passwd."
 async def test_the_old_part_becomes_one_record() -> None:
     """System, the record in the first user message, the last ten as they came; fewer tokens, as sent."""
     raw = [{**message, "id": f"m{at}"} for at, message in enumerate(chat(20))]
-    done = await compact(raw, "s", FakeCompletion().model, config(32_768))
+    model = FakeCompletion().model
+    done = await compact(raw, "s", model, config(32_768))
+    assert not any(words in repr((done, model)) for words in ("Port the parser", "Question"))
     event, sent = done.compaction_event, done.compacted_messages
     assert event is not None
     assert (event.round, event.summary_content, done.error) == (1, SUMMARY, None)
@@ -213,6 +215,13 @@ async def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(DoesNotFit, match=r"4096 tokens.*result of tool \w+ 29\d\d tokens") as error:
         await compact(raw, "s", completions.model, config(4096))
     assert error.value.needed_tokens > 6000
-    for each in (raw, [user("x " * 9999)]):
-        done = await Compactor(completions.model, config(4096))(each)
-        assert (done.compacted_messages, type(done.error), completions.asked) == (each, DoesNotFit, [])
+    done = await Compactor(completions.model, config(4096))(raw)
+    assert (done.compacted_messages, type(done.error), completions.asked) == (raw, DoesNotFit, [])
+
+
+@pytest.mark.parametrize(("name", "most"), [("qwen/qwen3-8b", 3754), ("nobody/knows-it", 3992)])
+async def test_the_longest_message_that_fits(name: str, most: int) -> None:
+    """For an unknown model a sixth of the window stays free: its tokens may be more than are counted."""
+    compactor = Compactor(Model(name, FakeCompletion()), config(4096))
+    errors = [(await compactor([user("word " * words)])).error for words in (most, most + 1)]
+    assert [type(error) for error in errors] == [type(None), DoesNotFit]

@@ -38,7 +38,7 @@ def test_a_message_is_estimated_by_its_words(message: dict[str, Any], tokens: in
 
 
 def test_the_threshold_is_a_share_of_what_the_reserves_leave() -> None:
-    assert CompactionConfig().threshold_tokens == 93_600
+    assert CompactionConfig(threshold_percent=1.0).threshold_tokens == 117_000
     assert CompactionConfig(model_context_limit=16_384).threshold_tokens == int(0.8 * (16_384 - 11_000))
     small = CompactionConfig(model_context_limit=4096)
     assert (small.reserved_tokens, small.threshold_tokens) == (0, 3276)
@@ -60,7 +60,6 @@ def test_a_conversation_is_compacted_from_the_threshold_on() -> None:
         ("output_reserve", "4000"),
         ("threshold_percent", 1.1),
         ("strategy", "sumary"),
-        ("window", 8192),
     ],
 )
 def test_a_bad_setting_is_named(name: str, value: object) -> None:
