@@ -204,7 +204,7 @@ CLIENTS: dict[str, Wrap] = {
     "code of each turn": lambda at, words: (
         f"<snippet>\nint {'abcdef'[at]};\n\nint {'uvwxyz'[at]};\n</snippet>\n\n{words}"
     ),
-    "a heading and its lines": lambda at, words: f"{words}\n\n## Tabs\n- a.py\n- b.py\n- {'abcdef'[at]}.py",
+    "a heading and its lines": lambda at, words: f"{words}\n\n## Tabs\n- a.py\n- {'abcdef'[at]}.py",
     "a block of JSON": lambda at, words: (
         f'```json\n{{\n "line": {at},\n "open": ["{"abcdef"[at]}.py"]\n}}\n```\n\n{words}'
     ),
