@@ -252,18 +252,6 @@ def reading(
     return None if is_record(found) else found
 
 
-def test_nothing_is_read_where_the_cache_holds_what_will_be_sent() -> None:
-    """Without a record ahead, or with one that is in effect already; while one waits no second one is written."""
-    nearly = chat(30, words=84)
-    made = ahead(nearly, answer="Done.")
-    assert made is not None
-    assert ahead([*nearly, assistant("Done."), user("Thanks.")], stored=[made], answer="Welcome.") is None
-    assert reading(nearly, WINDOW, [], answer="Done.") is None
-    assert reading(nearly, WINDOW, [made], answer="Done.") == made
-    assert reading(nearly, WINDOW, [made], answer="Done.", rereads=True) is None
-    assert reading(nearly, WINDOW, [replace(made, state="read")], answer="Done.") is None
-
-
 @given(raw=raw_conversations(max_turns=8), left_tokens=st.integers(0, 120), data=st.data())
 def test_whatever_was_read_is_what_the_next_turn_begins_with(
     raw: list[JsonDict], left_tokens: int, data: st.DataObject

@@ -112,7 +112,7 @@ HARMLESS = (
     *("https://example.org:8080/path@2x.png", "git@github.com:org/repo.git", "docker run -u 1000:1000 image"),
     *("src/auth/token.py:12: error", "sk-learn-contrib-estimators-and-more", "Authorization: $TOKEN", "cookie: string"),
     *("authorization: required", "credentials: include", "fetch(url, {credentials: 'same-origin'})"),
-    *("password: 'Passwort'", "token: Token::Ident", "token: *default_token"),
+    *("password: 'Passwort'", "password: 'it is one of these'", "token: Token::Ident", "token: *default_token"),
     *("password: vault:secret/data/db#password", "encryption key: AES-256", "first_pass: results"),
     *("sort -u names | cut -d: -f2", "| password | string |", "<token>string</token>", "password:\nusername: joe1\n"),
     *("mysql -h db -p shop", "mkdir -p shop/mysql", "keep the id as the token 12 says"),

@@ -67,7 +67,7 @@ def _told(kind: str, least: int) -> Messages:
     for at, each in enumerate(raw):
         file = f'<file path="a.py">\n{teller.anything(at % 16)}\n</file>'
         if each["role"] == "tool":
-            each["content"] *= 1 + at % 7
+            each["content"] = "\n" * (at % 2) + each["content"] * (1 + at % 7)
         elif each["role"] == "user" and isinstance(each["content"], list):
             each["content"].insert(at % 2, file)
         elif each["role"] == "user" and at % 3 == 0:
@@ -149,7 +149,8 @@ def _views(kind: str) -> Iterator[object]:
 
 def _ledgers(kind: str) -> Iterator[object]:
     for told, size in itertools.product(_turns(kind), _SIZES):
-        yield ledger.ledger(told, budget_tokens=size, count=count, task=1, task_tokens=size // 4)
+        written = ledger.ledger(told, budget_tokens=size, count=count, task=1, task_tokens=size // 4)
+        yield written, portable.ledger_messages(f"{written}\n{written}")
     yield ledger.ledger(parsed([{"role": "tool", "content": "\n".join(_texts(kind))}]), budget_tokens=500, count=count)
 
 
@@ -184,7 +185,7 @@ def _cut_data(kind: str) -> Iterator[object]:
 
 
 def _texts_cut(kind: str) -> Iterator[object]:
-    for text, size in itertools.product(_texts(kind), _SIZES):
+    for text, size in itertools.product(_texts(kind), (9, *_SIZES)):
         yield cuts.excerpt(text, size, count), cuts.ends(text, size), cuts.about(text, text.split()[3:9], size, count)
         yield cuts.settled_length(text[:size]), cuts.settled_length(text[:size].replace(" ", ""))
         yield cuts.common_level([len(word) for word in text.split()], [1] * len(text.split()), size)
@@ -310,24 +311,15 @@ def _deployments(kind: str) -> Iterator[object]:
     hosts = ("", "10.0.0.7", "192.168.1.9:1234", "https://api.openai.com/v1", "box.lan", "http://[::1]:80", "8.8.8.8")
     models = ("gpt-4o", "o3", "openai/gpt-4o", "lm_studio/qwen", "ollama/llama", "openai/responses/x", "hosted_vllm/a")
     models += ("lm_studio/", "lm_studio//", "lm_studio/a/b", "claude-sonnet-4-5", "responses/x", "x/chat_completions/y")
+    variables = ("OPENAI_API_BASE", "OLLAMA_API_BASE", "OPENAI_API_KEY", "OPENAI_BASE_URL", "LM_STUDIO_API_BASE")
+    pools = {"model": models, "api_base": (*hosts, None), "custom_llm_provider": (None, None, "openai")}
+    sections = (None, {"enabled": True}, {"enabled": False}, {"enabled": True, "context_length": 9000})
     limits = (None, 0, 1, 4096.0, True, 1e9, 2e9, "4096")
     for _ in range(300):
-        section = luck.choice((None, {"enabled": True}, {"enabled": False}, {"enabled": True, "context_length": 9000}))
-        shown = routing.deployment_of(
-            {
-                "model": luck.choice(models),
-                "api_base": luck.choice(hosts) or None,
-                "custom_llm_provider": luck.choice((None, None, "openai")),
-            },
-            {"id": "a", "compaction": section, "max_input_tokens": luck.choice(limits)},
-            group="g",
-            environ={
-                luck.choice(
-                    ("OPENAI_API_BASE", "OLLAMA_API_BASE", "OPENAI_API_KEY", "OPENAI_BASE_URL", "LM_STUDIO_API_BASE")
-                ): luck.choice(hosts)
-            },
-            is_asked=luck.random() < 0.3,
-        )
+        params = {name: luck.choice(values) for name, values in pools.items()}
+        info = {"id": "a", "compaction": luck.choice(sections), "max_input_tokens": luck.choice(limits)}
+        environ, is_asked = {luck.choice(variables): luck.choice(hosts)}, luck.random() < 0.3
+        shown = routing.deployment_of(params, info, group="g", environ=environ, is_asked=is_asked)
         yield shown, shown.is_foreign, shown.is_asked_first, routing.carrier_of(shown, Settings())
         pattern, name = luck.choice(("*", "lm_studio/*", "*o", "a.*", "gpt-4o")), luck.choice(models)
         yield routing.serves(pattern, name), routing.without_route(name)
@@ -338,18 +330,13 @@ def _deployments(kind: str) -> Iterator[object]:
 def _metrics(kind: str) -> Iterator[object]:
     library, luck = Library(), Teller(kind).luck
     seen = Metrics(lambda: library)
+    alarm = TruncationAlarm(model="m", window_tokens=1, expected_tokens=2, reported_tokens=1, reason="far below")
     for number in range(250):
         reason = luck.choice(("", "prepared"))
         outcome: Outcome = luck.choice(("compacted", "refused", "prepared"))
         before, calls = luck.randint(1, 2_000_000), luck.randint(0, 2)
-        alarm = TruncationAlarm(
-            model=f"m{number}", window_tokens=1, expected_tokens=2, reported_tokens=1, reason="usage"
-        )
-        seen.observe(
-            luck.choice((alarm, CUT))
-            if number % 9 == 0
-            else event(outcome, model=f"m{number}", reason=reason, tokens_before=before, summary_calls=calls)
-        )
+        seen.observe(event(outcome, model=f"m{number}", reason=reason, tokens_before=before, summary_calls=calls))
+        seen.observe(luck.choice((alarm, CUT)))
     text = prometheus_client.generate_latest(library.REGISTRY).decode()
     yield [line for line in text.splitlines() if "_created" not in line]
 
