@@ -81,6 +81,7 @@ def test_beside_the_element_with_the_persons_words_other_parts_are_the_clients()
     assert own_words(message(task, said_once)) == task
     assert own_words(message("[TASK GOES ON] Look again.\n\nNow.", f"New words:\n{task}", said_once)).endswith(task)
     assert own_words(message(f"[read_file for 'a.py'] Result:\n{BODY}", said_once)) == ""
+    assert own_words(message(task, "# Now\n\nIs it done?")) == f"{task}\n# Now\n\nIs it done?"
     assert own_words(message(f"{task}\n\n{said_once}")) == f"{task}\n\n{said_once}"
 
 

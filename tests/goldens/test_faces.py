@@ -189,7 +189,7 @@ def _texts_cut(kind: str) -> Iterator[object]:
         yield cuts.excerpt(text, size, count), cuts.ends(text, size), cuts.about(text, text.split()[3:9], size, count)
         yield cuts.settled_length(text[:size]), cuts.settled_length(text[:size].replace(" ", ""))
         yield cuts.common_level([len(word) for word in text.split()], [1] * len(text.split()), size)
-        partial = Partial(text=text, reasoning=text[size:], closes=size == 60)
+        partial = Partial(text=text * (size > 60), reasoning=text[size:], closes=size == 60)
         asked = _told(kind, 1)
         yield continued_request(asked, partial, tail_tokens=size, count=count), can_end_in_answer(asked, partial)
 
