@@ -123,7 +123,7 @@ def test_what_belongs_to_the_answer_is_kept(partial: str, continuation: str) -> 
         ("x:\n  return ", "\n  return total", "total"),
         ("x:\n    y = x ", "y = x + 1", "+ 1"),
         ("It rained all day, ", "Continuing where I left off: and it snowed.", "and it snowed."),
-        ("x:\n    foo(1, 2)\n    foo(1, ", "    foo(1, 2)", "2)"),
+        ("x:\n  foo(1, 2)\n  foo(1, ", "  foo(1, 2)", "2)"),
         # Exactly one indentation results, wherever a fence is reopened or the code repeated.
         (CODE, "    return result", "return result"),
         (CODE, "```python\nreturn result", "return result"),
