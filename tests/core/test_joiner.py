@@ -50,7 +50,7 @@ def joined(partial: str, continuation: str) -> str:
         "… the fox went home.",
         "Continuing from where I left off: home.",
         "Sure, continuing with the answer: Then the fox went home.",
-        "Okay:\nThen the fox went home.",
+        "Okay:\n" * 3 + "Then the fox went home.",
         "Sure, I'll continue.\n\nHere is the continuation:\n\nhome.",
         "*(continuing from where I stopped)*\n\nhome.",
         "Let me continue:\nhome.",
@@ -105,6 +105,7 @@ def test_what_is_not_new_is_removed(continuation: str) -> None:
         (CODE, "```js\nalert(1)"),
         ("```python\nprint(1)\nprint(2)\n```\n\n", "```python\nprint(3)\n```"),
         (FOX, "<thin ice."),
+        (FOX, "Okay:\n" * 4 + "Then the fox went home."),
     ],
 )
 def test_what_belongs_to_the_answer_is_kept(partial: str, continuation: str) -> None:

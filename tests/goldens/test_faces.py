@@ -67,7 +67,7 @@ def _told(kind: str, least: int) -> Messages:
     for at, each in enumerate(raw):
         file = f'<file path="a.py">\n{teller.anything(at % 16)}\n</file>'
         if each["role"] == "tool":
-            each["content"] = "\n" * (at % 2) + each["content"] * (1 + at % 7)
+            each["content"] = "\n" * (at % 2) + each["content"] * (1 + at % 7) + "\nx" * (at % 3)
         elif each["role"] == "user" and isinstance(each["content"], list):
             each["content"].insert(at % 2, file)
         elif each["role"] == "user" and at % 3 == 0:
