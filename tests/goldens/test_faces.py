@@ -269,13 +269,11 @@ def _refused(kind: str) -> Iterator[object]:
         shown = conversation((*told, *told[-1:] * 3))
         limits = budget(window_tokens, shown)
         yield str(refusal.refusal("m", shown, limits, 9)), str(refusal.too_long("m", shown.tokens, limits, "why"))
-        yield refusal.shortened(shown, limits, tool_results=True, user_message=True)
         for view_of in (shown, conversation(told[-1:])):
+            yield refusal.shortened(view_of, limits, tool_results=True, user_message=True)
             yield [refusal.with_less_data(view_of, limits, tokens) for tokens in range(40, window_tokens, 61)]
         yield portable.read_record([portable.headed(each, 2) for each in told])
 
-
-# ------------------------------------------------------------------ of the proxy
 
 _FIELDS = (
     *("max_tokens", "max_completion_tokens", "n_predict", "n", "n_cmpl", "best_of", "logprobs", "top_logprobs", "stop"),
