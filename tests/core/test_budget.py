@@ -88,6 +88,24 @@ def test_a_compaction_is_due_in_time_and_aims_at_what_may_be_sent(budget: Budget
     assert replace(budget, window_tokens=needed).fits(prompt)
 
 
+def test_the_target_of_a_threshold_is_half_of_it() -> None:
+    """And a reserve counts for no more than three quarters of a window."""
+    assert _budget(32_768, threshold_tokens=10_000).target_tokens(10_001) < 5100
+    assert _budget(8192, reserve_tokens=20_000).usable_tokens == 2048
+
+
+def test_only_a_high_floor_waits_beyond_the_trigger() -> None:
+    """Up to where a running answer is stopped; never where everything triggers because the count was no guide."""
+    low, high = _budget(16_384, floor_tokens=3000), _budget(16_384, floor_tokens=9000)
+    above = high.trigger_tokens + 500
+    assert (low.triggers(above), high.triggers(above)) == (True, True)
+    assert low.waiting_tokens < low.trigger_tokens
+    assert not high.triggers(high.trigger_tokens)
+    assert above <= high.waiting_tokens < int(0.9 * 16_384)
+    pressed = replace(high, rules=replace(high.rules, pre_request_ratio=1e-6))
+    assert pressed.waiting_tokens < 0
+
+
 def test_the_ratio_decides_with_room_for_the_answer() -> None:
     """Of 8,192 tokens 80 % are 6,553, and 819 of these are the least room for an answer."""
     budget = _budget(8192)

@@ -17,7 +17,6 @@ from litellm_compaction.core.cuts import open_fence, open_think, settled_length,
         ("", ""),
         ("word", ""),
         ("word ", ""),
-        (" \n", ""),
         ("one two", "one "),
         ("one two   ", "one "),
         ("x = 1\n    ", "x = "),
@@ -44,6 +43,14 @@ from litellm_compaction.core.cuts import open_fence, open_think, settled_length,
 def test_settled_length_ends_before_the_last_word(text: str, settled: str) -> None:
     """The cut stands behind white space or a whole grapheme, never inside a run of punctuation."""
     assert text[: settled_length(text)] == settled
+
+
+def test_a_long_word_does_not_stall() -> None:
+    """Of a word of more than 64 characters all but the last 16 are settled; white space behind it is not split."""
+    assert settled_length("see " + "a" * 80) == 4 + 80 - 16
+    assert settled_length("a" * 80 + "   ") == 80 - 16
+    assert settled_length("-" * 100) == 84
+    assert settled_length("b" * 64) == 0
 
 
 @given(st.text(max_size=120) | st.text("ab `*|\n世界👍🏽🇩🇪\u200d\ufe0f\u0301", max_size=120))

@@ -15,6 +15,7 @@ from litellm_compaction.core.forms import ClearOrder, Form, cleared, in_forms, l
 from litellm_compaction.core.messages import Message, chain, newest_user_index, system_prefix_length
 from tests.builders import (
     JsonDict,
+    agent_conversations,
     as_bytes,
     assistant,
     broken_promises,
@@ -113,3 +114,13 @@ def test_arguments_go_only_if_that_is_ordered(inputs: bool | frozenset[str], kep
     messages, _ = cleared(parsed(RAW), ClearOrder(above_calls=1, keep=2, inputs=inputs), 100)
     arguments = {call.id: call.arguments for message in messages for call in message.calls}
     assert [name for name in "abcd" if arguments[name] != "{}"] == [*kept]
+
+
+@given(agent_conversations(), st.integers(0, 5), st.integers(0, 5))
+def test_nothing_but_results_changes(raw: list[dict[str, object]], calls_above: int, keep: int) -> None:
+    """No message comes or goes, whatever the conversation."""
+    messages = parsed(raw)
+    changed, _ = cleared(messages, ClearOrder(above_calls=calls_above, keep=keep), 100)
+    assert len(changed) == len(messages)
+    for old, new in zip(messages, changed, strict=True):
+        assert new == old or new.role == "tool"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from tests.builders import (
     is_record,
     parsed,
     raw_conversations,
+    user,
 )
 from tests.core.test_plan import WINDOWS, written
 
@@ -52,3 +54,19 @@ def test_an_answer_keeps_the_round_that_it_is_about(
         if not stored and sum(view.sizes[at] for at in answered) < room // 2:
             assert len(shown) == len(answered)
         stored.insert(0, keyed(continued, view.hashes, made))
+
+
+@pytest.mark.parametrize(
+    ("end", "kept"),
+    [
+        # A paragraph that begins in the first half of what fits; else a line, else a word.
+        ("w" * 44 + "\n\n" + "x" * 54, "x" * 54),
+        ("w" * 54 + "\n\n" + "x" * 44, "w" * 54 + "\n\n" + "x" * 44),
+        ("w" * 4 + " " + "w" * 40 + "\n" + "x" * 54, "x" * 54),
+    ],
+)
+def test_what_stays_of_an_answer_begins_where_something_does(end: str, kept: str) -> None:
+    """Verbatim, and half of what fits at least: the rest is left to a compaction."""
+    partial = Partial(text="v" * 25 + end)
+    *_, shown, _ = continued_request(parsed([user("Go.")]), partial, tail_tokens=100, count=len)
+    assert shown.text == kept

@@ -96,6 +96,19 @@ def test_the_next_turns_send_the_same_bytes() -> None:
     assert {"shot0", "shot1", "shot2", "shot3", "shot4"}.isdisjoint(shown(apply(grown.messages, second.draft)))
 
 
+@given(most=st.integers(0, 8), most_tokens=st.integers(0, 8000))
+def test_the_newest_images_stay_and_a_persons_before_those_of_results(most: int, most_tokens: int) -> None:
+    """As many as are wanted and as the room holds; a shorter older one never takes a newer one's place."""
+    view = conversation(parsed(agent(6)))
+    places = view.newest_images(len(view.rest), most=8, most_tokens=10**6)
+    assert len(places) == 7
+    kept = view.newest_images(len(view.rest), most=most, most_tokens=most_tokens)
+    person, *results = places
+    assert kept == (*[person][: len(kept)], *results[len(results) - max(len(kept) - 1, 0) :])
+    assert view.image_tokens(kept) <= most_tokens
+    assert len(kept) == min(most, len(places), most_tokens // view.image_tokens((person,)))
+
+
 @pytest.mark.parametrize("words", ["images are tool output - treat them", "media is tool output - treat it"])
 def test_images_that_litellm_takes_out_of_results_are_nobodys_request(words: str) -> None:
     """It sends a result's images behind it as a user's: the person's task stays, and a cut never parts the two."""

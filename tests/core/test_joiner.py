@@ -242,3 +242,10 @@ def test_white_space_blank_by_blank_is_read_once(head: str) -> None:
         return lambda: ([joiner.feed(delta) for delta in (head, *" \n" * size, "on")], joiner.finish())
 
     assert grows_linearly(feeding, 600)
+
+
+def test_a_repeat_that_starts_at_any_of_thousands_of_places_is_found() -> None:
+    """The places are looked for one behind the other, and none is left out."""
+    partial = "".join(f"row {number} of the long table says {number % 7}\n" for number in range(300)) + "and so it went"
+    for start in (partial.index("row 290"), partial.index("row 299"), partial.index("and so")):
+        assert joined(partial, f"{partial[start:]} on for ever.") == " on for ever."

@@ -206,6 +206,26 @@ def test_what_matters_is_kept(row: str) -> None:
     assert not any(each in text for each in gone)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: bad id 7",
+        "reservation EHGLP3 is confirmed",
+        "commit 1a2b3c4d5e6f",
+        "call parse_message() first",
+        "use the camelCase name",
+        "costs $1,234.50 now",
+        "took 31 ms",
+        "Datei src/größe/maß.py fehlt",
+        "必须先修复 src/解析.py 的问题",
+        "открой файл docs/план.md",
+    ],
+)
+def test_lines_with_anchors_survive(line: str) -> None:
+    """Paths, ids, numbers, names, addresses and errors are kept with their whole line, in any language."""
+    assert f"- {line}" in written([result("1", f"nothing here\n{line}\nor there")])
+
+
 def test_the_ledger_of_a_longer_conversation_is_no_harder() -> None:
     """Twice the messages are twice the work at most."""
 

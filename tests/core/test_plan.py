@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -16,10 +17,12 @@ from litellm_compaction.core.plan import (
     Refuse,
     Send,
     Step,
+    expected_growth_tokens,
     plan,
     plan_next,
     turn_ended,
 )
+from litellm_compaction.core.prompts import STRATEGIES
 from litellm_compaction.core.view import RECORD_TOKENS, View, legal_cuts
 from tests.builders import (
     DEPTH,
@@ -223,6 +226,21 @@ def reads(count: int, each: str) -> list[JsonDict]:
     return [system(), user("Read them all."), *itertools.chain.from_iterable(rounds)]
 
 
+@pytest.mark.parametrize(
+    ("raw", "answer", "strategy"),
+    [
+        # Old tool results that give way to a line each cost no model call now or later.
+        (reads(12, "file " * 400), "", "summary"),
+        # Where most of the prompt has to stay, a record ahead would only make compactions more frequent.
+        ([system("rules " * 3600), *chat(12, words=45)[1:]], "Done.", "summary"),
+        # `prune` shows the model another prompt, which would take the chat's place in its cache.
+        (FILLED, "Done.", "prune"),
+    ],
+)
+def test_nothing_is_written_that_does_not_pay(raw: list[JsonDict], answer: str, strategy: str) -> None:
+    assert ahead(raw, answer=answer, options=replace(DEPTH, strategy=STRATEGIES[strategy])) is None
+
+
 @given(raw=raw_conversations(max_turns=8), window=st.sampled_from([1024, 2048, 4096]), data=st.data())
 def test_whatever_is_written_ahead_is_unseen_until_the_trigger(
     raw: list[JsonDict], window: int, data: st.DataObject
@@ -250,6 +268,37 @@ def reading(
     view = conversation(turn_ended(parsed(raw), answer))
     found = plan_next(view, budget(window, view), replace(DEPTH, rereads=rereads), stored, is_expected=True)
     return None if is_record(found) else found
+
+
+def test_nothing_is_read_where_the_cache_holds_what_will_be_sent() -> None:
+    """Without a record ahead, or with one that is in effect already; while one waits no second one is written."""
+    nearly = chat(30, words=84)
+    made = ahead(nearly, answer="Done.")
+    assert made is not None
+    assert ahead([*nearly, assistant("Done."), user("Thanks.")], stored=[made], answer="Welcome.") is None
+    assert reading(nearly, WINDOW, [], answer="Done.") is None
+    assert reading(nearly, WINDOW, [made], answer="Done.") == made
+    assert reading(nearly, WINDOW, [made], answer="Done.", rereads=True) is None
+    assert reading(nearly, WINDOW, [replace(made, state="read")], answer="Done.") is None
+
+
+@pytest.mark.parametrize(
+    ("results", "is_read", "is_certain"), [(11, False, False), (12, True, False), (13, True, True)]
+)
+def test_stubs_are_read_like_a_record(results: int, is_read: int, is_certain: int) -> None:
+    """Where old results that give way to a line will do: once the next one is expected to cross the trigger."""
+    raw = reads(results, "line " * 320)
+    found = reading(raw, WINDOW, [])
+    assert is_edit(found) == is_read
+    assert is_edit(reading(raw, WINDOW, [], rereads=True)) == is_certain
+
+
+def test_of_a_turn_counts_what_came_between_two_answers() -> None:
+    """With the calls of the first; where nothing is known a sentence or two is expected."""
+    raw = [system(), user("word " * 900), calls("a"), result("a", "r" * 400), assistant("Fine."), user("And?")]
+    view = conversation(turn_ended(parsed(raw), "So."))
+    assert expected_growth_tokens(view, WINDOW) == sum(view.sizes[2:4])
+    assert expected_growth_tokens(conversation(turn_ended(parsed(raw[:2]), "So.")), WINDOW) == 164
 
 
 @given(raw=raw_conversations(max_turns=8), left_tokens=st.integers(0, 120), data=st.data())

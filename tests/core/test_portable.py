@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.forms import Form
-from litellm_compaction.core.ledger import ledger
+from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD, ledger
 from litellm_compaction.core.messages import chain, merged, parse_message, user_message
 from litellm_compaction.core.portable import (
     Portable,
@@ -84,6 +84,14 @@ def test_a_ledger_is_read_back_as_messages() -> None:
     assert [message.text for message in back] == [*words, "The port is 8080 in src/a.py."]
     assert [message.role for message in back] == ["user", "user", "tool"]
     assert ledger(back, budget_tokens=500, count=count) == quoted
+
+
+def test_ledgers_of_several_records_are_all_read() -> None:
+    """Each begins with its own heads."""
+    one, two = f"{WORDS_HEAD}\n- a\n{ANCHORS_HEAD}\n- /x", f"{WORDS_HEAD}\n- b"
+    assert [message.text for message in ledger_messages(f"{one}\n{two}")] == ["a", "b", "/x"]
+    assert ledger_messages("") == []
+    assert ledger_messages("nothing of ours") == []
 
 
 RECORD = Compaction(covered_messages=1, covered_hash="", start=1, level="summary")

@@ -84,6 +84,19 @@ def test_an_excerpt_stays_below_its_limit(text: str, limit: int) -> None:
     assert short == text or len(short) < len(text) + 40
 
 
+def test_what_is_about_some_words_is_kept_in_place_of_head_and_tail() -> None:
+    """The place where most of them stand, whatever their endings and case, a rare one before a frequent one."""
+    text = "The pond was quiet. " * 40 + "Then the Walruses swam to Kandrazur. " + "The pond was quiet. " * 60
+    for words in (["walrus"], ["Which", "pond", "did", "the", "walrus", "like"]):
+        shown = about(text, words, 40, count)
+        assert "Walruses swam to Kandrazur" in shown
+        assert shown.startswith("…")
+        assert shown.endswith("…")
+        assert count(shown) <= 40
+    assert about(text, ["zebra", "of"], 40, count) == excerpt(text, 40, count)
+    assert about("all of it", ["it"], 40, count) == "all of it"
+
+
 @given(texts(max_repeat=30), st.lists(st.text(max_size=8), max_size=6), st.integers(0, 200))
 def test_what_is_about_words_has_so_many_tokens(text: str, words: list[str], limit_tokens: int) -> None:
     """For any words, any of them a sign of a regular expression."""

@@ -16,7 +16,7 @@ from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.cuts import GAP
 from litellm_compaction.core.forms import REMOVED, Form
 from litellm_compaction.core.messages import FRAME_END, Message, chain, system_prefix_length
-from litellm_compaction.core.pruning import Wishes, offered, pruned, read_answer
+from litellm_compaction.core.pruning import Wishes, offered, pruned, pruning_prompt, read_answer
 from litellm_compaction.core.view import legal_cuts
 from litellm_compaction.stores.store import decode, encode
 from tests.builders import (
@@ -26,6 +26,7 @@ from tests.builders import (
     broken_promises,
     calls,
     conversation,
+    count,
     image,
     parsed,
     raw_conversations,
@@ -289,3 +290,33 @@ def _is_from(message: Message, own: str, original: Message) -> bool:
     # Thinking that stands in the text of an old answer is left out of it.
     texts = (original.text, re.sub(r"<think>.*?</think>", "", original.text, flags=re.DOTALL))
     return any(all(piece.strip("\n") in text for piece in own.split(f"{GAP}")) for text in texts)
+
+
+def prompted(limit_tokens: int) -> list[dict[str, Any]]:
+    """The lines of a prompt about 26 tool rounds with an answer and a request each; none where there is no prompt."""
+    raw: list[Any] = []
+    for each in range(26):
+        raw += [calls(f"call_{each:04d}"), result(f"call_{each:04d}", f"r{each} " * 30)]
+        raw += [assistant(f"Done with {each}. " + "a " * 30), user(f"Now {each}. " + "u " * 30)]
+    messages = parsed(raw)
+    sizes = [count(message.text) + 4 for message in messages]
+    asked = {"prompt": "Choose.", "values": {}, "request": "The request.", "earlier": "", "messages": messages}
+    prompt = pruning_prompt(**asked, sizes=sizes, limit_tokens=limit_tokens, count=count)
+    assert count(prompt) <= limit_tokens
+    lines = [json.loads(line) for line in prompt.splitlines() if line.startswith("{")]
+    assert [(line["n"], line["tokens"]) for line in lines] == [*enumerate(sizes, start=1)] or not prompt
+    return lines
+
+
+@pytest.mark.parametrize("limit_tokens", [2500, 2800, 3100])
+def test_many_short_messages_are_shown_by_their_first_words(limit_tokens: int) -> None:
+    """Where even short excerpts with ids do not fit: number, size and first words are enough for a plan."""
+    lines = prompted(limit_tokens)
+    assert len(lines) == 104
+    assert not any("ids" in line or "result_of" in line for line in lines)
+    assert all(line["content"].startswith("r") for line in lines if line["role"] == "tool")
+
+
+def test_without_room_for_the_numbers_nobody_is_asked() -> None:
+    """ "" says so."""
+    assert prompted(1800) == []

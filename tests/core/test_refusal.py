@@ -23,6 +23,7 @@ from tests.builders import (
     parsed,
     raw_conversations,
     result,
+    size,
     system,
     user,
 )
@@ -86,6 +87,18 @@ def test_only_what_may_be_cut_is_cut() -> None:
         assert cut(both, tool_results=results, user_message=words) is None
     assert cut([*head, *behind], user_message=False) is not None
     assert cut([system(BIG), *head[1:], *behind]) is None
+
+
+def test_the_largest_gives_way_first() -> None:
+    """Everything above one common level is cut down to it; what is smaller stays the same object."""
+    raw = [*agent_run(1)[:2], calls("1", "2", "3"), result("1", BIG), result("2", "small"), result("3", BIG[:50_000])]
+    short = cut(raw, 4096)
+    assert short is not None
+    changed = [at for at, (now, then) in enumerate(zip(short, parsed(raw), strict=True)) if now.text != then.text]
+    assert changed == [3, 5]
+    assert abs(size(short[3]) - size(short[5])) < 40
+    assert short[3].raw.keys() == raw[3].keys()
+    assert "tokens left out" in short[3].text
 
 
 def test_an_excerpt_keeps_the_other_parts() -> None:

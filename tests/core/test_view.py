@@ -161,7 +161,9 @@ DETAILS = "<environment_details>\n# Time\n10:00\n</environment_details>"
     "content",
     [
         REMINDER,
+        f"  {REMINDER}\n\n{REMINDER}\n",
         [{"type": "text", "text": REMINDER}, {"type": "text", "text": DETAILS}],
+        "Operator note (not from the user): the following was originally a mid-conversation reminder.\nHi.",
         # As LiteLLM 1.106 sends the surroundings that Claude Code 2.1.332 tells after the first prompt.
         [
             {"type": "text", "text": "Operator note (not from the user): the following was originally a reminder."},

@@ -14,7 +14,7 @@ from litellm_compaction.config import Settings
 from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.presence import watched
-from litellm_compaction.proxy.routing import DeploymentSelector
+from litellm_compaction.proxy.routing import DeploymentSelector, serves
 from litellm_compaction.windows.windows import Windows
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning", "ignore::DeprecationWarning")
@@ -194,3 +194,11 @@ async def test_only_reads_of_lists_wait(discovery: Discovery, path: str, method:
     async with httpx.AsyncClient(transport=transport, base_url="http://proxy.test") as client:
         answer = await client.request(method, path)
     assert (len(asked), answer.text) == (int(reads), path)
+
+
+def test_a_wildcard_reaches_what_its_pattern_says() -> None:
+    """As LiteLLM fills in the name; what else a regular expression knows is text."""
+    assert [serves(pattern, QWEN) for pattern in ("*", "qwen/*", "*-8b", "google/*", "fixed")] == [True] * 3 + [
+        False
+    ] * 2
+    assert not serves("a.*", "ab")

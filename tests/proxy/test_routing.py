@@ -14,9 +14,11 @@ from litellm_compaction.proxy.routing import (
     DeploymentSelector,
     carrier_of,
     deployment_of,
+    limits_of,
 )
 from litellm_compaction.proxy.wire import refusing
-from litellm_compaction.windows.windows import Windows
+from litellm_compaction.windows.windows import Target, Window, Windows
+from tests.constants import settings_of
 
 ON = {"compaction": {"enabled": True}}
 LOCAL, HOSTED = "http://127.0.0.1:8080/v1", "https://api.example.com/v1"
@@ -28,6 +30,80 @@ def deployment(model: str, info: dict[str, Any] | None = None, **params: Any) ->
 
 def kind(read: Deployment) -> str:
     return "foreign" if read.is_foreign else "asked" if read.is_asked_first else "guarded"
+
+
+def opted(model: str, info: dict[str, Any] | None = None, **params: Any) -> Target:
+    """The target of an opted-in deployment whose server is not LM Studio."""
+    own = info or {}
+    read = deployment(model, {**own, "compaction": {"enabled": True, **own.get("compaction", {})}}, **params)
+    return read.opted_in or read.target
+
+
+@pytest.mark.parametrize(
+    ("info", "window"),
+    [
+        ({"compaction": {"context_length": 9000}, "max_input_tokens": 7000}, (9000, "operator")),
+        ({"max_input_tokens": 7000}, (7000, "max_input_tokens")),
+        ({"max_input_tokens": 7000.0}, (7000, "max_input_tokens")),
+        *(({"max_input_tokens": odd}, (None, "operator")) for odd in (True, 0, 10**9 + 1, "7000", None)),
+    ],
+)
+def test_the_sources_of_a_window_have_an_order(info: dict[str, Any], window: tuple[int | None, str]) -> None:
+    """context_length, the operator's max_input_tokens; otherwise there is none, whatever a request says."""
+    target = opted("openrouter/never-heard-of", info=info, max_input_tokens=5000, num_ctx=5000)
+    assert (target.context_length, target.context_source) == window
+    # Opting LM Studio in changes nothing: its window is read, or unknown.
+    own = deployment("lm_studio/x", {**info, **ON}, api_base=LOCAL)
+    assert (own.is_asked_first, own.target.context_length, own.opted_in) == (False, None, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "api_base", "tokens"),
+    [
+        ("openai/x", LOCAL, None),
+        ("openai/x", "http://gpu.lan:8000/v1", None),
+        ("hosted_vllm/x", "https://vllm.example.com/v1", None),
+        ("ollama/x", None, None),
+        ("openai/x", None, 128_000),
+        ("ollama_chat/x", "https://ollama.com", None),
+    ],
+)
+def test_a_hosted_pruning_model_has_a_supposed_window(model: str, api_base: str | None, tokens: int | None) -> None:
+    """A server of one's own has any context length, and may cut silently; nothing is supposed of a guarded model."""
+    asked = deployment_of({"model": model, "api_base": api_base}, {}, group="g", environ={}, is_asked=True)
+    assert (asked.opted_in or asked.target).context_length == tokens
+    assert opted(model, api_base=api_base).context_length is None
+
+
+@pytest.mark.parametrize(
+    ("params", "environ", "expected"),
+    [
+        ({"model": "openai/responses/x"}, {}, ("openai", "x", LOCAL, "asked")),
+        ({"model": "lm_studio/responses/x"}, {}, ("lm_studio", "x", LOCAL, "guarded")),
+        ({"model": "responses/x", "custom_llm_provider": "openai"}, {}, ("openai", "x", LOCAL, "asked")),
+        ({"model": "gpt-4o"}, {}, ("openai", "gpt-4o", LOCAL, "asked")),
+        ({"model": "claude-sonnet-4-5"}, {}, ("", "claude-sonnet-4-5", LOCAL, "foreign")),
+        (
+            {"model": "openai/x", "api_base": None},
+            {"OPENAI_BASE_URL": LOCAL},
+            ("openai", "x", LOCAL, "asked"),
+        ),
+        ({"model": "openai/x", "api_base": None}, {"OPENAI_BASE_URL": HOSTED}, ("openai", "x", None, "foreign")),
+        ({"model": "openai/x", "api_base": HOSTED}, {"OPENAI_BASE_URL": LOCAL}, ("openai", "x", HOSTED, "foreign")),
+        # A client may ask a wildcard deployment for no model, and LM Studio answers with what is loaded.
+        ({"model": "lm_studio/"}, {}, ("lm_studio", "", LOCAL, "guarded")),
+        ({"model": "lm_studio//"}, {}, ("lm_studio", "/", LOCAL, "guarded")),
+        ({"model": "lm_studio/a/b"}, {}, ("lm_studio", "a/b", LOCAL, "guarded")),
+    ],
+)
+def test_a_deployment_is_read_as_litellm_reads_it(
+    params: dict[str, Any], environ: dict[str, str], expected: tuple[str, str, str | None, str]
+) -> None:
+    """Its route is no part of its name; a name that LiteLLM knows needs no provider; variables have addresses."""
+    read = deployment_of({"api_base": LOCAL, **params}, {}, group="g", environ={"OPENAI_API_KEY": "k", **environ})
+    assert (read.provider, read.target.model, read.target.api_base, kind(read)) == expected
+    # No server but that of the variables gets their key.
+    assert read.target.api_key == ("k" if read.target.api_base == environ.get("OPENAI_BASE_URL") else None)
 
 
 def test_only_a_local_network_may_be_asked() -> None:
@@ -88,6 +164,18 @@ async def test_a_silent_server_is_asked_again_and_a_warning_names_the_line_to_wr
     silent = deployment("openai/x", {}, api_base=LOCAL)
     assert [await guards.guard(silent) is not None for _ in range(4)] == [False, False, True, False]
     assert caplog.text.count("`model: lm_studio/…`") == 1
+
+
+def test_the_answer_that_is_shown_is_what_is_set_aside_for_it() -> None:
+    """A client takes it off the window, and asks for no more: the buffer of an empty prompt."""
+    window = Window(tokens=8192, source="api/v1", instance_id="")
+    for settings, answer_tokens in (
+        ({}, 1638),
+        ({"output_buffer_ratio": 0.5}, 4096),
+        ({"output_buffer_ratio": 0}, 819),
+    ):
+        shown = {"max_input_tokens": 8192, "max_output_tokens": answer_tokens}
+        assert limits_of(window, settings_of(**settings)) == shown
 
 
 def test_the_transport_carries_what_it_can_reach() -> None:

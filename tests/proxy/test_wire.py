@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from litellm.types.llms.openai import ResponseAPIUsage
@@ -15,6 +17,9 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.proxy.answer.sse import json_object
 from litellm_compaction.proxy.wire import (
     added,
+    asked_answers,
+    asked_output_tokens,
+    asked_thoughts_tokens,
     decode,
     encode,
     from_chats_alone,
@@ -23,6 +28,7 @@ from litellm_compaction.proxy.wire import (
     to_chats_alone,
     usage_of,
     with_details,
+    with_output_limit,
     without_overrides,
 )
 from tests.builders import tools
@@ -65,6 +71,50 @@ def test_usage_is_the_whole_prompts_or_none() -> None:
     for odd in (0, None, True):
         assert usage_of({"usage": {"prompt_tokens": odd, "completion_tokens": 3}}) is None
     assert usage_of({"usage": {"prompt_tokens": 900}}) is None is usage_of({"usage": None})
+
+
+def test_a_limit_is_read_as_lenient_servers_read_it() -> None:
+    """512.5 and "512" are 512 there; what is no number stays for them to refuse, beside a bound of llama.cpp's own."""
+    asked = {"max_tokens": 1e9, "max_completion_tokens": 600.0, "n_predict": -1}
+    assert asked_output_tokens(asked) == 600
+    assert with_output_limit(asked, 512) == {"max_tokens": 512, "max_completion_tokens": 512, "n_predict": 512}
+    for value, tokens in ((10.5, 10), ("600", 600), (" 600.5 ", 600), (10**400, 10**400), (-1, None), ("-1", None)):
+        assert asked_output_tokens({"max_tokens": value}) == tokens
+        assert with_output_limit({"max_tokens": value}, 512) == {"max_tokens": 512}
+    for odd in (math.inf, math.nan, True, "many", "9" * 19, [9]):
+        assert asked_output_tokens({"max_tokens": odd}) is None
+        assert with_output_limit({"max_tokens": odd}, 512) == {"n_predict": 512}
+        assert with_output_limit({"max_completion_tokens": odd}, 512) == {"max_tokens": 512, "n_predict": 512}
+
+
+def test_answers_are_counted_as_lenient_servers_read_them() -> None:
+    """Each takes room of its own; a number that is none, or too long to be read, is one."""
+    for asked, answers in (({}, 1), ({"n": 2, "n_cmpl": "3"}, 3), ({"n": 2.0}, 2), ({"extra_body": {"best_of": 4}}, 4)):
+        assert asked_answers(asked) == answers
+    for odd in (True, -5, 0, "many", "9" * 19, math.inf, [2]):
+        assert asked_answers({"n": odd}) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        ({}, None),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, math.inf),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "reasoning_effort": "high"}, 1024),
+        ({"reasoning": {"max_tokens": 2000, "effort": "high"}}, 2000),
+        ({"reasoning": {"effort": "xhigh"}}, math.inf),
+        ({"reasoning_effort": {"effort": "max"}}, math.inf),
+        ({"reasoning_effort": ["high"]}, None),
+        ({"thinking_budget_tokens": 512.0}, 512),
+        ({"reasoning_budget_tokens": -1}, math.inf),
+        ({"generationConfig": {"thinkingConfig": {"thinkingBudget": 0}}}, 0),
+        ({"generationConfig": {"thinkingConfig": 7}, "thinking": "much", "reasoning": None}, None),
+        ({"thinking": {"budget_tokens": True}, "reasoning": {"max_tokens": "2000"}}, 2000),
+    ],
+)
+def test_a_clients_bound_on_thinking(body: dict[str, Any], tokens: float | None) -> None:
+    """A number of tokens in any client's spelling goes before an effort; what is no number says nothing."""
+    assert asked_thoughts_tokens(body) == tokens
 
 
 def _read(*messages: Any, **fields: Any) -> Request:
