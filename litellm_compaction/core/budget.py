@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from litellm_compaction.core.prompts import STRATEGIES, Strategy
@@ -75,7 +75,7 @@ class Budget:
     window_tokens: int
     # Gives the tokens of system, tools and protected messages, which no compaction can shrink; not asked for a prompt
     # that is sent as it came.
-    floor: Callable[[], int] = field(compare=False)
+    floor: Callable[[], int]
     likely_ratio: float  # The true prompt is at most so many times the estimate of one that is made of this one.
     fixed_tokens: int = 0  # System messages and tools, which no threshold counts; part of the floor.
     own_likely_ratio: float | None = None  # Of the request as it came, if the server has counted its beginning.

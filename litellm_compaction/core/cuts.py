@@ -63,7 +63,7 @@ def _open_at_end(text: str) -> tuple[str | None, bool]:
 
 def fence_language(info: str) -> str:
     """The language that a fence's info string names, in lower case; "" when it names none."""
-    return "".join(info.split(None, 1)[:1]).lower()
+    return "".join(info.split()[:1]).lower()
 
 
 def outside_thoughts(text: str) -> list[str]:

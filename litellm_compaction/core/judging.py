@@ -97,7 +97,7 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
     if total and _is_foreign(summary, instruction, source):
         return Judgement("", "script")
     if total - good > _MOST_DROPPED_RATIO * total:
-        return Judgement("", words.most_common(1)[0][0])
+        return Judgement("", max(words, key=words.__getitem__))
     left = [each for each in sentences if not each.fault]
     if not total or _says_nothing(" ".join(each.text for each in left if each.words), instruction, source):
         return Judgement("", "empty")

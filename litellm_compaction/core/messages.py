@@ -296,8 +296,8 @@ def normal_text(message: Message) -> str:
     text = message.text
     if message.role == "assistant":
         text = without_notices(text).lstrip()
-        end = text.find(_THINK_END) if text.startswith(_THINK) else -1
-        text = text[end + len(_THINK_END) :] if end >= 0 else text
+        _, end, behind = text.partition(_THINK_END)
+        text = behind if end and text.startswith(_THINK) else text
     return text.strip()
 
 

@@ -135,8 +135,8 @@ def read_record(messages: Sequence[Message]) -> Found | None:
         heading = None if message.role == "tool" or message.calls else _HEADING.match(text)
         if heading is not None:
             body, words, number = text[heading.end() :], "", max(int(heading[1] or 1), 1)
-            if body.startswith(FRAME_BEGIN):
-                body, _, words = _OPENS_FRAME.sub("", body, count=1).partition(FRAME_END)
+            if (opening := _OPENS_FRAME.match(body)) is not None:
+                body, _, words = body[opening.end() :].partition(FRAME_END)
             summary, _, ledger = f"\n{body.strip()}\n".partition(f"\n{LEDGER_TITLE}\n")
             record = replace(_RECORD, round=number, omissions=summary.strip(), ledger=ledger.strip())
             rest = with_texts(message, [without_lead_in(words.removeprefix("\n\n")), *others])

@@ -117,7 +117,7 @@ def parts_of(message: Message) -> list[list[Stretch]]:
 
     ranks = {each: rank(each) for each in found if each.speaks or each.kind == "recurring"}
     is_programs = any(each.kind == "note" and not each.words.startswith("<") for each in found)
-    is_note, has_results = texts[:1] and texts[0].startswith(LITELLMS_NOTE), any(map(_RESULT_BEGINS.match, texts[:-1]))
+    is_note, has_results = texts and texts[0].startswith(LITELLMS_NOTE), any(map(_RESULT_BEGINS.match, texts[:-1]))
     least = 3 if is_note else 2 if has_results else 1 if is_beside else 0 if is_programs else -2
     most = max((*ranks.values(), least))
 

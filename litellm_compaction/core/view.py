@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from litellm_compaction.core.forms import Form, ImagePlace, image_parts, without_data
@@ -131,7 +131,7 @@ class View:
     messages: tuple[Message, ...]  # n, oldest first.
     sizes: tuple[int, ...]  # n, tokens; sizes[i] belongs to messages[i].
     fixed_tokens: int  # Of tools and the template's additions.
-    count_text: Callable[[str], int] = field(compare=False)
+    count_text: Callable[[str], int]
     hashes: tuple[str, ...]  # Chain entries, one more than there are messages after the leading system ones.
     words_hashes: tuple[str, ...] = ()  # As many, of the chain of words alone.
     seen: tuple[Seen, ...] = ()  # What the first messages were before the client edited them, if a record says so.

@@ -50,7 +50,7 @@ def joined(partial: str, continuation: str) -> str:
         "… the fox went home.",
         "Continuing from where I left off: home.",
         "Sure, continuing with the answer: Then the fox went home.",
-        "Okay:\nThen the fox went home.",
+        "Okay:\n" * 3 + "Then the fox went home.",
         "Sure, I'll continue.\n\nHere is the continuation:\n\nhome.",
         "*(continuing from where I stopped)*\n\nhome.",
         "Let me continue:\nhome.",
@@ -105,6 +105,7 @@ def test_what_is_not_new_is_removed(continuation: str) -> None:
         (CODE, "```js\nalert(1)"),
         ("```python\nprint(1)\nprint(2)\n```\n\n", "```python\nprint(3)\n```"),
         (FOX, "<thin ice."),
+        (FOX, "Okay:\n" * 4 + "Then the fox went home."),
     ],
 )
 def test_what_belongs_to_the_answer_is_kept(partial: str, continuation: str) -> None:
@@ -120,9 +121,10 @@ def test_what_belongs_to_the_answer_is_kept(partial: str, continuation: str) -> 
         ("The river runs past word83 ", "word83 goes on.", "goes on."),
         ("- a plum\n- quince ", "- quince goes on.", "goes on."),
         # Its own indentation, or three words of it, are evidence enough that a line was started again.
-        ("x:\n    return ", "\n    return total", "total"),
+        ("x:\n  return ", "\n  return total", "total"),
         ("x:\n    y = x ", "y = x + 1", "+ 1"),
-        ("x:\n    foo(1, 2)\n    foo(1, ", "    foo(1, 2)", "2)"),
+        ("It rained all day, ", "Continuing where I left off: and it snowed.", "and it snowed."),
+        ("x:\n  foo(1, 2)\n  foo(1, ", "  foo(1, 2)", "2)"),
         # Exactly one indentation results, wherever a fence is reopened or the code repeated.
         (CODE, "    return result", "return result"),
         (CODE, "```python\nreturn result", "return result"),

@@ -81,6 +81,7 @@ def test_beside_the_element_with_the_persons_words_other_parts_are_the_clients()
     assert own_words(message(task, said_once)) == task
     assert own_words(message("[TASK GOES ON] Look again.\n\nNow.", f"New words:\n{task}", said_once)).endswith(task)
     assert own_words(message(f"[read_file for 'a.py'] Result:\n{BODY}", said_once)) == ""
+    assert own_words(message(task, "# Now\n\nIs it done?")) == f"{task}\n# Now\n\nIs it done?"
     assert own_words(message(f"{task}\n\n{said_once}")) == f"{task}\n\n{said_once}"
 
 
@@ -204,7 +205,7 @@ CLIENTS: dict[str, Wrap] = {
     "code of each turn": lambda at, words: (
         f"<snippet>\nint {'abcdef'[at]};\n\nint {'uvwxyz'[at]};\n</snippet>\n\n{words}"
     ),
-    "a heading and its lines": lambda at, words: f"{words}\n\n## Tabs\n- a.py\n- b.py\n- {'abcdef'[at]}.py",
+    "a heading and its lines": lambda at, words: f"{words}\n\n## Tabs\n- a.py\n- {'abcdef'[at]}.py",
     "a block of JSON": lambda at, words: (
         f'```json\n{{\n "line": {at},\n "open": ["{"abcdef"[at]}.py"]\n}}\n```\n\n{words}'
     ),

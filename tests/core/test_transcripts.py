@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 
 import pytest
@@ -124,11 +123,3 @@ PASTED = f"Here is a chat with the support:\n{rendered(lambda role, text: f'{rol
 def test_a_person_who_pastes_a_chat_is_a_person(raw: list[JsonDict], has_tools: bool) -> None:
     """With tools, with an answer before it, or with a question beside it; and no list of a program is a chat."""
     assert not is_client_summary(parsed(raw), {}, has_tools=has_tools)
-
-
-def test_floods_are_read_in_time() -> None:
-    """Whatever stands in one message."""
-    for flood in ("<ab>\n" * 40_000, '{"role": "user", "a":' * 4_000, "user\n" * 40_000, "<user>x</user>\n" * 20_000):
-        started_s = time.process_time()
-        rendered_in(parsed([user(flood)]))
-        assert time.process_time() - started_s < 2

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from litellm_compaction.config import Settings
 from litellm_compaction.engine import Attempts
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, note_of, opened, serve
 from tests.builders import JsonDict, assistant, chat, parsed, system, user
@@ -114,6 +115,7 @@ def _told(raw: list[JsonDict], tenant: str = "anna", *, is_bounded: bool = True)
         [*TALK, ASKED],
         [*ANSWERED[-4:], ASKED],
         [TITLES, *ANSWERED[-4:]],
+        [TITLES, *ANSWERED[-2:]],
         [TITLES, *ANSWERED[1:]],
         [ASKED, *ANSWERED[-4:]],
     ],
@@ -166,3 +168,14 @@ def test_a_conversation_whose_answers_are_short_goes_on() -> None:
     last = [*later, assistant("Fine."), user("Thanks.")]
     once = (TALK, False, False), (later, False, True), (last, False, True), ([*last, ASKED], False, True)
     assert _turns(Exchanges(), *once) == [False, True, False, False]
+
+
+@pytest.mark.parametrize(("tokens", "chars", "is_beside"), [(512, 4000, True), (513, 4000, False), (512, 4001, False)])
+async def test_an_answer_or_a_message_may_be_too_long_for_one_beside(tokens: int, chars: int, is_beside: bool) -> None:
+    """No title is longer, and no instruction that asks for one."""
+    exchanges, talk = Exchanges(), chat(20)
+    later = [*talk, assistant("It is done."), user("w" * chars)]
+    for body, found in (({"messages": talk}, False), ({"messages": later, "max_tokens": tokens}, is_beside)):
+        exchange = await exchanges.of(body, "served", Settings())
+        assert exchange is not None
+        assert exchange.client.is_beside is exchange.client.is_client_summary is found

@@ -10,7 +10,7 @@ from typing import Any
 import litellm
 import pytest
 
-from litellm_compaction.core.messages import user_message
+from litellm_compaction.core.messages import Request, user_message
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy.internal import Caller
@@ -86,7 +86,18 @@ async def test_a_summary_is_asked_for_as_a_stream_and_joined() -> None:
     router = ScriptedRouter(chunk(reasoning_content="Hm."), *texts, chunk("length"), SimpleNamespace(choices=[]))
     answer = await router.ask("text", 5)
     assert answer == SummaryAnswer(text="### Current state", reasoning="Hm.", finish_reason="length", calls_tool=False)
-    assert (router.asked["stream"], router.asked["stream_options"]) == (True, {"include_usage": True})
+    asked = {
+        "model": "",
+        "max_tokens": 5,
+        "timeout": 60,
+        "temperature": 0.3,
+        "num_retries": 0,
+        "disable_fallbacks": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "cache": {"no-cache": True, "no-store": True},
+    }
+    assert {name: router.asked[name] for name in asked} == asked
     await settled()
     assert (router.closed, router.logged) == (1, [])
 
@@ -110,3 +121,11 @@ async def test_what_is_ended_early_is_paid_for(is_endless: bool) -> None:
     assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (500, 6)
     assert response.choices[0].message.content == "### Current state\nUSER:\n"
     assert router.closed == 1
+
+
+async def test_a_count_is_asked_for_by_an_answer_of_one_token() -> None:
+    """Which costs the least; without usage there is none."""
+    router = ScriptedRouter()
+    request = Request(messages=(user_message("How long?"),), extras={"documents": ["a"]})
+    assert await Caller(router, str, {}, timeout_s=60).measure(request) is None
+    assert (router.asked["max_tokens"], router.asked["extra_body"]) == (1, {"documents": ["a"]})

@@ -105,6 +105,8 @@ async def test_administrators_at_once_lose_nothing() -> None:
         "strategy": "prune",
         "notices": "content",
     }
+    workers.now_s += 1.0
+    assert (await workers.one.current()).notices == "content"
     await workers.two.write(dict.fromkeys(LIVE))
     assert workers.two.in_force.settings == CONFIGURED
     assert await workers.store.get_setting(KEY) == "{}"

@@ -12,6 +12,7 @@ from fastapi import HTTPException
 from litellm.proxy._types import ProxyException
 
 from litellm_compaction.errors import (
+    ClientLeft,
     CompactionError,
     DoesNotFit,
     ModelNotLoaded,
@@ -21,7 +22,15 @@ from litellm_compaction.errors import (
     WindowUnknown,
     WindowUnread,
 )
-from litellm_compaction.proxy.refusals import Refusal, litellm_error_of, response_of, reworded, server_gone
+from litellm_compaction.proxy.refusals import (
+    Refusal,
+    litellm_error_of,
+    log_failure,
+    log_refused,
+    response_of,
+    reworded,
+    server_gone,
+)
 from tests.proxy.scripted import Scene, Turn
 
 TOO_LARGE = DoesNotFit("9,000 tokens do not fit into 8,192.", shares=(), window_tokens=8192, needed_tokens=9300)
@@ -103,3 +112,22 @@ def test_only_an_lm_studio_that_takes_no_connection_is_to_be_started(
     assert (gone is not None) is is_gone
     if gone is not None:
         assert str(gone).startswith("LM Studio at http://10.0.0.7:1234/v1 does not answer. Start its server")
+
+
+def _fail(depth: int) -> None:
+    if depth == 1:
+        raise ValueError("Never say this.")
+    _fail(depth - 1)
+
+
+def test_the_log_says_where_a_failure_came_from_and_none_of_its_words(caplog: pytest.LogCaptureFixture) -> None:
+    """The last four lines, the innermost first; a refusal that the engine logs is not told twice."""
+    for depth, lines in ((1, 2), (3, 4), (4, 4)):
+        with pytest.raises(ValueError, match="Never") as failed:
+            _fail(depth)
+        log_failure("pre_call", failed.value)
+        assert caplog.messages[-1].startswith("failed_open hook=pre_call error=ValueError at=test_refusals.py:")
+        assert (caplog.messages[-1].count("test_refusals.py:"), "Never" in caplog.messages[-1]) == (lines, False)
+    for error in (TOO_LARGE, ClientLeft(), ModelNotLoaded("m")):
+        log_refused("served", error)
+    assert [each[:21] for each in caplog.messages[3:]] == ["refused model=served:"]
