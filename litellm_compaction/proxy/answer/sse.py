@@ -320,32 +320,31 @@ async def with_heartbeat(
 ) -> AsyncGenerator[Any, None]:
     """The chunks of `response`, and a beat after each `every_s` for which a compaction has kept it silent.
 
-    In place of LiteLLM's own keep-alive, which leaks a slot of the key's parallel limit with every chat stream. A task
-    races the clock only while a pause may come. A stream that waits silently opens with a comment: LiteLLM's router
-    keeps what opens Responses (`_responses_stream_holds_event`) and Messages until some of the answer has come.
+    In place of LiteLLM's own keep-alive, which leaks a slot of the key's parallel limit with every chat stream. One
+    that waits silently opens with a comment: LiteLLM's router keeps what opens Responses
+    (`_responses_stream_holds_event`) and Messages until some of the answer has come.
     """
     source, last = aiter(response), None
     if exchange.may_pause and exchange.begins_silently:
-        yield _COMMENT
+        yield (last := _COMMENT)
     while True:
-        if not exchange.may_pause:
-            last = await anext(source, _END)
-        else:
-            waiting = asyncio.ensure_future(anext(source, _END))
-            try:
-                while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                    if last is not None or exchange.begins_silently:
-                        yield _beat(last)
-                last = await waiting
-            finally:
-                if not waiting.done():
-                    waiting.cancel()
-                    # Neither awaited directly nor without a shield: anyio cancels us again and again when the client
-                    # has gone, an await would hand that on, and the upstream connection would stay open half closed.
-                    with anyio.CancelScope(shield=True):
-                        await asyncio.wait({waiting})
-                    if not waiting.cancelled():
-                        waiting.exception()  # marks it as retrieved
+        # Each chunk races the clock: a server may end an answer long before the limit, which nobody foresees.
+        waiting = asyncio.ensure_future(anext(source, _END))
+        try:
+            while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
+                # Before its first byte a failure keeps its status.
+                if exchange.may_pause and last is not None:
+                    yield _beat(last)
+            last = await waiting
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                # Neither awaited directly nor without a shield: anyio cancels us again and again when the client has
+                # gone, an await would hand that on, and the upstream connection would stay open half closed.
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait({waiting})
+                if not waiting.cancelled():
+                    waiting.exception()  # marks it as retrieved
         if last is _END:
             return
         yield last

@@ -163,10 +163,15 @@ _WORD.usage = _DELTA.usage = Usage(prompt_tokens=3, completion_tokens=2, total_t
 
 @pytest.mark.parametrize("before", [b"event: message_start\ndata: {}\n\n", _PROGRESS, _WORD, _DELTA])
 async def test_each_route_has_a_beat(before: Any) -> None:
-    """A comment, or a chunk that says nothing where others read chunks; a usage that was said is not said again."""
-    stream = with_heartbeat(_silent_behind([before]), _call(may_pause=True), every_s=0.001)
+    """A comment, or a chunk that says nothing where others read chunks; a usage that was said is not said again.
+
+    Also of a pause that nobody foresaw when the next chunk was asked for.
+    """
+    call = _call(may_pause=False)
+    stream = with_heartbeat(_silent_behind([before]), call, every_s=0.001)
     assert await anext(stream) == before
-    beat = await anext(stream)
+    asyncio.get_running_loop().call_later(0.01, setattr, call, "may_pause", True)
+    beat = await asyncio.wait_for(anext(stream), 60)
     if hasattr(before, "choices"):
         (choice,) = beat.choices
         said = choice.text if hasattr(choice, "text") else choice.delta.content
