@@ -6,6 +6,7 @@ climbed until the result of one does.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -227,11 +228,15 @@ class Decider:
     async def _climbed(self, needed: CompactionNeeded, room: Reservation | None) -> Decided:
         measured, context, effort = needed.measured, needed.measured.context, Effort()
         for at, step in enumerate(needed.steps):
-            made, is_ours = await self._made(needed, needed.steps[at:], room, effort)
-            if made is not None and not is_ours:
+            made, made_by = await self._made(needed, needed.steps[at:], room, effort)
+            if made is not None and made_by is not effort:
                 # Another request's may not be for this one, which goes on differently.
                 context.attempts.has_compacted = context.attempts.has_compacted or context.now
-                return await self.decide(measured, (made, *needed.stored))
+                decided = await self.decide(measured, (made, *needed.stored))
+                if made_by is None or not made_by.is_left or not isinstance(decided, PreparedRequest):
+                    return decided
+                made_by.is_left = False
+                return replace(decided, decision=Decision(_outcome(measured, made), made_by, step.base))
             if made is not None and (prepared := await self._tried(needed, step, made, effort)) is not None:
                 await self._maker.forget(measured, superseded(needed.stored))
                 return prepared
@@ -267,13 +272,12 @@ class Decider:
             await self._maker.put(measured, made)
         if context.now:
             context.attempts.has_compacted = self._small[context.scope] = True
-        outcome: Outcome = "fallback" if is_copied and not context.is_client_summary else "compacted"
-        return await self._quoted(prepared, Decision(outcome, effort, step.base))
+        return await self._quoted(prepared, Decision(_outcome(measured, made), effort, step.base))
 
     async def _made(
         self, needed: CompactionNeeded, steps: Sequence[Step], room: Reservation | None, effort: Effort
-    ) -> tuple[Compaction | None, bool]:
-        """The compaction by the first step, None for nothing usable; and True if it was made for this very request.
+    ) -> tuple[Compaction | None, Effort | None]:
+        """The compaction by the first step, None for nothing usable; and the effort of the request it was made for.
 
         What a model is asked for is made once, in one of all processes, for all of equal tenants, models, topics, and
         covered messages; who waits for it gives back its room.
@@ -281,7 +285,7 @@ class Decider:
         measured, context, step = needed.measured, needed.measured.context, steps[0]
         make = partial(self._maker.make, measured, steps, effort)
         if step.question == "none":
-            return await make(), True
+            return await make(), effort
         covered_hash = measured.conversation.hashes[step.draft.covered_messages]
         key = (context.scope, context.target.key, context.focus, step.question, covered_hash)
         limit_s, leases = context.settings.summary_timeout_s, self._leases
@@ -307,8 +311,15 @@ class Decider:
 
         if self._flights.is_under_way(key) and room is not None:
             room.pause()
-        made, made_by = await self._flights.join(key, first)
-        return made, made_by is effort
+        try:
+            return await self._flights.join(key, first)
+        except asyncio.CancelledError:
+            effort.is_left = True
+            raise
+
+
+def _outcome(measured: MeasuredRequest, made: Compaction) -> Outcome:
+    return "fallback" if made.level == "truncate" and not measured.context.is_client_summary else "compacted"
 
 
 def _is_small(measured: MeasuredRequest) -> bool:

@@ -64,20 +64,24 @@ async def test_a_broken_store_hurts_no_request() -> None:
     assert len(bench.ask.prompts) == 2
 
 
-@pytest.mark.parametrize("now", [False, True])
-async def test_requests_that_begin_alike_pay_for_one_summary(now: bool) -> None:
-    """Also those that go on differently, and those whose client wants it at once."""
+@pytest.mark.parametrize(("now", "leaves"), [(False, False), (True, False), (False, True)])
+async def test_requests_that_begin_alike_pay_for_one_summary(now: bool, leaves: bool) -> None:
+    """Also those that go on differently, whose client wants it at once, and where the first one's has left."""
     bench = Bench(ask=FakeAsk(gate=asyncio.Event()))
     histories = [[*LONG, assistant("ok"), user(f"And now {number % 3}?")] for number in range(6)]
     waiting = [asyncio.ensure_future(bench.guard(raw, now=now)) for raw in histories]
     await bench.ask.asked.wait()
     await settled()
     assert bench.ask.gate is not None
+    if leaves:
+        waiting.pop(0).cancel()
+        await settled()
     bench.ask.gate.set()
     prepared = await asyncio.gather(*waiting)
     assert len(bench.ask.prompts) == len(bench.store.kept) == 1
-    assert sorted(each.action for each in prepared) == ["compacted", *["reused"] * 5]
-    for each, raw in zip(prepared, histories, strict=True):
+    assert sorted(each.action for each in prepared) == [*["compacted"] * (not leaves), *["reused"] * 5]
+    assert sorted(bench.outcomes) == ["compacted", *["reused"] * (5 - leaves)]
+    for each, raw in zip(prepared, histories[leaves:], strict=True):
         assert SUMMARY.splitlines()[1] in "".join(message.text for message in sent(raw, each))
 
 
