@@ -162,7 +162,8 @@ class Maker:
                 compaction = replace(compaction, words_hash=conversation.words_hashes[covered], seen=known)
         if is_in_effect and self._originals is not None and context.settings.keep_originals != "off":
             whose, hashes = {"scope": context.scope, "tenant": context.tenant}, conversation.hashes[: covered + 1]
-            self._originals.keep(Covered(**whose, messages=rest, hashes=hashes, redact=measured.redact))
+            sent = tuple(each.received or each for each in rest)
+            self._originals.keep(Covered(**whose, messages=sent, hashes=hashes, redact=measured.redact))
         try:
             if compaction.state == "ready" and await self._store.find(context.scope, [compaction.covered_hash]):
                 # Never in place of one that is applied.
