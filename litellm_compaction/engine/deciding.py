@@ -233,10 +233,10 @@ class Decider:
                 # Another request's may not be for this one, which goes on differently.
                 context.attempts.has_compacted = context.attempts.has_compacted or context.now
                 decided = await self.decide(measured, (made, *needed.stored))
-                if made_by is None or not made_by.is_left or not isinstance(decided, PreparedRequest):
-                    return decided
-                made_by.is_left = False
-                return replace(decided, decision=Decision(_outcome(measured, made), made_by, step.base))
+                if made_by is not None and made_by.is_left and isinstance(decided, PreparedRequest):
+                    made_by.is_left = False
+                    decided = replace(decided, decision=Decision(_outcome(measured, made), made_by, step.base))
+                return decided
             if made is not None and (prepared := await self._tried(needed, step, made, effort)) is not None:
                 await self._maker.forget(measured, superseded(needed.stored))
                 return prepared

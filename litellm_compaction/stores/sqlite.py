@@ -282,9 +282,10 @@ _ADD = f"""
 INSERT INTO entry (part, {_COLUMNS}, used_order) VALUES (:part, :scope, :key, :body, :now_s, :now_s, :size_bytes,
     CASE WHEN :size_bytes THEN {_NEXT} END)
 """  # noqa: S608
-_USED_BYTES = "SELECT coalesce(sum(bytes), 0) FROM usage WHERE part = :part"
-# Of a bound that was lowered, with each row that comes: others wait for the file meanwhile.
-_MOST_EVICTED = 16
+_BYTES = "SELECT coalesce(sum(bytes), 0) FROM usage WHERE part = :part"
+# Beyond what it adds a write takes few rows: the bound may have been lowered, and others wait for the file meanwhile.
+_IS_FULL = "SELECT bytes > :max_bytes AND (bytes > :before_bytes OR :more_rows > 0) FROM usage WHERE part = :part"
+_MORE_ROWS = 16
 # One tenant's records take nothing from tenants with fewer; the last used row of all stays, however large.
 _OLDER = f"part = :part AND used_order < {_NEXT} - 1"
 _LARGEST = f"SELECT scope FROM entry WHERE {_OLDER} GROUP BY scope ORDER BY sum(size_bytes) DESC LIMIT 1"  # noqa: S608
@@ -402,22 +403,16 @@ class SqliteRows:
 
     def _put(self, connection: sqlite3.Connection, scope: str, key: str, body: bytes) -> bool:
         """Writes a row; expired ones go, and others until the bound holds, or some of them. True if any text went."""
-
-        def used_bytes() -> int:
-            return int(connection.execute(_USED_BYTES, values).fetchone()[0])
-
-        values, evicted = self._values(scope=scope, key=key, body=body), 0
+        values = self._values(scope=scope, key=key, body=body, max_bytes=self._max_bytes, more_rows=_MORE_ROWS)
         values["size_bytes"] = 0 if scope == SETTINGS else len(body) + OVERHEAD_BYTES
         values["latest_s"] = values["now_s"] + self._ttl_s
         is_less = connection.execute(_DROP, values).rowcount + connection.execute(_EXPIRE, values).rowcount > 0
         connection.execute(_SET_BACK, values)
-        before_bytes = used_bytes()
+        (values["before_bytes"],) = connection.execute(_BYTES, values).fetchone()
         connection.execute(_ADD, values)
-        while (now_bytes := used_bytes()) > self._max_bytes and (now_bytes > before_bytes or evicted < _MOST_EVICTED):
-            if not connection.execute(_EVICT, values).rowcount:
-                break
-            evicted += 1
-        return is_less or evicted > 0
+        while connection.execute(_IS_FULL, values).fetchone()[0] and connection.execute(_EVICT, values).rowcount:
+            is_less, values["more_rows"] = True, values["more_rows"] - 1
+        return is_less
 
 
 def _found(connection: sqlite3.Connection, keys: Sequence[str], values: dict[str, Any]) -> dict[str, Row]:
