@@ -45,7 +45,7 @@ _PASSING_STATUSES = frozenset({408, 425, 429})
 _NOT_IMPLEMENTED = 501
 _HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 _TEXT = (str, type(None))
-_END = object()
+_END, _BEAT = object(), object()
 # Legal in every stream of events, and read by no client.
 _COMMENT = b": ping\n\n"
 
@@ -324,30 +324,41 @@ async def with_heartbeat(
     that waits silently opens with a comment: LiteLLM's router keeps what opens Responses
     (`_responses_stream_holds_event`) and Messages until some of the answer has come.
     """
-    source, last = aiter(response), None
-    if exchange.may_pause and exchange.begins_silently:
-        yield (last := _COMMENT)
-    while True:
-        # Each chunk races the clock: a server may end an answer long before the limit, which nobody foresees.
-        waiting = asyncio.ensure_future(anext(source, _END))
-        try:
-            while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                # Before its first byte a failure keeps its status.
-                if exchange.may_pause and last is not None:
+    source, last, loop = aiter(response), None, asyncio.get_running_loop()
+    asked, given = asyncio.Semaphore(0), asyncio.Queue[Any]()
+
+    async def pull() -> None:
+        while await asked.acquire():
+            given.put_nowait(await anext(source, _END))
+
+    # One task reads it all: other callbacks' variables hold from one chunk to the next. It ends early by an error.
+    pulling = asyncio.ensure_future(pull())
+    pulling.add_done_callback(lambda _: given.put_nowait(_END))
+    try:
+        if exchange.may_pause and exchange.begins_silently:
+            yield (last := _COMMENT)
+        while last is not _END:
+            asked.release()
+            taken: Any = _BEAT
+            while taken is _BEAT:
+                clock = loop.call_later(every_s, given.put_nowait, _BEAT)
+                taken = await given.get()
+                clock.cancel()
+                # A server may end an answer long before the limit. Before the first byte a failure keeps its status.
+                if taken is _BEAT and exchange.may_pause and last is not None:
                     yield _beat(last)
-            last = await waiting
-        finally:
-            if not waiting.done():
-                waiting.cancel()
-                # Neither awaited directly nor without a shield: anyio cancels us again and again when the client has
-                # gone, an await would hand that on, and the upstream connection would stay open half closed.
-                with anyio.CancelScope(shield=True):
-                    await asyncio.wait({waiting})
-                if not waiting.cancelled():
-                    waiting.exception()  # marks it as retrieved
-        if last is _END:
-            return
-        yield last
+            if (last := taken) is not _END:
+                yield last
+        if pulling.done():
+            pulling.result()
+    finally:
+        pulling.cancel()
+        # Neither awaited directly nor without a shield: anyio cancels us again and again when the client has gone, an
+        # await would hand that on, and the upstream connection would stay open half closed.
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({pulling})
+        if not pulling.cancelled():
+            pulling.exception()  # marks it as retrieved
 
 
 def _beat(last: Any) -> Any:
