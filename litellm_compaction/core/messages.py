@@ -75,8 +75,7 @@ class Message:
     is_synthetic: bool = False
     raw: JsonObject  # The client's, never changed in place.
     marks: Marks = field(default=NO_MARKS, compare=False, repr=False)  # Of the conversation, for a user message.
-    # As it came, if its client ordered some of it to be cleared: that is what the client will send again.
-    received: Message | None = field(default=None, compare=False, repr=False)
+    received: Message | None = field(default=None, compare=False, repr=False)  # As it came, if some of it is cleared.
 
     @property
     def is_system(self) -> bool:

@@ -56,7 +56,6 @@ class Effort:
     seconds: float = 0.0
     pruning_model: str = ""  # The last one that was asked.
     reason: str = ""  # In one word, why there is no summary, or not the configured model's.
-    is_left: bool = False  # Its client has gone: another one that waits for the result tells of it.
 
 
 class Decision(NamedTuple):

@@ -6,7 +6,6 @@ climbed until the result of one does.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -52,8 +51,8 @@ class Decider:
     def __init__(self, engine: Compactor, leases: Leases | None) -> None:
         self._engine, self._leases = engine, leases
         self._measurer, self._asker, self._maker = engine.measurer, engine.asker, engine.maker
-        # With the effort of the request for which it was made.
-        self._flights: Flights[tuple[Compaction | None, Effort | None]] = Flights()
+        # With the effort of the request for which it was made, until one has taken that to tell of it.
+        self._flights: Flights[tuple[Compaction | None, list[Effort]]] = Flights()
         self._sent = SentBefore()
         # Tenants of whom a small conversation has been compacted at a client's wish: theirs are looked up, too.
         self._small: Bounded[str, bool] = Bounded(_MOST_SCOPES)
@@ -229,17 +228,13 @@ class Decider:
         measured, context, effort = needed.measured, needed.measured.context, Effort()
         for at, step in enumerate(needed.steps):
             made, made_by = await self._made(needed, needed.steps[at:], room, effort)
+            if made and made_by and (prepared := await self._tried(needed, step, made, made_by)) is not None:
+                await self._maker.forget(measured, superseded(needed.stored))
+                return prepared
             if made is not None and made_by is not effort:
                 # Another request's may not be for this one, which goes on differently.
                 context.attempts.has_compacted = context.attempts.has_compacted or context.now
-                decided = await self.decide(measured, (made, *needed.stored))
-                if made_by is not None and made_by.is_left and isinstance(decided, PreparedRequest):
-                    made_by.is_left = False
-                    decided = replace(decided, decision=Decision(_outcome(measured, made), made_by, step.base))
-                return decided
-            if made is not None and (prepared := await self._tried(needed, step, made, effort)) is not None:
-                await self._maker.forget(measured, superseded(needed.stored))
-                return prepared
+                return await self.decide(measured, (made, *needed.stored))
             if step.is_record:
                 break
         does_fit = measured.budget.own.fits(measured.count.tokens)
@@ -272,12 +267,13 @@ class Decider:
             await self._maker.put(measured, made)
         if context.now:
             context.attempts.has_compacted = self._small[context.scope] = True
-        return await self._quoted(prepared, Decision(_outcome(measured, made), effort, step.base))
+        outcome: Outcome = "fallback" if is_copied and not context.is_client_summary else "compacted"
+        return await self._quoted(prepared, Decision(outcome, effort, step.base))
 
     async def _made(
         self, needed: CompactionNeeded, steps: Sequence[Step], room: Reservation | None, effort: Effort
     ) -> tuple[Compaction | None, Effort | None]:
-        """The compaction by the first step, None for nothing usable; and the effort of the request it was made for.
+        """The compaction by the first step, None for nothing usable; and its effort if this request tells of it.
 
         What a model is asked for is made once, in one of all processes, for all of equal tenants, models, topics, and
         covered messages; who waits for it gives back its room.
@@ -301,25 +297,19 @@ class Decider:
                 room.pause()
             return await look()
 
-        async def first() -> tuple[Compaction | None, Effort | None]:
+        async def first() -> tuple[Compaction | None, list[Effort]]:
             shared = leases.one_of_all(f"compaction {key!r}", waited, limit_s=limit_s) if leases is not None else _ALONE
             async with shared as found:
                 if others := found or await look():
-                    return others, None
+                    return others, []
                 async with room.for_summary(measured.window, measured.count.tokens) if room is not None else _ALONE:
-                    return await make(), effort
+                    return await make(), [effort]
 
         if self._flights.is_under_way(key) and room is not None:
             room.pause()
-        try:
-            return await self._flights.join(key, first)
-        except asyncio.CancelledError:
-            effort.is_left = True
-            raise
-
-
-def _outcome(measured: MeasuredRequest, made: Compaction) -> Outcome:
-    return "fallback" if made.level == "truncate" and not measured.context.is_client_summary else "compacted"
+        made, efforts = await self._flights.join(key, first)
+        # They come in turn: of a client that has left the next one tells.
+        return made, efforts.pop() if efforts else None
 
 
 def _is_small(measured: MeasuredRequest) -> bool:

@@ -154,16 +154,15 @@ class Maker:
         if context.is_client_summary:
             # Its conversation ends here.
             return False
-        covered = compaction.covered_messages
-        rest, is_in_effect = conversation.rest[:covered], not compaction.is_waiting
+        covered, is_in_effect = compaction.covered_messages, not compaction.is_waiting
+        rest = tuple(each.received or each for each in conversation.rest[:covered])
         if not compaction.seen and not measured.is_shortened and covered < len(conversation.words_hashes):
             known = await off_loop(rest, lambda: seen(rest, conversation.hashes, conversation.seen))
             if any(each.data for each in known):
                 compaction = replace(compaction, words_hash=conversation.words_hashes[covered], seen=known)
         if is_in_effect and self._originals is not None and context.settings.keep_originals != "off":
             whose, hashes = {"scope": context.scope, "tenant": context.tenant}, conversation.hashes[: covered + 1]
-            sent = tuple(each.received or each for each in rest)
-            self._originals.keep(Covered(**whose, messages=sent, hashes=hashes, redact=measured.redact))
+            self._originals.keep(Covered(**whose, messages=rest, hashes=hashes, redact=measured.redact))
         try:
             if compaction.state == "ready" and await self._store.find(context.scope, [compaction.covered_hash]):
                 # Never in place of one that is applied.

@@ -285,7 +285,6 @@ INSERT INTO entry (part, {_COLUMNS}, used_order) VALUES (:part, :scope, :key, :b
 _BYTES = "SELECT coalesce(sum(bytes), 0) FROM usage WHERE part = :part"
 # Beyond what it adds a write takes few rows: the bound may have been lowered, and others wait for the file meanwhile.
 _IS_FULL = "SELECT bytes > :max_bytes AND (bytes > :before_bytes OR :more_rows > 0) FROM usage WHERE part = :part"
-_MORE_ROWS = 16
 # One tenant's records take nothing from tenants with fewer; the last used row of all stays, however large.
 _OLDER = f"part = :part AND used_order < {_NEXT} - 1"
 _LARGEST = f"SELECT scope FROM entry WHERE {_OLDER} GROUP BY scope ORDER BY sum(size_bytes) DESC LIMIT 1"  # noqa: S608
@@ -403,7 +402,7 @@ class SqliteRows:
 
     def _put(self, connection: sqlite3.Connection, scope: str, key: str, body: bytes) -> bool:
         """Writes a row; expired ones go, and others until the bound holds, or some of them. True if any text went."""
-        values = self._values(scope=scope, key=key, body=body, max_bytes=self._max_bytes, more_rows=_MORE_ROWS)
+        values = self._values(scope=scope, key=key, body=body, max_bytes=self._max_bytes, more_rows=16)
         values["size_bytes"] = 0 if scope == SETTINGS else len(body) + OVERHEAD_BYTES
         values["latest_s"] = values["now_s"] + self._ttl_s
         is_less = connection.execute(_DROP, values).rowcount + connection.execute(_EXPIRE, values).rowcount > 0

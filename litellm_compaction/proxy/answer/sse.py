@@ -324,33 +324,32 @@ async def with_heartbeat(
     that waits silently opens with a comment: LiteLLM's router keeps what opens Responses
     (`_responses_stream_holds_event`) and Messages until some of the answer has come.
     """
-    source, last, loop = aiter(response), None, asyncio.get_running_loop()
-    asked, given = asyncio.Semaphore(0), asyncio.Queue[Any]()
+    asked, given, last = asyncio.Semaphore(0), asyncio.Queue[Any](), None
 
     async def pull() -> None:
-        while await asked.acquire():
-            given.put_nowait(await anext(source, _END))
+        async for chunk in response:
+            given.put_nowait(chunk)
+            await asked.acquire()
 
-    # One task reads it all: other callbacks' variables hold from one chunk to the next. It ends early by an error.
+    # One task reads it all: other callbacks' variables hold from one chunk to the next.
     pulling = asyncio.ensure_future(pull())
     pulling.add_done_callback(lambda _: given.put_nowait(_END))
     try:
         if exchange.may_pause and exchange.begins_silently:
             yield (last := _COMMENT)
-        while last is not _END:
-            asked.release()
-            taken: Any = _BEAT
-            while taken is _BEAT:
-                clock = loop.call_later(every_s, given.put_nowait, _BEAT)
-                taken = await given.get()
-                clock.cancel()
+        while True:
+            clock = asyncio.get_running_loop().call_later(every_s, given.put_nowait, _BEAT)
+            taken = await given.get()
+            clock.cancel()
+            if taken is _END:
+                break
+            if taken is not _BEAT:
+                yield (last := taken)
+                asked.release()
+            elif exchange.may_pause and last is not None:
                 # A server may end an answer long before the limit. Before the first byte a failure keeps its status.
-                if taken is _BEAT and exchange.may_pause and last is not None:
-                    yield _beat(last)
-            if (last := taken) is not _END:
-                yield last
-        if pulling.done():
-            pulling.result()
+                yield _beat(last)
+        pulling.result()
     finally:
         pulling.cancel()
         # Neither awaited directly nor without a shield: anyio cancels us again and again when the client has gone, an
