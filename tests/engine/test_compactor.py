@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import superseded
 from litellm_compaction.core.messages import Request
-from litellm_compaction.core.portable import portable, unfolded
 from litellm_compaction.engine import Attempts
 from litellm_compaction.engine.measure import hashed
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
@@ -40,17 +39,6 @@ FITTING = chat(20, words=60)
 PORT = "Port src/parser.py to Rust and never touch /etc/passwd."
 # A summary as long as it may be.
 FULL = "### Original task\nPort the parser.\n" + numbered("a line of the record with src/file.rs in it", 60)
-
-
-async def test_tenants_never_meet() -> None:
-    """P9: the same conversation in another scope has its own summary, and sees nothing of the first."""
-    bench = Bench()
-    bench.ask.answer = "### Current state\nSECRET of team a"
-    await bench.guard(LONG, scope="a")
-    bench.ask.answer = SUMMARY
-    prepared = await bench.guard(LONG, scope="b")
-    assert prepared.action == "compacted"
-    assert not any("SECRET" in message.text for message in sent(LONG, prepared))
 
 
 async def test_a_broken_store_hurts_no_request() -> None:
@@ -135,14 +123,6 @@ async def test_a_second_wish_covers_what_came_since() -> None:
     again = await bench.guard(chat(34, words=60), 32_768, now=True)
     assert (first.action, again.action, again.round) == ("compacted", "compacted", 2)
     assert again.count.tokens < first.tokens_before
-
-
-async def test_without_its_record_a_conversation_is_like_others() -> None:
-    """A list that does not begin with a client's record gets nothing of it."""
-    kept = portable(parsed(LONG), (await Bench().guard(LONG, now=True)).compaction)
-    _, bases = unfolded(parsed([system(), user("#")]), kept, "#")
-    assert bases
-    assert (await Bench().guard([system(), user("Hello.")], portable=tuple(bases))).messages is None
 
 
 async def test_a_conversation_that_may_not_change_is_refused_or_sent_as_it_is() -> None:

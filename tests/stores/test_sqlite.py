@@ -45,11 +45,8 @@ async def test_the_file_has_a_bound_too(opened: Open, path: Path) -> None:
     await store.aclose()
     assert path.stat().st_size < 400_000
     lower = opened(max_bytes=20_000)
-    left = [len(await lower.compactions())]
-    for number in range(3):
-        await lower.put("team", compaction(f"lower {number}", text="x" * 5000))
-        left.append(len(await lower.compactions()))
-    assert left == [34, 19, 4, 3]
+    await lower.put("team", compaction("last"))
+    assert len(await lower.compactions()) == 34 + 1 - 16
     with pytest.raises(StoreError, match="closed"):
         await store.find("team", ["h"])
 
