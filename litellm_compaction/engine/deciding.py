@@ -362,7 +362,8 @@ class SentBefore:
         results = [
             (at, (scope, view.words_hashes[at + 1]))
             for at, each in enumerate(view.rest)
-            if (each.role == "tool" or is_text_result(each)) and not each.other_parts and len(each.text) <= _MOST_CHARS
+            if (each.role == "tool" or is_text_result(each)) and not (each.other_parts or each.received)
+            if len(each.text) <= _MOST_CHARS
         ][-_MOST_RESULTS:]
         before = {at: self._sent.get(key, view.rest[at]) for at, key in results}
         other = [(at, was) for at, was in before.items() if was is not None and was.raw != view.rest[at].raw]
