@@ -194,7 +194,7 @@ class Settings(_OwnSettings):
     store_ttl_s: Annotated[float, Field(gt=0)] = 7 * 86_400.0
     """An unused compaction is deleted after this time."""
     store_max_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
-    """Largest size of stored data in a file or the memory; a file takes about a third more."""
+    """Largest size of data in a file or the memory; a file takes a third more. Lowered, it holds after some writes."""
     originals_ttl_s: Annotated[float, Field(gt=0)] = 30 * 86_400.0
     """Kept messages are deleted after this time, looked up or not."""
     originals_max_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024

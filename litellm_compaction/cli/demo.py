@@ -101,10 +101,8 @@ class _Side:
     def __init__(self, title: str, window_tokens: int) -> None:
         self.title, self._window_tokens = title, window_tokens
         # The whole history, resent with every request, as clients do.
-        self._messages: list[_JsonObject] = [
-            {"role": "system", "content": _SYSTEM},
-            {"role": "user", "content": _TASK},
-        ]
+        said = (("system", _SYSTEM), ("user", _TASK))
+        self._messages: list[_JsonObject] = [{"role": role, "content": text} for role, text in said]
         # Numbered lines, so that a lost or doubled one shows.
         self.report = "\n".join(
             f"{number}. {_path(number)}, line {37 + number}: it is kept in integer cents, as the reference."

@@ -33,9 +33,7 @@ _WIDE = (
     r"\p{Block=CJK_Symbols_And_Punctuation}\p{Block=Halfwidth_And_Fullwidth_Forms}]"
 )
 _CHARACTER, _NO_SPACE = regex.compile(_ONE), regex.compile(_WIDE)
-_WORDS = regex.compile(
-    rf"(?={_WIDE}){_ONE}|(?:[!-~]+(?![^\x00-\x7f])|(?!{_WIDE}|\s(?![\p{{M}}\u200d])){_ONE})+",
-)
+_WORDS = regex.compile(rf"(?={_WIDE}){_ONE}|(?:[!-~]+(?![^\x00-\x7f])|(?!{_WIDE}|\s(?![\p{{M}}\u200d])){_ONE})+")
 
 
 def open_fence(text: str) -> str | None:

@@ -203,7 +203,8 @@ def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) 
             shown[at] = with_text(messages[at], _CLEARED)
             if order.inputs is True or (order.inputs and made.call.name in order.inputs):
                 shown[made.at] = _without_input(shown[made.at], made.place)
-    return tuple(shown), len(gone)
+    kept = zip(messages, shown, strict=True)
+    return tuple(new if new is old else replace(new, received=old) for old, new in kept), len(gone)
 
 
 def _without_input(message: Message, place: int) -> Message:

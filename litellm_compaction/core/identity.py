@@ -76,7 +76,7 @@ def prints(message: Message) -> tuple[Datum, ...]:
 
 def words_chain(rest: Sequence[Message]) -> tuple[str, ...]:
     """Returns the chain over roles, calls, and the words of person and model alone: an entry more than messages."""
-    return chain([replace(each, text="\n".join(_divided(each)[0]), raw={}) for each in rest])
+    return chain([replace(each.received or each, text="\n".join(_divided(each)[0]), raw={}) for each in rest])
 
 
 def chain_behind(rest: Sequence[Message], record: Sequence[Seen]) -> tuple[str, ...]:
@@ -152,6 +152,7 @@ def _pieces(text: str) -> str:
 
 def _divided(message: Message) -> tuple[list[str], list[str]]:
     """The words of a message, and its data: what tools gave, what a client attached, and what is not text."""
+    message = message.received or message
     content = message.raw.get("content")
     parts = content if isinstance(content, list) else [message.text]
     words = [normal_text(message)] if message.role not in ("tool", "user") else []

@@ -9,7 +9,7 @@ space is not compared, since models lose and collapse it at the seam.
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal
 
 from litellm_compaction.core.cuts import (
@@ -24,8 +24,8 @@ from litellm_compaction.core.cuts import (
 
 # Shorter ones could be the answer's own words.
 _LEAST_ECHO_CHARS, _LEAST_START_CHARS = 12, 24
-# An announcement may have two lines and a fence after them.
-_LINE_CHARS, _MOST_OPENINGS = 160, 3
+# An announcement may have two lines and a fence after them. More ends come again only of a text that goes round.
+_LINE_CHARS, _MOST_OPENINGS, _MOST_ENDS = 160, 3, 16
 # Of a repeat; of one from inside a word (a URL, base64); of one in the unfinished line that stands nowhere else.
 _TELLING_CHARS, _TELLING_WORDS, _INSIDE_WORD_CHARS, _RARE_CHARS = 12, 3, 24, 6
 _ROW = re.compile(r"[ \t>]*(?:\||[-*+] |\d+[.)] )")
@@ -210,10 +210,10 @@ class Ending:
     def repeated_chars(self, text: str) -> int:
         """Returns how much of the beginning of `text`, in its characters, says the end of the partial again."""
         read, dense = _dense(text), self.dense
-        for start in range(max(len(dense) - len(read), 0), len(dense)):
-            # Most are other ones from their beginning on.
-            if not read.startswith(dense[start : start + _LEAST_START_CHARS]) or not read.startswith(dense[start:]):
-                continue
+        ends, begins = range(max(len(dense) - len(read), 0), len(dense)), read.startswith
+        # Most are other ones from their beginning on.
+        same = (at for at in ends if begins(dense[at : at + _LEAST_START_CHARS]) and begins(dense[at:]))
+        for start in islice(same, _MOST_ENDS):
             block, end = dense[start:], _place_behind(text, len(dense) - start)
             if self._is_telling(start, text[end : end + 1]):
                 if self.repeats_itself(block) or block + block in dense:
@@ -265,9 +265,8 @@ class Ending:
         if len(block) > len(self._last_line) or self._last_line.lstrip()[:1] == "|" or follower.strip():
             return False
         is_line = chars == len(_dense(self._last_line)) and len(block.split()) > 1
-        doubled = (
-            word for word, after in pairwise(self._partial.split()) if word == after and len(word) >= _RARE_CHARS
-        )
+        pairs = pairwise(self._partial.split())
+        doubled = (word for word, after in pairs if word == after and len(word) >= _RARE_CHARS)
         is_long = is_line or (chars >= _RARE_CHARS and not any(map(_has_letter, doubled)))
         return is_long and _has_letter(block) and self.dense.find(self.dense[start:]) == start
 

@@ -75,6 +75,7 @@ class Message:
     is_synthetic: bool = False
     raw: JsonObject  # The client's, never changed in place.
     marks: Marks = field(default=NO_MARKS, compare=False, repr=False)  # Of the conversation, for a user message.
+    received: Message | None = field(default=None, compare=False, repr=False)  # As it came, if some of it is cleared.
 
     @property
     def is_system(self) -> bool:
@@ -279,7 +280,7 @@ def chain(messages: Sequence[Message], *, after: str = "") -> tuple[str, ...]:
     digest = bytes.fromhex(after) if after else hashlib.blake2b(b"litellm_compaction:2", digest_size=16).digest()
     entries = [digest.hex()]
     for message in messages[0 if after else system_prefix_length(messages) :]:
-        digest = hashlib.blake2b(_normal_form(message), key=digest, digest_size=16).digest()
+        digest = hashlib.blake2b(_normal_form(message.received or message), key=digest, digest_size=16).digest()
         entries.append(digest.hex())
     return tuple(entries)
 

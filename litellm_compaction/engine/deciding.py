@@ -51,8 +51,8 @@ class Decider:
     def __init__(self, engine: Compactor, leases: Leases | None) -> None:
         self._engine, self._leases = engine, leases
         self._measurer, self._asker, self._maker = engine.measurer, engine.asker, engine.maker
-        # With the effort of the request for which it was made.
-        self._flights: Flights[tuple[Compaction | None, Effort | None]] = Flights()
+        # With the effort of the request for which it was made, until one has taken that to tell of it.
+        self._flights: Flights[tuple[Compaction | None, list[Effort]]] = Flights()
         self._sent = SentBefore()
         # Tenants of whom a small conversation has been compacted at a client's wish: theirs are looked up, too.
         self._small: Bounded[str, bool] = Bounded(_MOST_SCOPES)
@@ -227,14 +227,14 @@ class Decider:
     async def _climbed(self, needed: CompactionNeeded, room: Reservation | None) -> Decided:
         measured, context, effort = needed.measured, needed.measured.context, Effort()
         for at, step in enumerate(needed.steps):
-            made, is_ours = await self._made(needed, needed.steps[at:], room, effort)
-            if made is not None and not is_ours:
+            made, made_by = await self._made(needed, needed.steps[at:], room, effort)
+            if made and made_by and (prepared := await self._tried(needed, step, made, made_by)) is not None:
+                await self._maker.forget(measured, superseded(needed.stored))
+                return prepared
+            if made is not None and made_by is not effort:
                 # Another request's may not be for this one, which goes on differently.
                 context.attempts.has_compacted = context.attempts.has_compacted or context.now
                 return await self.decide(measured, (made, *needed.stored))
-            if made is not None and (prepared := await self._tried(needed, step, made, effort)) is not None:
-                await self._maker.forget(measured, superseded(needed.stored))
-                return prepared
             if step.is_record:
                 break
         does_fit = measured.budget.own.fits(measured.count.tokens)
@@ -272,8 +272,8 @@ class Decider:
 
     async def _made(
         self, needed: CompactionNeeded, steps: Sequence[Step], room: Reservation | None, effort: Effort
-    ) -> tuple[Compaction | None, bool]:
-        """The compaction by the first step, None for nothing usable; and True if it was made for this very request.
+    ) -> tuple[Compaction | None, Effort | None]:
+        """The compaction by the first step, None for nothing usable; and its effort if this request tells of it.
 
         What a model is asked for is made once, in one of all processes, for all of equal tenants, models, topics, and
         covered messages; who waits for it gives back its room.
@@ -281,7 +281,7 @@ class Decider:
         measured, context, step = needed.measured, needed.measured.context, steps[0]
         make = partial(self._maker.make, measured, steps, effort)
         if step.question == "none":
-            return await make(), True
+            return await make(), effort
         covered_hash = measured.conversation.hashes[step.draft.covered_messages]
         key = (context.scope, context.target.key, context.focus, step.question, covered_hash)
         limit_s, leases = context.settings.summary_timeout_s, self._leases
@@ -297,18 +297,19 @@ class Decider:
                 room.pause()
             return await look()
 
-        async def first() -> tuple[Compaction | None, Effort | None]:
+        async def first() -> tuple[Compaction | None, list[Effort]]:
             shared = leases.one_of_all(f"compaction {key!r}", waited, limit_s=limit_s) if leases is not None else _ALONE
             async with shared as found:
                 if others := found or await look():
-                    return others, None
+                    return others, []
                 async with room.for_summary(measured.window, measured.count.tokens) if room is not None else _ALONE:
-                    return await make(), effort
+                    return await make(), [effort]
 
         if self._flights.is_under_way(key) and room is not None:
             room.pause()
-        made, made_by = await self._flights.join(key, first)
-        return made, made_by is effort
+        made, efforts = await self._flights.join(key, first)
+        # They come in turn: of a client that has left the next one tells.
+        return made, efforts.pop() if efforts else None
 
 
 def _is_small(measured: MeasuredRequest) -> bool:
@@ -361,7 +362,8 @@ class SentBefore:
         results = [
             (at, (scope, view.words_hashes[at + 1]))
             for at, each in enumerate(view.rest)
-            if (each.role == "tool" or is_text_result(each)) and not each.other_parts and len(each.text) <= _MOST_CHARS
+            if (each.role == "tool" or is_text_result(each)) and not (each.other_parts or each.received)
+            if len(each.text) <= _MOST_CHARS
         ][-_MOST_RESULTS:]
         before = {at: self._sent.get(key, view.rest[at]) for at, key in results}
         other = [(at, was) for at, was in before.items() if was is not None and was.raw != view.rest[at].raw]

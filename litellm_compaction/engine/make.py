@@ -154,8 +154,8 @@ class Maker:
         if context.is_client_summary:
             # Its conversation ends here.
             return False
-        covered = compaction.covered_messages
-        rest, is_in_effect = conversation.rest[:covered], not compaction.is_waiting
+        covered, is_in_effect = compaction.covered_messages, not compaction.is_waiting
+        rest = tuple(each.received or each for each in conversation.rest[:covered])
         if not compaction.seen and not measured.is_shortened and covered < len(conversation.words_hashes):
             known = await off_loop(rest, lambda: seen(rest, conversation.hashes, conversation.seen))
             if any(each.data for each in known):

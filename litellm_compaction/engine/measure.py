@@ -103,11 +103,7 @@ class RequestMeasurer:
         record_tokens = RECORD_TOKENS if len(protected) < len(view.messages) else 0
         ratio = min(1.0, count.tokens / max(1, view.floor_tokens - record_tokens))
         sizes = (math.ceil(size * ratio) if at in protected else size for at, size in enumerate(view.sizes))
-        view = replace(
-            view,
-            sizes=tuple(sizes),
-            fixed_tokens=math.ceil(view.fixed_tokens * ratio),
-        )
+        view = replace(view, sizes=tuple(sizes), fixed_tokens=math.ceil(view.fixed_tokens * ratio))
         # In the result only the added part is still in doubt, as much as fits; it is counted again before it is sent.
         share = min(1.0, count.tokens / max(1, replace(budget, likely_ratio=1.0).prompt_limit_tokens))
         likely_ratio = min(budget.likely_ratio, share * count.likely_ratio + (1 - share) * _PLANNED_RATIO)

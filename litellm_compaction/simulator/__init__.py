@@ -8,12 +8,4 @@ from .rendering import count_by
 from .server import serve
 from .simulator import ChatCall, Model, Reply, RequestRecord, Simulator
 
-__all__ = [
-    "ChatCall",
-    "Model",
-    "Reply",
-    "RequestRecord",
-    "Simulator",
-    "count_by",
-    "serve",
-]
+__all__ = ["ChatCall", "Model", "Reply", "RequestRecord", "Simulator", "count_by", "serve"]

@@ -275,14 +275,16 @@ _NEXT = "(SELECT coalesce(max(used_order), 0) + 1 FROM entry)"
 _USE = f"UPDATE entry SET used_s = max(used_s, :now_s), used_order = {_NEXT} WHERE {_NAMED}"  # noqa: S608
 _DROP = f"DELETE FROM entry WHERE {_NAMED}"  # noqa: S608
 _AGING = "part = :part AND used_order IS NOT NULL AND used_s"
-_EXPIRE = f"DELETE FROM entry WHERE {_AGING} < :since_s"  # noqa: S608
+_EXPIRE = f"DELETE FROM entry WHERE id IN (SELECT id FROM entry WHERE {_AGING} < :since_s LIMIT 256)"  # noqa: S608
 # The clock has been set back: they would outlive their time by as much.
 _SET_BACK = f"UPDATE entry SET used_s = :now_s WHERE {_AGING} > :latest_s"  # noqa: S608
 _ADD = f"""
 INSERT INTO entry (part, {_COLUMNS}, used_order) VALUES (:part, :scope, :key, :body, :now_s, :now_s, :size_bytes,
     CASE WHEN :size_bytes THEN {_NEXT} END)
 """  # noqa: S608
-_IS_FULL = "SELECT bytes > :max_bytes FROM usage WHERE part = :part"
+_BYTES = "SELECT coalesce(sum(bytes), 0) FROM usage WHERE part = :part"
+# Beyond what it adds a write takes few rows: the bound may have been lowered, and others wait for the file meanwhile.
+_IS_FULL = "SELECT bytes > :max_bytes AND (bytes > :before_bytes OR :more_rows > 0) FROM usage WHERE part = :part"
 # One tenant's records take nothing from tenants with fewer; the last used row of all stays, however large.
 _OLDER = f"part = :part AND used_order < {_NEXT} - 1"
 _LARGEST = f"SELECT scope FROM entry WHERE {_OLDER} GROUP BY scope ORDER BY sum(size_bytes) DESC LIMIT 1"  # noqa: S608
@@ -399,15 +401,16 @@ class SqliteRows:
         return {"part": self._part, "now_s": now_s, "since_s": now_s - self._ttl_s, **values}
 
     def _put(self, connection: sqlite3.Connection, scope: str, key: str, body: bytes) -> bool:
-        """Writes a row; then expired ones go, and others until the bound holds. Returns True if any text went."""
-        values = self._values(scope=scope, key=key, body=body, max_bytes=self._max_bytes)
+        """Writes a row; expired ones go, and others until the bound holds, or some of them. True if any text went."""
+        values = self._values(scope=scope, key=key, body=body, max_bytes=self._max_bytes, more_rows=16)
         values["size_bytes"] = 0 if scope == SETTINGS else len(body) + OVERHEAD_BYTES
         values["latest_s"] = values["now_s"] + self._ttl_s
         is_less = connection.execute(_DROP, values).rowcount + connection.execute(_EXPIRE, values).rowcount > 0
         connection.execute(_SET_BACK, values)
+        (values["before_bytes"],) = connection.execute(_BYTES, values).fetchone()
         connection.execute(_ADD, values)
         while connection.execute(_IS_FULL, values).fetchone()[0] and connection.execute(_EVICT, values).rowcount:
-            is_less = True
+            is_less, values["more_rows"] = True, values["more_rows"] - 1
         return is_less
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, apply, as_sent, hidden_messages, usable
 from litellm_compaction.core.forms import ClearOrder, Form, cleared, in_forms, lines_for
+from litellm_compaction.core.identity import prints, words_chain
 from litellm_compaction.core.messages import Message, chain, newest_user_index, system_prefix_length
 from tests.builders import (
     JsonDict,
@@ -110,10 +111,12 @@ RAW = [user("Look."), *(each for n in "abcd" for each in (calls(n, name=f"tool_{
 
 @pytest.mark.parametrize(("inputs", "kept"), [(False, "abcd"), (True, "cd"), (frozenset({"tool_b"}), "acd")])
 def test_arguments_go_only_if_that_is_ordered(inputs: bool | frozenset[str], kept: str) -> None:
-    """Of all tools, or of those named."""
+    """Of all tools, or of those named. The client sends all of it again, so that its record is found by that."""
     messages, _ = cleared(parsed(RAW), ClearOrder(above_calls=1, keep=2, inputs=inputs), 100)
     arguments = {call.id: call.arguments for message in messages for call in message.calls}
     assert [name for name in "abcd" if arguments[name] != "{}"] == [*kept]
+    assert [made(messages) for made in (chain, words_chain)] == [made(parsed(RAW)) for made in (chain, words_chain)]
+    assert list(map(prints, messages)) == list(map(prints, parsed(RAW)))
 
 
 @given(agent_conversations(), st.integers(0, 5), st.integers(0, 5))

@@ -249,3 +249,8 @@ def test_a_repeat_that_starts_at_any_of_thousands_of_places_is_found() -> None:
     partial = "".join(f"row {number} of the long table says {number % 7}\n" for number in range(300)) + "and so it went"
     for start in (partial.index("row 290"), partial.index("row 299"), partial.index("and so")):
         assert joined(partial, f"{partial[start:]} on for ever.") == " on for ever."
+
+
+def test_a_text_of_one_word_is_searched_once() -> None:
+    """All of its ends come again, and none of them tells."""
+    assert grows_linearly(lambda size: lambda: Joiner("a " * size).feed("a" * size + "b\n"), 400)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import superseded
 from litellm_compaction.core.messages import Request
-from litellm_compaction.core.portable import portable, unfolded
 from litellm_compaction.engine import Attempts
 from litellm_compaction.engine.measure import hashed
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
@@ -42,17 +41,6 @@ PORT = "Port src/parser.py to Rust and never touch /etc/passwd."
 FULL = "### Original task\nPort the parser.\n" + numbered("a line of the record with src/file.rs in it", 60)
 
 
-async def test_tenants_never_meet() -> None:
-    """P9: the same conversation in another scope has its own summary, and sees nothing of the first."""
-    bench = Bench()
-    bench.ask.answer = "### Current state\nSECRET of team a"
-    await bench.guard(LONG, scope="a")
-    bench.ask.answer = SUMMARY
-    prepared = await bench.guard(LONG, scope="b")
-    assert prepared.action == "compacted"
-    assert not any("SECRET" in message.text for message in sent(LONG, prepared))
-
-
 async def test_a_broken_store_hurts_no_request() -> None:
     """Without it every turn is compacted anew, and that is all."""
     bench = Bench()
@@ -64,20 +52,23 @@ async def test_a_broken_store_hurts_no_request() -> None:
     assert len(bench.ask.prompts) == 2
 
 
-@pytest.mark.parametrize("now", [False, True])
-async def test_requests_that_begin_alike_pay_for_one_summary(now: bool) -> None:
-    """Also those that go on differently, and those whose client wants it at once."""
+@pytest.mark.parametrize(("now", "leaves"), [(False, False), (True, False), (False, True)])
+async def test_requests_that_begin_alike_pay_for_one_summary(now: bool, leaves: bool) -> None:
+    """Also those that go on differently, whose client wants it at once, and where the first one's has left."""
     bench = Bench(ask=FakeAsk(gate=asyncio.Event()))
     histories = [[*LONG, assistant("ok"), user(f"And now {number % 3}?")] for number in range(6)]
     waiting = [asyncio.ensure_future(bench.guard(raw, now=now)) for raw in histories]
     await bench.ask.asked.wait()
     await settled()
     assert bench.ask.gate is not None
+    if leaves:
+        waiting.pop(0).cancel()
+        await settled()
     bench.ask.gate.set()
     prepared = await asyncio.gather(*waiting)
     assert len(bench.ask.prompts) == len(bench.store.kept) == 1
-    assert sorted(each.action for each in prepared) == ["compacted", *["reused"] * 5]
-    for each, raw in zip(prepared, histories, strict=True):
+    assert [each.action for each in prepared] == bench.outcomes == ["compacted", *["reused"] * (5 - leaves)]
+    for each, raw in zip(prepared, histories[leaves:], strict=True):
         assert SUMMARY.splitlines()[1] in "".join(message.text for message in sent(raw, each))
 
 
@@ -132,14 +123,6 @@ async def test_a_second_wish_covers_what_came_since() -> None:
     again = await bench.guard(chat(34, words=60), 32_768, now=True)
     assert (first.action, again.action, again.round) == ("compacted", "compacted", 2)
     assert again.count.tokens < first.tokens_before
-
-
-async def test_without_its_record_a_conversation_is_like_others() -> None:
-    """A list that does not begin with a client's record gets nothing of it."""
-    kept = portable(parsed(LONG), (await Bench().guard(LONG, now=True)).compaction)
-    _, bases = unfolded(parsed([system(), user("#")]), kept, "#")
-    assert bases
-    assert (await Bench().guard([system(), user("Hello.")], portable=tuple(bases))).messages is None
 
 
 async def test_a_conversation_that_may_not_change_is_refused_or_sent_as_it_is() -> None:

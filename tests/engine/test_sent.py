@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 
-from tests.builders import JsonDict, as_bytes, calls, result, size, system, user
+from litellm_compaction.core.messages import Request
+from tests.builders import JsonDict, as_bytes, calls, parsed, result, size, system, user
 from tests.engine.bench import Bench, sent
 
 NOTE = "[Old tool result content cleared]"
@@ -88,7 +90,7 @@ MORE = [calls("next"), result("next", "fine")]
 
 
 async def test_what_was_sent_is_sent_again() -> None:
-    """Behind a record; other data, and data that was never shown whole, is what the client says it is."""
+    """Behind a record; other data, never shown whole, or cleared by order, is what the client says it is."""
     whole = _body(3, 600)
     *_, restored = await _prompts(_history(whole), _history(NOTE, *MORE))
     assert whole in restored
@@ -97,6 +99,12 @@ async def test_what_was_sent_is_sent_again() -> None:
     assert whole not in other
     (unseen,) = await _prompts(_history(NOTE, *MORE))
     assert NOTE in unseen
+    bench = Bench()
+    await bench.guard(_history(whole), 4096)
+    (last,) = parsed([result("last", whole)])
+    ordered = [replace(each, received=last) if each.text == NOTE else each for each in parsed(_history(NOTE, *MORE))]
+    prepared = await bench.compactor.guard(Request(messages=tuple(ordered)), bench.context(4096))
+    assert whole not in "".join(each.text for each in prepared.messages or ordered)
 
 
 async def test_of_two_conversations_with_equal_words_neither_is_restored() -> None:

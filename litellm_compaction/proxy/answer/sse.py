@@ -45,7 +45,7 @@ _PASSING_STATUSES = frozenset({408, 425, 429})
 _NOT_IMPLEMENTED = 501
 _HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 _TEXT = (str, type(None))
-_END = object()
+_END, _BEAT = object(), object()
 # Legal in every stream of events, and read by no client.
 _COMMENT = b": ping\n\n"
 
@@ -320,35 +320,44 @@ async def with_heartbeat(
 ) -> AsyncGenerator[Any, None]:
     """The chunks of `response`, and a beat after each `every_s` for which a compaction has kept it silent.
 
-    In place of LiteLLM's own keep-alive, which leaks a slot of the key's parallel limit with every chat stream. A task
-    races the clock only while a pause may come. A stream that waits silently opens with a comment: LiteLLM's router
-    keeps what opens Responses (`_responses_stream_holds_event`) and Messages until some of the answer has come.
+    In place of LiteLLM's own keep-alive, which leaks a slot of the key's parallel limit with every chat stream. One
+    that waits silently opens with a comment: LiteLLM's router keeps what opens Responses
+    (`_responses_stream_holds_event`) and Messages until some of the answer has come.
     """
-    source, last = aiter(response), None
-    if exchange.may_pause and exchange.begins_silently:
-        yield _COMMENT
-    while True:
-        if not exchange.may_pause:
-            last = await anext(source, _END)
-        else:
-            waiting = asyncio.ensure_future(anext(source, _END))
-            try:
-                while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                    if last is not None or exchange.begins_silently:
-                        yield _beat(last)
-                last = await waiting
-            finally:
-                if not waiting.done():
-                    waiting.cancel()
-                    # Neither awaited directly nor without a shield: anyio cancels us again and again when the client
-                    # has gone, an await would hand that on, and the upstream connection would stay open half closed.
-                    with anyio.CancelScope(shield=True):
-                        await asyncio.wait({waiting})
-                    if not waiting.cancelled():
-                        waiting.exception()  # marks it as retrieved
-        if last is _END:
-            return
-        yield last
+    asked, given, last = asyncio.Semaphore(0), asyncio.Queue[Any](), None
+
+    async def pull() -> None:
+        async for chunk in response:
+            given.put_nowait(chunk)
+            await asked.acquire()
+
+    # One task reads it all: other callbacks' variables hold from one chunk to the next.
+    pulling = asyncio.ensure_future(pull())
+    pulling.add_done_callback(lambda _: given.put_nowait(_END))
+    try:
+        if exchange.may_pause and exchange.begins_silently:
+            yield (last := _COMMENT)
+        while True:
+            clock = asyncio.get_running_loop().call_later(every_s, given.put_nowait, _BEAT)
+            taken = await given.get()
+            clock.cancel()
+            if taken is _END:
+                break
+            if taken is not _BEAT:
+                yield (last := taken)
+                asked.release()
+            elif exchange.may_pause and last is not None:
+                # A server may end an answer long before the limit. Before the first byte a failure keeps its status.
+                yield _beat(last)
+        pulling.result()
+    finally:
+        pulling.cancel()
+        # Neither awaited directly nor without a shield: anyio cancels us again and again when the client has gone, an
+        # await would hand that on, and the upstream connection would stay open half closed.
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({pulling})
+        if not pulling.cancelled():
+            pulling.exception()  # marks it as retrieved
 
 
 def _beat(last: Any) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import anyio
@@ -148,10 +149,10 @@ def test_deeply_nested_json_is_not_an_object() -> None:
     assert json_object(b"[" * 200_000) == {}
 
 
-def _call(*, may_pause: bool, begins_silently: bool = False) -> Exchange:
+def _call(*, may_pause: bool) -> Exchange:
     request = Request(messages=())
     call = Exchange(ClientRequest(received=request, original=request, group="g"), Attempts(summary_calls_left=1))
-    call.may_pause, call.begins_silently = may_pause, begins_silently
+    call.may_pause = may_pause
     return call
 
 
@@ -163,10 +164,12 @@ _WORD.usage = _DELTA.usage = Usage(prompt_tokens=3, completion_tokens=2, total_t
 
 @pytest.mark.parametrize("before", [b"event: message_start\ndata: {}\n\n", _PROGRESS, _WORD, _DELTA])
 async def test_each_route_has_a_beat(before: Any) -> None:
-    """A comment, or a chunk that says nothing where others read chunks; a usage that was said is not said again."""
-    stream = with_heartbeat(_silent_behind([before]), _call(may_pause=True), every_s=0.001)
+    """A comment, or a chunk that says nothing where others read chunks, also of a pause that nobody foresaw."""
+    call = _call(may_pause=False)
+    stream = with_heartbeat(_silent_behind([before]), call, every_s=0.001)
     assert await anext(stream) == before
-    beat = await anext(stream)
+    asyncio.get_running_loop().call_later(0.01, setattr, call, "may_pause", True)
+    beat = await asyncio.wait_for(anext(stream), 60)
     if hasattr(before, "choices"):
         (choice,) = beat.choices
         said = choice.text if hasattr(choice, "text") else choice.delta.content
@@ -177,21 +180,20 @@ async def test_each_route_has_a_beat(before: Any) -> None:
 
 
 async def test_nothing_comes_before_a_chat_begins() -> None:
-    """Whoever reads its chunks would get something else first."""
-    stream = with_heartbeat(_silent_behind([]), _call(may_pause=True), every_s=0.001)
-    with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(anext(stream), 0.05)
-    await stream.aclose()
+    """Whoever reads its chunks would get something else first. Others' variables hold over it, and errors go on."""
+    variable = ContextVar[int]("variable")
 
+    async def source() -> AsyncGenerator[str, None]:
+        token = variable.set(1)
+        await asyncio.sleep(0.05)
+        yield "word"
+        variable.reset(token)
+        raise UpstreamDropped("", None)
 
-async def test_a_stream_that_begins_silently_opens_with_a_comment() -> None:
-    """LiteLLM keeps what opens a stream until some of the answer has come; a comment goes out before all that."""
-    stream = with_heartbeat(_silent_behind([]), _call(may_pause=True, begins_silently=True), every_s=0.001)
-    assert [await anext(stream) for _ in range(3)] == [b": ping\n\n"] * 3
-    await stream.aclose()
-    stream = with_heartbeat(_silent_behind([_PROGRESS]), _call(may_pause=True, begins_silently=True), every_s=0.001)
-    assert [await anext(stream) for _ in range(3)] == [b": ping\n\n", _PROGRESS, b": ping\n\n"]
-    await stream.aclose()
+    stream = with_heartbeat(source(), _call(may_pause=True), every_s=0.001)
+    assert await anext(stream) == "word"
+    with pytest.raises(UpstreamDropped):
+        await anext(stream)
 
 
 async def _silent_behind(chunks: list[Any]) -> AsyncGenerator[Any, None]:

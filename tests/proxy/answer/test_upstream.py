@@ -61,13 +61,7 @@ async def test_a_text_completion_gets_what_the_client_asked_for() -> None:
     path, sent = await _sent(body, scene(Turn()))
     assert path == "/v1/completions"
     assert sent.pop("prompt").endswith("assistant<|end_header_id|>\n\none two")
-    assert sent == {
-        "model": "m",
-        "temperature": 0.3,
-        "seed": 7,
-        "stop": ["END", "<|eot_id|>"],
-        "max_tokens": 50,
-    }
+    assert sent == {"model": "m", "temperature": 0.3, "seed": 7, "stop": ["END", "<|eot_id|>"], "max_tokens": 50}
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
