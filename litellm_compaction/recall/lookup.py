@@ -118,7 +118,7 @@ class _Tenant:
         if self._chars + sum(map(_chars, stretches)) > _MOST_CHARS:
             self.forget()
             stretches = await self._newest(listed, _MOST_CHARS // 2)
-        self._names.update(listed)
+        self._names = {*listed}
         self._chars += sum(map(_chars, stretches))
         await asyncio.to_thread(indexed, stretches, self.index)
         for stretch in stretches:
