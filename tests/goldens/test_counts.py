@@ -39,7 +39,7 @@ _HEADERS = {
 # A token in each of these families.
 _WORD = "word"
 # What a server says of a prompt, as a share of ours, and what comes behind it.
-_MORE = ((0.8, []), (0.8, [assistant(_WORD * 100)]), (3.0, [assistant(_WORD * 100), user(_WORD * 300)]))
+_MORE = ((0.8, []), (0.8, [assistant(_WORD * 100)]), (3.0, [assistant(_WORD * 100), user(_WORD * 300), assistant("")]))
 
 
 def _count(counter: TokenCounter, family: Family, *raw: JsonDict, **more: Any) -> Estimate:
