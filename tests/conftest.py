@@ -92,7 +92,6 @@ _SLOW_PLACES = (
     "security/test_shared_store.py",
     "security/test_tenants.py",
     "tokenizers/test_registry.py",
-    "tokenizers/test_sources.py",
     "proxy/answer/test_loop_seeded.py",
 )
 # What only `.ci/full` runs, beside the tests that are marked `full`.

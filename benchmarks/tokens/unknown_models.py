@@ -70,7 +70,7 @@ class Truth:
 
     async def tokens(self, request: Request) -> int:
         """Of a prompt."""
-        return round(self._factor * own_count(self._family, self._seen(request), _texts).tokens)
+        return round(self._factor * own_count(self._family, self._seen(request), _texts, share=1).tokens)
 
     async def run(self, request: Request, answer_tokens: int, most_tokens: int) -> int:
         """The prompt tokens of a request that is answered with so many; it may be answered with `most_tokens`."""

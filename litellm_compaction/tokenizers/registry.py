@@ -37,7 +37,7 @@ _HOW = (
 logger = logging.getLogger("litellm_compaction")
 FILE_PREFIX = "file:"
 # Gemma's tokenizer.json is the largest known, 33 MB.
-_MAX_BYTES = 128 * 2**20
+_MAX_MIB = 128
 _FOLDER = Path(__file__).parent / "packs"
 # A failure is kept, too: trying again would cost every request as much as the first time.
 _loaded: dict[str, Vocabulary | CompactionError] = {}
@@ -104,7 +104,7 @@ def _load(name: str) -> Vocabulary:
         return _read_tokenizer_json(Path(name.removeprefix(FILE_PREFIX)))
     head, body = _read_pack(name)
     special = {token: kind for token, (_, kind) in head["special"].items()}
-    more = {key: head[key] for key in ("bos", "eos", "adds_bos", "prefixes_space") if key in head}
+    more = {key: head[key] for key in ("bos", "eos", "prefixes_space") if key in head}
     if head["pattern"]:
         encoding = _encoding(name, head, body)
         return Vocabulary(lambda piece: len(encoding.encode_ordinary(piece)), special, encoding=encoding, **more)
@@ -116,8 +116,8 @@ def _read_tokenizer_json(path: Path) -> Vocabulary:
     """The vocabulary of a tokenizer.json, or of the one in a folder: 1 to 3 s and about 100 MB."""
     path = path / "tokenizer.json" if path.is_dir() else path
     # A pipe would be waited for, a device has no end.
-    if not path.is_file() or path.stat().st_size > _MAX_BYTES:
-        raise ValueError(f"no ordinary file of at most {_MAX_BYTES >> 20} MiB")
+    if not path.is_file() or path.stat().st_size > _MAX_MIB << 20:
+        raise ValueError(f"no ordinary file of at most {_MAX_MIB} MiB")
     tokenizer = Tokenizer.from_buffer(path.read_bytes())
     # Padding would make 4 TB of a word, and a cut would hide the rest of a text.
     tokenizer.no_padding()

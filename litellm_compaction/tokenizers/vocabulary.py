@@ -45,7 +45,7 @@ def is_foreign_failure(error: BaseException) -> bool:
 class Vocabulary:
     """One vocabulary: with the texts of the tokens that begin a prompt and end an answer, "" if there is none.
 
-    `encoding` is as tiktoken has it, None if it cannot; with `adds_bos` the engine puts `bos` before a prompt.
+    `encoding` is as tiktoken has it, None if it cannot; the engine puts `bos` before every prompt.
     """
 
     def __init__(
@@ -56,7 +56,6 @@ class Vocabulary:
         encoding: tiktoken.Encoding | None = None,
         bos: str = "",
         eos: str = "",
-        adds_bos: bool = False,
         prefixes_space: bool = False,
     ) -> None:
         """Makes a vocabulary of an encoder of ordinary text, and of llama.cpp's type of each special token by its text.
@@ -64,7 +63,7 @@ class Vocabulary:
         With `prefixes_space` ordinary text at the beginning, and after each special token, gets a space before it.
         """
         self._encoder, self.encoding = encoder, encoding
-        self.bos, self.eos, self.adds_bos = bos, eos, adds_bos and bool(bos)
+        self.bos, self.eos = bos, eos
         self._prefixes_space = prefixes_space
         special = special or {}
         controls = [token for token, kind in special.items() if kind == CONTROL]

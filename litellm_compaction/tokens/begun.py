@@ -42,7 +42,7 @@ def begun_prompt(
     Args:
         messages: of a request without tools; the last one is an assistant's, of text.
         by_server: `needed_renderings` as the server writes them, for models without a template here, too.
-        adds_bos: the server puts the token that begins every prompt before it, if the vocabulary says so.
+        adds_bos: the server puts the token that begins every prompt before it, if the vocabulary has one.
         closes: the last message is the model's thoughts, and the prompt ends behind them.
     """
     has_control = vocabulary(family.vocabulary).has_control if family.owns_vocabulary else _CONTROL.search
@@ -75,8 +75,7 @@ def _rendered_here(
     before, written = (render(family, each, (), now) for each in needed_renderings(messages)[:2])
     if before is None or written is None or not before.is_faithful:
         return None
-    words = vocabulary(family.vocabulary)
-    bos = words.bos if words.adds_bos and adds_bos else ""
+    bos = vocabulary(family.vocabulary).bos if adds_bos else ""
     return before.text.removeprefix(bos), written.text.removeprefix(bos), written.text
 
 
@@ -96,7 +95,7 @@ def _begun(prompt: str, written: str, needle: str, text: str, *, closes: bool) -
     else:
         return None
     if not closes:
-        return f"{opening}{text.lstrip() if opening[-1:].isspace() else text}"
+        return f"{opening}{text if opening == opening.rstrip() else text.lstrip()}"
     # Into the empty block, whose start may stand in the prompt itself.
     start, end, rest = opening.partition(_THINK_END)
     if not end or start.strip() not in ("", _THINK_START):

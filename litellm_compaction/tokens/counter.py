@@ -83,7 +83,7 @@ class TokenCounter:
 
         def count_text(content: str) -> int:
             usual = usable(family)
-            (tokens,) = texts.lengths(usual, [content], share=min(1.0, _QUICK_CHARS / max(1, len(content))))
+            (tokens,) = texts.lengths(usual, [content], share=_QUICK_CHARS / max(1, len(content)))
             span = text or self._text(target_key, usual, rendered=bool(usual.template))
             return ceil(tokens * max(1.0, span.usual))
 
@@ -103,7 +103,7 @@ class TokenCounter:
         is_below = is_likely and self._contradicts(target_key, count, prompt_tokens)
         if is_asked:
             amounts = count.own.amounts
-            least_tokens = max(0.0, amounts.text - amounts.optional) * text.low + amounts.media * price.low
+            least_tokens = (amounts.text - amounts.optional) * text.low + amounts.media * price.low
             is_taken = is_likely and bool(count.fingerprint) and not (is_below and prompt_tokens < least_tokens)
         else:
             is_low = prompt_tokens < _DOUBTFUL_RATIO * count.low and count.high > _UNCUT_TOKENS
@@ -185,7 +185,7 @@ class GeneratedTokens:
 
     def exact(self) -> int:
         """The tokens so far, with the last piece counted too."""
-        self._settle(-1)
+        self._settle(0)
         self.tokens = self._counted_tokens
         return self._counted_tokens
 
@@ -197,7 +197,7 @@ class GeneratedTokens:
 
 def _chars(request: Request) -> int:
     """About how many characters are in a request."""
-    chars = sum(len(text) + 8 for text in strings([request.tools, request.extras]))
+    chars = sum(map(len, strings([request.tools, request.extras])))
     for message in request.messages:
         chars += len(message.text) + len(message.reasoning) + sum(len(call.arguments) for call in message.calls)
     return chars

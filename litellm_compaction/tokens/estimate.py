@@ -23,6 +23,8 @@ _OLD_TURNS_RATIO, _OTHERS_TURNS_RATIO = 0.005, 0.03
 _LEFT_OUT_ERROR = 0.02
 # So much more may a part of a prompt take that the server has counted as a whole.
 _SAME_TEXT_RATIO = 1.10
+# Of a sum of fractions that is whole.
+_NOISE_TOKENS = 1e-6
 
 
 class Amounts(NamedTuple):
@@ -215,12 +217,12 @@ def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
     ratio += share * (min(ratio, _SAME_TEXT_RATIO) - ratio)
     made = Span(factor / ratio, factor, factor * ratio, text.is_confirmed) if is_same and factor > 0 else text
     tools_tokens = int(own.tools_tokens * factor)
-    tokens = max(ceil(usual - 1e-6), tools_tokens + sum(sizes))
+    tokens = max(ceil(usual - _NOISE_TOKENS), tools_tokens + sum(sizes))
     return Estimate(
         tokens=tokens,
         low=max(0, min(int(low), tokens)),
-        likely=max(ceil(likely - 1e-6), tokens),
-        high=max(ceil(high - 1e-6), tokens),
+        likely=max(ceil(likely - _NOISE_TOKENS), tokens),
+        high=max(ceil(high - _NOISE_TOKENS), tokens),
         sizes=sizes,
         tools_tokens=tools_tokens,
         overhead_tokens=tokens - tools_tokens - sum(sizes),

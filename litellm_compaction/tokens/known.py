@@ -23,7 +23,7 @@ from litellm_compaction.tokens.estimate import Amounts, Estimate, Own, Prints, S
 logger = logging.getLogger("litellm_compaction")
 
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
-_MAX_TARGETS, _MAX_PROMPTS, _MAX_ASKED = 4096, 16_384, 1024
+_MAX_TARGETS, _MAX_PROMPTS = 4096, 16_384
 _KEPT_RATIOS, _KEPT_PRICES = 16, 8
 # Beside more doubt of the text a number says nothing of images. None costs more: an icon may, as much as a page.
 _MOST_DOUBT, _MOST_IMAGE_TOKENS = 0.25, 4096
@@ -38,7 +38,7 @@ _MOST_LEFT_OUT, _MOST_ADDED_TOKENS = 50, 512
 # Of each other two numbers below every bound, of prompts of so different sizes, are no accident: a cut has one size.
 _SAME_RATIO, _OTHER_SIZE_RATIO = 0.03, 1.25
 # Beyond what was seen: after two numbers, after seven, after more, and for an own vocabulary if all are alike.
-_SLACKS, _OWN_SLACK = ((3, 0.30), (8, 0.15), (_KEPT_RATIOS + 1, 0.08)), 0.02
+_SLACKS, _OWN_SLACK = ((3, 0.30), (8, 0.15), (inf, 0.08)), 0.02
 # Of a request that its template refused, and the least that is made of a stand-in's tokens.
 _REFUSED_ERROR, _STAND_IN_RATIO = 0.10, 0.45
 # A protocol may leave out the token that begins a prompt, or the beginning of the answer. Until an answer has shown
@@ -183,7 +183,7 @@ class Protocol:
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._asked: Bounded[tuple[str, int], int] = Bounded(_MAX_ASKED)
+        self._asked: Bounded[tuple[str, int], int] = Bounded(_MAX_TARGETS)
         # By how much it was off where an answer has confirmed it.
         self._off_tokens: Bounded[str, int] = Bounded(_MAX_TARGETS)
         self._doubted: Rests[str] = Rests(_DOUBTED_S, _DOUBTED_S, clock)

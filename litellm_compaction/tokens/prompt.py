@@ -26,7 +26,7 @@ from litellm_compaction.tokens.estimate import Own
 
 # A rendered prompt is counted in parts. A text takes its share of the part that shows it, one of the next so many; what
 # none shows as it is counts by so much of it.
-_NEXT_PARTS, _WEIGHED_SHARE = 8, 1 / 8
+_NEXT_PARTS, _WEIGHED_SHARE = 8, 0.125
 # Longer strings without any space are data, as base64 is.
 _DATA_CHARS = 2048
 # An end for documents made to be slow.
@@ -36,13 +36,13 @@ _MAX_ENTRIES = 65_536
 # A part of a text is as many pieces from all over it; fewer characters say too little of the rest.
 _PIECES, _LEAST_CHARS = 8, 64
 # Enough for a JPEG with a large EXIF block before its frame header.
-_HEADER_CHARS = 128 * 1024
+_HEADER_CHARS = 131_072
 _LEAST_IMAGE_TOKENS, _CHARS_PER_TOKEN = 64, 8
 # An image of the web may be of any size; usual ones are a million pixels, 1,000 to 1,300 tokens of 28 pixels a side.
 _REMOTE_TOKENS = 1024
 # Sound by published frame rates, not measured: Qwen2-Audio 25 tokens a second, Voxtral 12.5, Gemma 3n 6.25. Plain sound
 # is 16 kHz mono, which models hear; what is recorded better is longer in bytes. Speech is not packed below 16 kbit/s.
-_WAV_BYTES_PER_TOKEN, _PACKED_BYTES_PER_TOKEN = 32_000 // 25, 2_000 // 25
+_WAV_BYTES_PER_TOKEN, _PACKED_BYTES_PER_TOKEN = 1280, 80
 # Parts that a model sees as images, sound or pages: their data is never text.
 _TYPES = frozenset(
     "image_url image input_image image_file input_audio audio video_url video file input_file".split()  # noqa: SIM905
@@ -78,24 +78,24 @@ class TextCounts:
         """The tokens of each text by itself or after a special token, by a `share` of it: about 0.1 s per new MB."""
         if not texts:
             return []
-        samples = [_sample(text, share) for text in texts]
+        samples = {text: _sample(text, share) for text in texts}
         # The interpreter's own hashes: 64 bit, seeded for this process, and kept in each string, so that a request that
         # is counted twice is read once. Another tenant's are other ones.
         own = hash((self._asker, family.vocabulary, family.single_digits, in_prompt))
-        keys = [(len(sample), hash((own, sample))) for sample in samples]
+        keys = {sample: (len(sample), hash((own, sample))) for sample in samples.values()}
         with self._lock:
-            known = {key: self._entries[key] for key in keys if key in self._entries}
-            for key in known:
-                self._entries.move_to_end(key)
-        new = {key: sample for key, sample in zip(keys, samples, strict=True) if key not in known}
+            known = {sample: self._entries[key] for sample, key in keys.items() if key in self._entries}
+            for sample in known:
+                self._entries.move_to_end(keys[sample])
+        new = [sample for sample in keys if sample not in known]
         words = vocabulary(family.vocabulary)
-        counted = words.lengths_in_prompt([*new.values()]) if in_prompt else words.lengths(new.values())
-        for (key, sample), tokens in zip(new.items(), counted, strict=True):
+        counted = words.lengths_in_prompt(new) if in_prompt else words.lengths(new)
+        for sample, tokens in zip(new, counted, strict=True):
             # cl100k, which stands in, takes three digits at once.
-            known[key] = tokens + (2 * sum(map(sample.count, "0123456789")) // 3 if family.single_digits else 0)
+            known[sample] = tokens + (2 * sum(map(sample.count, "0123456789")) // 3 if family.single_digits else 0)
         with self._lock:
-            self._entries.update((key, known[key]) for key in new)
-        return [known[key] * len(text) / max(1, key[0]) for key, text in zip(keys, texts, strict=True)]
+            self._entries.update((keys[sample], known[sample]) for sample in new)
+        return [known[samples[text]] * len(text) / max(1, len(samples[text])) for text in texts]
 
 
 def _sample(text: str, share: float) -> str:
@@ -115,12 +115,12 @@ class Prompt(NamedTuple):
     is_faithful: bool
 
 
-def own_count(family: Family, request: Request, texts: TextCounts, *, share: float = 1.0) -> Own:
+def own_count(family: Family, request: Request, texts: TextCounts, *, share: float) -> Own:
     """Our own count of a request, by a `share` of each text that stands for all of it: 0.1 s per new MB."""
     messages, costs = request.messages, family.costs
     prompt = render(family, messages, request.tools) if share == 1 else None
     shows_tools = prompt is not None and "renders_tools" in template(family.template).traits
-    last_user = max((at for at, message in enumerate(messages) if message.role == "user"), default=-1)
+    last_user = max((at for at, message in enumerate(messages) if message.role == "user"), default=0)
     parts = [] if prompt is None else vocabulary(family.vocabulary).split(prompt.text)
     counted = texts.lengths(family, parts[::2], in_prompt=True)
     shown = None if prompt is None else _shown([message.text for message in messages], parts[::2], counted)
@@ -259,7 +259,7 @@ def render(
         text = chosen.render(shaped, tools, bos=words.bos, eos=words.eos, now=now)
     except TemplateRefusal:
         return None
-    if words.adds_bos and not text.startswith(words.bos):
+    if not text.startswith(words.bos):
         # The engine adds it to every prompt, and has taken it off the rendered one before (common/chat.cpp).
         text = words.bos + text
     return Prompt(text, is_faithful)
@@ -294,7 +294,7 @@ def image_tokens(part: JsonValue, *, limit_tokens: int, patch_px: int) -> int:
 
 def inline_size(url: str) -> tuple[int, int]:
     """Width and height of an inline image (a `data:` URL) in pixels; 0 if its header says nothing."""
-    data = url[: _HEADER_CHARS + _LEAST_IMAGE_TOKENS].partition(";base64,")[2]
+    data = url[:_HEADER_CHARS].partition(";base64,")[2]
     try:
         header = base64.b64decode(data[: len(data) // 4 * 4])
     except ValueError:

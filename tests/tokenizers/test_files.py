@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.tokenizers.registry import _load_once
-from litellm_compaction.tokenizers.vocabulary import Vocabulary
+from litellm_compaction.tokenizers.vocabulary import CONTROL, Vocabulary
 
 
 def read(path: Path) -> Vocabulary:
@@ -53,6 +53,24 @@ def test_a_text_that_the_file_has_no_rule_for_counts_high(tmp_path: Path) -> Non
     assert read(tmp_path).lengths(["héé"]) == [5]
 
 
+def test_a_panic_counts_high_and_an_interrupt_ends() -> None:
+    """tiktoken and `tokenizers` are Rust, whose panics are no Exception and have no class to import."""
+
+    def fails(piece: str) -> int:
+        raise KeyboardInterrupt if piece == "stop" else type("PanicException", (BaseException,), {})
+
+    assert Vocabulary(fails).lengths(["héé"]) == [5]
+    with pytest.raises(KeyboardInterrupt):
+        Vocabulary(fails).lengths(["stop"])
+
+
+def test_control_tokens_in_a_text_are_broken() -> None:
+    """Not one that is a single character, begins like a word or is no control token."""
+    special = {"<|a|>": CONTROL, "<|a|><b>": CONTROL, "ab": CONTROL, "§": CONTROL, "_c": CONTROL, "<d>": 4}
+    assert Vocabulary(len, special).defused("<|a|><b>§ab_c<d>") == "< |a|><b>§ab_ c<d>"
+    assert Vocabulary(len).defused("<|a|>") == "<|a|>"
+
+
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[" * 100_000, b"\xff\xfe", b'{"model": {"type": "BPE"}}', b"GGUF"])
 def test_a_file_that_is_no_tokenizer_json_is_one_error(tmp_path: Path, raw: bytes) -> None:
     """It names the folder."""
@@ -66,8 +84,11 @@ def test_absent_odd_and_giant_files_are_one_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "zero.json").symlink_to("/dev/zero")
     (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
-    with (tmp_path / "sparse.json").open("wb") as file:
-        file.truncate(2**40)
-    for path in (*(tmp_path / f"{name}.json" for name in ("absent", "pipe", "zero", "loop", "sparse")), Path("a\0b")):
-        with pytest.raises(CompactionError, match="cannot be read"):
-            read(path)
+    for name, size in (("sparse", 2**27 + 1), ("largest", 2**27)):
+        with (tmp_path / f"{name}.json").open("wb") as file:
+            file.truncate(size)
+    for name in ("absent", "pipe", "zero", "loop", "sparse", "a\0b"):
+        with pytest.raises(CompactionError, match="no ordinary file of at most 128 MiB"):
+            read(tmp_path / f"{name}.json")
+    with pytest.raises(CompactionError, match=r"cannot be read or used \((?!ValueError: no ordinary)"):
+        read(tmp_path / "largest.json")

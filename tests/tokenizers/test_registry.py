@@ -9,12 +9,10 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from litellm_compaction.errors import CompactionError
 from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.registry import vocabulary
 from litellm_compaction.tokenizers.vocabulary import Encoder, by_tokenizers, by_words
@@ -52,17 +50,6 @@ def test_the_packs_are_those_of_the_checksums() -> None:
     folder = Path(registry.__file__).parent / "packs"
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(folder.glob("*.xz"))]
     assert sums == (folder / "SHA256SUMS").read_text().splitlines()
-
-
-def test_a_damaged_pack_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not tried again."""
-    (tmp_path / "llama2.json.xz").write_bytes(b"no")
-    for name, value in (("_FOLDER", tmp_path), ("_loaded", {})):
-        monkeypatch.setattr(registry, name, value)
-    for _ in range(2):
-        with pytest.raises(CompactionError, match="llama2 cannot be read or used"):
-            vocabulary("llama2")
-    assert "LZMAError" in registry.why_broken("llama2")
 
 
 @settings(max_examples=settings().max_examples * 3, deadline=None)

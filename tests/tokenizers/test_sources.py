@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,19 +20,19 @@ ASKED = request_of(*agent_run(6), tools=tools(2))
 
 
 @pytest.mark.parametrize(
-    ("model", "own", "everybodys", "kind", "vocabulary"),
+    ("model", "own", "everybodys", "kind", "vocabulary", "error"),
     [
-        ("tiny", "", "auto", "stand_in", "cl100k_base"),
-        ("tiny", "", "{file}", "operator", "file:{file}"),
-        ("tiny", "auto", "{file}", "stand_in", "cl100k_base"),
-        ("tiny", "heuristic", "{file}", "heuristic", "heuristic"),
-        ("tiny", "llama-3.1-8b", "auto", "operator", "llama3"),
-        ("llama-3.1-8b", "", "auto", "pack", "llama3"),
-        ("llama-3.1-8b", "{file}", "auto", "operator", "file:{file}"),
+        ("tiny", "", "auto", "stand_in", "cl100k_base", 0.35),
+        ("tiny", "", "{file}", "operator", "file:{file}", 0.15),
+        ("tiny", "auto", "{file}", "stand_in", "cl100k_base", 0.35),
+        ("tiny", "heuristic", "{file}", "heuristic", "heuristic", 0.35),
+        ("tiny", "llama-3.1-8b", "auto", "operator", "llama3", 0.02),
+        ("llama-3.1-8b", "", "auto", "pack", "llama3", 0.02),
+        ("llama-3.1-8b", "{file}", "auto", "operator", "file:{file}", 0.05),
     ],
 )
 async def test_the_operators_word_goes_before_the_family(
-    tmp_path: Path, model: str, own: str, everybodys: str, kind: str, vocabulary: str
+    tmp_path: Path, model: str, own: str, everybodys: str, kind: str, vocabulary: str, error: float
 ) -> None:
     """The deployment's word, the global one, a pack, a stand-in; a file counts with the family's template."""
     small_tokenizer().save(str(tmp_path / "tokenizer.json"))
@@ -42,10 +41,12 @@ async def test_the_operators_word_goes_before_the_family(
     own = own.format(file=file)
     asked = Target(key=model, model=model, api_base=None, api_key=None, context_length=None, tokenizer=own)
     found = sources.source(asked, "")
-    assert (found.kind, found.family.vocabulary) == (kind, vocabulary.format(file=file))
+    made = (found.kind, found.family.vocabulary, found.family.error_ratio)
+    assert made == (kind, vocabulary.format(file=file), error)
     assert found.path == ("" if "file" not in vocabulary else file)
     if found.path:
         assert found.family.template == family_of("", model).template
+        assert (found.family.owns_vocabulary, found.family.single_digits) == (True, False)
         counted = await TokenCounter().count("t", found.family, ASKED)
         plain = await TokenCounter().count("t", family_of("", model), ASKED)
         # Nearly each letter is a token of it.
@@ -67,23 +68,13 @@ def test_a_word_that_cannot_be_followed_is_said_at_start(value: str, said: str) 
         check_tokenizer(value, "tokenizer")
 
 
-@pytest.fixture
-def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Qwen's pack cannot be read, and nothing has been loaded yet."""
-    read = registry._read_pack
-
-    def fail(name: str) -> tuple[dict[str, Any], bytes]:
-        if name == "qwen2":
-            raise CompactionError(f"The vocabulary pack {name} is damaged: reinstall litellm-compaction.")
-        return read(name)
-
-    monkeypatch.setattr(registry, "_read_pack", fail)
-    monkeypatch.setattr(registry, "_loaded", {})
-    monkeypatch.setattr(registry, "_usable", {})
-
-
-async def test_a_damaged_pack_refuses_no_request(damaged: None, caplog: pytest.LogCaptureFixture) -> None:
-    """A stand-in counts instead, errs high, and does not pass for exact; one warning says what to do."""
+async def test_a_damaged_pack_refuses_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stand-in counts instead, errs high, and does not pass for exact; one warning says why, as the report does."""
+    (tmp_path / "qwen2.json.xz").write_bytes(b"no")
+    for name, value in (("_FOLDER", tmp_path), ("_loaded", {}), ("_usable", {})):
+        monkeypatch.setattr(registry, name, value)
     caplog.set_level(logging.WARNING, logger="litellm_compaction")
     family = family_of("qwen3", "qwen3-8b")
     counter = TokenCounter()
@@ -94,4 +85,8 @@ async def test_a_damaged_pack_refuses_no_request(damaged: None, caplog: pytest.L
     assert made.likely >= 1.25 * made.tokens
     assert counter.text_counter("t", family)("some text") > 0
     [record] = caplog.records
-    assert "reinstall" in record.message
+    assert "qwen2 cannot be read or used (LZMAError" in record.message
+    assert registry.why_broken("qwen2") in record.message
+    assert (registry.why_broken("heuristic"), registry.is_loaded("qwen2")) == ("", False)
+    with pytest.raises(CompactionError, match="LZMAError"):
+        registry.vocabulary("qwen2")

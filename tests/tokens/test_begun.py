@@ -13,7 +13,7 @@ from litellm_compaction.tokens.begun import BegunPrompt, begun_prompt
 
 NOW = datetime(2031, 2, 3, 4, 5, 6)
 SYSTEM, ASK = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tell of a ship."}
-BEGUN = {"role": "assistant", "content": "Once upon a"}
+BEGUN = {"role": "assistant", "content": " Once upon a"}
 
 
 def begun(
@@ -25,11 +25,11 @@ def begun(
 @pytest.mark.parametrize(
     ("model", "end", "end_of_turn"),
     [
-        ("qwen2.5-7b", "Tell of a ship.<|im_end|>\n<|im_start|>assistant\nOnce upon a", "<|im_end|>"),
+        ("qwen2.5-7b", "Tell of a ship.<|im_end|>\n<|im_start|>assistant\n Once upon a", "<|im_end|>"),
         # As its template writes an answer without thoughts.
         ("qwen3-8b", "<|im_start|>assistant\n<think>\n\n</think>\n\nOnce upon a", "<|im_end|>"),
         ("qwq-32b", "<|im_start|>assistant\n<think>\n\n</think>\n\nOnce upon a", "<|im_end|>"),
-        ("gpt-oss-20b", "<|start|>assistant<|channel|>final<|message|>Once upon a", "<|end|>"),
+        ("gpt-oss-20b", "<|start|>assistant<|channel|>final<|message|> Once upon a", "<|end|>"),
         ("llama-2-7b", "Tell of a ship. [/INST] Once upon a", "</s>"),
         # Its vocabulary takes four seconds of processor time to load.
         pytest.param("gemma-4-12b", "<|turn>model\nOnce upon a", "<turn|>", marks=pytest.mark.slow),

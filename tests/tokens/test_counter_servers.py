@@ -108,18 +108,6 @@ async def test_a_cut_prompt_stays_one(cut: object) -> None:
     assert made.tokens == pytest.approx(made.own.tokens)
 
 
-async def test_a_protocol_is_doubted_by_what_it_was_off() -> None:
-    """A fifth until an answer has confirmed it, then by the constant between the two; of each deployment by itself."""
-    protocol = Protocol()
-    protocol.take("t", 1, 2000)
-    assert protocol.doubt_tokens("t", 2000) == 400
-    assert protocol.compare("t", "m", 1, 2007)
-    assert protocol.doubt_tokens("t", 2000) == 7
-    assert protocol.doubt_tokens("other", 2000) == 400
-    # Images and reasoning were ours.
-    assert protocol.compare("t", "m", 1, 9999)
-
-
 async def test_counts_that_answers_contradict_are_doubted_for_an_hour(caplog: pytest.LogCaptureFixture) -> None:
     """For this deployment only; said once, with both numbers."""
     clock = Clock()
@@ -134,3 +122,15 @@ async def test_counts_that_answers_contradict_are_doubted_for_an_hour(caplog: py
     assert not protocol.is_believed("t")
     clock.now_s += 1
     assert protocol.is_believed("t")
+
+
+async def test_an_answer_that_contradicts_a_protocol_ends_what_it_has_told() -> None:
+    """Of other prompts of this deployment, too; what answers have told of them stays."""
+    counter, asked = TokenCounter(), [chat(turns, words=20) for turns in (3, 5, 7)]
+    for each in asked[:2]:
+        count = await counted(counter, each)
+        counter.take_protocols("t", count, each, round(count.own.tokens))
+    for each, ratio in ((asked[2], 1.0), (asked[0], 1.5)):
+        count = await counted(counter, each)
+        assert counter.learn("t", count, round(ratio * count.own.tokens), is_asked=True)
+    assert [(await counted(counter, each)).is_counted for each in asked] == [True, False, True]

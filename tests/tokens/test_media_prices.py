@@ -12,7 +12,7 @@ import pytest
 from litellm_compaction.core.messages import Request
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.tokens.estimate import Amounts, Estimate, Own, Span, Told, estimated
+from litellm_compaction.tokens.estimate import Amounts, Estimate, Own
 from litellm_compaction.tokens.known import Known
 from tests.builders import request_of
 
@@ -78,51 +78,6 @@ async def test_images_say_nothing_of_text(price: int) -> None:
     assert plain.likely <= 1.02 * plain.tokens + 1
 
 
-async def test_a_picture_without_a_price_may_take_the_most_that_one_takes() -> None:
-    """In the bound of the answer; a server's first price ends that."""
-    counter = TokenCounter()
-    made = await counter.count("t", KNOWN, asked(2))
-    text = await truth(asked(2), 0)
-    assert made.high >= text + 2 * 1616
-    counter.learn("t", made, await truth(asked(2), 85))
-    again = await counter.count("t", KNOWN, asked(2, text="Which one is older? " * 30))
-    assert again.high < await truth(asked(2, text="Which one is older? " * 30), 0) + 2 * 1616 / 2
-
-
-async def test_an_icon_may_cost_as_much_as_a_page() -> None:
-    """The number of a question about it is believed, though most of it is an image that costs 15 times our estimate."""
-    counter = TokenCounter()
-    icon = asked(1, text="?")
-    made = await counter.count("t", KNOWN, icon)
-    assert counter.learn("t", made, await truth(icon, 15 * ESTIMATE) // 2, is_asked=True)
-    assert abs(await told(counter, asked(2, text="Which one? " * 30), 15 * ESTIMATE // 2)) < 0.01
-
-
-async def test_the_first_price_is_doubted() -> None:
-    """One cheap picture is no reason to leave no room for one at its estimate; three are."""
-    counter = TokenCounter()
-    free: list[int] = []
-    for number in range(4):
-        request = asked(1, text=f"{number} {TEXT}")
-        made = await counter.count("t", KNOWN, request)
-        free.append(made.likely)
-        counter.learn("t", made, await truth(request, 85))
-    text = await truth(asked(1, text=f"3 {TEXT}"), 0)
-    assert free[1] > text + 0.5 * ESTIMATE
-    assert free[3] < text + 0.5 * ESTIMATE
-
-
-async def test_a_price_gives_way_to_eight_newer_ones() -> None:
-    """A model that was loaded with another vision part: what its pictures cost is forgotten, but not before."""
-    counter, prices = TokenCounter(), []
-    for number in range(9):
-        request = asked(1, text=f"{number} {TEXT}")
-        made = await counter.count("t", KNOWN, request)
-        counter.learn("t", made, await truth(request, 440 if number else 1200), is_asked=True)
-        prices.append(counter.known.price("t", made.own.amounts).usual)
-    assert prices == pytest.approx([1200 / 440] * 8 + [1.0], rel=0.05)
-
-
 @pytest.mark.parametrize("price", [256, 1000])
 def test_a_smaller_picture_may_cost_the_same(price: int) -> None:
     """Three of one size do not tell a price by area from one for all; the other end is that of the larger ones."""
@@ -137,20 +92,6 @@ def test_a_smaller_picture_may_cost_the_same(price: int) -> None:
     known.note("t", replace(print_, own=Own((1064.0,), media=(1064.0,), images=1)), price * 1064 // 1653)
     span = known.price("t", Amounts(0.0, 0.0, 1064.0, 1))
     assert span.high < 1.1 * price / 1653
-
-
-@pytest.mark.parametrize("has_images", [True, False])
-def test_a_part_without_what_a_server_has_told_of_takes_none_of_its_doubt(has_images: bool) -> None:
-    """The told beginning holds three pictures of 1,000 tokens, the part none of them: both are in the prompt."""
-    media = (192.0,) if has_images else (0.0,)
-    told = Told(5124 if has_images else 2200, Amounts(2165.0, 0.0, media[0], 3 if has_images else 0))
-    unknown, text = Span(0.0, 1.0, 1.0, is_confirmed=False), Span(0.7, 1.0, 1.3, is_confirmed=True)
-    own = Own((2165.0 + media[0], 3600.0), media=(*media, 0.0), images=3 if has_images else 0)
-    whole = estimated(own, told, text, unknown)
-    part = Estimate.exactly(3800, (3700,))
-    truth = told.tokens + 3600
-    assert whole.high >= truth
-    assert whole.with_part(part).high >= truth
 
 
 async def test_a_protocols_number_leaves_the_doubt_of_the_pictures_that_are_added_to_it() -> None:
