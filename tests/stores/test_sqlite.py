@@ -31,7 +31,6 @@ async def test_the_file_has_a_bound_too(opened: Open, path: Path) -> None:
     [
         ("sqlite://", "/data", "/data/litellm_compaction/store.sqlite3"),
         ("sqlite://", "relative", "/h/.local/share/litellm_compaction/store.sqlite3"),
-        ("sqlite://", "", "/h/.local/share/litellm_compaction/store.sqlite3"),
         ("sqlite:////var/lib/store.db", "/data", "/var/lib/store.db"),
         ("sqlite:///some/store.db", "/data", str(Path.cwd() / "some/store.db")),
         ("sqlite:///~/store.db", "/data", str(Path.home() / "store.db")),

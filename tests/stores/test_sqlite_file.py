@@ -25,7 +25,7 @@ async def test_a_file_is_the_users_alone(path: Path, opened: Open) -> None:
     for _ in range(2):
         await opened().put("team", compaction("h"))
         assert {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()} == {0o600}
-        assert len(list(path.parent.iterdir())) == 3
+        assert (len(list(path.parent.iterdir())), stat.S_IMODE(path.parent.stat().st_mode)) == (3, 0o700)
         for each in path.parent.iterdir():
             each.chmod(0o644)
 
