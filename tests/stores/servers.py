@@ -84,7 +84,6 @@ class Server:
             return connection.recv(1 << 16)
 
     def tell(self, *words: str) -> None:
-        """Has the server do something."""
         answer = self.says(*words)
         assert answer.startswith(b"+OK"), answer
 

@@ -77,7 +77,6 @@ def opening(request: pytest.FixtureRequest, tmp_path: Path, server_url: Callable
             # Its rows are young again behind an outage; so time does not matter here.
             durable, spare = (MemoryStore(ttl_s=1e9, max_bytes=10_000_000, clock=clock) for _ in range(2))
             return SteadyStore(Store(FailingRows(durable.rows)), spare, clock=clock)
-        # A machine that is busy with other tests is not what is tested here.
         return RedisStore(f"{url}?prefix={name}", limit_s=10, ttl_s=TTL_S, clock=clock)
 
     return make
@@ -162,7 +161,6 @@ class AnyOrder(RuleBasedStateMachine):
         """As one step of all."""
         self.do(self.store.rows.change(scope, f"f:{key}", lambda kept, _: max(kept or b"", encode_text(text))))
         self.keep(scope, f"f:{key}", max(self.use(scope, f"f:{key}") or "", text))
-        # A step that changed nothing is no use of the fact on every backend; a look is.
         self.get_fact(scope, key)
 
     @rule(key=keys, text=texts.filter(bool))

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 
-from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.core.compaction import Compaction, compaction_id
 from litellm_compaction.core.forms import Form
 from litellm_compaction.master_key import Box
 from litellm_compaction.stores import Store
@@ -39,6 +39,9 @@ async def test_records_of_another_key_are_told_once(secret: str | None, caplog: 
     old = Store(MemoryRows(ttl_s=100, max_bytes=10_000), Box(lambda: "sk-old", b"records"))
     new = Store(old.rows, Box(lambda: secret, b"records"))
     await old.put("team", compaction("h"))
+    await old.name("owner", "team", compaction("h"))
+    found = [await old.named(owner, compaction_id("team", "h")) for owner in ("owner", "other")]
+    assert [each and each.compaction for each in found] == [compaction("h"), None]
     assert (await new.compactions(), len(await new.unreadable()), await old.unreadable()) == ([], 1, [])
     assert caplog.records == []
     for _ in range(2):
