@@ -66,20 +66,23 @@ class Bounded(OrderedDict[_Key, _Value]):
             return self[key]
 
 
+# Until when a rest lasts, and its length.
+_NO_REST = -math.inf, 0.0
+
+
 class Rests(Generic[_Key]):
     """Keys that are left alone after a failure: `first_s`, and twice as long with each in a row, up to `longest_s`."""
 
     def __init__(self, first_s: float, longest_s: float, clock: Callable[[], float]) -> None:
         self._first_s, self._longest_s, self._clock = first_s, longest_s, clock
-        # Until when, and the rest's length.
         self._kept: Bounded[_Key, tuple[float, float]] = Bounded(4096)
 
     def is_over(self, key: _Key) -> bool:
-        return self._clock() >= self._kept.get(key, (-math.inf, 0.0))[0]
+        return self._clock() >= self._kept.get(key, _NO_REST)[0]
 
     def begin(self, key: _Key) -> bool:
         """Notes a failure, one of several together; returns True for the first one ever, which is worth a warning."""
-        is_first, (until_s, rest_s) = key not in self._kept, self._kept.get(key, (-math.inf, 0.0))
+        is_first, (until_s, rest_s) = key not in self._kept, self._kept.get(key, _NO_REST)
         if self._clock() >= until_s:
             rest_s = max(self._first_s, min(2 * rest_s, self._longest_s))
             self._kept[key] = self._clock() + rest_s, rest_s
@@ -87,7 +90,7 @@ class Rests(Generic[_Key]):
 
     def end(self, key: _Key) -> None:
         if key in self._kept:
-            self._kept[key] = -math.inf, 0.0
+            self._kept[key] = _NO_REST
 
 
 class Flights(Generic[_Result]):
@@ -183,7 +186,7 @@ class Kept(Generic[_Key, _Value]):
         if held and self._clock() < held[1]:
             return held[0]
         run, begun_s = self._run(key)
-        await asyncio.wait({run}, timeout=max(0.0, begun_s + wait_s - self._clock()))
+        await asyncio.wait({run}, timeout=begun_s + wait_s - self._clock())
         return run.result() if run.done() else self.last(key)
 
     def last(self, key: _Key) -> _Value | None:
@@ -198,12 +201,11 @@ class Kept(Generic[_Key, _Value]):
         """Has the next `get` wait for a value whose obtaining begins after this call."""
         if key in self._held:
             self._held[key] = self._held[key][0], -math.inf
-        run, _ = self._runs.get(key, (None, 0.0))
+        run = self._runs[key][0] if key in self._runs else None
         if run and inspect.getcoroutinestate(run.get_coro()) != inspect.CORO_CREATED:  # type: ignore[arg-type]
             del self._runs[key]
 
     async def aclose(self) -> None:
-        self._runs.clear()
         await ended(self._tasks)
 
     def _run(self, key: _Key) -> tuple[asyncio.Task[_Value], float]:

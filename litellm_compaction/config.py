@@ -327,7 +327,7 @@ def _refusing(kind: type[_Section], values: Mapping[Any, object], place: str) ->
 def _problems(kind: type[_Section], values: Mapping[Any, object], wrong: Any) -> Iterator[tuple[str, str]]:
     """One by the setting's name, or for a contradiction, which pydantic files under none, by each that it names."""
     key, *inner = map(str, wrong["loc"] or ("",))
-    message = ": ".join((*inner[:1], wrong["msg"].removeprefix("Value error, ")))
+    message = ": ".join((*inner, wrong["msg"].removeprefix("Value error, ")))
     if wrong["type"] != "extra_forbidden":
         is_open = key not in kind.model_fields or kind.model_fields[key].repr
         value = f".{key} = {values.get(key)!r}" if is_open else f".{key}"
@@ -336,6 +336,6 @@ def _problems(kind: type[_Section], values: Mapping[Any, object], wrong: Any) ->
     elif key in _REMOVED:
         yield key, f": {key!r} was removed: {_REMOVED[key]}"
     else:
-        near = get_close_matches(key, kind.model_fields, n=1, cutoff=0.8)
+        near = get_close_matches(key, kind.model_fields, cutoff=0.8)
         meant = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(kind.model_fields))}"
         yield key, f": unknown key {key!r}; {meant}"

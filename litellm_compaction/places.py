@@ -20,11 +20,8 @@ def make_private(path: Path) -> None:
     """Closes a file to other users; an OSError says that it is missing, another's, or a link, which is left alone."""
     if os.name != "posix":
         return
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        os.fchmod(descriptor, 0o600)
-    finally:
-        os.close(descriptor)
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        os.fchmod(file.fileno(), 0o600)
 
 
 def data_folder(environ: Mapping[str, str]) -> Path:

@@ -1,7 +1,4 @@
-"""The deployment's files load and agree: what compose mounts, whom it names, and what the chart's pods run.
-
-The dashboard and `deploy/config.yaml` meet a running proxy in `tests/processes/test_shared_store.py`.
-"""
+"""The deployment's files load and agree: what compose mounts, whom it names, and what the chart's pods run."""
 
 from __future__ import annotations
 

@@ -47,20 +47,14 @@ def test_the_clients_are_those_of_connect() -> None:
     assert between("clients", page("docs/clients.md")) == clients_table.table()
 
 
-def shown_config(name: str) -> str:
-    """The first example of a config in a page."""
-    found = re.search(r"```yaml\n(.*?)```", page(name), re.DOTALL)
-    assert found is not None
-    return found[1]
-
-
 @pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
 def test_the_config_runs_and_is_the_shipped_one(name: str, tmp_path: Path) -> None:
-    """The example has nothing wrong; apart from comments it is config.yaml."""
+    """The first example has nothing wrong; apart from comments it is config.yaml."""
     path = tmp_path / "config.yaml"
-    path.write_text(shown_config(name), encoding="utf-8")
+    shown = re.findall(r"```yaml\n(.*?)```", page(name), re.DOTALL)[0]
+    path.write_text(shown, encoding="utf-8")
     assert [finding for finding in read_config(path).findings({}) if finding.level == "problem"] == []
-    assert yaml.safe_load(shown_config(name)) == yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
+    assert yaml.safe_load(shown) == yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
 
 
 def test_every_command_and_option_is_documented() -> None:
@@ -71,11 +65,8 @@ def test_every_command_and_option_is_documented() -> None:
             line for line in page("docs/start.md").splitlines() if line.startswith(f"| `litellm-compaction {name}")
         ]
         documented = set(re.findall(r"--[a-z-]+", row.split("` |")[0]))
-        assert documented == options_of(command), name
-
-
-def options_of(command: click.Command) -> set[str]:
-    return {option for each in command.params for option in each.opts if option.startswith("--")}
+        options = [option for each in command.params for option in each.opts]
+        assert documented == {option for option in options if option.startswith("--")}, name
 
 
 def links_of(text: str) -> list[str]:

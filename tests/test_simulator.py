@@ -18,14 +18,7 @@ from tests.lmstudio_double import Model, Reply, numbered_words
 
 KEY = "qwen/qwen3-8b"
 HELLO = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]}
-READ = {
-    "type": "function",
-    "function": {
-        "name": "read",
-        "description": "Reads a file.",
-        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
-    },
-}
+READ = {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}
 
 
 @contextmanager

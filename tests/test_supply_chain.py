@@ -50,6 +50,3 @@ def test_the_locks_have_all_that_the_package_needs() -> None:
                 requirement = Requirement(line)
                 locked = lock[requirement.name.lower().replace("_", "-")]
                 assert all(requirement.specifier.contains(version) for version in locked), line
-    [site] = [Requirement(each) for each in re.findall(r'^docs = \["(.*)"\]$', text, re.MULTILINE)]
-    assert all(site.specifier.contains(version) for version in read(LOCKS["docs"])[site.name])
-    assert "hatchling" in read(LOCKS["run"])

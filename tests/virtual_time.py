@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import selectors
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now_s
 
+    def jump(self, seconds: float) -> None:
+        self._jumping.now_s += seconds
+
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         done = self.create_future()
         try:
@@ -72,3 +76,15 @@ def in_virtual_time(test: Callable[..., Any]) -> Callable[..., None]:
         run(test(*arguments, **given))
 
     return timed
+
+
+class Complaints:
+    """The errors of which the running event loop finds that nobody has waited for them."""
+
+    def __init__(self) -> None:
+        self._heard: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: self._heard.append(context["message"]))
+
+    def heard(self) -> list[str]:
+        gc.collect()
+        return self._heard

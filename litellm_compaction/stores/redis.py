@@ -78,7 +78,7 @@ class RedisRows:
 
     async def change(self, scope: str, key: str, change: Change) -> None:
         name, last = self._name(scope, key), _HEAD.size + VALUE_MAX_BYTES
-        for attempt in range(_MOST_ATTEMPTS):
+        for _ in range(_MOST_ATTEMPTS):
             now, value = await self._all([("EVAL", _TIME, 1, name), ("GETRANGE", name, 0, last)])
             now_s = float(now) if self._clock is None else self._clock()
             row = _row(scope, key, value)
@@ -90,7 +90,7 @@ class RedisRows:
             [is_done] = await self._all([("EVAL", _SWAP, 1, name, value or b"", last, new, self._lives_ms)])
             if is_done:
                 return
-            await asyncio.sleep(random.uniform(0, min(_MOST_PAUSE_S, 0.001 * 2**attempt)))  # noqa: S311 - no secret
+            await asyncio.sleep(random.random() * _MOST_PAUSE_S)  # noqa: S311 - no secret
         raise StoreError(f"store {self.server.place} is written by too many at the same time")
 
     async def scan(self) -> list[Row]:
@@ -248,7 +248,6 @@ def client_of(url: str, *, limit_s: float = LIMIT_S) -> Redis:
         socket_connect_timeout=max(_CONNECT_LIMIT_S, limit_s),
         # A caller that fails has the memory of its process; the next call is the retry.
         retry=Retry(NoBackoff(), 0),
-        protocol=2,
     )
     return Redis.from_pool(pool)
 
@@ -272,7 +271,7 @@ class RedisServer:
         self._failure, self._rests_until_s = "", -math.inf
         self._running = Tasks()
 
-    async def call(self, job: Callable[[Client], Awaitable[_Result]], *, is_patient: bool = False) -> _Result:
+    async def call(self, job: Callable[[Client], Awaitable[_Result]], *, is_patient: bool) -> _Result:
         """Returns the result of `job` on the client; a cancelled caller does not stop it.
 
         `is_patient`: an operator waits for it. A StoreError says that the server does not answer, or refuses.

@@ -181,7 +181,6 @@ class SteadyRows:
     async def aclose(self) -> None:
         await self._hand_over(list(self._owed))
         await self.durable.aclose()
-        await self._spare.aclose()
 
     async def _either(self, job: Callable[[Rows], Awaitable[_Result]]) -> _Result:
         """Returns what the durable backend gives, or else the spare."""

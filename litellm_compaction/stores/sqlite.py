@@ -64,7 +64,7 @@ _DAMAGED_SCHEMA = ("Could not decode", "no such table", "no such column", "has n
 LIMIT_S, _LAST_WAIT_S = 5.0, 1.0
 # Another process holds the lock for well under a millisecond a write. SQLite's own pauses grow longer and longer, so
 # that writers without a pause would starve others: they begin anew after a few, until a request has waited enough.
-_PAUSES_S, _BUSY_S = 0.05, 2.0
+_BUSY_S = 2.0
 _COPIES = ".corrupt-"
 
 
@@ -201,8 +201,7 @@ class SqliteFile:
                 f"{_VERSION}: update it, or name another file in `store`"
             )
         # A commit then costs no fsync, and a crash loses the last ones but no file. Deleted text is overwritten.
-        pauses = f"busy_timeout={round(1000 * _PAUSES_S)}"
-        for pragma in ("synchronous=NORMAL", "secure_delete=ON", "journal_size_limit=4194304", pauses):
+        for pragma in ("synchronous=NORMAL", "secure_delete=ON", "journal_size_limit=4194304", "busy_timeout=50"):
             connection.execute(f"PRAGMA {pragma}").close()
 
     def _set_aside(self, path: Path) -> None:

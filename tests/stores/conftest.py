@@ -16,7 +16,7 @@ Open = Callable[..., SqliteStore]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "made" / "store.sqlite3"
+    return tmp_path / "to be" / "made" / "store.sqlite3"
 
 
 @pytest.fixture

@@ -22,18 +22,13 @@ class MemoryStore(Store):
         super().__init__(MemoryRows(ttl_s=ttl_s, max_bytes=max_bytes, clock=clock))
 
 
-def sqlite_rows(
-    path: Path, *, ttl_s: float, max_bytes: int, clock: Callable[[], float] = time.time, **file: Any
-) -> SqliteRows:
-    """Rows in a file of their own."""
-    return SqliteRows(SqliteFile(path, **file), ttl_s=ttl_s, max_bytes=max_bytes, clock=clock)
-
-
 class SqliteStore(Store):
     rows: SqliteRows
 
-    def __init__(self, path: Path, **options: Any) -> None:
-        super().__init__(sqlite_rows(path, **options))
+    def __init__(
+        self, path: Path, *, ttl_s: float, max_bytes: int, clock: Callable[[], float] = time.time, **file: Any
+    ) -> None:
+        super().__init__(SqliteRows(SqliteFile(path, **file), ttl_s=ttl_s, max_bytes=max_bytes, clock=clock))
 
 
 class SteadyStore(Store):
@@ -83,7 +78,7 @@ class RedisStore(Store):
 
     async def says(self, *words: str | bytes) -> Any:
         """What the server answers to a command."""
-        return await self.server.call(lambda client: client.execute_command(*words))
+        return await self.server.call(lambda client: client.execute_command(*words), is_patient=False)
 
 
 class MemoryBoard(MemoryRows):

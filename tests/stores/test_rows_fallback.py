@@ -27,17 +27,19 @@ class Slow(MemoryRows):
             raise TooLargeForStore("too large")
         await super().put(scope, key, body)
 
+    is_closed = False
+
     async def aclose(self) -> None:
-        """Keeps what it has, as a file does."""
+        self.is_closed = True
 
 
 class Steady:
     """A store over rows that may fail, with a clock."""
 
     def __init__(self) -> None:
-        kept = Slow(ttl_s=100, max_bytes=1_000_000)
-        self.rows = FailingRows(kept)
-        self.durable = Store(kept)
+        self.kept = Slow(ttl_s=100, max_bytes=1_000_000)
+        self.rows = FailingRows(self.kept)
+        self.durable = Store(self.kept)
         self.now_s = 0.0
         spare = MemoryRows(ttl_s=1e6, max_bytes=1_000_000)
         self.store = Store(SteadyRows(self.rows, spare, clock=lambda: self.now_s))
@@ -54,10 +56,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_nothing_but_deleting_and_settings_raises(caplog: pytest.LogCaptureFixture) -> None:
-    """Every other call works while nothing below does; one warning, and one more an hour later.
-
-    A setting in the memory of one process would let workers go their own ways.
-    """
+    """Of a setting in its memory each worker would have its own; of the rest there is one warning an hour."""
     made = Steady()
     made.rows.failing = READS | WRITES
     for _ in range(3):
@@ -72,9 +71,13 @@ async def test_nothing_but_deleting_and_settings_raises(caplog: pytest.LogCaptur
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
         (logging.WARNING, "store_failed disk full; requests go on with the memory of this process")
     ]
-    made.now_s = 3601
+    for made.now_s, count in ((3599.0, 1), (3600.0, 2)):
+        await made.store.find("team", ["h"])
+        assert len(caplog.records) == count
+    made.rows.failing, made.now_s = WRITES, 7200.0
     await made.store.find("team", ["h"])
-    assert len(caplog.records) == 2
+    assert len(caplog.records) == 3, "nothing can be handed over yet"
+    made.rows.failing = READS | WRITES
     for call in (made.store.delete(), made.store.put_setting("mode", "off"), made.store.get_setting("mode")):
         with pytest.raises(StoreError, match="disk full"):
             await call
@@ -94,6 +97,32 @@ async def test_what_the_spare_took_is_handed_over(caplog: pytest.LogCaptureFixtu
     assert [event.text for event in await made.store.events()] == ["before"]
     assert len(await made.store.compactions()) == 1
     assert told(caplog) == ["store_failed", "store_recovered"]
+
+
+async def test_a_long_outage_is_made_up_for_by_and_by() -> None:
+    """Sixty-four rows in five seconds: whoever asks meanwhile waits for them; the end of the process takes the rest."""
+    made = Steady()
+    made.rows.failing = WRITES
+    for number in range(130):
+        await made.store.put("team", compaction(f"h{number}"))
+    made.rows.failing = set()
+    for made.now_s, count in ((1.0, 64), (5.9, 64), (6.0, 128), (6.1, 128)):
+        await made.store.get_setting("live")
+        assert len(await made.durable.compactions()) == count
+    await made.store.aclose()
+    assert (len(await made.durable.compactions()), made.kept.is_closed) == (130, True)
+
+
+async def test_a_store_that_comes_and_goes_is_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Every outage and its end would fill the log."""
+    caplog.set_level(logging.INFO)
+    made = Steady()
+    for number, made.now_s in enumerate((0.0, 30.0, 59.0, 60.0)):
+        made.rows.failing = READS
+        await made.store.find("team", ["h"])
+        made.rows.failing = set()
+        await made.store.find("team", ["h"])
+        assert told(caplog) == ["store_failed", "store_recovered"] * (2 if number == 3 else 1)
 
 
 async def test_what_has_the_same_words_is_not_told_apart_after_an_outage() -> None:
@@ -136,9 +165,11 @@ async def test_what_is_too_large_for_the_store_holds_nothing_else_up(caplog: pyt
     await made.store.put("team", compaction("large", text="x" * 2000))
     assert len(await made.store.find("team", ["large"])) == 1
     assert [record.getMessage() for record in caplog.records] == ["store_refused too large; this process keeps it"]
+    await made.store.put("team", compaction("large", text="short"))
+    assert [each.summary for each in await made.store.find("team", ["large"])] == ["short"]
     made.rows.failing = WRITES
     for name in ("a", "larger", "b"):
         await made.store.put("team", compaction(name, text="x" * 2000 if name == "larger" else "x"))
     await made.hand_over()
-    assert {each.compaction.covered_hash for each in await made.durable.compactions()} == {"a", "b"}
+    assert {each.compaction.covered_hash for each in await made.durable.compactions()} == {"a", "b", "large"}
     assert told(caplog)[-1] == "store_recovered"
