@@ -41,13 +41,17 @@ def _hold(phase: str, _info: dict[str, Any]) -> None:
         _held.append(contextvars.copy_context())
 
 
+# Wildcard deployments get their model names from clients, who may send keys of their own: what is kept by one ends.
+_MOST = 4096
+
+
 class Bounded(OrderedDict[_Key, _Value]):
     """A dict of `most` entries, 1 or more, that forgets the one that was written longest ago; threads may write.
 
     Reading keeps nothing alive; `move_to_end` does.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int = _MOST) -> None:
         super().__init__()
         self._most = most
         self._lock = threading.RLock()
@@ -75,7 +79,7 @@ class Rests(Generic[_Key]):
 
     def __init__(self, first_s: float, longest_s: float, clock: Callable[[], float]) -> None:
         self._first_s, self._longest_s, self._clock = first_s, longest_s, clock
-        self._kept: Bounded[_Key, tuple[float, float]] = Bounded(4096)
+        self._kept: Bounded[_Key, tuple[float, float]] = Bounded()
 
     def is_over(self, key: _Key) -> bool:
         return self._clock() >= self._kept.get(key, _NO_REST)[0]
@@ -163,7 +167,7 @@ class Kept(Generic[_Key, _Value]):
         obtain: Callable[[_Key], Coroutine[Any, Any, _Value]],
         life_s: Callable[[_Value], float],
         *,
-        most: int,
+        most: int = _MOST,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._obtain, self._life_s, self._clock = obtain, life_s, clock

@@ -222,3 +222,10 @@ def test_the_shipped_config_has_the_defaults() -> None:
     shipped = settings_from(read_config(ROOT / "config.yaml").settings)
     assert shipped == settings_from({"keep_originals": "compacted"})
     assert shipped != settings_from(None)
+
+
+def test_a_deployment_that_contradicts_is_refused() -> None:
+    """Two ratios that are each fine may not be so together."""
+    settings = settings_from({"target_ratio": 0.6})
+    with pytest.raises(ConfigError, match=r"model_info\.compaction: target_ratio must be below"):
+        settings.for_deployment(deployment_settings_from({"pre_request_ratio": 0.5}))

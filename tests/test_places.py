@@ -113,3 +113,12 @@ def test_a_variable_that_names_no_store_is_refused(store: str, environ: dict[str
         settings_from({"store": store}).with_store(environ)
     assert "hunter2" not in str(raised.value)
     assert str(raised.value).startswith("callback_settings.litellm_compaction.store")
+
+
+@given(st.text(), st.sampled_from(["redis://u:hunter2{}@@h", "redis:/u:hunter2@{}", "redis://h?password=hunter2{}"]))
+def test_a_bad_store_shows_no_password(junk: str, broken: str) -> None:
+    """However the URL is broken: the settings' error, which stands in the log, has nothing behind the scheme."""
+    try:
+        settings_from({"store": broken.format(junk)})
+    except ConfigError as error:
+        assert "hunter2" not in str(error)  # noqa: PT017 - both ends are fine here

@@ -60,7 +60,7 @@ _BRIEF_BELOW_TOKENS = 4096
 _WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "dialogue", "reasoning_only", "longer"})
 # It had its time and gave nothing: after two in a row, or a late one, it is left alone, twice as long with each more.
 _USELESS = frozenset({"echo", "loop", "dialogue", "script", "invented", "empty", "refusal", "timeout"})
-_FIRST_REST_S, _LONGEST_REST_S, _MOST_USELESS = 15.0, 120.0, 4096
+_FIRST_REST_S, _LONGEST_REST_S = 15.0, 120.0
 _INVALID = "invalid"
 _Found = TypeVar("_Found")
 _Count = Callable[[str], int]
@@ -216,7 +216,7 @@ class SummaryClient:
         self._recaller, self._clock = recaller, clock
         # By tenant and model: one tenant's prompts must not take another one's summaries away.
         self._resting: Rests[tuple[str, str]] = Rests(_FIRST_REST_S, _LONGEST_REST_S, clock)
-        self._useless: Bounded[tuple[str, str], bool] = Bounded(_MOST_USELESS)
+        self._useless: Bounded[tuple[str, str], bool] = Bounded()
 
     async def summary(self, measured: MeasuredRequest, step: Step, effort: Effort) -> str:
         """Returns the first usable summary of the messages that `step` covers, or ""."""

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from litellm_compaction.engine.compactor import Compactor
 
 _ALONE = contextlib.nullcontext()
-_MOST_SCOPES = 4096
 # Results that are remembered, of all conversations; and of how many characters at most: of 32 million in all.
 _MOST_RESULTS, _MOST_CHARS = 1024, 32_000
 
@@ -55,7 +54,7 @@ class Decider:
         self._flights: Flights[tuple[Compaction | None, list[Effort]]] = Flights()
         self._sent = SentBefore()
         # Tenants of whom a small conversation has been compacted at a client's wish: theirs are looked up, too.
-        self._small: Bounded[str, bool] = Bounded(_MOST_SCOPES)
+        self._small: Bounded[str, bool] = Bounded()
 
     # ------------------------------------------------------------------ the decision
 

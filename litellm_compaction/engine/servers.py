@@ -57,8 +57,6 @@ _FAR_BELOW = "prompt_far_below_count"
 _FULL_WINDOW_RATIO = 0.98
 # A known family that is so far off is worth a warning, of a prompt that is long enough to tell.
 _WARN_RATIO, _LEAST_TOLD_TOKENS = 0.05, 200
-# Wildcard deployments get their model names from clients, so the number of targets needs an end.
-_MAX_TARGETS = 4096
 
 # What a continuation teaches: it began with something new, or with what the server was shown; the answer began anew;
 # the server does not take such a request. One over which it fails teaches nothing.
@@ -289,7 +287,7 @@ class ReplyReader:
     def __init__(self, *, windows: Windows, counter: TokenCounter, reporter: Reporter) -> None:
         self._windows, self._counter, self._reporter = windows, counter, reporter
         self._asking = Tasks()
-        self._warned: Rests[str] = Rests(0.0, 0.0, time.monotonic)
+        self._warned: Bounded[str, bool] = Bounded()
 
     def learn(
         self, context: RequestContext, prepared: PreparedRequest, *, prompt_tokens: int, completion_tokens: int
@@ -332,7 +330,8 @@ class ReplyReader:
         key, expected = context.target.key, max(1.0, count.own.tokens)
         is_learned = self._counter.learn(key, count, prompt_tokens, label=context.label)
         is_off = count.own.exact and expected > _LEAST_TOLD_TOKENS and abs(prompt_tokens / expected - 1) > _WARN_RATIO
-        if (is_off or not is_learned) and prompt_tokens > 0 and self._warned.begin(key):
+        if (is_off or not is_learned) and prompt_tokens > 0 and key not in self._warned:
+            self._warned[key] = True
             then = "counts follow the server from now on" if is_learned else "counts do not follow it"
             said = "count_deviation model=%s expected=%d reported=%d tokens; %s"
             logger.warning(said, context.label, expected, prompt_tokens, then)
@@ -369,7 +368,7 @@ class KnownWays:
     """Knows by which ways each server goes on with an answer: by its kind, and by how it has done so far."""
 
     def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
-        self._gone_on: Bounded[tuple[str, str, Way], bool] = Bounded(_MAX_TARGETS)
+        self._gone_on: Bounded[tuple[str, str, Way], bool] = Bounded()
         self._failed: Rests[tuple[str, str, Way]] = Rests(_REST_S, _REST_S, wall_clock)
 
     def ways(self, target: Target, source: Source) -> tuple[Way, ...]:

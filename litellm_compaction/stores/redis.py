@@ -248,6 +248,7 @@ def client_of(url: str, *, limit_s: float = LIMIT_S) -> Redis:
         socket_connect_timeout=max(_CONNECT_LIMIT_S, limit_s),
         # A caller that fails has the memory of its process; the next call is the retry.
         retry=Retry(NoBackoff(), 0),
+        protocol=2,
     )
     return Redis.from_pool(pool)
 

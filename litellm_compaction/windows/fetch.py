@@ -16,6 +16,8 @@ import httpx
 
 from litellm_compaction.errors import ServerUnavailable
 
+# A server may be busy, as while it loads a model: just then its last answer is the least sure, so it is waited for.
+PATIENT_TIMEOUT_S = 30.0
 MAX_BODY_BYTES = 4 * 1024 * 1024
 # Encodings of a body: at most 1,000 bytes come of one. Of Brotli and Zstandard there may be millions.
 ACCEPTED_ENCODINGS = "gzip, deflate"
@@ -24,7 +26,6 @@ _ENCODINGS = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
 _FOLDED_BYTES = 4096
 # Commas, colons and brackets: reading so many takes 50 to 100 ms, in which nothing else runs (CPython 3.11).
 _MOST_MARKS = 400_000
-FEW_BYTES = 256 * 1024
 # Values that clients and LiteLLM put in place of a key that is not needed.
 _PLACEHOLDER_KEYS = frozenset({"", "fake-api-key"})
 
@@ -55,7 +56,7 @@ def is_quickly_read(content: bytes, *, asked_marks: int = 0) -> bool:
         asked_marks: of the structure that it was asked for besides what any document may have.
     """
     marks = (b",", b":", b"[", b"{")
-    return len(content) <= FEW_BYTES or sum(map(content.count, marks)) <= _MOST_MARKS + asked_marks
+    return len(content) <= _MOST_MARKS or sum(map(content.count, marks)) <= _MOST_MARKS + asked_marks
 
 
 class _Pieces(httpx.AsyncByteStream):
@@ -91,8 +92,8 @@ async def fetch_json(
     http: httpx.AsyncClient,
     url: str,
     api_key: str | None,
-    timeout_s: float,
     *,
+    timeout_s: float = PATIENT_TIMEOUT_S,
     asked: object = None,
     api: str = "LM Studio's API",
 ) -> object:

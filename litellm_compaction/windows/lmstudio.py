@@ -35,7 +35,7 @@ class Instance(NamedTuple):
 
     id: str
     context_length: int | None
-    parallel: int = 1
+    parallel: int
 
 
 class ListedModel(NamedTuple):
@@ -91,10 +91,8 @@ def server_root(api_base: str) -> str:
     return api_base.strip().rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-async def list_models(
-    http: httpx.AsyncClient, api_base: str, api_key: str | None, *, timeout_s: float = 3.0
-) -> LMStudioListing:
-    """The server's list: `/api/v1/models` (LM Studio 0.4+), else `/api/v0/models` (0.3.6+), each within `timeout_s`.
+async def list_models(http: httpx.AsyncClient, api_base: str, api_key: str | None) -> LMStudioListing:
+    """The server's list: `/api/v1/models` (LM Studio 0.4+), else `/api/v0/models` (0.3.6+).
 
     Raises:
         KeyRefused: the server answered, and refused the key.
@@ -104,7 +102,7 @@ async def list_models(
     refusals: list[NotThisApi] = []
     for api in _ROWS:
         try:
-            answer = await fetch_json(http, f"{server_root(api_base)}/api/{api}/models", api_key, timeout_s)
+            answer = await fetch_json(http, f"{server_root(api_base)}/api/{api}/models", api_key)
             return parse_list(api, answer)
         except NotThisApi as refusal:  # noqa: PERF203 - two
             refusals.append(refusal)
@@ -159,23 +157,21 @@ def _instance(copy: object) -> Instance | None:
     return Instance(name, tokens, parallel or 1)
 
 
-async def answers_as_lmstudio(
-    http: httpx.AsyncClient, api_base: str, api_key: str | None, *, timeout_s: float = 3.0
-) -> bool:
+async def answers_as_lmstudio(http: httpx.AsyncClient, api_base: str, api_key: str | None) -> bool:
     """Returns True if the server is LM Studio: it greets as such (lmstudio-js), or lists a model as LM Studio does.
 
     Raises:
         ServerUnavailable: nothing answered, so it is not known.
     """
     try:
-        greeting = await fetch_json(http, f"{server_root(api_base)}/lmstudio-greeting", api_key, timeout_s)
+        greeting = await fetch_json(http, f"{server_root(api_base)}/lmstudio-greeting", api_key)
     except NotThisApi:
         greeting = None
     if at(greeting, "lmstudio") is True:
         return True
     try:
         # An empty list is no proof: other servers answer `{"models": []}` too.
-        return bool((await list_models(http, api_base, api_key, timeout_s=timeout_s)).models)
+        return bool((await list_models(http, api_base, api_key)).models)
     except NotThisApi:
         return False
 

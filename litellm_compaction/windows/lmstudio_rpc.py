@@ -11,12 +11,13 @@ of lmstudio-js 6ec11db): LM Studio makes the same of a chat completion, where `d
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import inf
@@ -80,7 +81,7 @@ class _Socket:
     reader: asyncio.Task[None] | None = None
     calls: dict[object, _Call] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
-    last_id: int = 0
+    ids: Iterator[int] = field(default_factory=itertools.count)
 
     async def serve(self, connection: _Connection, api_key: str | None) -> None:
         """Shows the key, sends waiting calls, and hands answers to their calls until nothing has come for long.
@@ -164,8 +165,7 @@ class LMStudioRpc:
         socket = self._sockets.setdefault(place, _Socket())
         if endpoint in socket.unknown:
             raise CallRefused(f"LM Studio has no {endpoint}")
-        socket.last_id += 1
-        call_id, connection = socket.last_id, socket.connection
+        call_id, connection = next(socket.ids), socket.connection
         asked = {"type": "rpcCall", "endpoint": endpoint, "callId": call_id}
         text = json.dumps(asked if parameter is None else {**asked, "parameter": parameter})
         call = socket.calls[call_id] = _Call(endpoint, text, asyncio.get_running_loop().create_future())

@@ -18,7 +18,7 @@ import httpx
 
 from litellm_compaction.core.messages import JsonValue, Request
 from litellm_compaction.errors import ServerUnavailable
-from litellm_compaction.windows.fetch import NotThisApi, at, fetch_json, positive, text_at
+from litellm_compaction.windows.fetch import PATIENT_TIMEOUT_S, NotThisApi, at, fetch_json, positive, text_at
 from litellm_compaction.windows.lmstudio import server_root
 from litellm_compaction.windows.window import Found, Window
 
@@ -37,13 +37,13 @@ class ServedModel:
         names: of it in requests; empty if the server answers every name with this model.
         context_length: tokens of one request; None if the server does not say.
         slots: requests that it serves at a time with `context_length` each.
-        is_shared: whether those fill one context of that length together; False if the server does not say.
+        parallel: of those that fill one context of that length together; 1 if the server does not say.
     """
 
     names: tuple[str, ...]
     context_length: int | None
     slots: int = 1
-    is_shared: bool = False
+    parallel: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,7 +72,7 @@ class Served:
                 tokens=served.context_length,
                 source=self.api,
                 instance_id=model,
-                parallel=served.slots if served.is_shared else 1,
+                parallel=served.parallel,
                 slots=served.slots,
             )
         )
@@ -93,8 +93,8 @@ class Asked:
     http: httpx.AsyncClient
     api_base: str
     api_key: str | None
-    timeout_s: float
     api: Api
+    timeout_s: float = PATIENT_TIMEOUT_S
 
     async def ask(self, path: str, body: Mapping[str, JsonValue] | None = None) -> object:
         """The JSON at `path`, or the JSON that answers `body`.
@@ -103,7 +103,7 @@ class Asked:
             NotThisApi, ServerUnavailable, ValueError, RecursionError: as `fetch_json`.
         """
         url, api = f"{server_root(self.api_base)}{path}", f"{self.api}'s API"
-        return await fetch_json(self.http, url, self.api_key, self.timeout_s, asked=body, api=api)
+        return await fetch_json(self.http, url, self.api_key, timeout_s=self.timeout_s, asked=body, api=api)
 
 
 class LocalServer(ABC):
@@ -181,7 +181,7 @@ class LlamaCpp(LocalServer):
             with contextlib.suppress(ServerUnavailable):
                 rows = _rows(await server.ask("/v1/models"), "data")
                 whole = next(filter(None, (positive(at(row, "meta", "n_ctx")) for row in rows)), None)
-        return (replace(model, is_shared=whole == model.context_length),)
+        return (replace(model, parallel=model.slots) if whole == model.context_length else model,)
 
     async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
         """As llama.cpp's tools/server/README.md has it; older builds render and count in two questions."""
@@ -227,16 +227,14 @@ class Vllm(LocalServer):
 SERVERS: dict[Api, LocalServer] = {server.name: server for server in (LlamaCpp(), Vllm())}
 
 
-async def list_served(
-    http: httpx.AsyncClient, api_base: str, api_key: str | None, apis: Sequence[Api], *, timeout_s: float = 3.0
-) -> Served:
-    """The first answer to one of `apis`, in their order, each within `timeout_s`.
+async def list_served(http: httpx.AsyncClient, api_base: str, api_key: str | None, apis: Sequence[Api]) -> Served:
+    """The first answer to one of `apis`, in their order.
 
     Raises:
         ServerUnavailable: nothing answered (no connection, timeout, a gateway's 5xx, llama.cpp's 503 during a load).
     """
     for api in apis:
-        server = Asked(http=http, api_base=api_base, api_key=api_key, timeout_s=timeout_s, api=api)
+        server = Asked(http=http, api_base=api_base, api_key=api_key, api=api)
         try:
             answer = await server.ask(SERVERS[api].path)
             models = SERVERS[api].read(answer)

@@ -20,7 +20,7 @@ import httpx
 from litellm_compaction.concurrency import Bounded, Kept
 from litellm_compaction.core.messages import JsonValue, Request
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, ServerUnavailable, WindowUnknown, WindowUnread
-from litellm_compaction.windows.fetch import NotThisApi, Unreached, without_userinfo
+from litellm_compaction.windows.fetch import PATIENT_TIMEOUT_S, NotThisApi, Unreached, without_userinfo
 from litellm_compaction.windows.lmstudio import LMStudioListing, answers_as_lmstudio, list_models, server_root
 from litellm_compaction.windows.lmstudio_rpc import InstanceAddress, LMStudioRpc, LoadedModel, ModelSettings
 from litellm_compaction.windows.other_servers import SERVERS, Api, LocalServer, Served, list_served, tokens_by_server
@@ -34,16 +34,12 @@ _LEARNED_S = 600.0
 # Retry delay after a refused connection or a wrong API, so that requests do not queue for time limits. A server that
 # takes connections but does not answer is asked by each request: it is alive; one late answer must refuse only one.
 _RETRY_S = 1.0
-# It may be busy, as while it loads a model: just then the last number is the least sure, so its answer is waited for.
-_PATIENT_TIMEOUT_S = 30.0
 # Servers end idle connections after 5 s and more (Node.js; uvicorn), which is how long a listing is kept by default.
 _IDLE_S = 2.0
 # How long is believed that a server is LM Studio, is not, did not say: one that is started later has to be found.
 _VERDICTS_S = {True: inf, False: 60.0, None: 5.0}
 # A server that tells no window is asked again this seldom: another one may listen there some day.
 _SILENT_S = 60.0
-# Wildcard deployments get their model names from clients, who may send keys of their own, so all this needs an end.
-_MOST = 4096
 # Supposed of any hosted server, and not known of the one at this address.
 _GUESS = "default"
 _LMSTUDIO = ("api/v1", "api/v0")
@@ -138,14 +134,14 @@ class Windows:
         self.on_loaded: Callable[[], None] | None = None
         self._cache_s, self._timeout_s, self._clock = cache_s, timeout_s, clock
         self._http, self._owns_http = http, http is None
-        self._readings: Kept[Place, Reading] = Kept(self._read, self._life_s, most=_MOST, clock=clock)
-        self._verdicts: Kept[Place, bool | None] = Kept(self._judge, _VERDICTS_S.__getitem__, most=_MOST, clock=clock)
-        self._shared: Bounded[str, int] = Bounded(_MOST)
+        self._readings: Kept[Place, Reading] = Kept(self._read, self._life_s, clock=clock)
+        self._verdicts: Kept[Place, bool | None] = Kept(self._judge, _VERDICTS_S.__getitem__, clock=clock)
+        self._shared: Bounded[str, int] = Bounded()
         # A limit, its end, and what was listed when it was learned; by target and asker.
-        self._learned: Bounded[tuple[str, str], tuple[int, float, int | None]] = Bounded(_MOST)
+        self._learned: Bounded[tuple[str, str], tuple[int, float, int | None]] = Bounded()
         self._rpc = rpc if rpc is not None else LMStudioRpc(is_on=False)
         # The models that were loaded with an instance when a list was last read for it.
-        self._loaded: Bounded[InstanceAddress, frozenset[LoadedModel]] = Bounded(_MOST)
+        self._loaded: Bounded[InstanceAddress, frozenset[LoadedModel]] = Bounded()
 
     async def resolve(self, target: Target, *, fresh: bool = False) -> Window:
         """The window of a target: its server's own number, else the operator's, else a learned limit.
@@ -311,7 +307,7 @@ class Windows:
         without a guard: the first question is waited for as long as its list, later ones for `timeout_s`.
         """
         place = Place(server_root(api_base), api_key)
-        wait_s = self._timeout_s if self._verdicts.has(place) else _PATIENT_TIMEOUT_S
+        wait_s = self._timeout_s if self._verdicts.has(place) else PATIENT_TIMEOUT_S
         return await self._verdicts.soon(place, wait_s=wait_s)
 
     async def aclose(self) -> None:
@@ -368,7 +364,7 @@ class Windows:
             self._http = httpx.AsyncClient(
                 trust_env=False,
                 timeout=httpx.Timeout(None, connect=self._timeout_s),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=_IDLE_S),
+                limits=httpx.Limits(keepalive_expiry=_IDLE_S),
             )
         return self._http
 
@@ -385,11 +381,9 @@ class Windows:
         listing: Listing
         try:
             if place.apis:
-                listing = await list_served(
-                    self._client(), place.root, place.api_key, place.apis, timeout_s=_PATIENT_TIMEOUT_S
-                )
+                listing = await list_served(self._client(), place.root, place.api_key, place.apis)
             else:
-                listing = await list_models(self._client(), place.root, place.api_key, timeout_s=_PATIENT_TIMEOUT_S)
+                listing = await list_models(self._client(), place.root, place.api_key)
         except ServerUnavailable as exc:
             if last.listing is not None and last.failure is None:
                 logger.warning("window_not_read: only what operators wrote counts until the server answers: %s", exc)
@@ -402,7 +396,7 @@ class Windows:
 
     async def _judge(self, place: Place) -> bool | None:
         try:
-            return await answers_as_lmstudio(self._client(), place.root, place.api_key, timeout_s=_PATIENT_TIMEOUT_S)
+            return await answers_as_lmstudio(self._client(), place.root, place.api_key)
         except ServerUnavailable:
             return None
 

@@ -7,13 +7,12 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Attempts, Compactor, PreparedRequest, PruningModel, RequestContext
 from litellm_compaction.engine.context import SummaryAnswer, nothing
-from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, Event
 from litellm_compaction.stores import Originals
@@ -145,6 +144,7 @@ class Bench:
     clock: Callable[[], float] = time.monotonic
     board: Rows | None = None
     originals: Originals | None = None
+    quiet: dict[str, float] = field(default_factory=lambda: {"quiet_s": 0.0})
 
     def __post_init__(self) -> None:
         self.compactor = Compactor(
@@ -156,7 +156,7 @@ class Bench:
             observers=[self.events.append],
             clock=self.clock,
             wall_clock=lambda: NOW_S,
-            quiet_s=0.0,
+            **self.quiet,
         )
 
     def target(self, window: int | None, *, model: str = "test-model", **changes: Any) -> Target:
@@ -225,23 +225,3 @@ def sent(raw: Sequence[JsonDict], prepared: PreparedRequest) -> tuple[Message, .
     if prepared.messages is not None:
         assert broken_promises(parsed(raw), messages) == []
     return messages
-
-
-class Usage(NamedTuple):
-    """What the seats of a pool hold as far as is known, its window, and how many requests of the process wait."""
-
-    used_tokens: int
-    window_tokens: int
-    waiting: int
-
-
-def answers(admission: Admission) -> int:
-    """How many are there, with those that wait or are about to leave."""
-    return sum(len(pool.seats) for pool in admission.pools.values())
-
-
-def usage(admission: Admission, pool: str) -> Usage:
-    place = admission.pools.get(pool)
-    if place is None:
-        return Usage(0, 0, 0)
-    return Usage(place.used_tokens, place.window_tokens, sum(seat.waits for seat in place.seats))

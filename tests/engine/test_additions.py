@@ -175,25 +175,6 @@ async def test_others_get_no_excerpts(raw: list[JsonDict], changes: dict[str, An
     assert not any(BEGIN in message.text for message in prepared.messages or ())
 
 
-async def test_the_window_has_room_for_excerpts() -> None:
-    """They take a sixteenth of it at most, and never so much that the conversation would be compacted for them."""
-    bench = Bench(ask=FakeAsk(SummaryFailed("error")))
-    raw = [*QUOTED, user(QUESTION)]
-    first = await asked(raw, bench)
-    assert 0 < first.excerpt_tokens <= first.window.tokens // 16
-    room_tokens = first.budget.trigger_tokens - first.count.tokens + first.excerpt_tokens
-    narrow = await asked([*QUOTED, user(QUESTION + " and" * (room_tokens - 150))], bench)
-    room_tokens = narrow.budget.trigger_tokens - narrow.count.tokens + narrow.excerpt_tokens
-    assert 0 < narrow.excerpt_tokens <= room_tokens < first.excerpt_tokens
-    found: list[int] = []
-    for words in range(0, 6000, 1000):
-        raw = [*QUOTED, user(QUESTION + " and" * words)]
-        prepared = await asked(raw, bench)
-        assert not prepared.excerpts or not prepared.budget.triggers(prepared.count.tokens)
-        found.append(prepared.excerpt_tokens)
-    assert found[0] > found[-1] == 0
-
-
 async def test_nobody_elses_words_are_quoted() -> None:
     """Another tenant's conversation, the same but for the fact, does not get it."""
     bench = Bench(ask=FakeAsk(SummaryFailed("error")))

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine.context import SummaryAnswer
-from tests.builders import JsonDict, assistant, broken_promises, chat, count, raw_conversations, system, user
-from tests.engine.bench import SUMMARY, Bench, FakeAsk
+from tests.builders import JsonDict, assistant, broken_promises, count, raw_conversations, system, user
+from tests.engine.bench import Bench, FakeAsk
 from tests.virtual_time import in_virtual_time
 
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
@@ -72,16 +72,3 @@ async def test_whatever_is_asked_is_valid_and_fits(raw: list[JsonDict]) -> None:
         if is_appended(asked):
             # A client's `null` is sent again as it was sent before.
             assert set(broken_promises(asked, asked)) <= {"null content"}
-
-
-async def test_a_tenant_whose_summaries_loop_pauses_nobody_else() -> None:
-    """A conversation can be made to be said back; whoever has done that is not made to wait for it again at once."""
-    bench = Bench(ask=FakeAsk("The king was very wise and kind. " * 20))
-    reasons = []
-    for topic in "abc":
-        await bench.guard([user(f"About {topic}."), *chat(16, words=300)], scope="red", clear_tool_results=False)
-        reasons.append(bench.last.reason)
-    assert reasons[0] == reasons[1] != reasons[2] == "paused", "one may be chance"
-    bench.ask.answer = SUMMARY
-    await bench.guard([user("About d."), *chat(16, words=300)], scope="blue", clear_tool_results=False)
-    assert (bench.last.rung, bench.last.reason) == ("summary", "")

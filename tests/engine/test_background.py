@@ -10,9 +10,11 @@ import pytest
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest, RequestContext
+from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.events import CompactionEvent
 from tests.builders import JsonDict, assistant, chat, count, parsed, user
 from tests.engine.bench import Bench, FakeAsk, settled
+from tests.virtual_time import in_virtual_time
 
 WINDOW = 8192
 # Over 60 % of the window, under the trigger; LATER is over it.
@@ -89,6 +91,27 @@ async def test_of_two_answers_that_ran_at_once_the_later_ones_conversation_is_ta
     await scene.rested()
     assert [scope for scope, _ in scene.bench.store.kept] == ["two"]
     assert len(scene.bench.ask.prompts) == 1
+
+
+@in_virtual_time
+async def test_a_server_that_has_been_quiet_is_asked_and_left_at_once() -> None:
+    """After a second; a request that comes waits until the call is closed, not for its end."""
+    clock, asked_s = asyncio.get_running_loop().time, list[float]()
+
+    class Closing(FakeAsk):
+        async def __call__(self, *given: Any, **options: Any) -> SummaryAnswer:
+            asked_s.append(clock())
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.4)
+            return await super().__call__(*given, **options)
+
+    scene = Scene(Closing(), quiet={})
+    await scene.turn()
+    await asyncio.sleep(5)
+    await scene.turn(background="off")
+    assert (asked_s, clock()) == ([1.0], pytest.approx(5.4))
 
 
 async def test_a_request_beside_the_conversation_only_delays_it() -> None:

@@ -13,11 +13,9 @@ import pytest
 
 from litellm_compaction.core.messages import Message, Request, with_only_text
 from litellm_compaction.engine import Attempts
-from litellm_compaction.engine.servers import beginning_of
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.tokens.prompt import render
 from litellm_compaction.windows.windows import Target, Window, Windows
 from tests.builders import JsonDict, assistant, calls, chat, parsed, prose, result, system, tools, user
@@ -77,33 +75,6 @@ async def test_a_protocol_that_is_disbelieved_poisons_no_counts(usage: Literal["
             assert prepared.count.low <= truth <= prepared.count.high
 
 
-@pytest.mark.parametrize(
-    ("tokens", "usage_tokens", "teaches"),
-    [
-        (9_000, WINDOW + 1_300, False),
-        (9_000, WINDOW - 100, False),
-        (9_000, 9_600, True),
-        # Text that no server has counted may take twice our count: what fits by ours may have been cut.
-        (20_000, 21_000, False),
-        (20_000, 26_000, False),
-        (20_000, 18_000, False),
-        (14_500, 15_500, True),
-    ],
-)
-async def test_a_number_of_what_may_have_been_cut_teaches_nothing(
-    tokens: int, usage_tokens: int, teaches: bool
-) -> None:
-    """It may be what was left of a prompt, near the window or far below it; of one that surely fits it does."""
-    engine = Bench(counter=TokenCounter())
-    target = engine.target(WINDOW, model=KNOWN)
-    prepared = await engine.guard(talk(tokens), WINDOW, target=target)
-    assert prepared.messages is None
-    context = engine.context(WINDOW, target=target)
-    engine.compactor.replies.learn(context, prepared, prompt_tokens=usage_tokens, completion_tokens=5)
-    again = await engine.guard(talk(tokens), WINDOW, target=target)
-    assert (again.count.told is not None) is teaches
-
-
 async def test_the_alarm_ends_where_a_server_counts_otherwise() -> None:
     """A server with 0.8 of our exact count raises an alarm until a prompt of another size shows the same."""
     bench = Bench(counter=TokenCounter())
@@ -115,11 +86,6 @@ async def test_the_alarm_ends_where_a_server_counts_otherwise() -> None:
         bench.compactor.replies.learn(context, prepared, prompt_tokens=told, completion_tokens=5)
     assert bench.outcomes == ["prompt_far_below_count"]
     assert prepared.count.low <= told <= prepared.count.high
-
-
-def talk(tokens: int) -> list[JsonDict]:
-    """A request of about so many tokens."""
-    return [system("Be brief."), user(code(tokens, tokens // 45))]
 
 
 class Vocabulary:
@@ -149,16 +115,6 @@ async def test_nothing_is_asked_twice() -> None:
             await engine.guard(asked, SMALL, measure=server, attempts=attempts)
     told = [request.messages for request in server.requests]
     assert len(told) == len(set(map(str, told))) <= 3
-
-
-@pytest.mark.parametrize(("messages", "ends"), [(6, "user"), (5, "tool"), (4, "user")])
-def test_a_part_teaches_of_the_whole(messages: int, ends: str) -> None:
-    """It ends as the whole does if that is with the person's word: before a tool's result templates leave out more."""
-    talk = [system("Be brief."), user("a"), calls("123456789"), result("123456789", "b"), assistant("c"), user("d")]
-    request = Request(messages=parsed(talk[:messages]))
-    part = beginning_of(request, Estimate.exactly(1000 * messages, (1000,) * messages), 1000 * messages - 500)
-    assert part is not None
-    assert part.messages[-1].role == ends
 
 
 class Counting(Windows):

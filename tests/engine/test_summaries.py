@@ -23,7 +23,6 @@ from tests.builders import (
     broken_promises,
     calls,
     count,
-    numbered,
     parsed,
     prose,
     result,
@@ -127,15 +126,6 @@ async def test_an_answer_cut_by_the_server_loses_its_broken_line() -> None:
     assert await run(FakeAsk(answer)) == GOOD
 
 
-@pytest.mark.parametrize("end", ["\n", " "])
-async def test_an_answer_over_its_bound_is_cut(end: str) -> None:
-    """A server that does not keep `max_tokens` gets a quarter above it at most: whole lines, where there are any."""
-    said = numbered("line of the record", 400).replace("\n", end)
-    text = await run(FakeAsk(said), job([user("word " * 3000)]))
-    assert 100 <= count(text) <= 250
-    assert said.startswith(text if end == " " else f"{text}\n")
-
-
 @in_virtual_time
 async def test_a_silent_model_is_given_up() -> None:
     """After the time limit the call is cancelled, and the failure is a timeout; a client that leaves ends it, too."""
@@ -150,19 +140,6 @@ async def test_a_silent_model_is_given_up() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ask.cancelled
-
-
-async def test_a_long_transcript_is_summarized_part_after_part() -> None:
-    """Each part in order, into the record so far."""
-    ask = FakeAsk(lambda prompt: f"The record after part {len(ask.prompts)} of the whole conversation.")
-    made = job(agent_run(40, words=400), earlier="EARLIER RECORD", request="REQUEST", prompt_limit_tokens=4000)
-    text = await run(ask, made)
-    assert 2 <= len(ask.prompts) <= 6
-    assert text == f"The record after part {len(ask.prompts)} of the whole conversation."
-    assert "EARLIER RECORD" in ask.prompts[0]
-    assert all(f"after part {at} of" in prompt for at, prompt in enumerate(ask.prompts[1:], 1))
-    assert all("REQUEST" in prompt for prompt in ask.prompts)
-    assert all(count(prompt) <= 4000 for prompt in ask.prompts)
 
 
 @given(
@@ -180,14 +157,6 @@ async def test_every_prompt_fits_the_pruning_model(limit: int, summary_tokens: i
     except SummaryFailed as error:
         assert error.reason in ("small_window", "longer")  # noqa: PT017 - both ends are fine here
     assert all(count(prompt) <= limit for prompt in ask.prompts)
-
-
-async def test_without_room_nobody_is_asked() -> None:
-    """A window that barely holds the instruction cannot be used."""
-    ask = FakeAsk(GOOD)
-    assert await failure(ask, job(prompt_limit_tokens=450)) == "small_window"
-    assert await failure(ask, job(earlier="record " * 4000)) == "small_window"
-    assert ask.prompts == []
 
 
 def held(*raw: JsonDict) -> Request:

@@ -208,3 +208,14 @@ async def test_of_very_many_parts_the_last_are_read(originals: Originals) -> Non
     for end in range(1, 66):
         await kept(originals, replace(whole, messages=whole.messages[:end], hashes=whole.hashes[: end + 1]))
     assert await originals.covered("scope", whole.hashes[-1]) == list(whole.messages[1:])
+
+
+async def test_deleted_is_forgotten(originals: Originals) -> None:
+    """Of one scope, with its list; of all; the tenant's other scopes stay."""
+    await kept(originals, covered(*talk(2), scope="a"), covered(*talk(2, "other"), scope="b"))
+    assert await originals.scopes() == {"a", "b"}
+    assert await originals.delete(scope="a") == 1
+    assert await texts(originals) == ["other 0", "other 1"]
+    assert await originals.delete() == 1
+    assert await texts(originals) == []
+    assert (await originals.scopes(), await originals.names("tenant")) == (set(), [])

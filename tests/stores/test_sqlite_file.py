@@ -178,3 +178,22 @@ async def test_a_file_is_opened_anew_after_its_disk_has_failed(
     monkeypatch.setattr(Failing, "said", "")
     assert await store.compactions() == []
     assert len(made) == connections
+
+
+async def test_a_full_disk_leaves_what_is_there(opened: Open, path: Path) -> None:
+    """What does not fit is an error, what was there is found, and the file is not damaged."""
+
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = sqlite3.connect(*arguments, **options)
+        connection.execute("PRAGMA max_page_count=30")
+        return connection
+
+    store = opened(connect=connect)
+    await store.put("team", compaction("small"))
+    with pytest.raises(StoreError, match="full"):
+        await store.put("team", compaction("large", text="x" * 300_000))
+    assert await store.find("team", ["small", "large"]) == [compaction("small")]
+    await store.aclose()
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
+import random
+import re
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
 from litellm_compaction.errors import ServerUnavailable
-from litellm_compaction.windows.fetch import fetch_json, unfolds_slowly
+from litellm_compaction.windows.fetch import NotThisApi, fetch_json, unfolds_slowly
 from litellm_compaction.windows.lmstudio import Instance, answers_as_lmstudio, list_models, match
+from tests.virtual_time import in_virtual_time
 from tests.windows.fake_lmstudio import BASE, FakeLMStudio, v0_model, v1_model
 
 
@@ -113,6 +117,9 @@ async def test_names_reach_models_in_order(
         (httpx.ConnectError("refused"), "no connection", 1),
         (httpx.ReadTimeout("slow"), "timeout", 1),
         (httpx.ReadError("broken"), "no usable answer", 2),
+        # As a server ends an idle connection, in the moment of its next use.
+        (httpx.RemoteProtocolError("ended"), "no usable answer", 2),
+        (httpx.ConnectTimeout("slow"), "timeout, no connection", 2),
     ],
 )
 async def test_no_answer_is_told_apart(
@@ -125,18 +132,53 @@ async def test_no_answer_is_told_apart(
     assert len(server.requests) == tries
 
 
-async def test_a_server_that_never_answers_times_out(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
+@in_virtual_time
+async def test_a_server_that_never_answers_times_out() -> None:
     """The limit covers the whole exchange, whatever the client's own limits are."""
-    server.gate = asyncio.Event()
-    with pytest.raises(ServerUnavailable, match=r"timeout, no answer within 0\.01 s"):
-        await list_models(http, BASE, None, timeout_s=0.01)
+    server = FakeLMStudio(gate=asyncio.Event())
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
+        with pytest.raises(ServerUnavailable, match="timeout, no answer within 30 s"):
+            await list_models(http, BASE, None)
 
 
-async def test_a_refused_key_is_named(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
-    """401 and 403 say that it is the key."""
-    server.answers = {"/api/v1/models": httpx.Response(401), "/api/v0/models": httpx.Response(403)}
-    with pytest.raises(ServerUnavailable, match=r"HTTP 401, the API key was refused.*HTTP 403"):
-        await list_models(http, BASE, "sk-lm-1")
+@pytest.mark.parametrize(
+    ("statuses", "text"),
+    [
+        ((200, 299), ""),
+        ((401, 403), "KeyRefused: .* the API key was refused"),
+        ((300, 400, 402, 404, 428, 430, 499), "NotThisApi: .* not LM Studio's API, HTTP ..."),
+        ((429, 500, 503), "ServerUnavailable: .*HTTP ..."),
+    ],
+)
+async def test_a_status_says_what_is_wrong(
+    server: FakeLMStudio, http: httpx.AsyncClient, statuses: tuple[int, ...], text: str
+) -> None:
+    """The key, the API, or that a server cannot answer now."""
+    for status in statuses:
+        server.answers["/x"] = httpx.Response(status, json="told")
+        try:
+            said = await fetch_json(http, "http://host/x", "sk-lm-1")
+        except ServerUnavailable as error:
+            said = f"{type(error).__name__}: {error}"
+        assert re.fullmatch(text or "told", str(said)), status
+
+
+@pytest.mark.parametrize(
+    ("body", "is_read"),
+    [
+        (b'"%b"' % (b"a" * (4 * 1024 * 1024 - 2)), True),
+        (b'"%b"' % (b"a" * (4 * 1024 * 1024 - 1)), False),
+        (b"[%b0]" % (b"0," * 399_999), True),
+        (b"[%b0]" % (b"0," * 400_000), False),
+    ],
+)
+async def test_a_body_is_read_that_holds_nothing_up(
+    server: FakeLMStudio, http: httpx.AsyncClient, body: bytes, is_read: bool
+) -> None:
+    """Up to 4 MiB, and 400,000 values."""
+    server.answers["/x"] = httpx.Response(200, content=body)
+    with contextlib.nullcontext() if is_read else pytest.raises(NotThisApi):
+        await fetch_json(http, "http://host/x", None)
 
 
 async def test_a_bad_address_is_unavailable(http: httpx.AsyncClient) -> None:
@@ -149,21 +191,30 @@ async def test_a_bad_address_is_unavailable(http: httpx.AsyncClient) -> None:
 
 
 async def test_a_compressed_answer_is_closed_with_its_connection() -> None:
-    """A server that sends more than is read would keep one of the few for good."""
+    """Else it keeps one of the few for good; it is unfolded piece by piece, and others run between them."""
 
     class Body(httpx.AsyncByteStream):
         is_closed = False
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            yield gzip.compress(b"[]")
+            yield folded
 
         async def aclose(self) -> None:
             self.is_closed = True
 
-    body = Body()
+    async def others() -> None:
+        while not body.is_closed:
+            await asyncio.sleep(0)
+            turns.append(len(turns))
+
+    folded, body, turns = gzip.compress(random.Random(1).randbytes(9_000)), Body(), list[int]()
     response = httpx.Response(200, headers={"content-encoding": "gzip"}, stream=body)
     assert unfolds_slowly(response)
-    await response.aclose()
+    beside = asyncio.ensure_future(others())
+    pieces = [piece async for piece in response.aiter_raw()]
+    assert ([len(piece) for piece in pieces[:2]], b"".join(pieces)) == ([4096, 4096], folded)
+    assert len(turns) >= 2
+    await beside
     assert body.is_closed
 
 
@@ -175,6 +226,6 @@ async def test_whoever_is_cancelled_as_an_answer_comes_is_cancelled() -> None:
         return httpx.Response(200, json={})
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
-        asking = asyncio.ensure_future(fetch_json(http, BASE, None, 5.0))
+        asking = asyncio.ensure_future(fetch_json(http, BASE, None))
         with pytest.raises(asyncio.CancelledError):
             await asking

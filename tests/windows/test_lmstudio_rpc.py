@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import ServerUnavailable
-from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
+from litellm_compaction.windows.lmstudio_rpc import CallRefused, InstanceAddress, LMStudioRpc
 from litellm_compaction.windows.windows import Windows
 from tests.constants import settings_of
 from tests.lmstudio_double import Model, Simulator, serve
@@ -68,9 +69,9 @@ async def test_a_server_that_does_not_answer_is_left_alone_for_a_while(
 ) -> None:
     """It is told once, with what to do; then asked again after a minute, two, four, and at most an hour."""
     clock, simulator.sdk.mode = Clock(), mode
-    limit_s = 0.2 if mode in ("no_handshake", "mute", "silent") else 10
+    limit_s = 0.2 if mode in ("no_handshake", "mute", "silent") else 600
     async with client(timeout_s=limit_s, clock=clock) as rpc:
-        for pause_s in (60, 120, 240):
+        for pause_s in (60, 120, 240, *((480, 960, 1920, 3600, 3600) if mode == "no_upgrade" else ())):
             with pytest.raises(ServerUnavailable):
                 await rpc.call(base, None, "listLoaded", None)
             asked = len(simulator.sdk.sockets)
@@ -86,13 +87,69 @@ async def test_a_server_that_does_not_answer_is_left_alone_for_a_while(
         assert "ask_server" in told
 
 
-async def test_a_refused_call_is_no_failure(base: str) -> None:
-    """A model that is gone says nothing of the protocol, and the words of a refusal may be a conversation's."""
-    async with client() as rpc:
+async def test_a_refused_call_is_no_failure(simulator: Simulator, base: str) -> None:
+    """A model that is gone says nothing of the protocol, and the words of a refusal may be a conversation's.
+
+    A server that answers again is asked as soon after its next failure as after its first.
+    """
+    clock = Clock()
+    async with client(timeout_s=600, clock=clock) as rpc:
         with pytest.raises(CallRefused) as refused:
             await rpc.call(base, None, "countTokens", of("gone", inputString="SECRET"))
         assert "SECRET" not in str(refused.value)
         assert rpc.is_usable(base, None)
+        for mode in ("closes", "", "closes"):
+            simulator.sdk.mode = mode  # type: ignore[assignment]
+            with pytest.raises(ServerUnavailable) if mode else contextlib.nullcontext():
+                await rpc.call(base, None, "listLoaded", None)
+            clock.now_s += 60
+        assert rpc.is_usable(base, None)
+
+
+class Answering(LMStudioRpc):
+    """Answers each call by its name."""
+
+    def __init__(self, **answers: Any) -> None:
+        super().__init__()
+        self.answers = answers
+
+    async def call(self, api_base: str, api_key: str | None, endpoint: str, parameter: Any) -> object:
+        return self.answers[endpoint]
+
+
+@pytest.mark.parametrize(
+    ("asked", "rendered", "tokens"),
+    [(1_000_000, 4_000_000, 7), (1_000_001, 9, None), (9, 4_000_001, None)],
+)
+async def test_what_would_hold_others_up_is_not_asked(asked: int, rendered: int, tokens: int | None) -> None:
+    """A long question takes its time to be written; our own count has to do."""
+    rpc = Answering(applyPromptTemplate={"formatted": "x" * rendered}, countTokens={"tokenCount": 7})
+    request = Request(messages=(parse_message({"role": "user", "content": "x" * asked}),))
+    assert await InstanceAddress(rpc, "http://host", None, MODEL).count_tokens(request) == tokens
+
+
+@pytest.mark.parametrize(
+    ("ttl_ms", "policy", "words", "warnings"),
+    [
+        (299_900, "rollingWindow", "a prompt that is too long: rollingWindow, unloaded after 5 min", [2, "300 s"]),
+        (300_000, "stopAtLimit", "a prompt that is too long: stopAtLimit, unloaded after 5 min", [0]),
+        (None, None, "", [0]),
+    ],
+)
+async def test_lm_studios_settings_are_told(
+    ttl_ms: int | None, policy: str | None, words: str, warnings: list[Any]
+) -> None:
+    """With a warning for those that cut or unload too soon."""
+    row = {"identifier": MODEL, "contextLength": 8192, "instanceReference": "r", "ttlMs": ttl_ms}
+    fields = [{"key": "llm.prediction.contextOverflowPolicy", "value": policy}]
+    state = {"status": "idle", "queued": 1}
+    rpc = Answering(listLoaded=[row], getBasePredictionConfig={"fields": fields}, getInstanceProcessingState=state)
+    told = await InstanceAddress(rpc, "http://host", None, MODEL).settings()
+    assert await InstanceAddress(rpc, "http://host", None, MODEL).is_busy()
+    assert told is not None
+    assert told.words.removesuffix(" without a request") == words
+    assert len(told.warnings) == warnings[0]
+    assert all(word in "".join(told.warnings) for word in warnings[1:])
 
 
 async def test_an_unknown_endpoint_is_asked_for_once(simulator: Simulator, base: str) -> None:

@@ -15,7 +15,7 @@ from litellm_compaction.windows.other_servers import SERVERS, Api, list_served, 
 from litellm_compaction.windows.windows import Target, Windows
 from tests.virtual_time import Clock
 from tests.windows.conftest import CACHE_S
-from tests.windows.fake_lmstudio import BASE, FakeLMStudio, v1_model
+from tests.windows.fake_lmstudio import BASE, FakeLMStudio
 
 ALL: tuple[Api, ...] = tuple(SERVERS)
 PROPS = {"default_generation_settings": {"id": 0, "n_ctx": 6144}, "total_slots": 4, "chat_template": "…"}
@@ -63,9 +63,11 @@ async def test_a_server_says_its_window(
 
 
 async def test_a_context_that_an_overflow_shows_to_be_shared_stays_so(server: FakeLMStudio, windows: Windows) -> None:
-    """That answers share it, until the process ends; told once."""
+    """That two answers or more share it, until the process ends; told once."""
     server.answers = {"/props": PROPS, "/v1/models": VLLM}
-    assert windows.learn_shared(target(), 3)
+    assert windows.learn_shared(target(), 1)
+    assert (await windows.resolve(target())).parallel == 2
+    assert not windows.learn_shared(target(), 3)
     assert not windows.learn_shared(target(), 2)
     assert (await windows.resolve(target())).parallel == 3
     assert (await windows.resolve(target(key="another"))).parallel == 1
@@ -87,13 +89,6 @@ async def test_no_number_is_no_window(server: FakeLMStudio, windows: Windows, pa
     server.answers[path] = answer
     window = await windows.resolve(target())
     assert (window.tokens, window.source) == (128_000, "default")
-
-
-async def test_lm_studios_listing_is_none_of_them(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
-    """LM Studio answers 200 everywhere; none of that is taken for a window."""
-    server.list_v1(v1_model(_=8192))
-    server.answers["/v1/models"] = {"object": "list", "data": [{"id": "qwen/qwen3-8b", "object": "model"}]}
-    assert (await list_served(http, BASE, None, ALL)).api is None
 
 
 async def test_a_server_that_is_down_says_why(server: FakeLMStudio, http: httpx.AsyncClient) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 from dataclasses import replace
 
 import httpx
@@ -12,7 +10,7 @@ import pytest
 
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown, WindowUnread
 from litellm_compaction.windows.fetch import Unreached
-from litellm_compaction.windows.windows import Windows
+from litellm_compaction.windows.windows import Window, Windows, may_cut
 from tests.virtual_time import Clock, in_virtual_time
 from tests.windows.conftest import CACHE_S
 from tests.windows.fake_lmstudio import BASE, FakeLMStudio, target, v0_model, v1_model
@@ -90,37 +88,6 @@ async def test_one_late_answer_refuses_one_request(
         await windows.resolve(target())
     server.down, server.answers = None, answers
     assert (await windows.resolve(target())).tokens == 8192
-
-
-async def test_a_connection_that_ends_as_it_is_used_again_refuses_nobody(clock: Clock) -> None:
-    """Servers end idle connections after as many seconds as a listing is kept: the read is tried once more."""
-    served: list[int] = []
-    serving: list[asyncio.Task[None] | None] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving.append(asyncio.current_task())
-        served.append(0)
-        body = json.dumps({"models": [v1_model(_=8192)]}).encode()
-        await reader.readuntil(b"\r\n\r\n")
-        served[-1] += 1
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-        with contextlib.suppress(asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
-            served[-1] += 1
-        writer.close()
-        await writer.wait_closed()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
-        port = listener.sockets[0].getsockname()[1]
-        # A client that keeps connections for longer than a loaded machine takes for a few reads.
-        async with httpx.AsyncClient(limits=httpx.Limits(keepalive_expiry=600), trust_env=False) as http:
-            windows = Windows(cache_s=CACHE_S, clock=clock, http=http)
-            for _ in range(3):
-                assert (await windows.resolve(target(api_base=f"http://127.0.0.1:{port}/v1"))).tokens == 8192
-                clock.now_s += CACHE_S
-            await windows.aclose()
-        await asyncio.gather(*filter(None, serving))
-    assert served == [2, 2, 1]
 
 
 @pytest.mark.parametrize(("answers_s", "knows"), [(25.0, [True, True, True]), (50.0, [False, False, True])])
@@ -267,14 +234,23 @@ async def test_a_limit_learned_before_the_listing_holds(server: FakeLMStudio, wi
     assert (await windows.resolve(target(), fresh=True)).tokens == 8192
 
 
-async def test_young_values_come_from_memory(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """Within cache_s nothing is sent, for any model of the same server."""
-    server.list_v1(v1_model(_=8192), v1_model("b/other", _=4096))
-    await windows.resolve(target())
-    clock.now_s += CACHE_S - 0.1
-    await windows.resolve(target())
-    assert (await windows.resolve(target("other"))).tokens == 4096
-    assert len(server.requests) == 1
+@pytest.mark.parametrize(("failure", "holds_s"), [(None, 60), (httpx.ConnectError("refused"), 5)])
+async def test_what_is_not_lm_studio_now_may_be_later(
+    server: FakeLMStudio, windows: Windows, clock: Clock, failure: Exception | None, holds_s: float
+) -> None:
+    """One that is started later has to be found; a no is believed for longer than silence."""
+    server.down = failure
+    for pause_s, asked in ((0, 1), (holds_s - 1, 1), (1, 2)):
+        clock.now_s += pause_s
+        assert await windows.is_lmstudio(BASE, None) is (None if failure else False)
+        assert server.paths.count("/lmstudio-greeting") == asked
+
+
+def test_a_prompt_that_no_window_cuts_needs_no_second_look() -> None:
+    """Of 2,000 tokens, or a quarter of a small window."""
+    for window_tokens, most_tokens in ((32_768, 2_000), (4096, 1024)):
+        window = Window(tokens=window_tokens, source="api/v1", instance_id="m")
+        assert [may_cut(window, most_tokens + more) for more in (0, 1)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -300,7 +276,7 @@ async def test_a_silent_server_holds_nobody_up_for_long(
     """LM Studio that loads a model takes its time; one that never answers keeps nobody waiting again and again."""
     left, loop = iter(answers), asyncio.get_running_loop()
 
-    async def asked(*_: object, timeout_s: float) -> bool:
+    async def asked(*_: object) -> bool:
         after_s, answer = next(left)
         await asyncio.sleep(after_s)
         if answer is None:

@@ -43,9 +43,9 @@ class Note(NamedTuple):
 
     held_tokens: int  # By its running requests.
     seats: int  # Requests that run or wait.
-    wanted_tokens: int = 0  # By the first of those that wait, 0 for none.
-    is_later: bool = False  # That one has not begun; restarts stand before it.
-    ticket: int = 0  # Its place among those of all processes.
+    wanted_tokens: int  # By the first of those that wait, 0 for none.
+    is_later: bool  # That one has not begun; restarts stand before it.
+    ticket: int  # Its place among those of all processes.
 
 
 class Seat:
@@ -94,7 +94,7 @@ class Seat:
         return self.gives_way
 
     async def take(
-        self, tokens: int, *, window_tokens: int, timeout_s: float, most_tokens: int = 0, is_restart: bool = False
+        self, tokens: int, *, window_tokens: int, timeout_s: float, most_tokens: int, is_restart: bool
     ) -> None:
         """Waits until it holds `tokens` (≥ 1) in place of what it holds, for another upstream request.
 

@@ -27,8 +27,6 @@ _ABANDONED_S = 10.0
 _KEPT_S = 1.0
 # Our request to go on, and the template's text around the answer so far.
 _GOING_ON_TOKENS = 128
-# Of the room with which an answer goes on whose share was too small; with so many even 256 tokens are a whole window.
-_MAX_DOUBLINGS = 12
 
 
 def server_of(context: RequestContext) -> str:
@@ -88,7 +86,7 @@ class Reservation:
         prompt_tokens, least_tokens = _prompt_tokens(prepared), self._reserve_tokens(prepared)
         most_tokens = prompt_tokens + written * limit_tokens
         if not is_watched:
-            least_tokens = max(window.tokens // max(window.parallel, 1) - prepared.count.tokens, least_tokens)
+            least_tokens = max(window.tokens // window.parallel - prepared.count.tokens, least_tokens)
         if written > 1:
             shortest_tokens = min(limit_tokens, prepared.budget.rules.answer_min_tokens)
             if prompt_tokens + written * shortest_tokens > window.tokens:
@@ -220,11 +218,11 @@ class Reservation:
         """The tokens of an answer with which it starts; double after each share that was spent, up to the window."""
         budget = prepared.budget
         reserve = max(budget.output_buffer_tokens(prepared.count.tokens), budget.rules.answer_min_tokens)
-        return min(reserve << min(self._cuts, _MAX_DOUBLINGS), prepared.window.tokens)
+        return min(reserve << self._cuts, prepared.window.tokens)
 
     async def _hold(self, window: Window, tokens: int, most_tokens: int = 0) -> Seat:
         self._keep()
-        seat, tokens = self._be_present(window), max(min(tokens, window.tokens), 1)
+        seat, tokens = self._be_present(window), min(tokens, window.tokens)
         limits = {"window_tokens": window.tokens, "most_tokens": most_tokens}
         await seat.take(tokens, **limits, timeout_s=self._timeout_s, is_restart=self._has_begun)
         self._has_begun = True

@@ -18,7 +18,7 @@ import httpx
 
 from litellm_compaction.errors import is_crash
 from litellm_compaction.proxy.exchange import Exchange
-from litellm_compaction.windows.fetch import FEW_BYTES, is_quickly_read
+from litellm_compaction.windows.fetch import is_quickly_read
 
 # OpenAI's `chat.completion.chunk` as JSON.
 Chunk: TypeAlias = dict[str, Any]
@@ -199,7 +199,7 @@ def _chunks(lines: Iterable[bytes], event: bytearray, *, is_passed: bool) -> tup
 
 def _chunk(data: bytes, *, is_passed: bool) -> Chunk:
     """The chunk that an event says, which goes on as it came if it is right; a ValueError if it is no JSON."""
-    if len(data) > FEW_BYTES and not is_quickly_read(data):
+    if not is_quickly_read(data):
         raise faulty("a piece of its answer has too many values")
     text = data.decode(errors="replace")
     # `null` says nothing, and nothing is lost with it.
@@ -232,7 +232,7 @@ async def read_whole(response: httpx.Response, most_bytes: int, *, logprobs: int
     if is_answer and len(body) > most_bytes:
         raise faulty(f"its answer has more than {most_bytes} bytes")
     content = bytes(body[:most_bytes])
-    if is_answer and len(content) > FEW_BYTES and not is_quickly_read(content, asked_marks=_LOGPROB_MARKS * logprobs):
+    if is_answer and not is_quickly_read(content, asked_marks=_LOGPROB_MARKS * logprobs):
         raise faulty("its answer has too many values")
     return httpx.Response(response.status_code, headers=end_to_end(response.headers), content=content)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -45,33 +44,6 @@ async def test_a_client_that_leaves_lets_the_other_process_make_its_summary() ->
     assert [len(ask.prompts) for ask in asks] == [1, 1]
     for bench in benches:
         await bench.compactor.aclose()
-
-
-def says(note: str | None) -> Callable[[Sequence[str]], tuple[str | None, list[str]]]:
-    """Leaves a note, and tells what the others' notes are."""
-    return lambda others: (note, sorted(others))
-
-
-@in_virtual_time
-async def test_each_sees_the_notes_of_the_others() -> None:
-    """Under the same topic, never its own, and for their time; each takes back its own alone."""
-    clock = asyncio.get_running_loop().time
-    board = MemoryBoard(clock=clock)
-    writers = {name: Leases(board, clock=clock) for name in "abc"}
-    for pause_s, topic, name, note, others in (
-        (0, "pool", "a", "1", []),
-        (0, "pool", "b", "2", ["1"]),
-        (0, "pool", "a", "3", ["2"]),
-        (0, "pool", "c", None, ["2", "3"]),
-        (0, "other", "b", "4", []),
-        (0, "pool", "b", None, ["3"]),
-        (8, "pool", "a", "3", []),
-        (9, "pool", "b", None, ["3"]),
-        (2, "pool", "b", None, []),
-        (0, "pool", "a", None, []),
-    ):
-        await asyncio.sleep(pause_s)
-        assert await writers[name].update(topic, says(note)) == others
 
 
 async def takes(leases: Leases, topic: str, held: AsyncExitStack) -> bool:
