@@ -46,6 +46,8 @@ _NOT_IMPLEMENTED = 501
 _HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 _TEXT = (str, type(None))
 _END, _BEAT = object(), object()
+# Behind the first one chunks that come at once are handed on at once; a slow reader's stream waits.
+_AHEAD = 16
 # Legal in every stream of events, and read by no client.
 _COMMENT = b": ping\n\n"
 
@@ -324,12 +326,12 @@ async def with_heartbeat(
     that waits silently opens with a comment: LiteLLM's router keeps what opens Responses
     (`_responses_stream_holds_event`) and Messages until some of the answer has come.
     """
-    asked, given, last = asyncio.Semaphore(0), asyncio.Queue[Any](), None
+    free, more, given, last = asyncio.Semaphore(0), _AHEAD, asyncio.Queue[Any](), None
 
     async def pull() -> None:
         async for chunk in response:
             given.put_nowait(chunk)
-            await asked.acquire()
+            await free.acquire()
 
     # One task reads it all: other callbacks' variables hold from one chunk to the next.
     pulling = asyncio.ensure_future(pull())
@@ -345,7 +347,9 @@ async def with_heartbeat(
                 break
             if taken is not _BEAT:
                 yield (last := taken)
-                asked.release()
+                for _ in range(more):
+                    free.release()
+                more = 1
             elif exchange.may_pause and last is not None:
                 # A server may end an answer long before the limit. Before the first byte a failure keeps its status.
                 yield _beat(last)

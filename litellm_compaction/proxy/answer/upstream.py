@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 import httpx
@@ -38,16 +38,6 @@ _CLIENT_KEYS = (
     "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort", "thinking", "top_k", "user",
 )  # fmt: skip
 _closing = Tasks()
-
-
-class Upstream(Protocol):
-    """The server of one deployment, asked for one client request."""
-
-    @property
-    def ways(self) -> frozenset[Way]: ...
-
-    def open(self, leg: Leg) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
-        """The chunks of an answer as they come, or an `UpstreamError`; leaving the context aborts it."""
 
 
 # ------------------------------------------------------------------ over HTTP
@@ -244,6 +234,10 @@ class HookedUpstream:
                         text, count = "".join(part.text), prepared.count
                         usage = {"prompt_tokens": count.tokens, "completion_tokens": prepared.count_text(text)}
                         await log_stopped(part.log, text, usage)
+
+
+# What an answer's legs ask; leaving the context of its `open` aborts a leg.
+Upstream: TypeAlias = HttpUpstream | HookedUpstream
 
 
 async def _chunks(stream: Any, part: _Part, leg: Leg) -> AsyncIterator[Batch]:
