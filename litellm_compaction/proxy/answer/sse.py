@@ -330,6 +330,9 @@ async def with_heartbeat(
 
     async def pull() -> None:
         async for chunk in response:
+            # Others may say more though they are cancelled; before Python 3.12 `wait_for` may miss it.
+            if not more:
+                return
             given.put_nowait(chunk)
             await free.acquire()
 
@@ -355,6 +358,7 @@ async def with_heartbeat(
                 yield _beat(last)
         pulling.result()
     finally:
+        more = 0
         pulling.cancel()
         # Neither awaited directly nor without a shield: anyio cancels us again and again when the client has gone, an
         # await would hand that on, and the upstream connection would stay open half closed.
