@@ -47,7 +47,7 @@ _HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encodi
 _TEXT = (str, type(None))
 _END, _BEAT = object(), object()
 # Behind the first one chunks that come at once are handed on at once; a slow reader's stream waits.
-_AHEAD = 16
+_AHEAD = 128
 # Legal in every stream of events, and read by no client.
 _COMMENT = b": ping\n\n"
 
