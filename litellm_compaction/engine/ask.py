@@ -205,12 +205,7 @@ class SummaryClient:
     """
 
     def __init__(
-        self,
-        windows: Windows,
-        counter: TokenCounter,
-        sources: Sources,
-        recaller: Recaller,
-        clock: Callable[[], float],
+        self, windows: Windows, counter: TokenCounter, sources: Sources, recaller: Recaller, clock: Callable[[], float]
     ) -> None:
         self._windows, self._counter, self._sources = windows, counter, sources
         self._recaller, self._clock = recaller, clock

@@ -28,8 +28,8 @@ from litellm_compaction.windows.windows import Target, Window
 Action: TypeAlias = Literal["none", "reused", "compacted"]
 # Has a server count a request's prompt, by an answer of one token; gives None if it does not say, and never raises.
 Measure: TypeAlias = Callable[[Request], Awaitable[int | None]]
-# Every prompt takes more of a window; and any prompt may that leaves room for its answer.
-_PRESSED_RATIO, _RELAXED_RATIO = 0.0, 1.0
+# Every prompt takes more of a window (numbers are divided by it); and any prompt may that leaves room for its answer.
+_PRESSED_RATIO, _RELAXED_RATIO = 1e-6, 1.0
 
 
 async def nothing() -> None:

@@ -52,12 +52,7 @@ class Scene:
         options: dict[str, Any] = {"tools": [TOOL], "keep_originals": "compacted", "carries_calls": True}
         return await self.bench.guard(raw, **{**options, **changes})
 
-    async def look_up(
-        self,
-        prepared: PreparedRequest,
-        *queries: str,
-        left: int = MOST_LOOKUPS,
-    ) -> None:
+    async def look_up(self, prepared: PreparedRequest, *queries: str, left: int = MOST_LOOKUPS) -> None:
         calls = [ToolCall(id="c", name=RECALL, arguments=query) for query in queries]
         await self.bench.compactor.recaller.look_up(prepared, "", calls, left)
 

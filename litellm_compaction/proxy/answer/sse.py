@@ -47,7 +47,7 @@ _HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encodi
 _TEXT = (str, type(None))
 _END, _BEAT = object(), object()
 # Behind the first one chunks that come at once are handed on at once; a slow reader's stream waits.
-_AHEAD = 16
+_AHEAD = 128
 # Legal in every stream of events, and read by no client.
 _COMMENT = b": ping\n\n"
 
@@ -330,6 +330,9 @@ async def with_heartbeat(
 
     async def pull() -> None:
         async for chunk in response:
+            # Others may say more though they are cancelled; before Python 3.12 `wait_for` may miss it.
+            if not more:
+                return
             given.put_nowait(chunk)
             await free.acquire()
 
@@ -355,6 +358,7 @@ async def with_heartbeat(
                 yield _beat(last)
         pulling.result()
     finally:
+        more = 0
         pulling.cancel()
         # Neither awaited directly nor without a shield: anyio cancels us again and again when the client has gone, an
         # await would hand that on, and the upstream connection would stay open half closed.

@@ -203,18 +203,18 @@ async def _silent_behind(chunks: list[Any]) -> AsyncGenerator[Any, None]:
 
 
 async def test_client_that_leaves_does_not_interrupt_the_closing() -> None:
-    """anyio cancels again and again until a task ends; the closing of the connection upstream takes its time."""
+    """anyio cancels again and again until a task ends; a closing takes its time, and others may still say a word."""
     waits, closed = asyncio.Event(), asyncio.Event()
 
     async def source() -> AsyncGenerator[bytes, None]:
         try:
             waits.set()
             await asyncio.Event().wait()
-            yield b""
         finally:
             for _ in range(20):
                 await asyncio.sleep(0)
             closed.set()
+            yield b"a last word"
 
     async def read() -> None:
         async for _ in with_heartbeat(source(), _call(may_pause=True), every_s=5):
