@@ -45,7 +45,7 @@ _PASSING_STATUSES = frozenset({408, 425, 429})
 _NOT_IMPLEMENTED = 501
 _HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 _TEXT = (str, type(None))
-_END, _BEAT = object(), object()
+_BEAT = object()
 # Behind the first one chunks that come at once are handed on at once; a slow reader's stream waits.
 _AHEAD = 128
 # Legal in every stream of events, and read by no client.
@@ -338,7 +338,7 @@ async def with_heartbeat(
 
     # One task reads it all: other callbacks' variables hold from one chunk to the next.
     pulling = asyncio.ensure_future(pull())
-    pulling.add_done_callback(lambda _: given.put_nowait(_END))
+    pulling.add_done_callback(given.put_nowait)
     try:
         if exchange.may_pause and exchange.begins_silently:
             yield (last := _COMMENT)
@@ -346,7 +346,7 @@ async def with_heartbeat(
             clock = asyncio.get_running_loop().call_later(every_s, given.put_nowait, _BEAT)
             taken = await given.get()
             clock.cancel()
-            if taken is _END:
+            if taken is pulling:
                 break
             if taken is not _BEAT:
                 yield (last := taken)
