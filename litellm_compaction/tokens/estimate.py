@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, fsum
 from typing import Any, NamedTuple, TypeAlias
 
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS
@@ -64,11 +64,11 @@ class Own(NamedTuple):
 
     @property
     def tokens(self) -> float:
-        return self.overhead_tokens + self.tools_tokens + sum(self.sizes)
+        return self.overhead_tokens + self.tools_tokens + fsum(self.sizes)
 
     @property
     def amounts(self) -> Amounts:
-        media = sum(self.media)
+        media = fsum(self.media)
         return Amounts(self.tokens - media, self.optional_tokens, media, self.images)
 
 

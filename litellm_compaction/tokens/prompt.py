@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
-from math import ceil
+from math import ceil, fsum
 from typing import Literal, NamedTuple
 
 from litellm_compaction.concurrency import Bounded
@@ -125,17 +125,17 @@ def own_count(family: Family, request: Request, texts: TextCounts, *, share: flo
     counted = texts.lengths(family, parts[::2], in_prompt=True)
     shown = None if prompt is None else _shown([message.text for message in messages], parts[::2], counted)
     weights = [_weighed(each, family, texts, share, shown, is_old=at < last_user) for at, each in enumerate(messages)]
-    extras_tokens = sum(texts.lengths(family, [_as_json(request.extras)] if request.extras else [], share=share))
+    extras_tokens = fsum(texts.lengths(family, [_as_json(request.extras)] if request.extras else [], share=share))
     schemas = texts.lengths(family, list(map(_as_json, request.tools)), share=share)
-    tools_tokens = costs.tools + sum(costs.tool + tokens for tokens in schemas) if schemas else 0.0
-    optional_tokens = extras_tokens + sum(each.optional for each in weights)
+    tools_tokens = costs.tools + fsum(costs.tool + tokens for tokens in schemas) if schemas else 0.0
+    optional_tokens = extras_tokens + fsum(each.optional for each in weights)
     # OpenAI's models have no template that could leave tools out.
     optional_tokens += 0.0 if shows_tools or family.name == "gpt" else tools_tokens
     factor, system_tokens = 1.0, 0
     if prompt is not None:
         # Divided as the constants divide theirs.
-        shares = sum(each.shown for each in weights) + costs.request + (tools_tokens if shows_tools else 0.0)
-        factor = (sum(counted) + len(parts) // 2) / max(1.0, shares)
+        shares = fsum(each.shown for each in weights) + costs.request + (tools_tokens if shows_tools else 0.0)
+        factor = (fsum(counted) + len(parts) // 2) / max(1.0, shares)
     elif not messages or not messages[0].is_system:
         system_tokens = family.default_system_tokens
     media, is_bare = tuple(each.media for each in weights), not any(each.beside or each.media for each in weights)
@@ -194,7 +194,7 @@ def _weighed(
     tokens = [own.get(text, found.get(text, 0.0)) for text in group]
     optional = tokens[0] if is_old else 0.0
     if not family.owns_vocabulary:
-        optional += sum(map(_of_other_scripts, group, tokens))
+        optional += fsum(map(_of_other_scripts, group, tokens))
     odd: list[JsonValue] = [message.raw.get("function_call")]
     media: list[int] = []
     content = message.raw.get("content")
@@ -205,9 +205,9 @@ def _weighed(
             odd.append(part)
     beside = list(islice(strings(odd), _MAX_VALUES))
     return _Weight(
-        shown=family.costs.message + len(message.calls) * family.costs.call + sum(tokens),
+        shown=family.costs.message + len(message.calls) * family.costs.call + fsum(tokens),
         optional=optional,
-        beside=sum(texts.lengths(family, beside, share=share)),
+        beside=fsum(texts.lengths(family, beside, share=share)),
         media=float(sum(media)),
         images=len(media),
     )
