@@ -6,6 +6,7 @@ climbed until the result of one does.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -50,8 +51,8 @@ class Decider:
     def __init__(self, engine: Compactor, leases: Leases | None) -> None:
         self._engine, self._leases = engine, leases
         self._measurer, self._asker, self._maker = engine.measurer, engine.asker, engine.maker
-        # With the effort of the request for which it was made, until one has taken that to tell of it.
-        self._flights: Flights[tuple[Compaction | None, list[Effort]]] = Flights()
+        # With the effort of the request for which it was made, and that again if its client has left.
+        self._flights: Flights[tuple[Compaction | None, Effort | None, list[Effort]]] = Flights()
         self._sent = SentBefore()
         # Tenants of whom a small conversation has been compacted at a client's wish: theirs are looked up, too.
         self._small: Bounded[str, bool] = Bounded()
@@ -283,7 +284,7 @@ class Decider:
             return await make(), effort
         covered_hash = measured.conversation.hashes[step.draft.covered_messages]
         key = (context.scope, context.target.key, context.focus, step.question, covered_hash)
-        limit_s, leases = context.settings.summary_timeout_s, self._leases
+        limit_s, leases, left = context.settings.summary_timeout_s, self._leases, list[Effort]()
 
         async def look() -> Compaction | None:
             # It may have waited, or come late.
@@ -296,19 +297,23 @@ class Decider:
                 room.pause()
             return await look()
 
-        async def first() -> tuple[Compaction | None, list[Effort]]:
+        async def first() -> tuple[Compaction | None, Effort | None, list[Effort]]:
             shared = leases.one_of_all(f"compaction {key!r}", waited, limit_s=limit_s) if leases is not None else _ALONE
             async with shared as found:
                 if others := found or await look():
-                    return others, []
+                    return others, None, left
                 async with room.for_summary(measured.window, measured.count.tokens) if room is not None else _ALONE:
-                    return await make(), [effort]
+                    return await make(), effort, left
 
         if self._flights.is_under_way(key) and room is not None:
             room.pause()
-        made, efforts = await self._flights.join(key, first)
-        # They come in turn: of a client that has left the next one tells.
-        return made, efforts.pop() if efforts else None
+        try:
+            made, made_by, heirs = await self._flights.join(key, first)
+        except asyncio.CancelledError:
+            # Its client has left: another one tells of it.
+            left.append(effort)
+            raise
+        return made, made_by if made_by is effort else heirs.pop() if heirs else None
 
 
 def _is_small(measured: MeasuredRequest) -> bool:

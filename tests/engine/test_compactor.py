@@ -67,7 +67,8 @@ async def test_requests_that_begin_alike_pay_for_one_summary(now: bool, leaves: 
     bench.ask.gate.set()
     prepared = await asyncio.gather(*waiting)
     assert len(bench.ask.prompts) == len(bench.store.kept) == 1
-    assert [each.action for each in prepared] == bench.outcomes == ["compacted", *["reused"] * (5 - leaves)]
+    told = sorted(each.action for each in prepared)
+    assert told == sorted(bench.outcomes) == ["compacted", *["reused"] * (5 - leaves)]
     for each, raw in zip(prepared, histories[leaves:], strict=True):
         assert SUMMARY.splitlines()[1] in "".join(message.text for message in sent(raw, each))
 

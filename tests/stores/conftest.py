@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,9 @@ async def opened(path: Path) -> AsyncIterator[Open]:
 
 def change(path: Path, *statements: str) -> None:
     """Changes the file behind the store's back."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    for statement in statements:
-        connection.execute(statement)
-    connection.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
 
 
 def asides(path: Path) -> list[Path]:
