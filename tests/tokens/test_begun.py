@@ -32,7 +32,7 @@ def begun(
         ("gpt-oss-20b", "<|start|>assistant<|channel|>final<|message|> Once upon a", "<|end|>"),
         ("llama-2-7b", "Tell of a ship. [/INST] Once upon a", "</s>"),
         # Its vocabulary takes four seconds of processor time to load.
-        pytest.param("gemma-4-12b", "<|turn>model\nOnce upon a", "<turn|>", marks=pytest.mark.slow),
+        pytest.param("gemma-4-12b", "<|turn>model\n Once upon a", "<turn|>", marks=pytest.mark.slow),
     ],
 )
 def test_the_answer_stands_where_the_template_writes_it(model: str, end: str, end_of_turn: str) -> None:
