@@ -51,8 +51,8 @@ class Decider:
     def __init__(self, engine: Compactor, leases: Leases | None) -> None:
         self._engine, self._leases = engine, leases
         self._measurer, self._asker, self._maker = engine.measurer, engine.asker, engine.maker
-        # With the effort of the request for which it was made, and that again if its client has left.
-        self._flights: Flights[tuple[Compaction | None, Effort | None, list[Effort]]] = Flights()
+        # With a list of the request that made it, which holds its effort once its client has left.
+        self._flights: Flights[tuple[Compaction | None, list[Effort]]] = Flights()
         self._sent = SentBefore()
         # Tenants of whom a small conversation has been compacted at a client's wish: theirs are looked up, too.
         self._small: Bounded[str, bool] = Bounded()
@@ -297,23 +297,25 @@ class Decider:
                 room.pause()
             return await look()
 
-        async def first() -> tuple[Compaction | None, Effort | None, list[Effort]]:
+        async def first() -> tuple[Compaction | None, list[Effort]]:
             shared = leases.one_of_all(f"compaction {key!r}", waited, limit_s=limit_s) if leases is not None else _ALONE
             async with shared as found:
                 if others := found or await look():
-                    return others, None, left
+                    return others, []
                 async with room.for_summary(measured.window, measured.count.tokens) if room is not None else _ALONE:
-                    return await make(), effort, left
+                    return await make(), left
 
         if self._flights.is_under_way(key) and room is not None:
             room.pause()
         try:
-            made, made_by, heirs = await self._flights.join(key, first)
+            made, makers = await self._flights.join(key, first)
         except asyncio.CancelledError:
             # Its client has left: another one tells of it.
             left.append(effort)
             raise
-        return made, made_by if made_by is effort else heirs.pop() if heirs else None
+        if makers is left:
+            return made, effort
+        return made, makers.pop() if makers else None
 
 
 def _is_small(measured: MeasuredRequest) -> bool:
