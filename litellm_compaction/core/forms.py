@@ -6,11 +6,8 @@ made anew for every request of nothing but the message, so that a stored one can
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.cuts import ends, outside_thoughts
@@ -213,33 +210,3 @@ def _without_input(message: Message, place: int) -> Message:
     if isinstance(call := shown[place], dict) and isinstance(function := call.get("function"), dict):
         shown[place] = {**call, "function": {**function, "arguments": "{}"}}
     return parse_message({**message.raw, "tool_calls": shown})
-
-
-def state_calls(messages: Sequence[Message]) -> dict[tuple[int, int], bool]:
-    """The calls that carry a whole state, such as a list of tasks, by message and place there: True for the newest.
-
-    A tool has such calls if its lists of objects come again with at least half of their texts the same.
-    """
-    tools: defaultdict[str, dict[tuple[int, int], set[str]]] = defaultdict(dict)
-    for at, message in enumerate(messages):
-        for place, call in enumerate(message.calls):
-            if texts := state_texts(call):
-                tools[call.name][at, place] = texts
-    again = (
-        list(states)
-        for states in tools.values()
-        if any(2 * len(one & other) >= max(len(one), len(other)) for one, other in pairwise(states.values()))
-    )
-    return {place: place == places[-1] for places in again for place in places}
-
-
-def state_texts(call: ToolCall) -> set[str]:
-    """The longest text of each object in a call's lists of several objects."""
-    try:
-        values = json.loads(call.arguments) if "[{" in call.arguments.replace(" ", "") else None
-    except (ValueError, RecursionError):
-        return set()
-    lists = [value for value in values.values() if isinstance(value, list)] if isinstance(values, dict) else []
-    states = (value for value in lists if len(value) > 1 and all(isinstance(item, dict) for item in value))
-    texts = ([text for text in item.values() if isinstance(text, str)] for value in states for item in value)
-    return {max(each, key=len, default="") for each in texts}

@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from litellm_compaction.core.cuts import ends
 from litellm_compaction.core.directives import RULE_WORTH, RULES, Sentence, news, sentences, worth
-from litellm_compaction.core.forms import state_calls, state_texts
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
 from litellm_compaction.core.secrets import Redact, redacted
 from litellm_compaction.core.stretches import divided
@@ -235,14 +234,11 @@ class _Record:
 
 def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> list[_Piece]:
     """The pieces of the read text, oldest first."""
-    states = state_calls(messages)
-    # They say again what their call says.
-    echoes = {messages[at].calls[place].id for at, place in states}
     pieces: list[_Piece] = []
     chars = 0
     for at, message in reversed([*enumerate(messages)]):
-        if (chars < _READ_CHARS or at == task) and (message.role != "tool" or message.call_id not in echoes):
-            pieces[:0] = _pieces_of(at, message, states, redact)
+        if chars < _READ_CHARS or at == task:
+            pieces[:0] = _pieces_of(at, message, redact)
         chars += min(len(message.text) + sum(len(call.arguments) for call in message.calls), _MESSAGE_CHARS)
     # What was pasted has no value of its own.
     factor = news([piece.text for piece in pieces if piece.role == "user" and piece.base])
@@ -252,7 +248,7 @@ def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> li
     ]
 
 
-def _pieces_of(at: int, message: Message, states: Mapping[tuple[int, int], bool], redact: Redact) -> Iterator[_Piece]:
+def _pieces_of(at: int, message: Message, redact: Redact) -> Iterator[_Piece]:
     """The pieces of a message and its calls; of a long answer or result each counts less in all that it says."""
     is_persons, is_order = message.role in _HEADS, message.is_system and len(message.text) <= _SHORT_CHARS
     text = ends(redact(without_notices(message.text)), _MESSAGE_CHARS)
@@ -267,15 +263,10 @@ def _pieces_of(at: int, message: Message, states: Mapping[tuple[int, int], bool]
             ratio = 2.0 if message.role == "assistant" else _PASTED if is_persons and sentence.pasted else 3.0
             yield _Piece(at, message.role, part, named(part), ratio * share, base, rule, opens_line)
             opens_line = False
-    for number, call in enumerate(message.calls):
+    for call in message.calls:
         written = " ".join(f"{call.name}({render_arguments(redact(call.arguments))})".split())
-        is_newest = states.get((at, number))
-        if is_newest is None:
-            for part in _divided(ends(written, _MESSAGE_CHARS), _LINE_CHARS):
-                yield _Piece(at, message.role, part, named(part), _CALL)
-        elif is_newest and len(written) <= _MESSAGE_CHARS:
-            # A part of a state, or an older one, would say what is not so.
-            yield _Piece(at, message.role, written, named(written), 3.0, float(len(state_texts(call))))
+        for part in _divided(ends(written, _MESSAGE_CHARS), _LINE_CHARS):
+            yield _Piece(at, message.role, part, named(part), _CALL)
 
 
 def _divided(line: str, most: int) -> Iterator[str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD, ledger
-from litellm_compaction.core.messages import render_arguments
 from tests.builders import JsonDict, agent_run, assistant, calls, count, o200k, parsed, raw_conversations, result, user
 from tests.work import grows_linearly, instructions
 
@@ -78,34 +76,6 @@ def test_rules_of_system_messages_come_before_the_users() -> None:
     orders = text.partition(f"{OPERATOR_HEAD}\n")[2].partition(f"\n{ANCHORS_HEAD}")[0]
     assert orders.splitlines() == [f"- {order}", "- Never call deploy_prod."]
     assert "You must never touch" in text.partition(OPERATOR_HEAD)[0]
-
-
-STEPS = ("Read the parser of `src/lexer.py`", "Port the parser to Rust", "Write tests/test_parser.py", "Run all tests")
-
-
-def _plan(number: int, tool: str, key: str, done: int, steps: Sequence[str] = STEPS) -> list[JsonDict]:
-    states = ("completed", "in_progress", "pending")
-    items = [{"step": step, "status": states[(at >= done) + (at > done)]} for at, step in enumerate(steps)]
-    arguments = json.dumps({"note": f"Now step {number}.", key: items})
-    return [calls(f"call_{number}", name=tool, arguments=arguments), result(f"call_{number}", json.dumps(items))]
-
-
-@pytest.mark.parametrize(("tool", "key"), [("todowrite", "todos"), ("update_plan", "plan"), ("merke_dir", "liste")])
-@pytest.mark.parametrize("budget", [100, 200, 400])
-def test_a_state_is_shown_by_its_newest_call(tool: str, key: str, budget: int) -> None:
-    """Whole or not at all, of any tool that sends the same list again; its results say no more."""
-    raw = [user("Port it."), *(message for done in range(3) for message in _plan(done, tool, key, done))]
-    text = written(raw, budget=budget)
-    newest = raw[-2]["tool_calls"][0]["function"]["arguments"]
-    shown = render_arguments(newest) in text
-    assert shown is (budget > 100)
-    assert text.count('"status"') == (len(STEPS) if shown else 0)
-    # Of another list each call says something.
-    other = [
-        *_plan(0, "edit", "edits", 0),
-        *_plan(1, "edit", "edits", 0, ("Use `src/a.py`", "Use `src/b.py`", "Go on")),
-    ]
-    assert all(name in written(other) for name in ("src/lexer.py", "src/a.py"))
 
 
 @given(raw_conversations(), st.integers(0, 1500))
