@@ -96,6 +96,8 @@ class Request:
     tool_choice: JsonValue = None
     # Other fields that a server may write into the prompt, by their names (`documents`, `chat_template_kwargs`).
     extras: JsonObject = field(default_factory=dict)
+    # The positions, after the leading system messages, of those that its client has sent before, and sends no more.
+    left_out: frozenset[int] = frozenset()
     token_ids: int | None = None  # The number of those that a text completion consists of, in place of a message.
 
     @property

@@ -125,7 +125,7 @@ class Background:
         )
         request = replace(turn.request, messages=turn_ended(turn.request.messages, turn.answer))
         measured = await hashed(await engine.measurer.measure(request, context))
-        measured, stored = await engine.maker.find(measured)
+        measured, stored = await engine.maker.find(await engine.decider.restored(measured))
         is_alone = not context.has_siblings or engine.room(context).is_shared(measured.window)
         # Another program may use the model without this proxy, such as LM Studio's own window.
         if not is_alone or await engine.windows.is_busy(context.target):

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from litellm_compaction.concurrency import Bounded, Flights, off_loop, off_loop_if
 from litellm_compaction.core.compaction import Compaction, superseded, usable
-from litellm_compaction.core.identity import edits, prints
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.plan import Make, Plan, Send, Step, plan
 from litellm_compaction.core.prompts import strategy
 from litellm_compaction.core.refusal import UNCHANGEABLE, refusal, shortened, too_long, with_less_data
-from litellm_compaction.core.stretches import is_text_result
-from litellm_compaction.core.view import View
+from litellm_compaction.core.relisted import Listed, Relisted, relisted
 from litellm_compaction.engine.context import (
     Action,
     CompactionNeeded,
@@ -41,8 +39,8 @@ if TYPE_CHECKING:
     from litellm_compaction.engine.compactor import Compactor
 
 _ALONE = contextlib.nullcontext()
-# Results that are remembered, of all conversations; and of how many characters at most: of 32 million in all.
-_MOST_RESULTS, _MOST_CHARS = 1024, 32_000
+# Lists that are remembered, and the characters of one.
+_MOST_LISTS, _MOST_LIST_CHARS = 64, 1_000_000
 
 
 class Decider:
@@ -75,27 +73,39 @@ class Decider:
         if context.is_beside or context.is_client_summary:
             return await self._with_stored(measured)
         sent, decided = await self._as_before(measured)
-        await off_loop(sent.conversation.rest, partial(self._sent.note, context.scope, sent.conversation))
+        await off_loop(sent.conversation.rest, partial(self._sent.note, sent))
         return decided
 
     async def _as_before(self, measured: MeasuredRequest) -> tuple[MeasuredRequest, Decided]:
-        """A request as it was before its client cleared some of it, if its record or an edit does; else as it is."""
-        context, before, earlier = measured.context, measured, None
-        view = measured.conversation
-        restored = await off_loop(view.rest, partial(self._sent.restored, context.scope, view))
-        if restored is not None:
-            request = replace(measured.request, messages=restored)
-            before = await hashed(await self._measurer.measure(request, context))
-            # Cleared it may well fit.
-            with contextlib.suppress(CompactionError):
-                earlier = await self._with_stored(before)
-            if isinstance(earlier, PreparedRequest) and earlier.round:
-                return before, earlier
+        """A request as it was before its client cleared or left out some of it, if its record or an edit does."""
+        before, earlier = await self.restored(measured), None
+        left_out = before.request.left_out
+        # As it is it may well fit.
+        with contextlib.suppress(CompactionError):
+            earlier = None if before is measured else await self._with_stored(before)
+            if earlier and left_out and (told := _covered(earlier)) <= max(left_out):
+                # What no record tells is not shown again.
+                before = await self._measured(before, Listed(before.conversation.rest, left_out).without(told))
+                earlier = await self._with_stored(before) if told else None
+        if isinstance(earlier, PreparedRequest) and earlier.round:
+            return before, earlier
         decided = await self._with_stored(measured)
         is_compacted = isinstance(decided, CompactionNeeded) or decided.round > 0
-        if is_compacted and isinstance(earlier, CompactionNeeded) and earlier.steps[0].is_edit:
+        if isinstance(earlier, CompactionNeeded) and is_compacted and (left_out or earlier.steps[0].is_edit):
             return before, earlier
         return measured, decided
+
+    async def restored(self, measured: MeasuredRequest) -> MeasuredRequest:
+        """A request with what its client has cleared or left out since it was sent; itself if that is nothing."""
+        found = await off_loop(measured.conversation.rest, partial(self._sent.restored, measured))
+        return measured if found is None else await self._measured(measured, *found)
+
+    async def _measured(
+        self, measured: MeasuredRequest, listed: Listed, moved: Sequence[Message] = ()
+    ) -> MeasuredRequest:
+        messages = (*measured.request.messages[: measured.conversation.prefix], *moved, *listed.rest)
+        request = replace(measured.request, messages=messages, left_out=listed.left_out)
+        return await hashed(await self._measurer.measure(request, measured.context))
 
     async def _with_stored(self, measured: MeasuredRequest) -> Decided:
         measured, found = await self._maker.find(measured)
@@ -341,38 +351,52 @@ def is_enough(measured: MeasuredRequest, step: Step, compaction: Compaction, pre
     return is_as_planned or not (must_not_trigger and budget.triggers(tokens))
 
 
-class SentBefore:
-    """The newest results that were sent, by the tenants' scope and all words up to them, in this process only.
+def _covered(decided: Decided) -> int:
+    """The messages for which a record stands, or will."""
+    if isinstance(decided, PreparedRequest):
+        return decided.compaction.covered_messages if decided.compaction else 0
+    return max(each.covered_messages for each in (decided.steps[0].draft, *decided.stored))
 
-    What a client changes behind a record its server reads again from there on: with one result cleared a turn more than
-    half of each prompt. So a result in whose place a note or a piece has come is sent as it was until that is too much.
-    If conversations of equal words had different data there, either may be another person's (promise P9): None.
+
+class SentBefore:
+    """The newest lists of conversations that were sent, by the tenants' scope and their last words.
+
+    In this process only. What a client leaves out is put back the second time that this is at the same place, for a
+    person may have deleted it.
     """
 
     def __init__(self) -> None:
-        self._sent: Bounded[tuple[str, str], Message | None] = Bounded(_MOST_RESULTS)
+        # With the place where their client has left some out, None if it has not; None for those of two persons.
+        self._lists: Bounded[tuple[str, str], tuple[Listed, int | None] | None] = Bounded(_MOST_LISTS)
+        self._newest = Listed(())
 
-    def restored(self, scope: str, view: View) -> tuple[Message, ...] | None:
-        """Returns the messages with results as they were that the client has cleared or cut; None if there are none."""
-        before = {at: was for at, _, was in self._results(scope, view) if was is not None}
-        messages = (*view.messages[: view.prefix], *(before.get(at, each) for at, each in enumerate(view.rest)))
-        return messages if messages != view.messages else None
+    def restored(self, measured: MeasuredRequest) -> tuple[Listed, Sequence[Message]] | None:
+        """Returns a request's list with what its client has left out, cleared or cut as it was, and what it moves."""
+        context, own = measured.context, Listed(measured.conversation.rest)
+        self._newest = own
+        now, cut = self._relisted(context.scope, own)
+        if now is None or now.cut not in (None, cut) or now.rest == own.rest:
+            return None
+        # Its words, or its caller in this process, count the client's own messages.
+        counts_its_own = context.is_wanted or context.portable or context.writes_whole_records
+        return None if now.left_out and counts_its_own else (Listed(now.rest, now.left_out), now.moved)
 
-    def note(self, scope: str, view: View) -> None:
-        """Remembers the results of a conversation that is sent."""
-        for at, key, was in self._results(scope, view):
-            self._sent[key] = None if was is None else view.rest[at]
+    def note(self, measured: MeasuredRequest) -> None:
+        """Remembers a conversation that is sent."""
+        scope, rest, own = measured.context.scope, measured.conversation.rest, self._newest
+        # Its marks take a while.
+        own = own if own.rest is rest else Listed(rest, measured.request.left_out)
+        if not own.spoken or sum(len(each.text) for each in rest) > _MOST_LIST_CHARS:
+            return
+        (now, cut), key = self._relisted(scope, own), (scope, own.marks[own.spoken[-1]])
+        same = self._lists.get(key, (own, None))
+        is_anothers = same is None or (same[0].marks == own.marks and relisted(same[0], own) is None)
+        self._lists[key] = None if is_anothers else (own, now.cut if now and now.cut is not None else cut)
 
-    def _results(self, scope: str, view: View) -> list[tuple[int, tuple[str, str], Message | None]]:
-        """The newest results, by position, with their keys, as they were once sent; None for a stranger's."""
-        results = [
-            (at, (scope, view.words_hashes[at + 1]))
-            for at, each in enumerate(view.rest)
-            if (each.role == "tool" or is_text_result(each)) and not (each.other_parts or each.received)
-            if len(each.text) <= _MOST_CHARS
-        ][-_MOST_RESULTS:]
-        before = {at: self._sent.get(key, view.rest[at]) for at, key in results}
-        other = [(at, was) for at, was in before.items() if was is not None and was.raw != view.rest[at].raw]
-        changes = edits([view.rest[at] for at, _ in other], [prints(was) for _, was in other])
-        before |= {at: None for (at, _), change in zip(other, changes, strict=True) if change is None}
-        return [(at, key, before[at]) for at, key in results]
+    def _relisted(self, scope: str, own: Listed) -> tuple[Relisted | None, int | None]:
+        """A list by the one that its client has sent before, and where it had left something out by then."""
+        for at in reversed(own.spoken[len(own.spoken) // 2 :]):
+            old = self._lists.get((scope, own.marks[at]))
+            if old is not None and (now := relisted(old[0], own)) is not None:
+                return now, old[1]
+        return None, None

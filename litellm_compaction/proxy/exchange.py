@@ -111,8 +111,8 @@ class Exchange:
         prepared = self.prepared
         if prepared is None or prepared.compaction is None:
             return {}
-        prefix = system_prefix_length(self.client.original.messages)
-        return receipt_of(prepared.measured.context.scope, prepared.compaction, prefix)._asdict()
+        prefix, measured = system_prefix_length(self.client.original.messages), prepared.measured
+        return receipt_of(measured.context.scope, prepared.compaction, prefix, len(measured.request.left_out))._asdict()
 
     def begins_attempt(self, deployment: Deployment) -> None:
         """Forgets the attempts at other deployments; work for this one still holds."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from litellm_compaction.core.messages import Request
-from tests.builders import JsonDict, as_bytes, calls, parsed, result, size, system, user
+from tests.builders import JsonDict, as_bytes, assistant, calls, parsed, result, size, system, user
 from tests.engine.bench import Bench, sent
 
 NOTE = "[Old tool result content cleared]"
@@ -20,7 +20,12 @@ def _body(turn: int, chars: int = 1600, by: str = "parser") -> str:
 
 
 def _cleared(raw: list[JsonDict], how: str) -> list[JsonDict]:
-    """The conversation as a client edits it that keeps its newest six results, or four in batches of ten."""
+    """The conversation as a client edits it that keeps its newest six results, or four in batches of ten.
+
+    Or that sends its last messages only.
+    """
+    if how.startswith("last"):
+        return [*raw[: 1 + ("task" in how)], *raw[2:][-30:]]
     results = [at for at, each in enumerate(raw) if each["role"] == "tool"]
     old = results[:-6] if how != "batches" else results[: max(len(results) // 10 * 10 - 4, 0)]
     if how == "unedited":
@@ -60,7 +65,7 @@ async def _replayed(how: str) -> _Told:
     return _Told(sum(shares) / len(shares), len(bench.ask.prompts), longest)
 
 
-@pytest.mark.parametrize("how", ["each", "batches", "cut"])
+@pytest.mark.parametrize("how", ["each", "batches", "cut", "last", "last and task"])
 async def test_a_client_that_clears_costs_no_more_than_one_that_does_not(how: str) -> None:
     """Seven tenths of a prompt stand where they stood, no model is asked more often, and no prompt is larger."""
     told, unedited = await _replayed(how), await _replayed("unedited")
@@ -87,22 +92,23 @@ def _history(newest: str, *more: JsonDict) -> list[JsonDict]:
 
 
 MORE = [calls("next"), result("next", "fine")]
+LATER = [*MORE, calls("then"), result("then", "done")]
 
 
 async def test_what_was_sent_is_sent_again() -> None:
     """Behind a record; other data, never shown whole, or cleared by order, is what the client says it is."""
     whole = _body(3, 600)
-    *_, restored = await _prompts(_history(whole), _history(NOTE, *MORE))
+    *_, restored = await _prompts(_history(whole, *MORE), _history(NOTE, *LATER))
     assert whole in restored
     assert NOTE not in restored
-    *_, other = await _prompts(_history(whole), _history("No matches found", *MORE))
+    *_, other = await _prompts(_history(whole, *MORE), _history("No matches found", *LATER))
     assert whole not in other
-    (unseen,) = await _prompts(_history(NOTE, *MORE))
+    (unseen,) = await _prompts(_history(NOTE, *LATER))
     assert NOTE in unseen
     bench = Bench()
-    await bench.guard(_history(whole), 4096)
+    await bench.guard(_history(whole, *MORE), 4096)
     (last,) = parsed([result("last", whole)])
-    ordered = [replace(each, received=last) if each.text == NOTE else each for each in parsed(_history(NOTE, *MORE))]
+    ordered = [replace(each, received=last) if each.text == NOTE else each for each in parsed(_history(NOTE, *LATER))]
     prepared = await bench.compactor.guard(Request(messages=tuple(ordered)), bench.context(4096))
     assert whole not in "".join(each.text for each in prepared.messages or ordered)
 
@@ -110,5 +116,50 @@ async def test_what_was_sent_is_sent_again() -> None:
 async def test_of_two_conversations_with_equal_words_neither_is_restored() -> None:
     """Either may be another person's (P9)."""
     anna, bert = _body(3, 600, "anna"), _body(3, 600, "bert")
-    *_, newest = await _prompts(_history(anna), _history(bert), _history(NOTE, *MORE))
-    assert not any(name in newest for name in ("anna", "bert"))
+    for histories in ([anna, bert], [anna, bert, anna]):
+        *_, newest = await _prompts(*(_history(each, *MORE) for each in histories), _history(NOTE, *LATER))
+        assert not any(name in newest for name in ("anna", "bert"))
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("every", [1, 1000])
+async def test_a_system_message_that_moves_costs_nothing_and_stays(depth: int, every: int) -> None:
+    """Of a note at the same distance from the end in each request, as it is now, the model sees all, and no old one."""
+    bench, raw, shown = Bench(), list[JsonDict](), list[JsonDict]()
+    for turn in range(30):
+        raw.append(user(f"Ask {turn}. {_body(turn + 2, 900)}"))
+        shown = [system("You are a narrator."), *raw]
+        shown.insert(-depth, system(f"[Note {turn // every}: keep it dark.]"))
+        prepared = await bench.guard(shown, 8192)
+        sent_now = [each.text for each in prepared.messages or parsed(shown)]
+        assert [f"[Note {turn // every}:" in text for text in sent_now if text.startswith("[Note")] == [True]
+        raw.append(assistant(_body(turn + 3, 900)))
+    assert prepared.round >= 2
+    assert len(bench.ask.prompts) <= 4
+
+
+async def test_files_before_each_request_cost_no_summary_a_turn() -> None:
+    """With the answer that their client gives itself to them, as Aider sends them."""
+    bench, raw = Bench(), list[JsonDict]()
+    for turn in range(30):
+        files = [user(f"These are the files.\n```\n{_body(turn + 2, 2000)}\n```"), assistant("Ok.")]
+        raw.append(user(f"Ask {turn}. {_body(turn + 2, 900)}"))
+        prepared = await bench.guard([*raw[:-1], *files, raw[-1]], 8192)
+        raw.append(assistant(_body(turn + 3, 900)))
+    assert prepared.round >= 2
+    assert len(bench.ask.prompts) <= 8
+
+
+@pytest.mark.parametrize("reason", ["", "left out once", "at another place", "nothing tells of it", "other words"])
+async def test_what_a_client_leaves_out_twice_its_record_stands_for(reason: str) -> None:
+    """Nobody is asked again, and what was left out once, such as what a person has deleted, is in no prompt."""
+    raw = [each for n in range(33) for each in (user(f"Ask {n}. {_body(n + 2, 500)}"), assistant(_body(n + 3, 700)))]
+    bench = Bench()
+    for shown in [raw[:61], *([] if reason == "left out once" else [raw[2:63]])]:
+        await bench.guard(shown, 8192)
+    asked, last = len(bench.ask.prompts), {"at another place": [raw[2], *raw[5:65]], "nothing tells of it": raw[55:65]}
+    shown = last.get(reason, raw[4:65])
+    if reason == "other words":
+        shown = [*shown[:40], user("No."), *shown[41:]]
+    prepared = await bench.guard(shown, 8192)
+    assert (len(bench.ask.prompts) == asked and prepared.round > 0) == (not reason)

@@ -55,8 +55,11 @@ class Orders:
 
     def returned(self, request: Request, prepared: PreparedRequest | None) -> Portable | None:
         """Returns the compaction with which a request was sent, if it goes back to the client; else None."""
-        # Of an answer that was carried over the limit a part is covered: that record is for the next turn's store.
+        # Of an answer that was carried over the limit a part is covered: that record is for the next turn's store, like
+        # one that tells of what the client leaves out.
         if not (self.wants_item or self.compacts_only) or prepared is None or prepared.continuation.way is not None:
+            return None
+        if prepared.measured.request.left_out:
             return None
         made, kept = prepared.compaction, "" if self.portable is None else self.portable.record
         # A client that wants the compaction alone gets all its messages where there is nothing to compact.
