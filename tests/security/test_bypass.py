@@ -109,6 +109,7 @@ async def test_without_litellms_check_a_list_lets_nothing_through(monkeypatch: p
     for fields in ({}, {"models": _ONLY}, {"team_id": "t", "team_models": _ONLY}):
         auth = UserAPIKeyAuth(**{"api_key": "sk-1", **fields})
         assert await is_allowed(router, "pruner-large", {"user_api_key_auth": auth}) is (not fields)
+    monkeypatch.setattr(Seam.BUDGET, "get", lambda: None)
     assert not await is_allowed(router, "pruner-large", {"user_api_key_auth": {"models": []}})
     assert await is_allowed(router, "pruner-large", {})
 
