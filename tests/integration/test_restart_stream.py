@@ -47,7 +47,6 @@ def test_cut_call_is_made_again_after_a_compaction(restarting: Restarting) -> No
     messages = talk("cut call", 4500)
     answer = restarting.proxy.stream("wide", messages, tools=tools(1))
     assert len(watch.chats) >= 2
-    assert all(body["stream_options"]["include_usage"] for body in watch.bodies)
     assert stream_problems(answer) == []
     assert answer.calls == wanted
     assert (without_restarts(answer.text), answer.finish_reasons) == (text, ["tool_calls"])
@@ -80,7 +79,6 @@ def test_whole_answer_is_inside_of_the_window(restarting: Restarting) -> None:
     messages = asked("whole json")
     (choice,) = restarting.proxy.chat("local", messages, response_format={"type": "json_object"}).json()["choices"]
     assert TEXTS["json"].startswith(choice["message"]["content"])
-    assert "stream_options" not in watch.bodies[0]
     assert choice["finish_reason"] == ("stop" if choice["message"]["content"] == TEXTS["json"] else "length")
     assert [watch.problems(messages, index) for index in range(len(watch.chats))] == [[]] * len(watch.chats)
 
