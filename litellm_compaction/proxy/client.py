@@ -137,7 +137,7 @@ def wish_of(body: Body, metadata: Mapping[str, Any]) -> Wish:
             return _WORDS[value]
         wish = Wish.model_validate({key: word for key, word in value.items() if word is not None})
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        problem = error.errors()[0]
         place = f"{_PLACE}.{str(problem['loc'][0])[:40]!r}"
         raise BadWish(f"{place}: {problem['msg'].removeprefix('Value error, ')}; {_ALLOWED}.") from None
     except (KeyError, TypeError, ValueError, RecursionError):

@@ -77,7 +77,7 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
         meaning = "nothing is changed, only logged" if settings.mode == "observe" else "nothing is done"
         yield note(f"{SETTINGS_PLACE}.mode", f"mode is {settings.mode}: {meaning}. Write `mode: guard` to guard.")
     for place, key, value in _walk(data, ""):
-        is_like = get_close_matches(key.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO)
+        is_like = get_close_matches(key.lower(), (SECTION, HANDLER), cutoff=_LIKENESS_RATIO)
         is_ours = place in _OURS or (is_like and place != SETTINGS_PLACE)
         if is_ours or _MAYBE_OURS.fullmatch(place):
             yield problem(place, _NOT_READ, ConfigError(f"{place}: {_NOT_READ}") if is_ours else None)

@@ -44,16 +44,16 @@ class ClientRequest:
     # Without the notices that it carried back, the same object if there were none.
     original: Request
     group: str  # The model name that it is filed under in the store.
-    tenant: str = ""
-    is_chat: bool = False  # The client speaks chat completions, and so reads the stream that we see.
-    opted_out: bool = False
-    wish: client.Wish = client.NONE
-    bad_wish: CompactionError | None = None  # Why its wish could not be read, or another field is not served.
-    is_client_summary: bool = False  # The client summarizes its conversation itself, or asks for something beside it.
-    is_beside: bool = False  # Its conversation goes on as if it had not asked.
-    orders: Orders = NO_ORDERS
+    tenant: str
+    is_chat: bool  # The client speaks chat completions, and so reads the stream that we see.
+    opted_out: bool
+    wish: client.Wish
+    bad_wish: CompactionError | None  # Why its wish could not be read, or another field is not served.
+    is_client_summary: bool  # The client summarizes its conversation itself, or asks for something beside it.
+    is_beside: bool  # Its conversation goes on as if it had not asked.
+    orders: Orders
     cleared: Told = field(default_factory=Told)  # Old tool results, by its order; `original` is without them.
-    bases: tuple[Compaction, ...] = ()  # The record that `original` begins with, as `core.portable.unfolded` has it.
+    bases: tuple[Compaction, ...]  # The record that `original` begins with, as `core.portable.unfolded` has it.
 
     @property
     def has_orders(self) -> bool:

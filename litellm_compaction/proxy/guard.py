@@ -49,7 +49,7 @@ _ASIDE = (
 # LiteLLM makes a WebSocket's requests itself and shows them to no plug-in, and would leave the item out.
 _UNREAD = "is a compaction item, which is not followed over a WebSocket, nor by a model that is guarded only in part"
 # LiteLLM answers nothing then; it would make as many such answers as a client has asked for.
-_NO_ANSWER: Body = MappingProxyType({"mock_response": " ", "n": 1})
+_NO_ANSWER: Body = MappingProxyType({"mock_response": " ", "n": None})
 # A request of OpenAI's Responses has it; the only other route with orders is Anthropic's.
 _INPUT = "input"
 _STORE_LIMIT_S = 2.0
@@ -194,7 +194,7 @@ class Guard:
         # The body may name another kind of server.
         entry = litellm_inside.deployment(router, str(info.get("id")))
         own = self.guards.deployment(routing.as_entry(entry))
-        return kwargs if entry is None or own.is_foreign else wire.without_overrides(kwargs, own.provider)
+        return kwargs if own.is_foreign else wire.without_overrides(kwargs, own.provider)
 
     def _bridged(self, deployment: Deployment, kwargs: Body, kind: str) -> Body:
         """The arguments of another call, for LiteLLM to make a chat of it: by its own route it would have no guard."""

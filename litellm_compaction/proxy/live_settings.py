@@ -60,7 +60,7 @@ class LiveSettings:
     ) -> None:
         self.configured = configured
         self._store = store
-        self._kept: Kept[str, InForce] = Kept(self._read, lambda _: _FRESH_S, most=1, clock=clock)
+        self._kept: Kept[str, InForce] = Kept(self._read, lambda _: _FRESH_S, clock=clock)
         self._writing = asyncio.Lock()
 
     @property

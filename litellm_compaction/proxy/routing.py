@@ -232,7 +232,7 @@ def serves(pattern: str, name: str) -> bool:
 def limits_of(window: Window, settings: Settings) -> dict[str, int]:
     """A window by the names of LiteLLM's lists, and the part that we set aside for an answer: clients take it off."""
     least_tokens = min(settings.constants.output_buffer_min_tokens, window.tokens // 10)
-    answer_tokens = max(int(settings.constants.output_buffer_ratio * window.tokens), least_tokens, 1)
+    answer_tokens = max(int(settings.constants.output_buffer_ratio * window.tokens), least_tokens)
     return {"max_input_tokens": window.tokens, "max_output_tokens": answer_tokens}
 
 

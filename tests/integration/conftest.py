@@ -22,7 +22,6 @@ _GROUPS = [
     Group("left"),
     Group("shrinking", 16384),
     Group("small", 4096),
-    *(Group(f"floor-{share}") for share in (40, 80)),
     Group("doubted", 4096, factor=0.8, speaks=False),
 ]
 _SABOTAGED = [Group(key, key=key, guarded=False) for key in ("sabotaged-count", "sabotaged-learn")]
@@ -83,7 +82,6 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
     What LM Studio's own protocol would notice at once (test_ask_server.py) has to be learned from answers.
     """
-    kinds = {"cut": {"truncated_usage": "kept"}, "empty": {}}
     folder = _folder(tmp_path_factory)
     (folder / "file").write_text("not a folder")
     with open_bench(
@@ -91,11 +89,7 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         [
             Group("local"),
             Group("asked", 16384, simulator={"truncated_usage": "kept"}),
-            *(
-                Group(f"{kind}-{how}", 16384, simulator=simulator)
-                for kind, simulator in kinds.items()
-                for how in ("plain", "stream")
-            ),
+            *(Group(f"cut-{how}", 16384, simulator={"truncated_usage": "kept"}) for how in ("plain", "stream")),
         ],
         {
             "window_cache_s": 3600,

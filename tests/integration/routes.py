@@ -73,7 +73,6 @@ def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
         entry("llama", "openai/qwen", llama, compaction=on),
         entry("llamafile", "llamafile/qwen", llama, compaction=on),
         entry("metered", "openai/qwen", llama, compaction=on),
-        entry("early", "openai/qwen", llama, compaction={**on, "threshold_tokens": 1500}),
         entry("scribe", "openai/qwen", f"{servers.scribe.base_url}/v1"),
     ]
 

@@ -37,22 +37,6 @@ def test_one_row_per_call_all_paid_by_the_same_key(routes: Bench, rows: Rows) ->
     )
 
 
-def test_rows_are_no_more_than_calls(routes: Bench, rows: Rows) -> None:
-    """Reuse costs one row, a failed summary one failure row, a refusal no upstream row; nothing is counted twice."""
-    watch, key = routes.watch("local"), "sk-anna.counting"
-    messages = talk("counting", ONE_ROUND)
-    routes.proxy.by(key).chat("local", messages)
-    routes.proxy.by(key).chat("local", messages)
-    assert len(rows.of(key, 3)) == 3
-    routes.watch("local", answers(Reply(fault=Fault("500"))))
-    routes.proxy.by(key).chat("local", talk("counting a failure", ONE_ROUND))
-    found = rows.of(key, 5)
-    routes.proxy.by(key).chat("local", messages[:3])
-    assert len(rows.of(key, 6)) == 6
-    assert sorted(row["event"] for row in found[3:5]) == ["failure", "success"]
-    assert len(watch.chats) == 4
-
-
 def test_warm_up_is_paid_by_the_client_who_needed_it(routes: Bench, rows: Rows) -> None:
     """The one-token request that loads a model has its own row, of the same key."""
     routes.watch("warmed")

@@ -9,23 +9,20 @@ import pytest
 
 from tests.builders import talk
 from tests.integration.app import NETWORK
-from tests.integration.bench import KEY, Bench, answers, is_question
+from tests.integration.bench import Bench, is_question
 from tests.integration.forms import ask
-from tests.lmstudio_double import Model, Reply
-
-_HOW = [pytest.param(False, id="plain"), pytest.param(True, id="stream")]
 
 
-@pytest.mark.parametrize("stream", _HOW)
-def test_silent_truncation_raises_the_alarm_and_is_not_repeated(patient: Bench, stream: bool) -> None:
+@pytest.mark.parametrize("how", ["plain", "stream"])
+def test_silent_truncation_raises_the_alarm_and_is_not_repeated(patient: Bench, how: str) -> None:
     """A reply whose usage shows that the prompt was cut is a warning, and makes the window be read anew."""
-    group = _group("cut", stream)
+    group = f"cut-{how}"
     # The server is asked about a long prompt before it is sent, as long as none of its numbers is known.
     assert patient.proxy.chat(group, talk(f"{group} before", 6000), max_tokens=64).status_code == 200
     _shrink(patient, group)
     watch = patient.watch(group)
     messages = talk(group, 7000)
-    body = {"model": group, "messages": messages, "stream": stream, "max_tokens": 64}
+    body = {"model": group, "messages": messages, "stream": how == "stream", "max_tokens": 64}
     assert patient.proxy.post(body).status_code == 200
     assert watch.chats[-1].truncated
     patient.forgive(group)
@@ -53,20 +50,6 @@ def test_a_question_that_is_cut_shows_the_smaller_window(patient: Bench) -> None
     patient.forgive("asked")
 
 
-@pytest.mark.parametrize("stream", _HOW)
-def test_empty_answer_at_a_full_window_raises_the_alarm(patient: Bench, stream: bool) -> None:
-    """An empty answer to a prompt that fills the window, by the server's count, is a warning: so some overflow."""
-    group = _group("empty", stream)
-    watch = patient.watch(group)
-    body = {"model": group, "messages": talk(group, 8600), "stream": stream, "max_tokens": 64}
-    assert patient.proxy.post(body).status_code == 200
-    watch.simulator.models = [Model(KEY, tokens_factor=0.99 * 16384 / watch.chats[-1].prompt_tokens)]
-    patient.load(group, 16384)
-    watch.simulator.script = answers(reply=Reply(""))
-    assert patient.proxy.post(body).status_code == 200
-    assert patient.proxy.expect_logged(f"truncation_alarm model={group} reason=empty_at_full_window")
-
-
 @pytest.mark.parametrize(
     ("route", "stream"), [("chat", True), ("messages", False), ("responses", True), ("completions", False)]
 )
@@ -88,10 +71,6 @@ def test_a_server_that_has_ended_is_named_as_such(
     (line,) = [each for each in patient.proxy.lines[since:] if each.strip() and "INFO" not in each]
     assert "litellm_compaction:WARNING: refused model=local: LM Studio at http://127.0.0.1:" in line
     assert line.endswith(f"/v1 {todo}")
-
-
-def _group(kind: str, stream: bool) -> str:
-    return f"{kind}-{'stream' if stream else 'plain'}"
 
 
 def _shrink(patient: Bench, group: str) -> None:

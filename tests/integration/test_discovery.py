@@ -69,6 +69,7 @@ def test_the_official_clients_list_the_models_with_their_windows(listing: Proxy)
         **{f"{prefix}/{key}": window for prefix in ("lm_studio", "local") for key, window in _WINDOWS.items()},
         **{f"box/{key}": 16384 if key == QWEN else None for key in _WINDOWS},
     }
+    assert listing.expect_logged(rf"guarding {QWEN} \(8,192 tokens\), .*, {QWEN} \(16,384 tokens\) and 2 more")
     # On a busy machine the first list is not waited for.
     until(lambda: (f"box/{QWEN}", 16384) in _windows(listing))
     # LiteLLM 1.100.5 lists wildcards themselves, too.

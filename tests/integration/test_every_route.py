@@ -1,6 +1,6 @@
-"""Every route that takes a conversation, whole and streamed: untouched, compacted, reused.
+"""Every route that takes a conversation, whole and streamed: compacted, reused.
 
-What is refused on each: `test_refusals.py`; what is carried over: `test_restart_stream.py`.
+What goes as it came: `tests/goldens`; what is refused: `test_refusals.py`; carried over: `test_restart_stream.py`.
 """
 
 from __future__ import annotations
@@ -9,28 +9,10 @@ import pytest
 
 from tests.builders import ONE_ROUND, answered, talk
 from tests.integration.bench import Bench
-from tests.integration.forms import END, ROUTES, TALKS, ask, streams
-from tests.integration.validity import text_of
+from tests.integration.forms import END, TALKS, ask, streams
 from tests.lmstudio_double import ChatCall, Reply, numbered_words
 
 _NOTHING_TOLD = {"user-agent": "program"}
-
-
-@streams
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_short_conversation_goes_as_it_came(guarded: Bench, route: str, stream: bool) -> None:
-    """Only a bound is added: the client's own where it fits, and what the window leaves where it has none."""
-    watch = guarded.watch("local")
-    messages = talk(f"short {route} {stream}", 500)
-    said = ask(guarded, route, "local", messages, stream=stream, headers=_NOTHING_TOLD)
-    assert (said.status, said.text, said.thoughts, said.ends) == (200, "Understood.", "", [END[route]])
-    assert said.headers["x-litellm-compaction"] == "none"
-    sent = [text_of(each) for each in watch.sent()]
-    assert "\n\n".join(sent) == "\n\n".join(each["content"] for each in messages)
-    assert watch.bodies[0]["max_tokens"] == (400 if route == "messages" else pytest.approx(7500, abs=400))
-    assert ask(guarded, route, "local", messages, stream=stream, limit=77).status == 200
-    assert watch.bodies[1]["max_tokens"] == 77
-    assert watch.summaries == []
 
 
 @streams

@@ -24,14 +24,8 @@ def test_an_opted_in_server_is_guarded_by_its_own_window(routes: Bench, servers:
     assert len(body["messages"]) < len(messages)
     assert body["messages"][-1] == messages[-1]
     assert 256 <= body["max_tokens"] < window
-    assert routes.proxy.expect_logged(r"INFO: guarding .*\(\d[\d,]* tokens\).* more; mode=guard; page: ")
-
-
-def test_a_deployments_own_threshold_decides(routes: Bench) -> None:
-    """2,500 tokens are compacted where the threshold says so, and left alone where the ratio decides."""
-    messages = talk("threshold", 2500)
-    assert routes.proxy.chat("llama", messages).headers["x-litellm-compaction"] == "none"
-    assert routes.proxy.chat("early", messages).headers["x-litellm-compaction"] == "compacted"
+    named = r"lms \(8,192 tokens\), openai-lms .*, pair-16k \(16,384 tokens\), mixed-lms \(4,096 tokens\) and \d+ more"
+    assert routes.proxy.expect_logged(rf"INFO: guarding {named}; mode=guard; page: /compaction, with the master key$")
 
 
 @pytest.mark.skipif(not HAS_PROMETHEUS, reason="prometheus_client is not installed")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
-from tests.builders import ONE_ROUND, answered, prose, talk, tool_round
+from tests.builders import ONE_ROUND, answered, prose, talk
 from tests.integration.bench import SUMMARY, Bench, answers, is_summary_call
 from tests.integration.harness import until
 from tests.lmstudio_double import ChatCall, Gate, Reply
@@ -32,35 +30,6 @@ def test_doubt_asks_before_it_compacts(guarded: Bench) -> None:
     part = (question.body or {})["messages"]
     assert part == watch.sent(0)[: len(part)]
     assert watch.summaries == []
-
-
-@pytest.mark.parametrize("share", [40, 80])
-def test_no_answer_begins_where_it_would_be_stopped(guarded: Bench, share: int) -> None:
-    """P5: with a floor of 40 to 80 % of the window, each turn of an agent is one request below the streaming limit.
-
-    The system prompt is the floor, and results of 40 to 450 tokens come in; beside one of 80 %, of up to 250 (issue 25,
-    N1).
-    """
-    group = f"floor-{share}"
-    watch = guarded.watch(group, answers(reply=Reply("I look at the next one.")))
-    messages = [
-        {"role": "system", "content": prose(f"{group} rules", WINDOW * share * 95 // 10_000)},
-        {"role": "user", "content": "Read the files one after the other."},
-    ]
-    for turn in range(24):
-        size = (40, 450, 120, 250, 300)[turn % 5]
-        messages += tool_round(
-            "read", prose(f"{group} {turn}", min(size, 250) if share == 80 else size), f"call_{turn:04}"
-        )
-        answer = guarded.proxy.stream(group, messages)
-        assert answer.finish_reasons == ["stop"]
-        assert watch.problems(messages) == []
-    assert len(watch.chats) == 24
-    # Beside a floor of 80 % a turn that fits, and of which a compaction would take little, may go as it came.
-    most_ratio = 0.95 if share == 80 else 0.9
-    assert max(record.prompt_tokens for record in watch.chats) <= most_ratio * WINDOW - 64
-    assert min(body["max_tokens"] for body in watch.bodies) >= (500 if share == 80 else 900)
-    assert len(watch.summaries) <= 4
 
 
 def test_identical_concurrent_requests_share_one_summary(guarded: Bench) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.integration.bench import SUMMARY, Group, is_summary_call, open_bench
-from tests.integration.forms import END, form, read
 from tests.integration.harness import Proxy
 from tests.integration.restart_bench import Carrier
 from tests.lmstudio_double import ChatCall, Reply, RequestRecord, Simulator, numbered_words
@@ -157,23 +156,6 @@ def test_the_model_looks_it_up_in_the_same_answer(running: Running, stream: bool
     third = running.asked()[-1]
     assert third.body is not None
     assert third.body["messages"][: len(shown)] == shown
-
-
-@pytest.mark.parametrize(("route", "stream"), [("messages", True), ("messages", False), ("responses", True)])
-def test_other_routes_carry_it_too(running: Running, route: str, stream: bool) -> None:
-    """Anthropic's messages and OpenAI's responses, with tools in their own shapes."""
-    messages, animal, _ = running.compacted(tools=[TOOL])
-    schema = TOOL["function"]["parameters"]
-    tool = {
-        "messages": {"name": "read_file", "input_schema": schema},
-        "responses": {"type": "function", "name": "read_file", "parameters": schema, "strict": False},
-    }[route]
-    path, body = form(route, "small", [*messages, {"role": "user", "content": question(animal)}], stream=stream)
-    answer = running.proxy.stream_body({**body, "tools": [tool]}, path, **PROGRAM)
-    said = read(route, answer.raw.decode())
-    assert (said.text, said.ends) == (f"Let me look.\n\nIt is {NAMES[animal]}.", [END[route]])
-    assert '"recall"' not in answer.raw.decode()
-    assert "recall" in json.dumps(running.asked()[-1].body)
 
 
 def test_an_answer_that_fills_the_window_after_a_look_up_is_whole(running: Running) -> None:

@@ -60,24 +60,6 @@ def test_openai_chat_helper(restarting: Restarting) -> None:
     assert len(watch.chats) > 1
 
 
-def test_openai_responses(restarting: Restarting) -> None:
-    """The responses API, streamed and whole: one message item and one function call."""
-    with openai.OpenAI(**_options(restarting)) as client:
-        _talks(restarting)
-        question: Any = {"model": "local", "tools": [{"type": "function", **tools(1)[0]["function"]}]}
-        events = list(client.responses.create(input=asked("responses"), stream=True, **question))
-        _talks(restarting)
-        whole = client.responses.create(input=asked("responses whole"), **question)
-    deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-    assert deltas == TEXTS["prose"]
-    completed = [event for event in events if event.type == "response.completed"]
-    assert len(completed) == 1
-    for response in (completed[0].response, whole):
-        assert response.output_text == TEXTS["prose"]
-        made = [(item.name, item.arguments) for item in response.output if item.type == "function_call"]
-        assert made == WANTED
-
-
 def test_anthropic_messages(restarting: Restarting) -> None:
     """The messages API through Anthropic's client: thinking, text and tool use with their blocks in order."""
     anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed")

@@ -18,13 +18,13 @@ from litellm.types.utils import CallTypes
 
 from litellm_compaction.concurrency import Kept
 from litellm_compaction.errors import LiteLLMChanged
-from litellm_compaction.proxy.litellm_inside import Seam, check_classes, missing
+from litellm_compaction.proxy.litellm_inside import LACKS, Seam, check_classes, missing
 from litellm_compaction.proxy.routing import router_entries
 from tests.builders import talk
 from tests.integration.app import in_loop, socket
 from tests.integration.bench import KEY, Bench, Group, open_bench
 from tests.integration.forms import ROUTES, TALKS, form
-from tests.integration.harness import CHAT, MASTER_KEY
+from tests.integration.harness import CHAT, MASTER_KEY, until
 from tests.lmstudio_double import Model, RequestRecord
 
 _WINDOW = 4096
@@ -180,6 +180,7 @@ def test_no_kind_of_call_but_a_chat_knows_where_a_guarded_server_is(bench: Bench
     bench.proxy.chat("lm_studio", [{"role": "user", "content": "Hi."}]).raise_for_status()
     router = importlib.import_module("litellm.proxy.proxy_server").llm_router
     handler = importlib.import_module("litellm_compaction").handler
+    until(lambda: in_loop(handler.service.store.get_fact(*LACKS)) is not None)
     entries = {entry["model_name"]: entry for entry in router_entries(router)}
 
     def changed(name: str, kind: CallTypes | None) -> dict[str, Any] | str | None:
@@ -207,6 +208,15 @@ def test_no_kind_of_call_but_a_chat_knows_where_a_guarded_server_is(bench: Bench
     assert {found[kind] for kind in ("aembedding", "arerank", "amoderation", "aspeech", "atranscription")} == {None}
 
 
+@pytest.mark.parametrize("bench", ["auto", "hooks"], indirect=True, scope="module")
+def test_an_answer_teaches_what_its_prompt_counts(bench: Bench) -> None:
+    """By its usage: the same prompt is told with the server's own number the next time."""
+    watch = bench.watch("local")
+    body = {"model": "other hosted_vllm", "messages": talk("taught", 700), "max_tokens": 20}
+    told = [bench.proxy.post(body).headers["x-litellm-compaction-tokens-before"] for _ in range(2)]
+    assert told[0] != told[1] == str(watch.chats[-1].prompt_tokens)
+
+
 class _Lacking:
     """LiteLLM's router without a member, and without the entry point that takes its place."""
 
@@ -224,13 +234,15 @@ class _Lacking:
 @pytest.mark.parametrize("bench", ["auto"], indirect=True, scope="module")
 def test_a_guard_that_cannot_stand_sends_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
     """On any route a 503 that says what is missing, and none for a deployment that is left alone."""
-    gate = importlib.import_module("litellm_compaction").handler.service.guard
+    service = importlib.import_module("litellm_compaction").handler.service
+    gate = service.guard
     monkeypatch.setattr(gate, "faults", Kept(gate.faults._obtain, lambda _: math.inf, most=2))
+    router = importlib.import_module("litellm.proxy.proxy_server").llm_router
     if lacks == "client=":
         # LiteLLM's own handler ignores the client that it is given.
         monkeypatch.setenv("EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER", "true")
     else:
-        router = _Lacking(importlib.import_module("litellm.proxy.proxy_server").llm_router)
+        router = _Lacking(router)
         monkeypatch.setattr("litellm_compaction.proxy.callback.current_router", lambda: router)
     watch = bench.watch("lms")
     for route in ROUTES:
@@ -243,6 +255,9 @@ def test_a_guard_that_cannot_stand_sends_nothing(bench: Bench, monkeypatch: pyte
     assert watch.chats == []
     alone = {"model": "alone", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 20}
     assert bench.proxy.post(alone).status_code == 200
+    # As at the start, for `doctor`.
+    in_loop(gate.look_at_seams(router))
+    assert lacks in in_loop(service.store.get_fact(*LACKS))
 
 
 @pytest.mark.parametrize("seam", list(Seam), ids=lambda seam: seam.name.lower())

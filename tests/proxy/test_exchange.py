@@ -9,10 +9,9 @@ from typing import Any, cast
 import pytest
 
 from litellm_compaction.config import Settings
-from litellm_compaction.engine import Attempts
-from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, note_of, opened, serve
+from litellm_compaction.proxy.exchange import Exchanges, note_of, opened, serve
 from tests.builders import JsonDict, assistant, chat, parsed, system, user
-from tests.engine.bench import Bench
+from tests.proxy.scripted import exchange_of
 
 
 class Logging:
@@ -27,18 +26,13 @@ class Logging:
         return {"litellm_logging_obj": self}
 
 
-def made(group: str = "served") -> Exchange:
-    request = Bench.request(chat(1))
-    return Exchange(ClientRequest(received=request, original=request, group=group), Attempts(summary_calls_left=1))
-
-
 async def test_a_task_finds_the_request_that_it_serves() -> None:
     """Until that ends; also if LiteLLM asks with a logging object of its own, or a copy."""
     mine, other, inner = Logging(), Logging(), Logging()
-    first, second = made(), made()
+    first, second = exchange_of(), exchange_of()
     serve(mine.body)
     assert note_of({}).exchange is None
-    for again in (made(), first):
+    for again in (exchange_of(), first):
         # Another callback has changed its messages: it was read anew.
         opened(mine.body, again)
         assert note_of({}).exchange is note_of(mine.body).exchange is note_of(deepcopy(mine.body)).exchange is again
@@ -72,7 +66,7 @@ async def test_a_request_that_litellm_forgets_gives_its_room_back() -> None:
     released: list[str] = []
     first, second, third = Logging(), Logging(), Logging()
     for name, owner in (("first", first), ("second", second), ("third", third), ("fourth", third)):
-        call = made()
+        call = exchange_of()
         call.room = cast("Any", _Room(name, released))
         opened(owner.body, call)
         del call
@@ -86,7 +80,7 @@ async def test_a_request_that_litellm_forgets_gives_its_room_back() -> None:
 
 def test_an_answer_is_not_carried_by_hooks_that_did_not_see_its_deployment() -> None:
     """They failed open: nothing would be known to go on with, and the client gets the server's own answer."""
-    call = made()
+    call = exchange_of()
     call.client = replace(call.client, is_chat=True)
     call.room, call.prepared = cast("Any", _Room("room", [])), cast("Any", object())
     assert not call.is_hooked
@@ -170,11 +164,15 @@ def test_a_conversation_whose_answers_are_short_goes_on() -> None:
     assert _turns(Exchanges(), *once) == [False, True, False, False]
 
 
-@pytest.mark.parametrize(("tokens", "chars", "is_beside"), [(512, 4000, True), (513, 4000, False), (512, 4001, False)])
-async def test_an_answer_or_a_message_may_be_too_long_for_one_beside(tokens: int, chars: int, is_beside: bool) -> None:
-    """No title is longer, and no instruction that asks for one."""
+@pytest.mark.parametrize(
+    ("tokens", "chars", "at", "is_beside"),
+    [(512, 4000, 0, True), (1, 4000, -33, True), (512, 4000, -32, False), (513, 4000, 0, False), (512, 4001, 0, False)],
+)
+async def test_what_tells_one_beside_has_bounds(tokens: int, chars: int, at: int, is_beside: bool) -> None:
+    """No title is longer, and no instruction that asks for one; a copy is known by its last 32 messages."""
     exchanges, talk = Exchanges(), chat(20)
-    later = [*talk, assistant("It is done."), user("w" * chars)]
+    changed = [{**each, "content": "?"} if index == at % len(talk) else each for index, each in enumerate(talk)]
+    later = [*(changed if at else talk), assistant("It is done."), user("w" * chars)]
     for body, found in (({"messages": talk}, False), ({"messages": later, "max_tokens": tokens}, is_beside)):
         exchange = await exchanges.of(body, "served", Settings())
         assert exchange is not None

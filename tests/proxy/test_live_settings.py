@@ -33,7 +33,7 @@ VALUES = st.dictionaries(
 
 
 class Counting(MemoryStore):
-    """A store that counts how often settings are read, and can fail or hang."""
+    """A store that counts how often settings are read; a read can fail or hang."""
 
     def __init__(self) -> None:
         super().__init__(ttl_s=100, max_bytes=1_000_000)
@@ -48,11 +48,6 @@ class Counting(MemoryStore):
         if self.fails:
             raise StoreError("disk full")
         return await super().get_setting(key)
-
-    async def put_setting(self, key: str, text: str) -> None:
-        if self.fails:
-            raise StoreError("disk full")
-        await super().put_setting(key, text)
 
 
 class Workers:
@@ -147,6 +142,11 @@ async def test_a_broken_store_changes_nothing(caplog: pytest.LogCaptureFixture) 
     workers.now_s += 10
     assert (await workers.two.current()).mode == "observe"
     assert workers.two.in_force.problem == ""
+    await workers.store.put_setting(KEY, "[]")
+    for _ in range(2):
+        workers.now_s += 10
+        assert await workers.two.current() == CONFIGURED
+    assert caplog.text.count("settings_ignored") == 1
 
 
 @given(JSON | VALUES | st.just({"version": 1, "changes": {"mode": {"value": "off"}}}))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +18,7 @@ from litellm_compaction.proxy.routing import (
     carrier_of,
     deployment_of,
     limits_of,
+    reachable_entries,
 )
 from litellm_compaction.proxy.wire import refusing
 from litellm_compaction.windows.windows import Target, Window, Windows
@@ -44,7 +48,7 @@ def opted(model: str, info: dict[str, Any] | None = None, **params: Any) -> Targ
     [
         ({"compaction": {"context_length": 9000}, "max_input_tokens": 7000}, (9000, "operator")),
         ({"max_input_tokens": 7000}, (7000, "max_input_tokens")),
-        ({"max_input_tokens": 7000.0}, (7000, "max_input_tokens")),
+        *(({"max_input_tokens": most}, (most, "max_input_tokens")) for most in (1, 7000.0, 10**9)),
         *(({"max_input_tokens": odd}, (None, "operator")) for odd in (True, 0, 10**9 + 1, "7000", None)),
     ],
 )
@@ -146,13 +150,43 @@ async def test_without_opting_in_no_request_is_made(model: str, info: dict[str, 
 
 
 class _Answering:
-    """Windows of which only one thing is asked: whether a server is LM Studio."""
+    """Windows of which only this is asked: whether a server is LM Studio, and how long the contexts are."""
+
+    tokens: Mapping[str, int] = MappingProxyType({"a": 16384, "b": 4096})
 
     def __init__(self, *answers: bool | None) -> None:
         self._answers = list(answers)
 
     async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
         return self._answers.pop(0)
+
+    async def tokens_now(self, target: Target) -> int:
+        return self.tokens[target.model]
+
+
+async def test_the_smallest_of_a_pruning_models_windows_counts() -> None:
+    """A summary may be asked of any of its deployments."""
+    windows: Any = _Answering()
+    entries = [{"model_name": "p", "litellm_params": {"model": f"lm_studio/{key}"}} for key in _Answering.tokens]
+    router = SimpleNamespace(get_deployment=lambda _: None, get_model_list=lambda *_, **__: entries)
+    target = await DeploymentSelector(LiveSettings(Settings()), windows).pruning_target(router, "p")
+    assert target is not None
+    assert target.model == "b"
+
+
+@pytest.mark.parametrize(("told", "team"), [("red", "red"), (["red"], None)])
+def test_fallbacks_are_followed_to_an_end(told: object, team: str | None) -> None:
+    """A chain of groups, the first 64, each once; a team's own deployments, if it is one."""
+    names = [*map(str, range(99))]
+    router = SimpleNamespace(
+        get_deployment=lambda _: None,
+        get_model_list=lambda name, team_id: [{"model_name": name, "team": team_id}],
+        fallbacks=[{one: [other, "0"]} for one, other in pairwise(names)],
+        context_window_fallbacks=None,
+        content_policy_fallbacks=None,
+    )
+    found = reachable_entries(router, "0", {"metadata": {"user_api_key_team_id": told}})
+    assert found == [{"model_name": name, "team": team} for name in names[:64]]
 
 
 async def test_a_silent_server_is_asked_again_and_a_warning_names_the_line_to_write(

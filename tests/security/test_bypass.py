@@ -102,6 +102,18 @@ async def test_a_check_that_fails_lets_nothing_through(monkeypatch: pytest.Monke
     assert not await is_allowed(None, "carried", {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1")})
 
 
+async def test_without_litellms_check_a_list_lets_nothing_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key without one may; what is no object of LiteLLM's is nobody's word, and without a proxy there are no keys."""
+    monkeypatch.setattr(Seam.ACCESS, "get", lambda: None)
+    router = LiteLLMRouter(model_list=_ENTRIES)
+    for fields in ({}, {"models": _ONLY}, {"team_id": "t", "team_models": _ONLY}):
+        auth = UserAPIKeyAuth(**{"api_key": "sk-1", **fields})
+        assert await is_allowed(router, "pruner-large", {"user_api_key_auth": auth}) is (not fields)
+    monkeypatch.setattr(Seam.BUDGET, "get", lambda: None)
+    assert not await is_allowed(router, "pruner-large", {"user_api_key_auth": {"models": []}})
+    assert await is_allowed(router, "pruner-large", {})
+
+
 @pytest.mark.parametrize(
     ("caller", "allowed"),
     [

@@ -167,14 +167,12 @@ def rewrite_info(router: Any, rewritten: Callable[[Mapping[str, Any]], Mapping[s
     the list is assigned to itself once; every entry stays the object that it is.
     """
     entries = router.registry().all() if hasattr(router, "registry") else router.model_list
-    is_changed = False
-    for entry in entries:
-        info = entry.get("model_info") if isinstance(entry, dict) else None
-        if isinstance(info, dict) and (wanted := rewritten(info)) != info:
-            dict.clear(info)
-            dict.update(info, wanted)
-            is_changed = True
-    if is_changed:
+    infos = [entry.get("model_info") for entry in entries if isinstance(entry, dict)]
+    changes = [(info, new) for info in infos if isinstance(info, dict) and (new := rewritten(info)) != info]
+    for info, new in changes:
+        dict.clear(info)
+        dict.update(info, new)
+    if changes:
         entries[:] = list(entries)
 
 
@@ -182,10 +180,10 @@ def add(router: Any, like: str, deployment_id: str, name: str, model: str) -> No
     """Adds a deployment of this `model_name` and model, else like that of the id `like`, if that is still there."""
     wildcard = deployment(router, like)
     if wildcard is not None and deployment(router, deployment_id) is None:
-        params = {**wildcard.litellm_params.model_dump(exclude_none=True), "model": model}
+        params = {**wildcard.litellm_params.model_dump(), "model": model}
         # A look at its health would make LM Studio load it.
         own = {"id": deployment_id, "disable_background_health_check": True}
-        info = {**wildcard.model_info.model_dump(exclude_none=True), **own}
+        info = {**wildcard.model_info.model_dump(), **own}
         router.add_deployment(deployment=type(wildcard)(model_name=name, litellm_params=params, model_info=info))
 
 

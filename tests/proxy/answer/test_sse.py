@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from litellm.types.llms.openai import ResponseInProgressEvent
 from litellm.types.utils import ModelResponseStream, TextCompletionResponse, Usage
 
-from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.proxy.answer.sse import (
     Received,
@@ -30,7 +28,8 @@ from litellm_compaction.proxy.answer.sse import (
     read_events,
     with_heartbeat,
 )
-from litellm_compaction.proxy.exchange import ClientRequest, Exchange
+from litellm_compaction.proxy.exchange import Exchange
+from tests.proxy.scripted import exchange_of
 
 _BOUNDS = bounds_of(1000)
 # What `str.splitlines` takes for the end of a line, and JSON strings may hold as it is.
@@ -150,8 +149,7 @@ def test_deeply_nested_json_is_not_an_object() -> None:
 
 
 def _call(*, may_pause: bool) -> Exchange:
-    request = Request(messages=())
-    call = Exchange(ClientRequest(received=request, original=request, group="g"), Attempts(summary_calls_left=1))
+    call = exchange_of()
     call.may_pause = may_pause
     return call
 

@@ -10,16 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.messages import Request
 from litellm_compaction.core.portable import Portable, portable
-from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadItem
-from litellm_compaction.proxy.exchange import ClientRequest, Exchange
 from litellm_compaction.proxy.standards.orders import Items, Orders
 from litellm_compaction.proxy.standards.standards import Standards
 from tests.builders import image, parsed, raw_conversations, user
 from tests.core.test_portable import COMPACTION, RAW
 from tests.engine.bench import Bench
+from tests.proxy.scripted import exchange_of
 
 ITEMS = Items(lambda: "sk-one")
 FOUND = portable(parsed(RAW), COMPACTION, spares_requests=True)
@@ -79,8 +77,6 @@ async def test_an_answer_is_whole_without_an_item_that_cannot_be_made() -> None:
 
     bench = Bench()
     standards = Standards(bench.compactor, Items(broken))
-    request = Request(messages=parsed(RAW))
-    client = ClientRequest(received=request, original=request, group="small", orders=Orders(wants_item=True))
-    call = Exchange(client, Attempts(3))
+    call = exchange_of(*RAW, orders=Orders(wants_item=True))
     call.prepared = replace(await bench.guard(RAW, 8192), applied=COMPACTION)
     assert (await standards.told(call)).text == ""

@@ -9,16 +9,14 @@ from typing import Any, cast
 import pytest
 
 from litellm_compaction.core.forms import ClearOrder
-from litellm_compaction.core.messages import Request
 from litellm_compaction.core.portable import Portable, portable
-from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadItem
-from litellm_compaction.proxy.exchange import ClientRequest, Exchange
 from litellm_compaction.proxy.standards.orders import Items, Orders, Told
 from litellm_compaction.proxy.standards.protocols import Messages, Responses, field_of_item
 from litellm_compaction.proxy.standards.standards import Standards
 from tests.builders import parsed
 from tests.core.test_portable import COMPACTION, RAW
+from tests.proxy.scripted import exchange_of
 
 FOUND = portable(parsed(RAW), COMPACTION)
 BLOCK = {"type": "compaction", "content": FOUND.record, "encrypted_content": "text"}
@@ -158,8 +156,8 @@ async def told(alone: Told) -> list[dict[str, Any]]:
         for each in FRAMES:
             yield each
 
-    request = Request(messages=parsed(RAW))
-    exchange = Exchange(ClientRequest(received=request, original=request, group="small"), Attempts(3), alone=alone)
+    exchange = exchange_of(*RAW)
+    exchange.alone = alone
     standards = Standards(cast(Any, None), Items(lambda: None))
     raw = b"".join([each async for each in standards.showing(source(), exchange, is_messages=True)])
     return [json.loads(part.split(b"data: ", 1)[1]) for part in raw.split(b"\n\n") if b"data: " in part]
