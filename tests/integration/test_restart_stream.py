@@ -54,31 +54,6 @@ def test_cut_call_is_made_again_after_a_compaction(restarting: Restarting) -> No
     assert watch.problems(messages) == []
 
 
-@pytest.mark.parametrize("history", [0, 1300])
-def test_call_larger_than_the_window_is_given_up(restarting: Restarting, history: int) -> None:
-    """No more room than the last time, no other try: `length`, the numbers, and nothing of the call."""
-    wanted = calls("tool_0", words=3000)
-    # How much room there is, is known when the server has counted such texts.
-    restarting.watch("local", Teller(Reply("So it does.")))
-    for tokens in (300, 600):
-        restarting.proxy.chat("local", asked("what words cost", tokens)).raise_for_status()
-    watch = restarting.watch("local", Teller(Reply("", tool_calls=wanted), later=(Reply("", tool_calls=wanted),)))
-    messages = talk("huge call", history) if history else asked("huge call")
-    answer = restarting.proxy.stream("local", messages, tools=tools(1))
-    assert stream_problems(answer) == []
-    assert (answer.calls, answer.finish_reasons) == ([], ["length"])
-    streamed = len(watch.chats)
-    # A doubt of its count may end a request first, which is then asked anew.
-    prompts = list(dict.fromkeys(record.prompt_tokens for record in watch.chats))
-    assert len(prompts) == (2 if history else 1)
-    assert prompts == sorted(prompts, reverse=True)
-    whole = restarting.proxy.chat("local", asked("huge whole call"), tools=tools(1)).json()["choices"][0]
-    assert (whole["message"].get("tool_calls"), whole["finish_reason"]) == (None, "length")
-    ends = [record.prompt_tokens + record.completion_tokens for record in watch.chats[streamed:]]
-    assert len(ends) <= 2
-    assert ends[-1] > 0.9 * 2048
-
-
 @pytest.mark.parametrize("overflow", ["error_event", "error_400_object", "empty"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_overflow_of_the_prompt_is_compacted_away(restarting: Restarting, overflow: str, stream: bool) -> None:
