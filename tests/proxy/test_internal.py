@@ -37,6 +37,8 @@ class ScriptedRouter:
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         for piece in self.pieces:
+            if isinstance(piece, Exception):
+                raise piece
             yield piece
         self.waiting.set()
         if not self.ends:
@@ -73,11 +75,15 @@ async def test_a_failed_call_is_told_in_one_word(
     error: Exception, reason: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """LiteLLM's own time limit is a timeout like ours; the operator gets model, class and status, none of the words."""
-    with caplog.at_level("INFO", "litellm_compaction"), pytest.raises(SummaryFailed) as failed:
-        await ScriptedRouter(error=error).ask("secret words. Prompt it.", 5)
-    assert failed.value.reason == reason
-    assert "secret" not in str(failed.value)
-    assert caplog.messages == [f"pruning_failed model=pruner error={told}"]
+    caplog.set_level("INFO", "litellm_compaction")
+    for router in (ScriptedRouter(error=error), ScriptedRouter(chunk(content="secret"), error)):
+        with pytest.raises(SummaryFailed) as failed:
+            await router.ask("secret words. Prompt it.", 5)
+        assert (failed.value.reason, "secret" in str(failed.value)) == (reason, False)
+        await settled()
+        # LiteLLM has logged it itself.
+        assert router.logged == []
+    assert caplog.messages == [f"pruning_failed model=pruner error={told}"] * 2
 
 
 async def test_a_summary_is_asked_for_as_a_stream_and_joined() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
+from openai import APIStatusError, AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
 
 from litellm_compaction.proxy.answer.transport import client_over
@@ -155,6 +155,13 @@ async def test_no_way_gives_litellm_a_long_error(error: str) -> None:
     told = await Wire([answer]).ask(**body)
     assert 0 < len(told.content) < 33 * 1024
     assert "broken" in told.text
+
+
+async def test_an_error_behind_a_word_is_litellms_own_and_short() -> None:
+    """LiteLLM puts it into the stream."""
+    with pytest.raises(APIStatusError) as raised:
+        await Wire([lambda: sse(chunk({"content": "So"}), {"error": _LONG})]).ask(stream=True)
+    assert (raised.value.status_code, len(raised.value.message)) == (500, 500)
 
 
 _CUT = whole({"content": "The patient is ill. " * 9}).content[:150]

@@ -79,7 +79,7 @@ async def test_edits_become_orders() -> None:
     assert changed == {"context_management": None}
     named = {
         "type": TOOLS,
-        "trigger": {"type": "tool_uses", "value": 4},
+        "trigger": {"type": "tool_uses", "value": 1},
         "keep": {"type": "tool_uses", "value": 0},
         "clear_at_least": {"type": "input_tokens", "value": 50},
         "exclude_tools": ["memory"],
@@ -87,7 +87,7 @@ async def test_edits_become_orders() -> None:
     }
     orders, _ = await Messages.read_orders(edits(named), opened)
     assert orders.clear == ClearOrder(
-        above_calls=4, keep=0, at_least_tokens=50, excluded=frozenset({"memory"}), inputs=frozenset({"f"})
+        above_calls=1, keep=0, at_least_tokens=50, excluded=frozenset({"memory"}), inputs=frozenset({"f"})
     )
 
 
