@@ -81,7 +81,6 @@ async def test_a_failed_call_is_told_in_one_word(
             await router.ask("secret words. Prompt it.", 5)
         assert (failed.value.reason, "secret" in str(failed.value)) == (reason, False)
         await settled()
-        # LiteLLM has logged it itself.
         assert router.logged == []
     assert caplog.messages == [f"pruning_failed model=pruner error={told}"] * 2
 

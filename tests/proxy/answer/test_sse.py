@@ -117,10 +117,9 @@ def test_chunk_goes_on_in_its_own_bytes() -> None:
     [
         ([b"data: " + b"x" * 60, b"x" * 60], "a piece of its answer has more than 100 bytes"),
         ([b'data: {"a":\n'] * 20, "a piece of its answer has more than 100 bytes"),
-        ([b": ping\n\n"] * 200, "its answer has more than 1000 bytes"),
         ([b'data: {"a": [' + b"[]," * 300_000 + b"[]]}\n\n"], "too many values"),
     ],
-    ids=["line without an end", "event without an end", "stream without an end", "nothing but structure"],
+    ids=["line without an end", "event without an end", "nothing but structure"],
 )
 async def test_server_that_sends_without_end_is_not_read_to_its_end(pieces: list[bytes], words: str) -> None:
     """What was asked for bounds what is read, and the client is told whose fault it is."""

@@ -107,11 +107,7 @@ async def test_a_compaction_alone_is_asked_for_by_a_trigger() -> None:
     application = Application()
     _, told = await asked(application, "/openai/v1/responses/compact", {"input": "Hi.", "stream": True})
     [(path, given)] = application.asked
-    assert (path, given["input"][-1], given["stream"]) == (
-        "/openai/v1/responses",
-        {"type": "compaction_trigger"},
-        False,
-    )
+    assert (path, given["input"][-1]["type"], given["stream"]) == ("/openai/v1/responses", "compaction_trigger", False)
     assert [item["type"] for item in told["output"]] == ["message", "compaction"]
     assert (told["object"], told["created_at"]) == ("response.compaction", 0)
 
