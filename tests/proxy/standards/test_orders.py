@@ -191,7 +191,7 @@ async def test_an_answer_without_a_model_is_the_block_or_the_count_alone() -> No
     assert (blocks, events[-2]["delta"]["stop_reason"]) == (["compaction"], "compaction")
     said = Messages().answered(whole, alone)
     assert [(block["type"], block["signature"]) for block in said["content"]] == [("compaction", MADE.text[:64])]
-    assert (said["stop_reason"], said["usage"]["input_tokens"]) == ("compaction", 0)
+    assert (said["stop_reason"], said["usage"]) == ("compaction", {"input_tokens": 0, "output_tokens": 0})
     assert said["context_management"] == APPLIED
     counted = Messages().answered(whole, Told(read_tokens=70, is_alone=True))
-    assert (counted["content"], counted["usage"]["input_tokens"]) == ([], 70)
+    assert (counted["content"], counted["usage"]) == ([], {"input_tokens": 70, "output_tokens": 0})
