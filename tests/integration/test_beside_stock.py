@@ -50,20 +50,6 @@ def _call(name: str = "read", arguments: Any = '{"path": "a"}', **fields: Any) -
     return {"type": "function", "function": {"name": name, "arguments": arguments}, **fields}
 
 
-_SAID = {"content": "One two three"}
-_LIMITED = json.dumps(
-    {**_frame(None, usage=_USAGE), "choices": [{"index": 0, "message": _SAID, "finish_reason": "length"}]}
-).encode()
-
-
-@pytest.mark.parametrize("route", RAW_ROUTES)
-def test_limit_of_the_server_is_no_end_of_the_window(bench: Bench, server: RawServer, route: str) -> None:
-    """LM Studio's "Limit Response Length": one request, its text and its reason, and no notice."""
-    for stream in (True, False):
-        theirs, ours = _both(bench, server, route, _events(_SAID, reason="length"), None if stream else _LIMITED)
-        assert (ours, len(server.bodies)) == (theirs, 1)
-
-
 def _both(
     bench: Bench, server: RawServer, route: str, pieces: Sequence[bytes], whole: bytes | None
 ) -> tuple[Read, Read]:

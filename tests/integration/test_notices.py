@@ -52,7 +52,8 @@ def test_stream_that_waits_opens_at_once_and_beats(restarting: Restarting, name:
         try:
             early = [next(lines)]
             assert gate.reached.wait(60)
-            early += [next(lines) for _ in range(_EARLY_LINES)]
+            # Some of these are beats: what opens an answer is at most four events of two lines.
+            early += [next(lines) for _ in range(14)]
             assert [record.outcome for record in watch.records if is_summary_call(record.body)] == ["running"]
             assert watch.chats == []
         finally:
@@ -60,7 +61,3 @@ def test_stream_that_waits_opens_at_once_and_beats(restarting: Restarting, name:
         seen = [*early, *lines]
     answered = read(name, "\n".join(seen))
     assert (answered.text, answered.thoughts) == ('{"a": 1}', TOLD if kind == "program" else "")
-
-
-# Enough that some of them are beats: what opens an answer is at most four events of two lines.
-_EARLY_LINES = 14

@@ -98,3 +98,4 @@ def test_defect_after_the_answer_does_not_take_the_answer_away(permissive: Bench
     streamed = permissive.proxy.stream("sabotaged-learn", messages)
     assert (streamed.text, streamed.lines[-1]) == ("Understood.", "data: [DONE]")
     assert [chunk for chunk in streamed.chunks if "error" in chunk] == []
+    permissive.proxy.expect_logged("ERROR: failed_open hook=learn error=")

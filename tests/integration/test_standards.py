@@ -73,7 +73,9 @@ def test_a_trigger_is_answered_by_one_item_and_the_next_turn_goes_on_from_it(run
     before = len(running.asked())
     whole = running.post("/v1/responses", body).raise_for_status().json()
     [item] = whole["output"]
-    assert whole["usage"]["input_tokens"] > 8192
+    details = [whole["usage"][f"{each}_tokens_details"] for each in ("input", "output")]
+    assert (details[0]["cached_tokens"], details[1]["reasoning_tokens"]) == (0, 0)
+    assert whole["usage"]["total_tokens"] > whole["usage"]["input_tokens"] > 8192
     summaries = len(running.asked(summaries=True))
     streamed = events(running.post("/v1/responses", {**body, "stream": True}).text)
     [same] = [each["item"] for each in streamed if each["type"] == "response.output_item.done"]

@@ -37,6 +37,8 @@ class ScriptedRouter:
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         for piece in self.pieces:
+            if isinstance(piece, Exception):
+                raise piece
             yield piece
         self.waiting.set()
         if not self.ends:
@@ -73,11 +75,14 @@ async def test_a_failed_call_is_told_in_one_word(
     error: Exception, reason: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """LiteLLM's own time limit is a timeout like ours; the operator gets model, class and status, none of the words."""
-    with caplog.at_level("INFO", "litellm_compaction"), pytest.raises(SummaryFailed) as failed:
-        await ScriptedRouter(error=error).ask("secret words. Prompt it.", 5)
-    assert failed.value.reason == reason
-    assert "secret" not in str(failed.value)
-    assert caplog.messages == [f"pruning_failed model=pruner error={told}"]
+    caplog.set_level("INFO", "litellm_compaction")
+    for router in (ScriptedRouter(error=error), ScriptedRouter(chunk(content="secret"), error)):
+        with pytest.raises(SummaryFailed) as failed:
+            await router.ask("secret words. Prompt it.", 5)
+        assert (failed.value.reason, "secret" in str(failed.value)) == (reason, False)
+        await settled()
+        assert router.logged == []
+    assert caplog.messages == [f"pruning_failed model=pruner error={told}"] * 2
 
 
 async def test_a_summary_is_asked_for_as_a_stream_and_joined() -> None:
@@ -107,10 +112,10 @@ async def test_a_summary_is_asked_for_as_a_stream_and_joined() -> None:
 @pytest.mark.parametrize("is_endless", [True, False], ids=["endless", "given up"])
 async def test_what_is_ended_early_is_paid_for(is_endless: bool) -> None:
     """By a server that ignores its bound, or a client that leaves: what was read and written is estimated."""
-    router = ScriptedRouter(chunk(content="### Current"), chunk(content=" state\nUSER:\n"), ends=False)
+    router = ScriptedRouter(chunk(content="### Curr"), chunk(content=" \nUSER:\n\n"), ends=False)
     asking = asyncio.ensure_future(router.ask("word " * 400, 1 if is_endless else 50))
     if is_endless:
-        assert await asking == SummaryAnswer(text="### Current state\nUSER:\n", finish_reason="length")
+        assert await asking == SummaryAnswer(text="### Curr \nUSER:\n\n", finish_reason="length")
     else:
         await router.waiting.wait()
         asking.cancel()
@@ -118,8 +123,8 @@ async def test_what_is_ended_early_is_paid_for(is_endless: bool) -> None:
             await asking
     await settled()
     [response] = router.logged
-    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (500, 6)
-    assert response.choices[0].message.content == "### Current state\nUSER:\n"
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (500, 4)
+    assert response.choices[0].message.content == "### Curr \nUSER:\n\n"
     assert router.closed == 1
 
 

@@ -36,7 +36,6 @@ from tests.proxy.scripted import Scene, Turn
 TOO_LARGE = DoesNotFit("9,000 tokens do not fit into 8,192.", shares=(), window_tokens=8192, needed_tokens=9300)
 SECRET = "GET http://10.0.0.7:1234/api/v1/models: no connection (All connection attempts failed)"
 REFUSED = "GET http://10.0.0.7:1234/api/v1/models: HTTP 401, the API key was refused"
-UNREAD = WindowUnread("m", tried=SECRET)
 _TOO_LARGE, _BAD = litellm.ContextWindowExceededError, litellm.BadRequestError
 _DOWN = litellm.ServiceUnavailableError
 
@@ -47,7 +46,7 @@ _DOWN = litellm.ServiceUnavailableError
         (TOO_LARGE, 400, "context_length_exceeded", _TOO_LARGE, _TOO_LARGE),
         (WindowUnknown("m", tried=REFUSED), 400, "400", _BAD, _DOWN),
         (ModelNotLoaded("m"), 400, "400", _BAD, _DOWN),
-        (UNREAD, 503, "503", _DOWN, _DOWN),
+        (WindowUnread("m", tried=SECRET), 503, "503", _DOWN, _DOWN),
         (ServerUnavailable(SECRET), 503, "503", _DOWN, _DOWN),
         (ServerGone("http://10.0.0.7:1234/v1"), 503, "503", _DOWN, _DOWN),
         (Overloaded("m", tokens=9, in_use_tokens=8, window_tokens=8, waited_s=1.0), 503, "503", _DOWN, _DOWN),

@@ -8,7 +8,6 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from litellm.types.llms.openai import ResponseAPIUsage
@@ -17,9 +16,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.proxy.answer.sse import json_object
 from litellm_compaction.proxy.wire import (
     added,
-    asked_answers,
     asked_output_tokens,
-    asked_thoughts_tokens,
     decode,
     encode,
     from_chats_alone,
@@ -31,7 +28,6 @@ from litellm_compaction.proxy.wire import (
     with_output_limit,
     without_overrides,
 )
-from tests.builders import tools
 
 _END = b'event: message_delta\ndata: {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {}}\n\n'
 _CUT, _WHOLE = {"outcome": "attempts", "restarts": 3}, {"outcome": "completed", "restarts": 1}
@@ -85,36 +81,6 @@ def test_a_limit_is_read_as_lenient_servers_read_it() -> None:
         assert asked_output_tokens({"max_tokens": odd}) is None
         assert with_output_limit({"max_tokens": odd}, 512) == {"n_predict": 512}
         assert with_output_limit({"max_completion_tokens": odd}, 512) == {"max_tokens": 512, "n_predict": 512}
-
-
-def test_answers_are_counted_as_lenient_servers_read_them() -> None:
-    """Each takes room of its own; a number that is none, or too long to be read, is one."""
-    for asked, answers in (({}, 1), ({"n": 2, "n_cmpl": "3"}, 3), ({"n": 2.0}, 2), ({"extra_body": {"best_of": 4}}, 4)):
-        assert asked_answers(asked) == answers
-    for odd in (True, -5, 0, "many", "9" * 19, math.inf, [2]):
-        assert asked_answers({"n": odd}) == 1
-
-
-@pytest.mark.parametrize(
-    ("body", "tokens"),
-    [
-        ({}, None),
-        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, math.inf),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "reasoning_effort": "high"}, 1024),
-        ({"reasoning": {"max_tokens": 2000, "effort": "high"}}, 2000),
-        ({"reasoning": {"effort": "xhigh"}}, math.inf),
-        ({"reasoning_effort": {"effort": "max"}}, math.inf),
-        ({"reasoning_effort": ["high"]}, None),
-        ({"thinking_budget_tokens": 512.0}, 512),
-        ({"reasoning_budget_tokens": -1}, math.inf),
-        ({"generationConfig": {"thinkingConfig": {"thinkingBudget": 0}}}, 0),
-        ({"generationConfig": {"thinkingConfig": 7}, "thinking": "much", "reasoning": None}, None),
-        ({"thinking": {"budget_tokens": True}, "reasoning": {"max_tokens": "2000"}}, 2000),
-    ],
-)
-def test_a_clients_bound_on_thinking(body: dict[str, Any], tokens: float | None) -> None:
-    """A number of tokens in any client's spelling goes before an effort; what is no number says nothing."""
-    assert asked_thoughts_tokens(body) == tokens
 
 
 def _read(*messages: Any, **fields: Any) -> Request:
@@ -203,19 +169,6 @@ def test_any_chat_body_is_written_as_it_was_read(body: dict[str, Any]) -> None:
     assert without_overrides(body, "lm_studio") is body
     tools = body.get("tools") or body.get("functions") or []
     assert is_same_request(body, request) or not isinstance(tools, list)
-
-
-def test_what_no_server_reads_as_a_tool_is_none() -> None:
-    """A server that is asked to count such a list counts another prompt, and is not believed from then on."""
-    [new, old], odd = tools(2), {"of": "tomorrow", "words": "x" * 80}
-    for given_, offered, extras in (
-        ({"tools": [new], "functions": [old["function"]]}, (new,), {"functions": [old["function"]]}),
-        ({"functions": [old["function"]]}, (old["function"],), {}),
-        ({"tools": odd}, (), {"tools": odd}),
-    ):
-        request = decode({"messages": [{"role": "user", "content": "Hi."}], **given_})
-        assert request is not None
-        assert (request.tools, request.extras) == (offered, extras)
 
 
 @given(st.lists(_JSON, min_size=1, max_size=4))

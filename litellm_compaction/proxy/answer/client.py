@@ -142,7 +142,7 @@ class OneAnswer:
         self.earlier_text = self.reasoning = ""
         # The client has some of the model's words; or nothing, not even a notice.
         self.is_delivered, self.is_silent = False, True
-        self.waits_since_s = 0.0  # For its server, by the event loop's clock.
+        self.waits_since_s: float  # For its server, by the event loop's clock.
         self._notices = asked.notices
         if asked.is_json or asked.is_whole:
             # Nothing before the end, and no text.

@@ -57,7 +57,7 @@ class Answer:
     room: Reservation
     _one: OneAnswer = field(init=False)
     _state: State = field(init=False)
-    _cost: Cost = field(init=False, default_factory=Cost)
+    _cost: Cost = field(default_factory=Cost)
     _relay: Relay = field(init=False)  # Of the last leg.
     _next: PreparedRequest | None = field(init=False)  # The request of the next one, if any.
 

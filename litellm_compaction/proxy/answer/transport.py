@@ -53,8 +53,8 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     asked: Asked
     prepared: Decided
     exchange: Exchange
-    lists: Mapping[str, Any] = field(init=False, default_factory=dict)
-    _upstream: HttpUpstream | None = field(init=False, default=None)
+    lists: Mapping[str, Any] = field(default_factory=dict)
+    _upstream: HttpUpstream | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         try:

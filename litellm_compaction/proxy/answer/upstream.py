@@ -50,9 +50,9 @@ class HttpUpstream:
     inner: httpx.AsyncBaseTransport
     request: httpx.Request
     body: dict[str, Any]
-    headers: httpx.Headers | None = field(init=False, default=None)  # Of the first answer.
-    whole: httpx.Response | None = field(init=False, default=None)  # The last answer, if it was given as one JSON.
-    _asks_for_usage: bool = field(init=False, default=True)
+    headers: httpx.Headers | None = None  # Of the first answer.
+    whole: httpx.Response | None = None  # The last answer, if it was given as one JSON.
+    _asks_for_usage: bool = True
 
     @property
     def wants_stream(self) -> bool:
@@ -172,8 +172,8 @@ class HookedUpstream:
     router: Any
     pin: str
     data: Mapping[str, Any]
-    ways: frozenset[Way] = field(init=False, default=WAYS_OF["hooks"])
-    _parts: list[_Part] = field(init=False, default_factory=list)
+    ways: frozenset[Way] = WAYS_OF["hooks"]
+    _parts: list[_Part] = field(default_factory=list)
 
     @asynccontextmanager
     async def open(self, leg: Leg) -> AsyncIterator[AsyncIterator[Batch]]:

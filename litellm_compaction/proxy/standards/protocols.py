@@ -370,7 +370,7 @@ def _checked(shape: TypeAdapter[_Shape], value: object, field: str, place: str) 
     except RecursionError:
         raise BadItem(field, "is not as the protocol has it") from None
     except ValidationError as error:
-        problem: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        problem: Any = error.errors()[0]
         names = [place.format(each) if isinstance(each, int) else f".{each}" for each in problem["loc"]]
         where = "".join([field, *names])
         if problem["type"] == "union_tag_invalid":

@@ -81,10 +81,11 @@ def _of(arguments: str, name: str | None = None, **fields: Any) -> dict[str, Any
     ],
 )
 def test_fragments_are_put_together_by_id_then_by_index(fragments: list[dict[str, Any]]) -> None:
-    """However a server numbers two calls, they are two."""
+    """However a server numbers two calls, they are two; an id of ours is as long as Mistral's templates ask for."""
     calls = Calls()
     for fragment in fragments:
         calls.take([fragment], may_begin=False)
     held = calls.given_up("all")
     assert [(call["function"]["name"], call["function"]["arguments"]) for call in held] == [("a", "{}"), ("b", "{}")]
     assert len({call["index"] for call in held}) == 2
+    assert {len(call["id"]) for call in held} <= {1, 9}

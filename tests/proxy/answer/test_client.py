@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy.answer.client import SILENT, Notices, notices_for, shows_text_to_people
+from litellm_compaction.proxy.answer.client import SILENT, Notices, notices_for
 
 CHROME = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36"
 IN_TEXT = Notices("content", "content", "content")
@@ -31,24 +31,6 @@ def _body(
 
 
 @pytest.mark.parametrize(
-    ("headers", "expected"),
-    [
-        ({"user-agent": CHROME}, True),
-        ({"user-agent": "Python/3.11 aiohttp/3.14.5", "x-openwebui-user-name": "Ada"}, True),
-        ({"X-OpenWebUI-Chat-Id": "c1"}, True),
-        ({"user-agent": f"{CHROME} Code/1.107.0 Electron/39.2.0"}, False),
-        ({"user-agent": "Python/3.11 aiohttp/3.14.5"}, False),
-        ({"user-agent": "OpenAI/Python 3.3.0", "x-stainless-lang": "python"}, False),
-        ({"user-agent": "claude-cli/2.1.197 (external, cli)"}, False),
-        ({}, False),
-    ],
-)
-def test_people_are_known_by_what_their_client_says(headers: dict[str, str], expected: bool) -> None:
-    """A browser or Open WebUI's own headers; whoever says nothing is a program."""
-    assert shows_text_to_people(headers) == expected
-
-
-@pytest.mark.parametrize(
     ("body", "expected"),
     [
         (_body(), THOUGHT),
@@ -63,6 +45,8 @@ def test_people_are_known_by_what_their_client_says(headers: dict[str, str], exp
         (_body("/v1beta/models/local:streamGenerateContent"), SILENT),
         (_body(merge_reasoning_content_in_choices=True), SILENT),
         (_body(headers={"user-agent": CHROME}), IN_TEXT),
+        (_body(headers={"user-agent": f"{CHROME} Code/1.107.0 Electron/39.2.0"}), THOUGHT),
+        (_body(headers={"user-agent": "OpenAI/Python 3.3.0", "X-OpenWebUI-Chat-Id": "c1"}), IN_TEXT),
         (_body("/v1/responses", headers={"x-openwebui-user-id": "1"}), IN_TEXT),
         (_body(key={"notices": "content"}), IN_TEXT),
         (_body(key={"notices": "off"}, team={"notices": "content"}), SILENT),

@@ -131,4 +131,5 @@ async def test_a_stream_that_its_client_leaves_is_logged() -> None:
         async for chunk in upstream.carried(answer, prepared):
             assert chunk.choices[0].delta.content == "word"
             scope.cancel()
-    assert [each.choices[0].message.content for each in stream.logging_obj.logged] == ["word"]
+    logged = [each.choices[0].message.content for each in stream.logging_obj.logged]
+    assert (logged, stream.is_closed) == (["word"], True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy.answer.legs import MAX_CUTS, End, State, Step, next_leg
+from litellm_compaction.proxy.answer.legs import End, State, Step, next_leg
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,9 @@ from litellm_compaction.proxy.answer.legs import MAX_CUTS, End, State, Step, nex
         ("spent", "nothing_sent", {}, "anew"),
         ("spent", "begun held", {}, "calls"),
         ("spent", "", {"restarts_left": 0}, "resumed"),
-        ("spent", "", {"cuts": MAX_CUTS}, "compacted"),
-        ("spent", "", {"cuts": MAX_CUTS, "restarts_left": 0}, "close"),
+        ("spent", "", {"cuts": 23}, "resumed"),
+        ("spent", "", {"cuts": 24}, "compacted"),
+        ("spent", "", {"cuts": 24, "restarts_left": 0}, "close"),
     ],
 )
 def test_each_end_has_one_step(end: End, marks: str, changes: dict[str, Any], step: Step) -> None:

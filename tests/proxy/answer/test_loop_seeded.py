@@ -16,8 +16,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import pytest
-
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.proxy.answer.sse import event_of, with_heartbeat
@@ -155,7 +153,7 @@ def _calls(rng: random.Random) -> list[tuple[str, str]]:
     ]
 
 
-def test_random_restarts_at_all_speeds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_restarts_at_all_speeds() -> None:
     """Every answer is whole, one message, and never silent for longer than a heartbeat while it is compacted."""
     counts: Counter[str] = Counter()
     speeds: list[float] = []
@@ -166,10 +164,8 @@ def test_random_restarts_at_all_speeds(capsys: pytest.CaptureFixture[str]) -> No
         try:
             read = run(drawn.read())
         except _AmbiguousError:
-            counts["ambiguous"] += 1
             continue
         restarts = len(drawn.scene.server.opened) - 1
-        counts["answers"] += 1
         counts["restarts"] += restarts
         counts.update(drawn.model.styles)
         speeds.append(drawn.scene.tokens_per_second or 0)
@@ -182,12 +178,5 @@ def test_random_restarts_at_all_speeds(capsys: pytest.CaptureFixture[str]) -> No
         assert not drawn.scene.is_json or "⚙️" not in read.raw_text, about
         assert drawn.scene.listener.details["restarts"] == restarts, about
         assert max(drawn.gaps_s) <= _HEARTBEAT_S + 1e-6, about
-    styles = ", ".join(f"{style} {counts[style]}" for style in STYLES)
-    with capsys.disabled():
-        print(
-            f"\n{counts['restarts']} restarts of {counts['answers']} answers at {min(speeds):.1f} to"
-            f" {max(speeds):.0f} tokens/s: 0 lost, 0 repeated, 0 malformed"
-            f" ({counts['ambiguous']} ambiguous answers replaced; {styles})"
-        )
     assert min(speeds) < 2 < 3000 < max(speeds)
     assert all(counts[style] for style in STYLES)

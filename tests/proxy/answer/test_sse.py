@@ -116,10 +116,9 @@ def test_chunk_goes_on_in_its_own_bytes() -> None:
     [
         ([b"data: " + b"x" * 60, b"x" * 60], "a piece of its answer has more than 100 bytes"),
         ([b'data: {"a":\n'] * 20, "a piece of its answer has more than 100 bytes"),
-        ([b": ping\n\n"] * 200, "its answer has more than 1000 bytes"),
         ([b'data: {"a": [' + b"[]," * 300_000 + b"[]]}\n\n"], "too many values"),
     ],
-    ids=["line without an end", "event without an end", "stream without an end", "nothing but structure"],
+    ids=["line without an end", "event without an end", "nothing but structure"],
 )
 async def test_server_that_sends_without_end_is_not_read_to_its_end(pieces: list[bytes], words: str) -> None:
     """What was asked for bounds what is read, and the client is told whose fault it is."""
@@ -154,13 +153,14 @@ def _call(*, may_pause: bool) -> Exchange:
     return call
 
 
-_PROGRESS = ResponseInProgressEvent.model_construct(type="response.in_progress")
 _WORD = TextCompletionResponse(choices=[{"index": 0, "text": "word", "finish_reason": "stop"}])
 _DELTA = ModelResponseStream(choices=[{"index": 0, "delta": {"role": "assistant", "content": "word"}}])
 _WORD.usage = _DELTA.usage = Usage(prompt_tokens=3, completion_tokens=2, total_tokens=5)
 
 
-@pytest.mark.parametrize("before", [b"event: message_start\ndata: {}\n\n", _PROGRESS, _WORD, _DELTA])
+@pytest.mark.parametrize(
+    "before", [b"event: message_start\ndata: {}\n\n", ResponseInProgressEvent.model_construct(), _WORD, _DELTA]
+)
 async def test_each_route_has_a_beat(before: Any) -> None:
     """A comment, or a chunk that says nothing where others read chunks, also of a pause that nobody foresaw."""
     call = _call(may_pause=False)

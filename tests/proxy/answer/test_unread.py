@@ -12,9 +12,9 @@ import pytest
 
 from litellm_compaction.engine import TOLD_AFTER_S
 from litellm_compaction.proxy.answer.sse import Batch
-from litellm_compaction.proxy.answer.transport import UNREAD_S, EventStream
+from litellm_compaction.proxy.answer.transport import EventStream
 from tests.lmstudio_double import Reply
-from tests.proxy.answer.wired import SHORT, Wire
+from tests.proxy.answer.wired import SHORT, Wire, chunk, sse, text_of
 from tests.proxy.scripted import Listening, Scene, Turn, chunks_of
 from tests.virtual_time import run
 
@@ -61,7 +61,7 @@ def test_a_stream_that_is_not_pulled_is_closed(pulled: int) -> None:
         events = aiter(stream)
         for _ in range(pulled):
             await anext(events)
-        await asyncio.sleep(UNREAD_S - 1)
+        await asyncio.sleep(29)
         assert closed == []
         await asyncio.sleep(2)
         assert closed == (["closed"] if pulled > 1 else [])
@@ -103,7 +103,7 @@ def test_an_answer_that_goes_on_without_a_reader_is_ended(options: dict[str, int
         )
         left = aiter(answer.stream)  # type: ignore[arg-type]
         await anext(left)
-        await asyncio.sleep(UNREAD_S - 1)
+        await asyncio.sleep(29)
         assert (body.is_closed, len(scene.compactor.admission.pools)) == (False, 1)
         await asyncio.sleep(1.1)
         assert (body.is_closed, len(scene.compactor.admission.pools)) == (True, 1)
@@ -111,6 +111,15 @@ def test_an_answer_that_goes_on_without_a_reader_is_ended(options: dict[str, int
         assert len(scene.compactor.admission.pools) == 0
 
     run(play())
+
+
+@pytest.mark.parametrize("options", [{}, {"n": 2}], ids=["carried", "passed on"])
+async def test_an_answer_that_has_ended_gives_its_room_back_at_once(options: dict[str, int]) -> None:
+    """No server writes for it any more."""
+    wire = Wire([lambda: sse(chunk({"content": "Fine."}, "stop"))], settings=SHARED)
+    assert text_of(await wire.ask(stream=True, **options)) == "Fine."
+    assert wire.scene is not None
+    assert (wire.scene.listener.actions, wire.scene.compactor.admission.pools) == (["none"], {})
 
 
 def test_who_waits_for_room_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

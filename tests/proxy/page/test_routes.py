@@ -79,6 +79,7 @@ class Routes:
         # A configuration that is loaded anew.
         add_page(around)
         assert len([route for route in app.router.routes if "compaction" in getattr(route, "path", "")]) == 9
+        assert app.openapi()["paths"] == {}
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy/compaction/")
 
     async def visitor(self, request: Request) -> Visitor:
@@ -228,3 +229,7 @@ async def test_others_events_are_not_shown(routes: Routes) -> None:
     times = {key: [each["when_s"] for each in shown[key]] for key in shown}
     assert times == {"one": [6, 4, 2, 1, 0], "two": [5, 3], "admin": [6, 5, 4, 3, 2, 1, 0]}
     assert "tenant" not in repr(shown)
+    for _ in range(200):
+        await routes.store.add_event(9e9, event_to_json(event("reused", 7, "a")))
+    assert len((await routes.get("one", "events")).json()["events"]) == 200
+    assert (await routes.get("one", "events?limit=1001")).status_code == 400

@@ -32,7 +32,7 @@ def test_it_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["tenant", "secret", "changed", "cut", "longer", "mark", "empty", "none", "list", "mac"]
+    "how", ["tenant", "secret", "changed", "noise", "cut", "longer", "mark", "empty", "none", "list", "mac"]
 )
 def test_anything_else_is_refused(how: str) -> None:
     """By one clear line that names the place, and never by an exception of another kind."""
@@ -40,6 +40,7 @@ def test_anything_else_is_refused(how: str) -> None:
     items = Items(lambda: "sk-two") if how == "secret" else ITEMS
     given: object = {
         "changed": text[:60] + ("A" if text[60] != "A" else "B") + text[61:],
+        "noise": f"{text[:60]}!{text[60:]}",
         "cut": text[:-8],
         "longer": text + "AAAA",
         "mark": text.removeprefix("lmc1."),

@@ -58,7 +58,12 @@ async def test_a_block_of_a_failed_compaction_is_none() -> None:
 
 async def test_edits_become_orders() -> None:
     """With the protocol's own defaults, also for null; one about old thoughts changes nothing."""
-    compact = {"type": COMPACT, "pause_after_compaction": True, "instructions": "The  port.", "trigger": None}
+    compact = {
+        "type": COMPACT,
+        "pause_after_compaction": True,
+        "instructions": f"The  port. {'x' * 500}",
+        "trigger": None,
+    }
     body = edits({"type": TOOLS, "keep": None}, {"type": THINKING, "keep": "all"}, compact)
     orders, changed = await Messages.read_orders(body, opened)
     assert orders == Orders(
@@ -67,12 +72,12 @@ async def test_edits_become_orders() -> None:
         threshold_tokens=150_000,
         clear=ClearOrder(above_tokens=100_000, keep=3),
         tells_edits=True,
-        focus="The port.",
+        focus=f"The port. {'x' * 490}",
     )
     assert changed == {"context_management": None}
     named = {
         "type": TOOLS,
-        "trigger": {"type": "tool_uses", "value": 4},
+        "trigger": {"type": "tool_uses", "value": 1},
         "keep": {"type": "tool_uses", "value": 0},
         "clear_at_least": {"type": "input_tokens", "value": 50},
         "exclude_tools": ["memory"],
@@ -80,7 +85,7 @@ async def test_edits_become_orders() -> None:
     }
     orders, _ = await Messages.read_orders(edits(named), opened)
     assert orders.clear == ClearOrder(
-        above_calls=4, keep=0, at_least_tokens=50, excluded=frozenset({"memory"}), inputs=frozenset({"f"})
+        above_calls=1, keep=0, at_least_tokens=50, excluded=frozenset({"memory"}), inputs=frozenset({"f"})
     )
 
 
@@ -133,7 +138,7 @@ def test_the_first_item_is_found_by_its_place(kind: str) -> None:
     assert field_of_item([USER, {"type": kind}, TRIGGER]) == "input[1]"
 
 
-MADE = Told(text="text", record="The record.", cleared_calls=2, cleared_tokens=9, read_tokens=70)
+MADE = Told(text="text" * 20, record="The record.", cleared_calls=2, cleared_tokens=9, read_tokens=70)
 APPLIED = {"applied_edits": [{"type": TOOLS, "cleared_tool_uses": 2, "cleared_input_tokens": 9}]}
 
 
@@ -169,7 +174,7 @@ async def test_the_block_comes_before_what_the_model_says() -> None:
     assert start["type"] == "message_start"
     block = opening["content_block"]
     assert (opening["index"], block["type"], block["content"]) == (0, "compaction", "")
-    assert delta["delta"] == {"type": "compaction_delta", "content": "The record.", "encrypted_content": "text"}
+    assert delta["delta"] == {"type": "compaction_delta", "content": "The record.", "encrypted_content": MADE.text}
     assert (stop["type"], text["index"]) == ("content_block_stop", 1)
     assert end["context_management"] == APPLIED
     assert (end["usage"]["input_tokens"], end["delta"]["stop_reason"]) == (5, "end_turn")
@@ -183,8 +188,8 @@ async def test_an_answer_without_a_model_is_the_block_or_the_count_alone() -> No
     blocks = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
     assert (blocks, events[-2]["delta"]["stop_reason"]) == (["compaction"], "compaction")
     said = Messages().answered(whole, alone)
-    assert [block["type"] for block in said["content"]] == ["compaction"]
-    assert (said["stop_reason"], said["usage"]["input_tokens"]) == ("compaction", 0)
+    assert [(block["type"], block["signature"]) for block in said["content"]] == [("compaction", MADE.text[:64])]
+    assert (said["stop_reason"], said["usage"]) == ("compaction", {"input_tokens": 0, "output_tokens": 0})
     assert said["context_management"] == APPLIED
     counted = Messages().answered(whole, Told(read_tokens=70, is_alone=True))
-    assert (counted["content"], counted["usage"]["input_tokens"]) == ([], 70)
+    assert (counted["content"], counted["usage"]) == ([], {"input_tokens": 70, "output_tokens": 0})
