@@ -149,12 +149,12 @@ async def test_the_summaries_are_as_recorded() -> None:
 
 
 async def test_the_look_ups_are_as_recorded() -> None:
-    """How long queries go on, what is shown for them, how many stay at one place; and excerpts beside a question."""
+    """How many are answered, what is shown for them, how many stay at one place; and excerpts beside a question."""
     scene, lines = Scene(), []
     prepared = await scene.sent(LONG[:31], window=4096)
     for at in range(5):
         words = " x" * 700 if at == 4 else " ib20 un40 ek60 or80 ib100 un120"
-        await scene.look_up(prepared, f'{{"query": "or{at}{words}"}}')
+        await scene.look_up(prepared, *[f'{{"query": "or{at}{words}"}}'] * (4 if at == 3 else 1))
     messages = (await scene.sent(LONG[:31], window=4096)).messages or ()
     shown = [count(message.text) for message in messages if message.role == "tool"]
     lines.append(f"{shown} for {[len(call.arguments) for message in messages for call in message.calls]}")
