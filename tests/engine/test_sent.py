@@ -121,33 +121,23 @@ async def test_of_two_conversations_with_equal_words_neither_is_restored() -> No
         assert not any(name in newest for name in ("anna", "bert"))
 
 
-@pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize("every", [1, 1000])
-async def test_a_system_message_that_moves_costs_nothing_and_stays(depth: int, every: int) -> None:
-    """Of a note at the same distance from the end in each request, as it is now, the model sees all, and no old one."""
-    bench, raw, shown = Bench(), list[JsonDict](), list[JsonDict]()
-    for turn in range(30):
-        raw.append(user(f"Ask {turn}. {_body(turn + 2, 900)}"))
-        shown = [system("You are a narrator."), *raw]
-        shown.insert(-depth, system(f"[Note {turn // every}: keep it dark.]"))
-        prepared = await bench.guard(shown, 8192)
-        sent_now = [each.text for each in prepared.messages or parsed(shown)]
-        assert [f"[Note {turn // every}:" in text for text in sent_now if text.startswith("[Note")] == [True]
-        raw.append(assistant(_body(turn + 3, 900)))
-    assert prepared.round >= 2
-    assert len(bench.ask.prompts) <= 4
-
-
-async def test_files_before_each_request_cost_no_summary_a_turn() -> None:
-    """With the answer that their client gives itself to them, as Aider sends them."""
+@pytest.mark.parametrize("depth", [1, 4, 0])
+async def test_what_moves_with_each_request_costs_nothing(depth: int, every: int) -> None:
+    """Of a note at the same distance from the end, as it is now, the model sees all, and no old one; or of files."""
     bench, raw = Bench(), list[JsonDict]()
     for turn in range(30):
-        files = [user(f"These are the files.\n```\n{_body(turn + 2, 2000)}\n```"), assistant("Ok.")]
         raw.append(user(f"Ask {turn}. {_body(turn + 2, 900)}"))
-        prepared = await bench.guard([*raw[:-1], *files, raw[-1]], 8192)
+        shown, note = [system("You are a narrator."), *raw], f"[Note {turn // every}: keep it dark.]"
+        # As Aider sends files, with the answer that it gives itself.
+        block = [system(note)] if depth else [user(f"{note}\n```\n{_body(turn // every, 2000)}\n```"), assistant("Ok.")]
+        shown[-(depth or 1) : -(depth or 1)] = block
+        prepared = await bench.guard(shown, 8192)
+        notes = [each.text[:12] for each in prepared.messages or parsed(shown) if each.text.startswith("[Note")]
+        assert notes == [note[:12]] or not depth
         raw.append(assistant(_body(turn + 3, 900)))
     assert prepared.round >= 2
-    assert len(bench.ask.prompts) <= 8
+    assert len(bench.ask.prompts) <= (4 if depth else 8)
 
 
 @pytest.mark.parametrize("reason", ["", "left out once", "at another place", "nothing tells of it", "other words"])
