@@ -16,8 +16,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 from litellm_compaction.core.identity import edits, prints, words_chain
-from litellm_compaction.core.messages import Message
+from litellm_compaction.core.messages import Message, user_message
 from litellm_compaction.core.stretches import is_text_result
+
+# So many different messages of two lists are equal before anything of the one is put into the other.
+_LEAST_EQUAL = 4
+# Behind it a system message is none of the leading ones, which no chain holds.
+_BEFORE = user_message("")
 
 
 @dataclass(frozen=True)
@@ -25,12 +30,13 @@ class Listed:
     """The messages of a request after the leading system ones, of which its client has sent all but `left_out`."""
 
     rest: tuple[Message, ...]
+    prefix: int  # The number of the leading system ones, with those that have been moved there.
     left_out: frozenset[int] = frozenset()
 
     @cached_property
     def marks(self) -> tuple[str, ...]:
         """What the words and calls of each message are, wherever it stands."""
-        return tuple(words_chain([each])[-1] for each in self.rest)
+        return tuple(words_chain([_BEFORE, each])[-1] for each in self.rest)
 
     @cached_property
     def spoken(self) -> list[int]:
@@ -41,7 +47,7 @@ class Listed:
         """The list without those that were left out from a position on."""
         left_out = frozenset(at for at in self.left_out if at < start)
         rest = (each for at, each in enumerate(self.rest) if at in left_out or at not in self.left_out)
-        return Listed(tuple(rest), left_out)
+        return Listed(tuple(rest), self.prefix, left_out)
 
 
 class Relisted(NamedTuple):
@@ -55,11 +61,12 @@ class Relisted(NamedTuple):
     cut: int | None
 
 
-def relisted(old: Listed, now: Listed) -> Relisted | None:
-    """Returns a list by an earlier one of its conversation; None if that is another's, or was changed otherwise."""
+def relisted(old: Listed, now: Listed, end: int) -> Relisted | None:
+    """Returns a list by an earlier one of its conversation; None if that is another's, or was changed otherwise.
+
+    The first messages of `now`, `end` of them without system messages, are those of `old`; behind them all is new.
+    """
     were, spoken = old.spoken, now.spoken
-    # Behind the earlier one's last words all is new.
-    end = next((n for n in range(len(spoken), 0, -1) if now.marks[spoken[n - 1]] == old.marks[were[-1]]), 0)
     stays, left = dict[int, int](), iter(reversed(were))
     for place in reversed(spoken[:end]):
         at = next((at for at in left if old.marks[at] == now.marks[place]), None)
@@ -67,8 +74,7 @@ def relisted(old: Listed, now: Listed) -> Relisted | None:
             return None
         stays[at] = place
     gone = {at for at in were if at not in stays}
-    if end < min(len(were), 2):
-        return None
+    matched = {old.marks[at] for at in stays}
     # System messages by the message before which they stand.
     places = {place: at for at, place in stays.items()}
     before = {(_next(were, at), old.marks[at]): at for at in _notes(old)}
@@ -78,18 +84,22 @@ def relisted(old: Listed, now: Listed) -> Relisted | None:
     fresh = sorted(at for key, at in own.items() if key not in before)
     changed = [at for at, place in stays.items() if old.rest[at].raw != now.rest[place].raw]
     edited = edits([now.rest[stays[at]] for at in changed], [prints(old.rest[at]) for at in changed])
-    if (lost and not fresh) or None in edited:
+    is_another = (gone or lost) and len(matched) < _LEAST_EQUAL
+    if is_another or (lost and not fresh and old.prefix == now.prefix) or None in edited:
         return None
     rest = [now.rest[stays[at]] if at in stays else each for at, each in enumerate(old.rest)]
     for at, is_edited in zip(changed, edited, strict=True):
         if is_edited and (rest[at].role == "tool" or is_text_result(rest[at])) and not rest[at].other_parts:
             rest[at] = old.rest[at]
-    new = {*range(spoken[end - 1] + 1, len(now.rest))}.difference(stays.values())
+    # One behind the last words is never covered.
+    last = spoken[-1] if lost or old.prefix > now.prefix else spoken[end - 1]
+    moved = [at for at in fresh if at < last]
+    new = {*range(spoken[end - 1] + 1, len(now.rest))}.difference(moved, stays.values())
     news = sorted(gone - old.left_out)
     return Relisted(
         rest=(*rest, *(now.rest[at] for at in sorted(new))),
         left_out=frozenset(gone | lost),
-        moved=tuple(now.rest[at] for at in fresh if lost and at < spoken[end - 1]),
+        moved=tuple(now.rest[at] for at in moved),
         cut=None if _are_replaced(news, old, now, new) else sum(at < news[0] for at in were if at not in gone),
     )
 

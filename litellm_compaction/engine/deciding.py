@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from litellm_compaction.concurrency import Bounded, Flights, off_loop, off_loop_if
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 _ALONE = contextlib.nullcontext()
 # Lists that are remembered, and the characters of one.
 _MOST_LISTS, _MOST_LIST_CHARS = 64, 1_000_000
+# Last words may come again, such as "go on".
+_MOST_TRIES = 4
 
 
 class Decider:
@@ -79,20 +82,22 @@ class Decider:
     async def _as_before(self, measured: MeasuredRequest) -> tuple[MeasuredRequest, Decided]:
         """A request as it was before its client cleared or left out some of it, if its record or an edit does."""
         before, earlier = await self.restored(measured), None
-        left_out = before.request.left_out
         # As it is it may well fit.
         with contextlib.suppress(CompactionError):
             earlier = None if before is measured else await self._with_stored(before)
-            if earlier and left_out and (told := _covered(earlier)) <= max(left_out):
+            if earlier and (told := _told(earlier)) <= max(before.request.left_out, default=-1):
                 # What no record tells is not shown again.
-                before = await self._measured(before, Listed(before.conversation.rest, left_out).without(told))
-                earlier = await self._with_stored(before) if told else None
+                listed = Listed(before.conversation.rest, before.conversation.prefix, before.request.left_out)
+                before = await self._measured(before, listed.without(told))
+                is_same = before.request.messages == measured.request.messages
+                earlier = None if is_same else await self._with_stored(before)
         if isinstance(earlier, PreparedRequest) and earlier.round:
             return before, earlier
         decided = await self._with_stored(measured)
-        is_compacted = isinstance(decided, CompactionNeeded) or decided.round > 0
-        if isinstance(earlier, CompactionNeeded) and is_compacted and (left_out or earlier.steps[0].is_edit):
-            return before, earlier
+        if isinstance(earlier, CompactionNeeded) and (isinstance(decided, CompactionNeeded) or decided.round):
+            is_put_back = before.request.left_out or before.conversation.prefix > measured.conversation.prefix
+            if is_put_back or earlier.steps[0].is_edit:
+                return before, earlier
         return measured, decided
 
     async def restored(self, measured: MeasuredRequest) -> MeasuredRequest:
@@ -351,11 +356,11 @@ def is_enough(measured: MeasuredRequest, step: Step, compaction: Compaction, pre
     return is_as_planned or not (must_not_trigger and budget.triggers(tokens))
 
 
-def _covered(decided: Decided) -> int:
-    """The messages for which a record stands, or will."""
+def _told(decided: Decided) -> int:
+    """The messages for which a record stands by now."""
     if isinstance(decided, PreparedRequest):
-        return decided.compaction.covered_messages if decided.compaction else 0
-    return max(each.covered_messages for each in (decided.steps[0].draft, *decided.stored))
+        return decided.compaction.start if decided.compaction else 0
+    return max((each.start for each in decided.stored), default=0)
 
 
 class SentBefore:
@@ -368,35 +373,40 @@ class SentBefore:
     def __init__(self) -> None:
         # With the place where their client has left some out, None if it has not; None for those of two persons.
         self._lists: Bounded[tuple[str, str], tuple[Listed, int | None] | None] = Bounded(_MOST_LISTS)
-        self._newest = Listed(())
+        self._newest = Listed((), 0)
 
     def restored(self, measured: MeasuredRequest) -> tuple[Listed, Sequence[Message]] | None:
         """Returns a request's list with what its client has left out, cleared or cut as it was, and what it moves."""
-        context, own = measured.context, Listed(measured.conversation.rest)
-        self._newest = own
+        context, view = measured.context, measured.conversation
+        own = self._newest = Listed(view.rest, view.prefix)
         now, cut = self._relisted(context.scope, own)
         if now is None or now.cut not in (None, cut) or now.rest == own.rest:
             return None
         # Its words, or its caller in this process, count the client's own messages.
         counts_its_own = context.is_wanted or context.portable or context.writes_whole_records
-        return None if now.left_out and counts_its_own else (Listed(now.rest, now.left_out), now.moved)
+        is_put_back = now.left_out or now.moved
+        return None if is_put_back and counts_its_own else (Listed(now.rest, view.prefix, now.left_out), now.moved)
 
     def note(self, measured: MeasuredRequest) -> None:
         """Remembers a conversation that is sent."""
-        scope, rest, own = measured.context.scope, measured.conversation.rest, self._newest
+        scope, view, own = measured.context.scope, measured.conversation, self._newest
         # Its marks take a while.
-        own = own if own.rest is rest else Listed(rest, measured.request.left_out)
-        if not own.spoken or sum(len(each.text) for each in rest) > _MOST_LIST_CHARS:
+        own = own if own.rest is view.rest else Listed(view.rest, view.prefix, measured.request.left_out)
+        if not own.spoken or sum(len(str(each.raw)) for each in view.rest) > _MOST_LIST_CHARS:
             return
         (now, cut), key = self._relisted(scope, own), (scope, own.marks[own.spoken[-1]])
         same = self._lists.get(key, (own, None))
-        is_anothers = same is None or (same[0].marks == own.marks and relisted(same[0], own) is None)
+        is_anothers = same is None or (same[0].marks == own.marks and relisted(same[0], own, len(own.spoken)) is None)
         self._lists[key] = None if is_anothers else (own, now.cut if now and now.cut is not None else cut)
 
     def _relisted(self, scope: str, own: Listed) -> tuple[Relisted | None, int | None]:
         """A list by the one that its client has sent before, and where it had left something out by then."""
-        for at in reversed(own.spoken[len(own.spoken) // 2 :]):
-            old = self._lists.get((scope, own.marks[at]))
-            if old is not None and (now := relisted(old[0], own)) is not None:
+        ends = (
+            (end, old)
+            for end in range(len(own.spoken), len(own.spoken) // 2, -1)
+            if (old := self._lists.get((scope, own.marks[own.spoken[end - 1]]))) is not None
+        )
+        for end, old in islice(ends, _MOST_TRIES):
+            if (now := relisted(old[0], own, end)) is not None:
                 return now, old[1]
         return None, None

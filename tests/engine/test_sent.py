@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from litellm_compaction.core.messages import Request
+from litellm_compaction.core.relisted import Listed, relisted
 from tests.builders import JsonDict, as_bytes, assistant, calls, parsed, result, size, system, user
 from tests.engine.bench import Bench, sent
 
@@ -25,7 +26,7 @@ def _cleared(raw: list[JsonDict], how: str) -> list[JsonDict]:
     Or that sends its last messages only.
     """
     if how.startswith("last"):
-        return [*raw[: 1 + ("task" in how)], *raw[2:][-30:]]
+        return [*raw[: 1 + ("task" in how)], *raw[2:][-60:]]
     results = [at for at, each in enumerate(raw) if each["role"] == "tool"]
     old = results[:-6] if how != "batches" else results[: max(len(results) // 10 * 10 - 4, 0)]
     if how == "unedited":
@@ -67,10 +68,13 @@ async def _replayed(how: str) -> _Told:
 
 @pytest.mark.parametrize("how", ["each", "batches", "cut", "last", "last and task"])
 async def test_a_client_that_clears_costs_no_more_than_one_that_does_not(how: str) -> None:
-    """Seven tenths of a prompt stand where they stood, no model is asked more often, and no prompt is larger."""
+    """Seven tenths of a prompt stand where they stood, no model is asked more often, and no prompt is larger.
+
+    But for the record of a list that begins otherwise for the first time.
+    """
     told, unedited = await _replayed(how), await _replayed("unedited")
     assert told.share >= 0.7
-    assert told.asked <= unedited.asked
+    assert told.asked <= unedited.asked + 2 * how.startswith("last")
     assert told.longest <= 0.8 * 8192
 
 
@@ -138,6 +142,17 @@ async def test_what_moves_with_each_request_costs_nothing(depth: int, every: int
         raw.append(assistant(_body(turn + 3, 900)))
     assert prepared.round >= 2
     assert len(bench.ask.prompts) <= (4 if depth else 8)
+
+
+async def test_a_system_message_that_is_new_among_old_ones_is_shown() -> None:
+    """It stood nowhere before, and nothing was left out; and few equal messages show no conversation."""
+    bench, raw = Bench(), [each for n in range(33) for each in (user(f"Ask {n}. {_body(n + 2, 900)}"), assistant("ok"))]
+    await bench.guard(raw[:57], 8192)
+    prepared = await bench.guard([*raw[:20], system("[New: the king is dead.]"), *raw[20:59]], 8192)
+    assert prepared.round == len(bench.ask.prompts) == 1
+    assert sum("[New" in each.text for each in prepared.messages or ()) == 1
+    old, now = Listed(parsed(raw[:21]), 0), Listed(parsed([*raw[18:21], user("Now what?")]), 0)
+    assert relisted(old, now, 3) is None
 
 
 @pytest.mark.parametrize("reason", ["", "left out once", "at another place", "nothing tells of it", "other words"])
