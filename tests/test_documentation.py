@@ -71,7 +71,6 @@ def test_every_command_and_option_is_documented() -> None:
 
 @pytest.mark.parametrize("path", PAGES[:3], ids=lambda path: path.name)
 def test_linked_files_exist(path: Path) -> None:
-    """`mkdocs build --strict` looks at those of docs/."""
     links = re.findall(r"\]\((?!https?://|#)([^)\s#]+)", path.read_text(encoding="utf-8"))
     assert [link for link in links if not (path.parent / link).is_file()] == []
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pytest
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.core.relisted import Listed, relisted
 from tests.builders import JsonDict, as_bytes, assistant, calls, parsed, result, size, system, user
 from tests.engine.bench import Bench, sent
 
@@ -21,10 +20,7 @@ def _body(turn: int, chars: int = 1600, by: str = "parser") -> str:
 
 
 def _cleared(raw: list[JsonDict], how: str) -> list[JsonDict]:
-    """The conversation as a client edits it that keeps its newest six results, or four in batches of ten.
-
-    Or that sends its last messages only.
-    """
+    """The conversation of a client that keeps its newest six results, or four in batches of ten, or sends the last."""
     if how.startswith("last"):
         return [*raw[: 1 + ("task" in how)], *raw[2:][-60:]]
     results = [at for at, each in enumerate(raw) if each["role"] == "tool"]
@@ -68,10 +64,7 @@ async def _replayed(how: str) -> _Told:
 
 @pytest.mark.parametrize("how", ["each", "batches", "cut", "last", "last and task"])
 async def test_a_client_that_clears_costs_no_more_than_one_that_does_not(how: str) -> None:
-    """Seven tenths of a prompt stand where they stood, no model is asked more often, and no prompt is larger.
-
-    But for the record of a list that begins otherwise for the first time.
-    """
+    """Seven tenths of a prompt stand where they stood, and no model is asked more often, but for the first list."""
     told, unedited = await _replayed(how), await _replayed("unedited")
     assert told.share >= 0.7
     assert told.asked <= unedited.asked + 2 * how.startswith("last")
@@ -133,7 +126,6 @@ async def test_what_moves_with_each_request_costs_nothing(depth: int, every: int
     for turn in range(30):
         raw.append(user(f"Ask {turn}. {_body(turn + 2, 900)}"))
         shown, note = [system("You are a narrator."), *raw], f"[Note {turn // every}: keep it dark.]"
-        # As Aider sends files, with the answer that it gives itself.
         block = [system(note)] if depth else [user(f"{note}\n```\n{_body(turn // every, 2000)}\n```"), assistant("Ok.")]
         shown[-(depth or 1) : -(depth or 1)] = block
         prepared = await bench.guard(shown, 8192)
@@ -145,14 +137,12 @@ async def test_what_moves_with_each_request_costs_nothing(depth: int, every: int
 
 
 async def test_a_system_message_that_is_new_among_old_ones_is_shown() -> None:
-    """It stood nowhere before, and nothing was left out; and few equal messages show no conversation."""
+    """It stood nowhere before, and nothing was left out."""
     bench, raw = Bench(), [each for n in range(33) for each in (user(f"Ask {n}. {_body(n + 2, 900)}"), assistant("ok"))]
     await bench.guard(raw[:57], 8192)
     prepared = await bench.guard([*raw[:20], system("[New: the king is dead.]"), *raw[20:59]], 8192)
     assert prepared.round == len(bench.ask.prompts) == 1
     assert sum("[New" in each.text for each in prepared.messages or ()) == 1
-    old, now = Listed(parsed(raw[:21]), 0), Listed(parsed([*raw[18:21], user("Now what?")]), 0)
-    assert relisted(old, now, 3) is None
 
 
 @pytest.mark.parametrize("reason", ["", "left out once", "at another place", "nothing tells of it", "other words"])
@@ -163,8 +153,6 @@ async def test_what_a_client_leaves_out_twice_its_record_stands_for(reason: str)
     for shown in [raw[:61], *([] if reason == "left out once" else [raw[2:63]])]:
         await bench.guard(shown, 8192)
     asked, last = len(bench.ask.prompts), {"at another place": [raw[2], *raw[5:65]], "nothing tells of it": raw[55:65]}
-    shown = last.get(reason, raw[4:65])
-    if reason == "other words":
-        shown = [*shown[:40], user("No."), *shown[41:]]
-    prepared = await bench.guard(shown, 8192)
+    last["other words"] = [*raw[4:44], user("No."), *raw[45:65]]
+    prepared = await bench.guard(last.get(reason, raw[4:65]), 8192)
     assert (len(bench.ask.prompts) == asked and prepared.round > 0) == (not reason)

@@ -39,12 +39,8 @@ def test_our_lines_have_one_place(
 ) -> None:
     """Standard error, as LiteLLM's have, each once; or where the operator has put them."""
     logger = logging.getLogger("litellm_compaction")
-    for name, value in {
-        "filters": [],
-        "handlers": [caplog.handler] * has_handlers,
-        "level": 0,
-        "propagate": True,
-    }.items():
+    own = {"filters": [], "handlers": [caplog.handler] * has_handlers, "level": 0, "propagate": True}
+    for name, value in own.items():
         monkeypatch.setattr(logger, name, value)
     callback.load_handler()
     logger.info("said %s", "by\nus")
@@ -56,7 +52,6 @@ def test_our_lines_have_one_place(
 
 @pytest.mark.usefixtures("alone")
 def test_a_litellm_that_would_not_call_us_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing would be guarded."""
     monkeypatch.delattr(CustomLogger, "async_pre_call_deployment_hook")
     with pytest.raises(LiteLLMChanged, match="async_pre_call_deployment_hook is missing"):
         callback.load_handler()
