@@ -88,9 +88,9 @@ class Decider:
             if earlier and (told := _told(earlier)) <= max(before.request.left_out, default=-1):
                 # What no record tells is not shown again.
                 listed = Listed(before.conversation.rest, before.conversation.prefix, before.request.left_out)
-                before = await self._measured(before, listed.without(told))
-                is_same = before.request.messages == measured.request.messages
-                earlier = None if is_same else await self._with_stored(before)
+                before, earlier = await self._measured(before, listed.without(told)), None
+                if before.request.messages != measured.request.messages:
+                    earlier = await self._with_stored(before)
         if isinstance(earlier, PreparedRequest) and earlier.round:
             return before, earlier
         decided = await self._with_stored(measured)
