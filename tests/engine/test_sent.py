@@ -145,14 +145,15 @@ async def test_a_system_message_that_is_new_among_old_ones_is_shown() -> None:
     assert sum("[New" in each.text for each in prepared.messages or ()) == 1
 
 
-@pytest.mark.parametrize("reason", ["", "left out once", "at another place", "nothing tells of it", "other words"])
+@pytest.mark.parametrize("reason", ["", "not all is told", "left out once", "at another place", "other words"])
 async def test_what_a_client_leaves_out_twice_its_record_stands_for(reason: str) -> None:
-    """Nobody is asked again, and what was left out once, such as what a person has deleted, is in no prompt."""
-    raw = [each for n in range(33) for each in (user(f"Ask {n}. {_body(n + 2, 500)}"), assistant(_body(n + 3, 700)))]
-    bench = Bench()
-    for shown in [raw[:61], *([] if reason == "left out once" else [raw[2:63]])]:
+    """Nobody is asked again; what a record does not tell, or was left out once, as if deleted, is in no prompt."""
+    raw = [each for n in range(40) for each in (user(f"Ask {n}. {_body(n + 2, 500)}"), assistant(_body(n + 3, 700)))]
+    bench, few = Bench(), reason == "not all is told"
+    for shown in [raw[:61], *[raw[2:63]] * (reason != "left out once"), *[raw[4:77]] * few]:
         await bench.guard(shown, 8192)
-    asked, last = len(bench.ask.prompts), {"at another place": [raw[2], *raw[5:65]], "nothing tells of it": raw[55:65]}
+    asked, last = len(bench.ask.prompts), {"at another place": [raw[2], *raw[5:65]], "not all is told": raw[64:79]}
     last["other words"] = [*raw[4:44], user("No."), *raw[45:65]]
     prepared = await bench.guard(last.get(reason, raw[4:65]), 8192)
-    assert (len(bench.ask.prompts) == asked and prepared.round > 0) == (not reason)
+    assert (len(bench.ask.prompts) == asked and prepared.round > 0) == (reason == "" or few)
+    assert not (few and any(each.text == raw[61]["content"] for each in prepared.messages or ()))

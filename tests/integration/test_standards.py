@@ -246,4 +246,3 @@ def test_a_websocket_is_guarded_and_follows_no_items(running: Running) -> None:
         refused = told([*items("socket"), TRIGGER])
         assert "is a compaction item, which is not followed over a WebSocket" in refused["error"]["message"]
         assert "compaction item" not in str(told([*items("alone", 4), TRIGGER], "alone"))
-    assert len(running.proxy.expect_logged("WARNING: refused model=.* is a compaction item")) == 1
