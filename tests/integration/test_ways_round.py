@@ -234,6 +234,8 @@ class _Lacking:
 @pytest.mark.parametrize("bench", ["auto"], indirect=True, scope="module")
 def test_a_guard_that_cannot_stand_sends_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
     """On any route a 503 that says what is missing, and none for a deployment that is left alone."""
+    alone = {"model": "alone", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 20}
+    bench.proxy.post(alone)  # from now on it is its own application that is open
     service = importlib.import_module("litellm_compaction").handler.service
     gate = service.guard
     monkeypatch.setattr(gate, "faults", Kept(gate.faults._obtain, lambda _: math.inf, most=2))
@@ -253,9 +255,7 @@ def test_a_guard_that_cannot_stand_sends_nothing(bench: Bench, monkeypatch: pyte
             said = bench.proxy.post(body, path)
             assert (said.status_code, lacks in said.text) == (503, True), said.text
     assert watch.chats == []
-    alone = {"model": "alone", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 20}
     assert bench.proxy.post(alone).status_code == 200
-    # As at the start, for `doctor`.
     in_loop(gate.look_at_seams(router))
     assert lacks in in_loop(service.store.get_fact(*LACKS))
 
