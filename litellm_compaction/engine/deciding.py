@@ -82,7 +82,7 @@ class Decider:
     async def _as_before(self, measured: MeasuredRequest) -> tuple[MeasuredRequest, Decided]:
         """A request as it was before its client cleared or left out some of it, if its record or an edit does."""
         before, earlier = await self.restored(measured), None
-        # As it is it may well fit.
+        # It may be too large, and what its client sends fit.
         with contextlib.suppress(CompactionError):
             earlier = None if before is measured else await self._with_stored(before)
             if earlier and (told := _told(earlier)) <= max(before.request.left_out, default=-1):
@@ -382,7 +382,7 @@ class SentBefore:
         now, cut = self._relisted(context.scope, own)
         if now is None or now.cut not in (None, cut) or now.rest == own.rest:
             return None
-        # Its words, or its caller in this process, count the client's own messages.
+        # A wish, a record that the client keeps, and the library's caller count the client's own messages.
         counts_its_own = context.is_wanted or context.portable or context.writes_whole_records
         is_put_back = now.left_out or now.moved
         return None if is_put_back and counts_its_own else (Listed(now.rest, view.prefix, now.left_out), now.moved)
@@ -390,7 +390,7 @@ class SentBefore:
     def note(self, measured: MeasuredRequest) -> None:
         """Remembers a conversation that is sent."""
         scope, view, own = measured.context.scope, measured.conversation, self._newest
-        # Its marks take a while.
+        # The marks of a long list take some ms, and are there already if nothing was put back.
         own = own if own.rest is view.rest else Listed(view.rest, view.prefix, measured.request.left_out)
         if not own.spoken or sum(len(str(each.raw)) for each in view.rest) > _MOST_LIST_CHARS:
             return

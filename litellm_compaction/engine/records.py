@@ -127,9 +127,9 @@ class Receipt(NamedTuple):
     digest: str  # SHA-256, as the store makes it.
 
 
-def receipt_of(scope: str, compaction: Compaction, prefix: int, more: int = 0) -> Receipt:
-    """Returns the receipt of a record; the client sends `prefix` system messages, and so many others no `more`."""
-    covered = f"{prefix + 1}-{prefix + compaction.covered_messages - more}"
+def receipt_of(scope: str, compaction: Compaction, prefix: int, left_out: int = 0) -> Receipt:
+    """Returns the receipt of a record, for a client with `prefix` system messages that leaves out `left_out` others."""
+    covered = f"{prefix + 1}-{prefix + compaction.covered_messages - left_out}"
     return Receipt(compaction_id(scope, compaction.covered_hash), covered, digest(compaction))
 
 
