@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from litellm_compaction.core.messages import Request
+from litellm_compaction.core.relisted import Listed, relisted
 from tests.builders import JsonDict, as_bytes, assistant, calls, parsed, result, size, system, user
 from tests.engine.bench import Bench, sent
 
@@ -124,25 +125,27 @@ async def test_what_moves_with_each_request_costs_nothing(depth: int, every: int
     """Of a note at the same distance from the end, as it is now, the model sees all, and no old one; or of files."""
     bench, raw = Bench(), list[JsonDict]()
     for turn in range(30):
-        raw.append(user(f"Ask {turn}. {_body(turn + 2, 900)}"))
+        raw.append(user(f"Ask {turn // every}. {_body(turn // every + 2, 900)}"))
         shown, note = [system("You are a narrator."), *raw], f"[Note {turn // every}: keep it dark.]"
-        block = [system(note)] if depth else [user(f"{note}\n```\n{_body(turn // every, 2000)}\n```"), assistant("Ok.")]
+        files = [user(f"{note}\n```\n{_body(turn // every, 2000)}\n```"), assistant("Ok.")]
+        block = [system(note), system("[Note 0")] if depth else files
         shown[-(depth or 1) : -(depth or 1)] = block
         prepared = await bench.guard(shown, 8192)
         notes = [each.text[:12] for each in prepared.messages or parsed(shown) if each.text.startswith("[Note")]
-        assert notes == [note[:12]] or not depth
+        assert notes == [note[:12], "[Note 0"] or not depth
         raw.append(assistant(_body(turn + 3, 900)))
     assert prepared.round >= 2
     assert len(bench.ask.prompts) <= (4 if depth else 8)
 
 
 async def test_a_system_message_that_is_new_among_old_ones_is_shown() -> None:
-    """It stood nowhere before, and nothing was left out."""
+    """It stood nowhere before, and nothing was left out; and three equal messages show no conversation."""
     bench, raw = Bench(), [each for n in range(33) for each in (user(f"Ask {n}. {_body(n + 2, 900)}"), assistant("ok"))]
     await bench.guard(raw[:57], 8192)
     prepared = await bench.guard([*raw[:20], system("[New: the king is dead.]"), *raw[20:59]], 8192)
     assert prepared.round == len(bench.ask.prompts) == 1
     assert sum("[New" in each.text for each in prepared.messages or ()) == 1
+    assert relisted(Listed(parsed(raw[:21]), 0), Listed(parsed([*raw[18:21], user("Now what?")]), 0), 3) is None
 
 
 @pytest.mark.parametrize("reason", ["", "not all is told", "left out once", "at another place", "other words"])

@@ -18,8 +18,8 @@ from litellm_compaction.proxy import callback, service
 _OFF = {"mode": "off", "page": "off", "store": "memory://"}
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is set, and nothing is kept."""
     monkeypatch.setattr(litellm, "callback_settings", {"litellm_compaction": _OFF})
     for name in ("LM_STUDIO_API_BASE", "LITELLM_MASTER_KEY"):
@@ -29,7 +29,6 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(service, "configuration", dict)
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("has_handlers", [False, True])
 def test_our_lines_have_one_place(
     monkeypatch: pytest.MonkeyPatch,
@@ -50,14 +49,12 @@ def test_our_lines_have_one_place(
     assert os.environ["LM_STUDIO_API_BASE"]
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_litellm_that_would_not_call_us_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(CustomLogger, "async_pre_call_deployment_hook")
     with pytest.raises(LiteLLMChanged, match="async_pre_call_deployment_hook is missing"):
         callback.load_handler()
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("general", "is_made"),
     [
