@@ -131,11 +131,11 @@ def windows_at(root: str, key: str | None) -> dict[str, int]:
 
 
 def _place(model: str | None, root: str, key: str | None) -> Place:
-    known = windows_at(root, key)
-    names = f"With a window now: {', '.join(known) or 'none'}"
-    if model is None and len(known) != 1:
-        raise click.UsageError(f"{'choose one with --model' if known else 'load a model first'}. {names}")
-    name = next(iter(known)) if model is None else model if model in known else f"lm_studio/{model}"
-    if name not in known:
+    windows = windows_at(root, key)
+    names = f"With a window now: {', '.join(windows) or 'none'}"
+    if model is None and len(windows) != 1:
+        raise click.UsageError(f"{'choose one with --model' if windows else 'load a model first'}. {names}")
+    name = next(iter(windows)) if model is None else model if model in windows else f"lm_studio/{model}"
+    if name not in windows:
         raise CompactionError(f"the proxy lists {model!r} without a window, or not at all: load it first. {names}")
-    return Place(name, known[name], root)
+    return Place(name, windows[name], root)

@@ -211,15 +211,15 @@ async def _probe(
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     try:
         answer = await http.post(url, json=body, headers=headers, timeout=_PROBE_LIMIT_S)
-        told = int(answer.json()["usage"]["prompt_tokens"])
-        off_ratio = count.tokens / told - 1
+        server_tokens = int(answer.json()["usage"]["prompt_tokens"])
+        off_ratio = count.tokens / server_tokens - 1
     except (httpx.HTTPError, httpx.InvalidURL, ArithmeticError, ValueError, TypeError, LookupError, RecursionError):
         return "failed", problem(place, "the probe failed: the answer has no usage.prompt_tokens.")
-    line = f"{count.tokens} tokens by us, {told} by the server ({off_ratio:+.1%})"
+    line = f"{count.tokens} tokens by us, {server_tokens} by the server ({off_ratio:+.1%})"
     todo = "set `tokenizer:` to the path of the model's own tokenizer.json"
     if abs(off_ratio) <= _TOLERANCE_RATIO:
         return line, None
-    if count.own.exact or not count.low <= told <= count.likely:
+    if count.own.exact or not count.low <= server_tokens <= count.likely:
         why = f"outside of {count.low} to {count.likely}: see whether the server's prompt template is the model's own"
         return line, problem(place, f"{line}, {why}, or {todo}.")
     return line, note(place, f"{line}; usage corrects it. To count better from the start, {todo}.")

@@ -100,11 +100,11 @@ def _secret(file: ConfigFile | None, environ: Mapping[str, str]) -> str | None:
     return environ.get(written.removeprefix(ENVIRONMENT_PREFIX))
 
 
-def whole_scope(beginning: str | None, known: Iterable[str]) -> str | None:
+def whole_scope(beginning: str | None, scopes_kept: Iterable[str]) -> str | None:
     """Returns the one scope that begins so, or None for None; a StoreError says that none does, or several do."""
     if beginning is None:
         return None
-    scopes = {scope for scope in known if scope.startswith(beginning)}
+    scopes = {scope for scope in scopes_kept if scope.startswith(beginning)}
     if len(scopes) != 1:
         raise StoreError(f"{len(scopes) or 'no'} scopes begin with {beginning!r}; `records` lists them")
     return scopes.pop()
@@ -122,11 +122,11 @@ async def events(opened: Opened, last: int, as_json: bool) -> int:
     found = await opened.store.events(limit=last)
     if not found and not as_json:
         print("No events yet.")
-    for each in found:
+    for row in found:
         if as_json:
-            print(json.dumps({"number": each.number, **json.loads(each.text)}, ensure_ascii=False))
+            print(json.dumps({"number": row.number, **json.loads(row.text)}, ensure_ascii=False))
             continue
-        event, when = event_from_json(each.text), time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.when_s))
+        event, when = event_from_json(row.text), time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.when_s))
         line = "(written by another version)" if event is None else harmless(event.log_line)
         print(f"{when}  {getattr(event, 'compaction_id', '') or '-':16}  {line}")
     return 0
@@ -143,20 +143,20 @@ async def records(opened: Opened, record: str | None, text: bool, forget: bool) 
     The list has no text. RECORD is an id as this list, `events` and the header x-litellm-compaction-record show it;
     its beginning will do. After --undo a conversation is sent as it is, while it fits.
     """
-    known, unreadable = await opened.store.compactions(), len(await opened.store.unreadable())
+    in_store, unreadable = await opened.store.compactions(), len(await opened.store.unreadable())
     if record is None:
         if text or forget:
             raise ConfigError("name the record whose text is shown, or that is forgotten; `records` lists them")
-        print("\n".join(_table(known, unreadable)))
+        print("\n".join(_table(in_store, unreadable)))
         return 0
-    found = [stored for stored in known if stored.id.startswith(record)]
-    if len(found) != 1:
+    chosen = [stored for stored in in_store if stored.id.startswith(record)]
+    if len(chosen) != 1:
         more = f"; {_unreadable(unreadable)}" if unreadable else ""
-        raise StoreError(f"{len(found) or 'no'} records have an id that begins with {record!r}{more}")
+        raise StoreError(f"{len(chosen) or 'no'} records have an id that begins with {record!r}{more}")
     if forget:
-        print(f"{await undo(opened.store, found[0])} records forgotten.")
+        print(f"{await undo(opened.store, chosen[0])} records forgotten.")
         return 0
-    view = await view_of(found[0], opened.store, opened.originals)
+    view = await view_of(chosen[0], opened.store, opened.originals)
     print("\n".join(_lines(view, text=text)))
     return 0
 
@@ -168,19 +168,19 @@ def _unreadable(number: int) -> str:
     )
 
 
-def _table(known: Sequence[StoredCompaction], unreadable: int) -> Iterator[str]:
+def _table(in_store: Sequence[StoredCompaction], unreadable: int) -> Iterator[str]:
     if unreadable:
         yield f"{_unreadable(unreadable)}."
-    if not known:
+    if not in_store:
         yield from () if unreadable else ["No records yet."]
         return
     yield f"{'id':16}  {'scope':8}  {'made':16}  {'used':16}  {'round':>5}  {'covers':>6}  {'by':8}  {'bytes':>9}"
-    for stored in known:
+    for stored in in_store:
         made, used = (time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in (stored.created_s, stored.used_s))
         numbers = f"{stored.compaction.round:5}  {stored.compaction.covered_messages:6}  {stored.compaction.level:8}"
         yield f"{stored.id:16}  {stored.scope[:8]:8}  {made}  {used}  {numbers}  {stored.size_bytes:9,}"
-    total_bytes = sum(stored.size_bytes for stored in known)
-    yield f"{len(known)} records, {total_bytes:,} bytes, {len({stored.scope for stored in known})} scopes"
+    total_bytes = sum(stored.size_bytes for stored in in_store)
+    yield f"{len(in_store)} records, {total_bytes:,} bytes, {len({stored.scope for stored in in_store})} scopes"
 
 
 def _lines(view: RecordView, *, text: bool) -> Iterator[str]:

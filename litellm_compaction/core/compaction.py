@@ -206,12 +206,12 @@ def as_sent(rest: Sequence[Message], compaction: Compaction) -> list[Message | N
 
 def hidden_messages(rest: Sequence[Message], compaction: Compaction) -> dict[int, Message]:
     """The text that the model sees no more, by position: messages that are gone, results and attached data."""
-    found = {
+    shown = {
         at: data_of(rest[at]) if how == "words" or (how == "line" and rest[at].role != "tool") else rest[at]
         for at, how in sorted(compaction.form_of.items())
         if how != "whole"
     }
-    return {at: message for at, message in found.items() if message is not None}
+    return {at: message for at, message in shown.items() if message is not None}
 
 
 def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message, ...]:

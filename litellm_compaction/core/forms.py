@@ -134,15 +134,15 @@ def with_shorter_data(
         return message
 
     def shown(text: str, stretches: Sequence[Stretch]) -> str:
-        pieces, kept = [], 0
+        pieces, end = [], 0
         for each in (each for each in stretches if each.kind in kinds):
             data = text[each.body : each.body_end]
             shorter = shorten(data) if len(data) - len(_REMOVED_DATA) >= _LEAST_SAVED_CHARS else None
             shorter = _REMOVED_DATA.format(tokens=roughly_tokens(data)) if shorter == "" else shorter
             if shorter is not None and len(shorter) < len(data):
-                pieces += [text[kept : each.body], "\n", shorter.strip("\n"), "\n" * (each.body_end < each.end)]
-                kept = each.body_end
-        return "".join((*pieces, text[kept:]))
+                pieces += [text[end : each.body], "\n", shorter.strip("\n"), "\n" * (each.body_end < each.end)]
+                end = each.body_end
+        return "".join((*pieces, text[end:]))
 
     texts = texts_of(message)
     changed = list(map(shown, texts, parts_of(message)))
@@ -189,12 +189,12 @@ class ClearOrder:
 
 def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) -> tuple[tuple[Message, ...], int]:
     """A conversation with old results cleared, if it is as large as ordered, and how many calls' results went."""
-    found = list(rounds(messages))
-    calls = [made for each in found for made in each.made]
+    all_rounds = list(rounds(messages))
+    calls = [made for each in all_rounds for made in each.made]
     is_due = prompt_tokens > order.above_tokens if order.above_tokens else len(calls) > order.above_calls
     old = {made for made in calls[: max(len(calls) - order.keep, 0)] if is_due and made.call.name not in order.excluded}
     shown, gone = list(messages), set()
-    for at, made in (answer for each in found for answer in each.results.items()):
+    for at, made in (answer for each in all_rounds for answer in each.results.items()):
         if made in old and messages[at].role == "tool" and messages[at].text != _CLEARED:
             gone.add(made)
             shown[at] = with_text(messages[at], _CLEARED)

@@ -61,12 +61,12 @@ class Seen(NamedTuple):
     data: tuple[Datum, ...] = ()
 
 
-def seen(rest: Sequence[Message], hashes: Sequence[str], known: Sequence[Seen] = ()) -> tuple[Seen, ...]:
-    """Returns what n messages after the leading system ones are, or were: `known` says that of the first ones.
+def seen(rest: Sequence[Message], hashes: Sequence[str], before: Sequence[Seen] = ()) -> tuple[Seen, ...]:
+    """Returns what n messages after the leading system ones are, or were: `before` says that of the first ones.
 
     `hashes` is their chain, n + 1 entries.
     """
-    return (*known[: len(rest)], *(Seen(hashes[at + 1], prints(rest[at])) for at in range(len(known), len(rest))))
+    return (*before[: len(rest)], *(Seen(hashes[at + 1], prints(rest[at])) for at in range(len(before), len(rest))))
 
 
 def prints(message: Message) -> tuple[Datum, ...]:
@@ -162,13 +162,13 @@ def _divided(message: Message) -> tuple[list[str], list[str]]:
         if text is None:
             data.append(json.dumps(normal_part(part), sort_keys=True, default=str))
         elif message.role == "user":
-            found = stretches(text, is_alone=len(parts) == 1)
-            if len(parts) > 1 and _is_note(text) and all(each.kind != "data" for each in found):
+            divided = stretches(text, is_alone=len(parts) == 1)
+            if len(parts) > 1 and _is_note(text) and all(each.kind != "data" for each in divided):
                 # In the place of an image.
                 data.append(text.strip())
                 continue
-            words += [text[each.start : each.body if each.kind == "data" else each.end].strip() for each in found]
-            data += [text[each.body : each.body_end].strip() for each in found if each.kind == "data"]
+            words += [text[each.start : each.body if each.kind == "data" else each.end].strip() for each in divided]
+            data += [text[each.body : each.body_end].strip() for each in divided if each.kind == "data"]
     return words, data
 
 

@@ -114,11 +114,11 @@ class Joiner:
         if self._is_open_thought:
             self._hold(inside)
             return True
-        thought, tag, rest = inside.partition(THINK_END)
+        thought, tag, behind = inside.partition(THINK_END)
         is_answer = not tag and self._is_complete
         self.removed_text = "" if is_answer else thought
         if tag or self._ended:
-            self._hold(thought if is_answer else rest)
+            self._hold(thought if is_answer else behind)
         return bool(tag) or self._is_complete
 
     def _is_past_repeat(self) -> bool:
@@ -162,14 +162,14 @@ def _starts(text: str, ending: Ending, *, ended: bool) -> list[int]:
     """
     starts, start = [0], 0
     for _ in range(_MOST_OPENINGS):
-        rest = text[start:].lstrip()
-        line, newline, _ = rest.partition("\n")
+        ahead = text[start:].lstrip()
+        line, newline, _ = ahead.partition("\n")
         if not (ended or newline or len(line) >= _LINE_CHARS):
             return []
         chars, is_certain = _opening(line, ending)
         if not chars:
             break
-        start = len(text) - len(rest) + chars
+        start = len(text) - len(ahead) + chars
         starts = [start] if is_certain and len(starts) == 1 else [*starts, start]
     return starts
 

@@ -106,7 +106,7 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
 
 
 def _looked_at(summary: str, instruction: str) -> list[_Sentence]:
-    told = {run for text in (instruction, *_FRAME) for run in _runs(_words(text))}
+    instructed = {run for text in (instruction, *_FRAME) for run in _runs(_words(text))}
     sentences: list[_Sentence] = []
     seen: set[tuple[str, ...]] = set()
     in_dialogue = False
@@ -120,7 +120,7 @@ def _looked_at(summary: str, instruction: str) -> list[_Sentence]:
             runs = _runs(words)
             faults: dict[Fault, bool] = {
                 "dialogue": in_dialogue,
-                "echo": sum(run in told for run in runs) > _ECHO_SHARE * len(runs),
+                "echo": sum(run in instructed for run in runs) > _ECHO_SHARE * len(runs),
                 "loop": turns_round or (len(words) >= _LEAST_SENTENCE_WORDS and words in seen),
             }
             fault: Fault = next((name for name, holds in faults.items() if holds and words), "")

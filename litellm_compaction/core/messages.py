@@ -227,11 +227,11 @@ def without_notices(text: str) -> str:
 
 def cleaned(message: Message) -> Message:
     """`message` without our notices in its text and its reasoning; the same object when there are none."""
-    told = (*_REASONING_KEYS, "content") if message.role == "assistant" else ()
-    raw = {key: _without_notices_in(value) if key in told else value for key, value in message.raw.items()}
+    keys = (*_REASONING_KEYS, "content") if message.role == "assistant" else ()
+    raw = {key: _without_notices_in(value) if key in keys else value for key, value in message.raw.items()}
     if raw == message.raw:
         return message
-    gone = {key for key in told if not raw.get(key) and message.raw.get(key)}
+    gone = {key for key in keys if not raw.get(key) and message.raw.get(key)}
     empty = {"content": "" if message.calls else NO_ANSWER} if "content" in gone else {}
     return parse_message({**{key: value for key, value in raw.items() if key not in gone}, **empty})
 

@@ -91,7 +91,7 @@ def plan(view: View, budget: Budget, options: CompactionOptions, stored: Sequenc
 
 
 def _candidates(
-    view: View, budget: Budget, options: CompactionOptions, known: Sequence[Compaction]
+    view: View, budget: Budget, options: CompactionOptions, earlier: Sequence[Compaction]
 ) -> Iterator[tuple[Plan, int, int]]:
     """What may be done, in the order of its cost; what it leaves; and the most that it may leave.
 
@@ -99,13 +99,13 @@ def _candidates(
     the known record stands for the oldest part.
     """
     own, keeps_what_fits = budget.own, budget.rules.keeps_what_fits
-    reusable = () if keeps_what_fits else known
+    reusable = () if keeps_what_fits else earlier
     in_effect = [each for each in reusable if each.state != "ready"]
     # A compacted prompt stays so, although the count has settled a little lower: the cache is warm. A window that has
     # grown is worth a fresh start.
     lasting = next((each for each in in_effect if each.window_tokens >= budget.window_tokens), None)
     yield Send(compaction=lasting), view.tokens, _NONE_TOKENS if budget.is_wanted else own.trigger_tokens
-    view, budget = _with_answered_round(view, budget, known)
+    view, budget = _with_answered_round(view, budget, earlier)
     trigger_tokens = _NONE_TOKENS if budget.is_wanted else budget.trigger_tokens
     current, current_tokens = None, view.tokens
     for each in in_effect:
@@ -119,7 +119,7 @@ def _candidates(
     most_tokens = now_tokens - 1 if keeps_what_fits else gained_tokens(now_tokens)
     for each in (each for each in reusable if each.state == "ready"):
         yield Send(compaction=each), applied_tokens(view, each), min(most_tokens, trigger_tokens)
-    bases = (each for each in known if each.state != "provisional" and (each.segments or not keeps_what_fits))
+    bases = (each for each in earlier if each.state != "provisional" and (each.segments or not keeps_what_fits))
     planner = _Planner(view, budget, options, next(bases, None))
     copied = planner.records(asks=False) if budget.fits(view.floor_tokens) else ()
     if copied:
@@ -174,26 +174,26 @@ class _Planner:
         view, base, options, target = self._view, self._base, self._options, self._target_tokens
         last_cut, frozen, strategy = max(view.cuts, default=0), self._frozen_tokens, options.strategy
         words, images = self._words_tokens(last_cut), self._images(last_cut)
-        rest = self._room_tokens - words - view.image_tokens(images)
-        summary = int(max(_SUMMARY_SHARE * rest, min(_GOOD_SUMMARY_TOKENS, _SUMMARY_MOST_SHARE * rest)))
+        text_room = self._room_tokens - words - view.image_tokens(images)
+        summary = int(max(_SUMMARY_SHARE * text_room, min(_GOOD_SUMMARY_TOKENS, _SUMMARY_MOST_SHARE * text_room)))
         summary = min(options.summary_max_tokens, summary)
         asks = asks and summary >= min(_LEAST_SUMMARY_TOKENS, options.summary_max_tokens)
         # The base's summaries are written anew in records that are whole, if they have outgrown their room, or if
         # nothing new is to be covered: the window shrank, or the record has to.
-        has_outgrown = frozen > min(_FROZEN_TARGET_RATIO * target, rest - summary) or last_cut <= self._start
+        has_outgrown = frozen > min(_FROZEN_TARGET_RATIO * target, text_room - summary) or last_cut <= self._start
         integrates = not asks or has_outgrown or options.writes_whole_records or not keeps_recent
         start = self._start + (base is not None and not integrates)
         cuts = [cut for cut in view.cuts if cut >= start][-1 if options.covers_all or not keeps_recent else 0 :]
         if not cuts:
             return None
         frozen = 0 if integrates else frozen
-        summary = summary if asks else int((1 - _LEDGER_SHARE) * rest)
+        summary = summary if asks else int((1 - _LEDGER_SHARE) * text_room)
         # Frozen segments take from the other lines, not from the user's.
-        ledger = words + int(_LEDGER_SHARE * max(rest - frozen, 0))
+        ledger = words + int(_LEDGER_SHARE * max(text_room - frozen, 0))
         text_tokens = RECORD_TOKENS + frozen + summary + ledger + (_LEAD_IN_TOKENS if strategy.lead_in else 0)
-        cut, kept = self._cut(cuts, images, text_tokens)
+        cut, kept_tokens = self._cut(cuts, images, text_tokens)
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
-        spare = max(target - kept - text_tokens, 0) if asks and not options.writes_whole_records else 0
+        spare = max(target - kept_tokens - text_tokens, 0) if asks and not options.writes_whole_records else 0
         draft = self._draft(cut, strategy.writer or strategy.name, images, start=cut)
         return Step(
             draft=replace(draft, state="applied" if asks else "provisional"),
@@ -203,7 +203,7 @@ class _Planner:
             summary_tokens=summary,
             ledger_tokens=ledger + min(spare, ledger),
             ledger_min_tokens=words,
-            predicted_tokens=kept + text_tokens + min(spare, ledger),
+            predicted_tokens=kept_tokens + text_tokens + min(spare, ledger),
         )
 
     def _cut(self, cuts: Sequence[int], images: Sequence[ImagePlace], text_tokens: int) -> tuple[int, int]:
@@ -267,19 +267,19 @@ class _Planner:
     def _draft(self, covered_messages: int, level: str, images: Sequence[ImagePlace], *, start: int) -> Compaction:
         """What so many messages become, before a model's words and a ledger; what is gone stays so, for the cache."""
         view, base = self._view, self._base
-        forms = {each.position: each for each in view.pinned_forms(covered_messages)}
+        forms = {form.position: form for form in view.pinned_forms(covered_messages)}
         if level == "edit":
             forms = {at: Form(at, "whole") for at in forms}
         before = base if start < covered_messages else None
-        for each in before.forms if before else ():
-            at, is_pinned = each.position, each.position in forms
-            if is_pinned and each.how == "words":
-                forms[at] = each
-            elif not is_pinned and at >= start and each.how != "whole":
+        for form in before.forms if before else ():
+            at, is_pinned = form.position, form.position in forms
+            if is_pinned and form.how == "words":
+                forms[at] = form
+            elif not is_pinned and at >= start and form.how != "whole":
                 # Words that are no request any more are old ones.
-                forms[at] = each._replace(how="line") if each.how == "words" else each
+                forms[at] = form._replace(how="line") if form.how == "words" else form
             elif not is_pinned and at < start and view.rest[at].role != "user":
-                forms[at] = each
+                forms[at] = form
         whole = {at for at, how, _ in forms.values() if how in ("whole", "words")}
         if before:
             images = [place for place in images if place[0] >= before.covered_messages or place in before.images]

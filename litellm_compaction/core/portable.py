@@ -67,17 +67,17 @@ def _covering(covered: int, record: Compaction) -> Compaction:
 Unfolded: TypeAlias = tuple[tuple[Message, ...], tuple[Compaction, ...]]
 
 
-def unfolded(messages: Sequence[Message], found: Portable, placeholder: str) -> Unfolded:
+def unfolded(messages: Sequence[Message], carried: Portable, placeholder: str) -> Unfolded:
     """Returns a conversation in which the message with the text `placeholder` stands for all before it."""
     prefix = system_prefix_length(messages)
     at = next((at for at, each in enumerate(messages) if at >= prefix and each.text == placeholder), None)
     if at is None:
         return tuple(messages), ()
-    kept = {each.text for each in found.kept if each.role == "user"}
+    kept = {each.text for each in carried.kept if each.role == "user"}
     spared = [each for each in messages[prefix:at] if each.role == "user" and each.text not in kept]
-    record = [_as_message(found.base)] if found.base else []
-    bases = tuple(_covering(each, found.base) for each in dict.fromkeys((1, 1 + len(spared))) if found.base)
-    return (*messages[:prefix], *record, *spared, *found.kept, *messages[at + 1 :]), bases
+    record = [_as_message(carried.base)] if carried.base else []
+    bases = tuple(_covering(each, carried.base) for each in dict.fromkeys((1, 1 + len(spared))) if carried.base)
+    return (*messages[:prefix], *record, *spared, *carried.kept, *messages[at + 1 :]), bases
 
 
 def _as_message(base: Compaction) -> Message:

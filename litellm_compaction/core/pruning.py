@@ -188,14 +188,14 @@ def _from_conversation(entries: JsonValue, rest: Sequence[Message], choices: Seq
     originals = [_identity(message) for message in rest]
     # A model that writes down all that stays may name those that it was not asked about.
     stays = {originals[at] for at in set(range(len(rest))).difference(choices)}
-    left, kept, notes = list(choices), set[int](), list[str]()
+    left, staying, notes = list(choices), set[int](), list[str]()
     for entry in entries:
         if not isinstance(entry, Mapping) or entry.get("role") not in _ROLES:
             raise ValueError("`prunedConversation` holds something that is no message")
         message = parse_message(entry)
         identity = _identity(message)
         if (place := next((at for at in left if originals[at] == identity), None)) is not None:
-            kept.add(place)
+            staying.add(place)
             left = left[left.index(place) + 1 :]
         elif message.is_system or identity in stays:
             continue
@@ -204,7 +204,7 @@ def _from_conversation(entries: JsonValue, rest: Sequence[Message], choices: Seq
         else:
             notes.append(message.text.strip())
     read = set(choices).difference(left if is_cut else ())
-    return Wishes(frozenset(read - kept), summary="\n".join(filter(None, notes)))
+    return Wishes(frozenset(read - staying), summary="\n".join(filter(None, notes)))
 
 
 def _identity(message: Message) -> tuple[object, ...]:

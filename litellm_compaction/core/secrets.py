@@ -121,25 +121,25 @@ def _searched(piece: str, search: _Search) -> str:
     return "\n".join(search.pattern.sub(_hidden, each) if _holds(each, search.hints) else each for each in parts)
 
 
-def _hidden(found: re.Match[str]) -> str:
+def _hidden(match: re.Match[str]) -> str:
     """A match with the marker in place of its one group that is a secret; of a form without groups all of it goes."""
-    groups = {name: value for name, value in found.groupdict().items() if value and not name.startswith("name")}
+    groups = {name: value for name, value in match.groupdict().items() if value and not name.startswith("name")}
     if not groups:
         return MARKER
     name, value = next(iter(groups.items()))
     is_word = value.lower().rstrip(".!?:") in _NO_SECRETS
     # A placeholder, a word of code, or a secret's name as a value, as translations have it.
     is_harmless = is_word or _PLACEHOLDER.match(value) or _NAME_ALONE.match(value)
-    is_code = "name_sign" in found.groupdict() and _is_code(found, value)
-    return found[0] if is_harmless or is_code else _put(found, name)
+    is_code = "name_sign" in match.groupdict() and _is_code(match, value)
+    return match[0] if is_harmless or is_code else _put(match, name)
 
 
-def _is_code(found: re.Match[str], value: str) -> bool:
+def _is_code(match: re.Match[str], value: str) -> bool:
     """What is given to a name of secrets is no secret: a sentence in quotation marks, a call, another name."""
-    name, sign = found["name"], found["name_sign"]
-    if found["quoted"] is not None:
+    name, sign = match["name"], match["name_sign"]
+    if match["quoted"] is not None:
         return value.count(" ") > 3
-    if found.string[found.end() : found.end() + 1] in ("(", "[", "{"):
+    if match.string[match.end() : match.end() + 1] in ("(", "[", "{"):
         return True
     has_digits = any(map(str.isdigit, value))
     is_assigned = sign[:1].isspace() or sign[-1:] == "="

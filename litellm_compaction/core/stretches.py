@@ -108,25 +108,25 @@ def parts_of(message: Message) -> list[list[Stretch]]:
     """
     texts, is_beside = texts_of(message), message.marks.is_beside
     parts = [stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
-    found, for_words = [*chain.from_iterable(parts)], {*filter(_is_for_words, texts)}
+    every, for_words = [*chain.from_iterable(parts)], {*filter(_is_for_words, texts)}
 
     def rank(each: Stretch) -> int:
         if each.kind == "recurring":
             return -2 if each.name else -1
         return 2 if each.text in for_words else 1 - _is_programs(each.words, is_beside)
 
-    ranks = {each: rank(each) for each in found if each.speaks or each.kind == "recurring"}
-    is_programs = any(each.kind == "note" and not each.words.startswith("<") for each in found)
+    ranks = {each: rank(each) for each in every if each.speaks or each.kind == "recurring"}
+    is_programs = any(each.kind == "note" and not each.words.startswith("<") for each in every)
     is_note, has_results = texts and texts[0].startswith(LITELLMS_NOTE), any(map(_RESULT_BEGINS.match, texts[:-1]))
     least = 3 if is_note else 2 if has_results else 1 if is_beside else 0 if is_programs else -2
     most = max((*ranks.values(), least))
 
-    def decided(each: Stretch) -> Stretch:
-        is_most = ranks.get(each, most) == most
+    def decided(stretch: Stretch) -> Stretch:
+        is_most = ranks.get(stretch, most) == most
         if is_most:
-            return each._replace(kind="words") if each.kind == "recurring" else each
-        is_asked = most < 3 and each.text.rstrip().endswith(_QUESTION_ENDS)
-        return each._replace(kind="note") if each.speaks and not is_asked else each
+            return stretch._replace(kind="words") if stretch.kind == "recurring" else stretch
+        is_asked = most < 3 and stretch.text.rstrip().endswith(_QUESTION_ENDS)
+        return stretch._replace(kind="note") if stretch.speaks and not is_asked else stretch
 
     return [[decided(each) for each in own] for own in parts]
 
@@ -197,26 +197,26 @@ def stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool = True) -> l
     doubted = [Stretch("doubted", text, 0, len(text))]
     if len(text) > _MAX_CHARS or text.count("<") > _MAX_TAGS:
         return doubted
-    found: list[Stretch] = []
+    pieces: list[Stretch] = []
     at = 0
     for element in (*_elements(text, marks.names), Stretch("words", text, len(text), len(text))):
-        while (sign := _SIGN.search(text, at, element.start)) and len(found) <= _MAX_STRETCHES:
-            found.append(_block(text, at, sign.start(), element.start, is_alone))
-            at = found[-1].end
+        while (sign := _SIGN.search(text, at, element.start)) and len(pieces) <= _MAX_STRETCHES:
+            pieces.append(_block(text, at, sign.start(), element.start, is_alone))
+            at = pieces[-1].end
         # One that stands in an opening is part of that.
         if at <= element.start < element.end:
-            found.append(element)
+            pieces.append(element)
             at = element.end
-        if len(found) > _MAX_STRETCHES:
+        if len(pieces) > _MAX_STRETCHES:
             return doubted
-    found = [piece for each in found for piece in _without_recurring(each, marks)]
+    pieces = [piece for each in pieces for piece in _without_recurring(each, marks)]
     # Words between data or elements of one name are doubted: a file may hold the tag that ends it.
-    for name in {each.name or each.kind for each in found if each.name or each.kind == "data"}:
-        same = [at for at, each in enumerate(found) if name in (each.name, each.kind)]
+    for name in {each.name or each.kind for each in pieces if each.name or each.kind == "data"}:
+        same = [at for at, each in enumerate(pieces) if name in (each.name, each.kind)]
         for at in range(same[0] + 1, same[-1]):
-            if found[at].kind == "words":
-                found[at] = found[at]._replace(kind="doubted")
-    return found
+            if pieces[at].kind == "words":
+                pieces[at] = pieces[at]._replace(kind="doubted")
+    return pieces
 
 
 def _elements(text: str, names: Collection[str]) -> Iterator[Stretch]:
@@ -312,12 +312,12 @@ def _marks(messages: Sequence[Sequence[str]]) -> Marks:
     plain: set[str] = set()
     whole: set[_Lines] = set()
     for texts in messages:
-        found = [each for text in texts for each in stretches(text, Marks(names=names))]
-        paragraphs = [_levelled(part[0]) for each in found if each.speaks for part in _parts(each)]
-        is_whole = len(found) == len(paragraphs) == 1
+        own = [each for text in texts for each in stretches(text, Marks(names=names))]
+        paragraphs = [_levelled(part[0]) for each in own if each.speaks for part in _parts(each)]
+        is_whole = len(own) == len(paragraphs) == 1
         if paragraphs and not (is_whole and paragraphs[0] in whole):
             said.append(paragraphs)
-        plain.update(*paragraphs if all(each.speaks for each in found) else ())
+        plain.update(*paragraphs if all(each.speaks for each in own) else ())
         # A line that is all of a message is the person's, and a message that comes again counts once.
         whole.update(paragraphs if is_whole else ())
     # A sentence is the client's if it is never left out, from the beginning or at least beside what it attaches.

@@ -98,16 +98,16 @@ def rendered_in(messages: Sequence[Message]) -> int | None:
 def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str], int]) -> Message:
     """`message` with so many tokens less: the oldest rendered turns give way, of the last one its middle."""
     text = message.text
-    found = turns(text)
-    if not found or excess_tokens <= 0:
+    talk = turns(text)
+    if not talk or excess_tokens <= 0:
         return message
-    above = text[: found[0].start]
+    above = text[: talk[0].start]
     room_tokens = count(text) - excess_tokens - count(above) - _MARGIN_TOKENS
-    oldest = bisect_left(range(len(found) - 1), True, key=lambda at: count(text[found[at].start :]) <= room_tokens)
-    tokens = count(text[found[0].start : found[oldest].start])
-    mark = _LEFT_OUT.format(turns=oldest, all=len(found), tokens=tokens) if oldest else ""
+    oldest = bisect_left(range(len(talk) - 1), True, key=lambda at: count(text[talk[at].start :]) <= room_tokens)
+    tokens = count(text[talk[0].start : talk[oldest].start])
+    mark = _LEFT_OUT.format(turns=oldest, all=len(talk), tokens=tokens) if oldest else ""
     # Of the last one its ends stay, with what stands below.
-    newest = excerpt(text[found[oldest].start :], max(room_tokens, _LEAST_TURN_TOKENS), count)
+    newest = excerpt(text[talk[oldest].start :], max(room_tokens, _LEAST_TURN_TOKENS), count)
     return with_text(message, f"{above}{mark}{newest}")
 
 
@@ -116,12 +116,12 @@ def turns(text: str) -> list[Turn]:
 
     A talk has enough turns of both sides.
     """
-    found = _turns(text) if len(text) <= _MOST_CHARS else []
-    if len(found) < _LEAST_TURNS:
+    talk = _turns(text) if len(text) <= _MOST_CHARS else []
+    if len(talk) < _LEAST_TURNS:
         return []
-    line = _END.search(text, found[-1].said)
-    ends = [*(turn.start for turn in found[1:]), line.start() if line else len(text)]
-    return [turn._replace(end=end) for turn, end in zip(found, ends, strict=True)]
+    line = _END.search(text, talk[-1].said)
+    ends = [*(turn.start for turn in talk[1:]), line.start() if line else len(text)]
+    return [turn._replace(end=end) for turn, end in zip(talk, ends, strict=True)]
 
 
 def _turns(text: str) -> list[Turn]:

@@ -129,18 +129,18 @@ class Compactor:
     async def compact(self, messages: Messages, *, tools: Messages = (), is_wanted: bool = True) -> CompactionResult:
         """As the function `compact`; what is not `is_wanted` happens only above the threshold."""
         conversation = parsed(messages)
-        found = read_record(conversation)
-        own, places = found.unfolded(conversation) if found else ([*conversation], [*range(len(conversation))])
+        earlier = read_record(conversation)
+        own, places = earlier.unfolded(conversation) if earlier else ([*conversation], [*range(len(conversation))])
         context = replace(
             self._context,
             now=is_wanted and bool(select_messages_to_compact(messages, self._keep_last).messages_to_compact),
-            portable=(found.base,) if found else (),
+            portable=(earlier.base,) if earlier else (),
             attempts=replace(self._context.attempts),
         )
         prepared = await self._engine.guard(Request(messages=tuple(own), tools=tuple(tools)), context)
         record, texts = prepared.compaction, [message.text for message in prepared.messages or ()]
         # The record that came with the messages may stand for what it has stood for, and nothing else has changed.
-        is_known = found and record and record.record == found.base.record
+        is_known = earlier and record and record.record == earlier.base.record
         if not texts or (is_known and record and texts == [message.text for message in apply(own, record)]):
             return CompactionResult(compacted_messages=[*messages])
         return _result(messages, prepared, own, places)

@@ -73,11 +73,11 @@ def search(
     allowed = index.allowed(within, visible)
     # Nothing that is redacted stands in the index, and the words are shown again.
     query = index.redact(query[:_MOST_QUERY_CHARS]).strip()
-    asked = sought(query)
-    words = [each.written for each in asked]
-    wanted = dict.fromkeys(term for each in asked for term in each.terms)
+    runs = sought(query)
+    words = [each.written for each in runs]
+    wanted = dict.fromkeys(term for each in runs for term in each.terms)
     weights = {term: index.weight(term) for term in index.telling(wanted)[:_MOST_TERMS]}
-    exact, best = _exact(index, asked, allowed), index.best_score(wanted)
+    exact, best = _exact(index, runs, allowed), index.best_score(wanted)
     by_score = index.ranked(weights, allowed, exact)
     shares = [(1.0 if passage in exact else min(score / best, 1.0), passage) for score, passage in by_score]
     ranked = sorted((each for each in shares if each[0] >= least_share), key=lambda each: each[1] not in exact)

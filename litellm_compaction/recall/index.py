@@ -194,13 +194,13 @@ class Index:
         worth = math.pow(max(1.0, len(original.text) / PASSAGE_CHARS), -_BREVITY)
         worth *= _USER if original.role == "user" else 1.0
         for start, end in _passages(original.text):
-            number, found = len(self.passages), terms(original.text[start:end])
+            number, own_terms = len(self.passages), terms(original.text[start:end])
             self.passages.append(Passage(at, start, end))
             self._middles.append(self._end + (end - start) / 2)
             self._worth.append(worth)
             self._end += end - start + 1
             self._chars += end - start + 1
-            for term in (*found, *label):
+            for term in (*own_terms, *label):
                 places = self._places[term]
                 since = self._middles[number] - self._middles[places[-1]] if places else math.inf
                 self._near_chars[term] += min(since, 2 * _REACH_CHARS)
@@ -291,13 +291,13 @@ def _spellings(folded: str) -> Iterator[str]:
 
 def _words(folded: str) -> list[str]:
     """A part of a run as terms: words by two beginnings, scripts without spaces by pairs of characters."""
-    found: list[str] = []
+    words: list[str] = []
     for at, piece in enumerate([folded] if folded.isascii() else _UNSPACED.split(folded)):
         if at % 2 and len(piece) > 1:
-            found += (piece[start : start + 2] for start in range(len(piece) - 1))
+            words += (piece[start : start + 2] for start in range(len(piece) - 1))
         elif piece:
-            found += dict.fromkeys(piece[:chars] for chars in _STEMS_CHARS) if piece.isalpha() else [piece]
-    return found
+            words += dict.fromkeys(piece[:chars] for chars in _STEMS_CHARS) if piece.isalpha() else [piece]
+    return words
 
 
 def _folded(run: str) -> str:

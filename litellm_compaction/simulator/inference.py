@@ -201,15 +201,15 @@ class Inference:
         record.model, record.instance_id = instance.model.key, instance.id
         record.context_length = instance.context_length
         whole = render_text(request.messages[0].text) if self.is_text else render_chat(request.messages, request.tools)
-        kept = whole
+        prompt = whole
         record.prompt_tokens = record.kept_tokens = whole.count_tokens()
         if record.prompt_tokens >= instance.context_length:
-            kept = with_newest(whole, instance.context_length)
-            record.truncated, record.kept_tokens = True, kept.count_tokens()
-        self._note_texts(request, whole, kept)
-        record.cached_tokens = instance.take(kept.segments(), record.kept_tokens)
+            prompt = with_newest(whole, instance.context_length)
+            record.truncated, record.kept_tokens = True, prompt.count_tokens()
+        self._note_texts(request, whole, prompt)
+        record.cached_tokens = instance.take(prompt.segments(), record.kept_tokens)
         record.computed_tokens = record.kept_tokens - record.cached_tokens
-        return kept
+        return prompt
 
     def _note_texts(self, request: ChatRequest, whole: Prompt, kept: Prompt) -> None:
         # A final assistant message is part of the opening, not of a block.

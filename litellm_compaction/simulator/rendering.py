@@ -183,16 +183,16 @@ def with_newest(prompt: Prompt, window_tokens: int, head: tuple[Block, ...] = ()
     """
     fixed = math.ceil(Prompt(head, prompt.opening).count_tokens() * factor)
     room_tokens = int((max(window_tokens - window_tokens // _ANSWER_SHARE, fixed + 1) - fixed) / factor)
-    kept: list[Block] = []
+    blocks: list[Block] = []
     for block in reversed(prompt.blocks[len(head) :]):
         size = block.count_tokens()
         if size > room_tokens:
-            if not kept:
-                kept.append(_end_of(block, room_tokens))
+            if not blocks:
+                blocks.append(_end_of(block, room_tokens))
             break
-        kept.append(block)
+        blocks.append(block)
         room_tokens -= size
-    return Prompt((*head, *reversed(kept)), prompt.opening)
+    return Prompt((*head, *reversed(blocks)), prompt.opening)
 
 
 def _end_of(block: Block, limit_tokens: int) -> Block:

@@ -154,11 +154,11 @@ class Originals:
         """Those rows that are young enough and can be decrypted."""
         since_s = self._clock() - self._ttl_s
         alive = [row for row in rows if row.created_s >= since_s]
-        found = [stretch for row in alive if (stretch := self._stretch(row)) is not None]
-        if len(found) < len(alive):
+        stretches = [stretch for row in alive if (stretch := self._stretch(row)) is not None]
+        if len(stretches) < len(alive):
             text = "originals_unreadable rows=%d were written with another master key, or changed; they are passed over"
-            self._warn_once(text, len(alive) - len(found))
-        return found
+            self._warn_once(text, len(alive) - len(stretches))
+        return stretches
 
     def _stretch(self, row: Row) -> Stretch | None:
         body = self._box.opened(row.body, row.scope, row.key)
@@ -212,12 +212,12 @@ def _as_json(message: Message, redact: Redact) -> JsonObject:
     """A message's words and calls, without secrets and without anything that is no text."""
     parts: list[JsonValue] = [{"type": "text", "text": redact(text)} for text in texts_of(message)]
     has_parts = isinstance(message.raw.get("content"), list)
-    kept: dict[str, JsonValue] = {"role": message.role, "content": parts if has_parts else redact(message.text)}
+    fields: dict[str, JsonValue] = {"role": message.role, "content": parts if has_parts else redact(message.text)}
     if message.calls:
-        kept["tool_calls"] = [
+        fields["tool_calls"] = [
             {"id": call.id, "function": {"name": call.name, "arguments": redact(call.arguments)}}
             for call in message.calls
         ]
     if message.call_id:
-        kept["tool_call_id"] = message.call_id
-    return kept
+        fields["tool_call_id"] = message.call_id
+    return fields

@@ -74,12 +74,12 @@ class Store:
         if others:
             rows += await self.rows.find(scope, others)
         made = {row.key[len(_COMPACTION) :]: row for row in rows if row.key.startswith(_COMPACTION)}
-        found = {
+        readable = {
             entry: each for entry, row in made.items() if (each := decode(self._body(row, warns=True))) is not None
         }
         # One that is not there any more may have been the one that is meant.
-        sure = {entry for entries in alike if found.keys() >= set(entries) for entry in entries}
-        return [each for entry, each in found.items() if entry in {*hashes, *sure}]
+        sure = {entry for entries in alike if readable.keys() >= set(entries) for entry in entries}
+        return [each for entry, each in readable.items() if entry in {*hashes, *sure}]
 
     async def put(self, scope: str, compaction: Compaction) -> None:
         """Keeps one, in place of an earlier one that covers the same messages."""

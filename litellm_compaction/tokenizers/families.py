@@ -69,11 +69,11 @@ _TABLES: dict[str, Any] = tomllib.loads((resources.files(__package__) / "familie
 
 def _families() -> dict[str, Family]:
     """Each with the values of the one that it is `like`, which stands before it."""
-    found: dict[str, Family] = {}
+    families: dict[str, Family] = {}
     for entry, row in _TABLES["families"].items():
         own = {**row, "costs": Costs(*row["costs"])} if "costs" in row else dict(row)
-        found[entry] = replace(found[own.pop("like")], **own) if "like" in own else Family(**own)
-    return found
+        families[entry] = replace(families[own.pop("like")], **own) if "like" in own else Family(**own)
+    return families
 
 
 _FAMILIES = _families()

@@ -97,8 +97,8 @@ def _begun(prompt: str, written: str, needle: str, text: str, *, closes: bool) -
     if not closes:
         return f"{opening}{text if opening == opening.rstrip() else text.lstrip()}"
     # Into the empty block, whose start may stand in the prompt itself.
-    start, end, rest = opening.partition(_THINK_END)
+    start, end, behind = opening.partition(_THINK_END)
     if not end or start.strip() not in ("", _THINK_START):
         return None
     begun = f"{_THINK_START}\n" if start.strip() else ""
-    return f"{begun}{text.strip()}\n{_THINK_END}{rest}"
+    return f"{begun}{text.strip()}\n{_THINK_END}{behind}"

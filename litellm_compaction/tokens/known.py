@@ -122,23 +122,23 @@ class Known:
         prices = self._prices.get((target_key, _size_class(amounts)))
         if not prices:
             return Span(0.0, 1.0, 1.0, is_confirmed=False)
-        ratios, each = zip(*prices, strict=True)
+        ratios, tokens = zip(*prices, strict=True)
         dearest = max(ratios)
         # Another picture may be of another kind.
         high = 1.05 * dearest if len(prices) > 2 else max(1.15 * dearest, 0.5 + 0.5 * dearest)
         low = 0.95 * min(ratios)
-        if max(each) <= _ONE_PRICE_RATIO * min(each):
+        if max(tokens) <= _ONE_PRICE_RATIO * min(tokens):
             # Whatever their size.
             size = amounts.media / max(1.0, amounts.images) or 1.0
-            low, high = min(low, 0.95 * min(each) / size), max(high, 1.05 * max(each) / size)
+            low, high = min(low, 0.95 * min(tokens) / size), max(high, 1.05 * max(tokens) / size)
         return Span(low, dearest, high, is_confirmed=True)
 
     def note_prompt(self, target_key: str, count: Estimate, told: Told, *, is_sure: bool) -> None:
         """A second number stands only if it is higher, or was asked for: some servers leave out what was cached."""
         key = (target_key, count.method, count.own.asks, count.fingerprint)
-        known = self._prompts.get(key, Told(0, Amounts(), inf))
-        is_last = not told.doubt_tokens and (is_sure or known.tokens < told.tokens)
-        if is_last or told.doubt_tokens < known.doubt_tokens:
+        before = self._prompts.get(key, Told(0, Amounts(), inf))
+        is_last = not told.doubt_tokens and (is_sure or before.tokens < told.tokens)
+        if is_last or told.doubt_tokens < before.doubt_tokens:
             self._prompts[key] = told
 
     def forget(self, target_key: str, prints: Prints = ()) -> None:
@@ -202,15 +202,15 @@ class Protocol:
 
     def compare(self, target_key: str, label: str, fingerprint: int, prompt_tokens: int) -> bool:
         """Compares a count with the answer to the same request; False if it contradicts. `label` is for logs."""
-        asked = self._asked.pop((target_key, fingerprint), None)
-        if asked is None:
+        asked_tokens = self._asked.pop((target_key, fingerprint), None)
+        if asked_tokens is None:
             return True
-        off_tokens = abs(prompt_tokens - asked)
-        if off_tokens <= _MOST_CONSTANT_TOKENS + _SAME_COUNT_RATIO * asked:
+        off_tokens = abs(prompt_tokens - asked_tokens)
+        if off_tokens <= _MOST_CONSTANT_TOKENS + _SAME_COUNT_RATIO * asked_tokens:
             self._off_tokens[target_key] = off_tokens
             return True
         self._off_tokens.pop(target_key, None)
         if self._doubted.begin(target_key):
             said = "ask_server model=%s: LM Studio's protocol counted %d tokens, its answer %d; it rests an hour"
-            logger.warning(said, label, asked, prompt_tokens)
+            logger.warning(said, label, asked_tokens, prompt_tokens)
         return False

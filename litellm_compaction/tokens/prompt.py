@@ -84,18 +84,18 @@ class TextCounts:
         own = hash((self._asker, family.vocabulary, family.single_digits, in_prompt))
         keys = {sample: (len(sample), hash((own, sample))) for sample in samples.values()}
         with self._lock:
-            known = {sample: self._entries[key] for sample, key in keys.items() if key in self._entries}
-            for sample in known:
+            lengths = {sample: self._entries[key] for sample, key in keys.items() if key in self._entries}
+            for sample in lengths:
                 self._entries.move_to_end(keys[sample])
-        new = [sample for sample in keys if sample not in known]
+        new = [sample for sample in keys if sample not in lengths]
         words = vocabulary(family.vocabulary)
         counted = words.lengths_in_prompt(new) if in_prompt else words.lengths(new)
         for sample, tokens in zip(new, counted, strict=True):
             # cl100k, which stands in, takes three digits at once.
-            known[sample] = tokens + (2 * sum(map(sample.count, "0123456789")) // 3 if family.single_digits else 0)
+            lengths[sample] = tokens + (2 * sum(map(sample.count, "0123456789")) // 3 if family.single_digits else 0)
         with self._lock:
-            self._entries.update((keys[sample], known[sample]) for sample in new)
-        return [known[samples[text]] * len(text) / max(1, len(samples[text])) for text in texts]
+            self._entries.update((keys[sample], lengths[sample]) for sample in new)
+        return [lengths[samples[text]] * len(text) / max(1, len(samples[text])) for text in texts]
 
 
 def _sample(text: str, share: float) -> str:
@@ -187,11 +187,11 @@ def _weighed(
     thought, name = "" if shown is not None and is_old else message.reasoning, message.raw.get("name")
     group = [thought, message.text, *([name] if isinstance(name, str) else [])]
     group += [text for call in message.calls for text in (call.name, call.arguments)]
-    found = shown or {}
-    left = [text for text in group if text and text not in found]
+    lengths = shown or {}
+    left = [text for text in group if text and text not in lengths]
     counted = texts.lengths(family, left, share=share if shown is None else _WEIGHED_SHARE)
     own = dict(zip(left, counted, strict=True))
-    tokens = [own.get(text, found.get(text, 0.0)) for text in group]
+    tokens = [own.get(text, lengths.get(text, 0.0)) for text in group]
     optional = tokens[0] if is_old else 0.0
     if not family.owns_vocabulary:
         optional += fsum(map(_of_other_scripts, group, tokens))

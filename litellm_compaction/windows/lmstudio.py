@@ -203,10 +203,10 @@ def _match(
         (bare.rpartition("/")[2], lambda listed: [listed.key.partition("@")[0].rpartition("/")[2]]),
     )
     for name, names in steps:
-        found = [listed for listed in models if name in map(fold, names(listed))]
-        if not found:
+        matches = [listed for listed in models if name in map(fold, names(listed))]
+        if not matches:
             continue
         # A copy without a number says nothing about the smallest.
-        copies = [(listed, instance) for listed in found for instance in listed.instances]
-        return min(copies, key=lambda pair: pair[1].context_length or float("inf")) if copies else (found[0], None)
+        copies = [(listed, instance) for listed in matches for instance in listed.instances]
+        return min(copies, key=lambda pair: pair[1].context_length or float("inf")) if copies else (matches[0], None)
     return None

@@ -209,12 +209,12 @@ class Vllm(LocalServer):
 
     def read(self, answer: object) -> tuple[ServedModel, ...]:
         # OpenAI's cards with `max_model_len` (vLLM, entrypoints/openai).
-        told = {text_at(row, "id"): positive(at(row, "max_model_len")) for row in _rows(answer, "data")}
-        numbers = [tokens for tokens in told.values() if tokens is not None]
+        sizes = {text_at(row, "id"): positive(at(row, "max_model_len")) for row in _rows(answer, "data")}
+        numbers = [tokens for tokens in sizes.values() if tokens is not None]
         if not numbers:
             raise NotThisApi("/v1/models names no max_model_len")
         # LoRA adapters are listed without a number, and run on the engine of the models beside them.
-        return tuple(ServedModel(names=(name,), context_length=told[name] or min(numbers)) for name in told if name)
+        return tuple(ServedModel(names=(name,), context_length=sizes[name] or min(numbers)) for name in sizes if name)
 
     async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
         if not request.extras.keys() <= self._extras:
