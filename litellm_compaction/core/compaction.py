@@ -325,6 +325,30 @@ def as_it_was(view: View, stored: Sequence[Compaction]) -> View:
     return replace(view, hashes=chain_behind(view.rest, record), seen=record)
 
 
+def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compaction) -> Compaction:
+    """`compaction`, made for `messages` with the chain `hashes`, as the client's next turn finds it.
+
+    That has the whole answer in one message, so the record says how much of it, after the client's own, it stands for.
+    """
+    prefix = system_prefix_length(messages)
+    # The answer's first part stands before our first request to go on.
+    ours = next((index for index, message in enumerate(messages) if message.asks_to_go_on), len(messages) + 1)
+    covered, own = compaction.covered_messages, ours - 1 - prefix
+    if covered <= own:
+        return compaction
+    said = "".join(each.text for each in messages[prefix + own : prefix + covered] if not each.is_synthetic)
+    segments = compaction.segments
+    return replace(
+        compaction,
+        covered_messages=own,
+        start=min(compaction.start, own),
+        forms=tuple(each for each in compaction.forms if each.position < own),
+        covered_hash=hashes[own],
+        segments=tuple(replace(each, covered_messages=min(each.covered_messages, own)) for each in segments),
+        covered_part=part_covered_by(said) if compaction.is_record else compaction.covered_part,
+    )
+
+
 def applied_tokens(view: View, compaction: Compaction) -> int:
     """The estimated prompt after `compaction` is applied."""
     sent = enumerate(as_sent(view.rest, compaction), view.prefix)

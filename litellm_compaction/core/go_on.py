@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from litellm_compaction.core.compaction import Compaction, part_covered_by
 from litellm_compaction.core.cuts import is_only_thoughts, open_think, without_think_tags
-from litellm_compaction.core.messages import NO_ANSWER, Message, parse_message, system_prefix_length, user_message
+from litellm_compaction.core.messages import NO_ANSWER, Message, parse_message, user_message
 
 # How a server is made to go on, best first: by a prompt that we have rendered up to the end of the answer (`raw`), by
 # the answer's end as the last message (`prefill`), by a request of ours in the user's place (`turn`).
@@ -105,30 +104,6 @@ def asked_to_go_on(messages: Sequence[Message], partial: Partial, switch: str = 
     asked = _CLOSE_THINKING if partial.closes else _THINK_ON
     words = asked.format(thoughts=ending.text, switch=switch and f" {switch}")
     return (*before, _assistant(NO_ANSWER), _ours(words))
-
-
-def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compaction) -> Compaction:
-    """`compaction`, made for `messages` with the chain `hashes`, as the client's next turn finds it.
-
-    That has the whole answer in one message, so the record says how much of it, after the client's own, it stands for.
-    """
-    prefix = system_prefix_length(messages)
-    # The answer's first part stands before our first request to go on.
-    ours = next((index for index, message in enumerate(messages) if message.asks_to_go_on), len(messages) + 1)
-    covered, own = compaction.covered_messages, ours - 1 - prefix
-    if covered <= own:
-        return compaction
-    said = "".join(each.text for each in messages[prefix + own : prefix + covered] if not each.is_synthetic)
-    segments = compaction.segments
-    return replace(
-        compaction,
-        covered_messages=own,
-        start=min(compaction.start, own),
-        forms=tuple(each for each in compaction.forms if each.position < own),
-        covered_hash=hashes[own],
-        segments=tuple(replace(each, covered_messages=min(each.covered_messages, own)) for each in segments),
-        covered_part=part_covered_by(said) if compaction.is_record else compaction.covered_part,
-    )
 
 
 def _last(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:

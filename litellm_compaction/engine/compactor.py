@@ -129,7 +129,7 @@ class Compactor:
         measured = await self.measurer.measure(request, context)
         tokens, does_fit = measured.count.tokens, measured.budget.own.fits(measured.count.tokens)
         if not context.goes_on:
-            unprepared = None if does_fit else too_long(context.label, tokens, measured.budget, UNPREPARED)
+            unprepared = None if does_fit else lambda: too_long(context.label, tokens, measured.budget, UNPREPARED)
             context.attempts.too_long = unprepared
         if request.token_ids is not None:
             # Nothing can compact it.

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, CompactionOptions, Rules
-from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.go_on import Partial, Way, keyed
+from litellm_compaction.core.compaction import Compaction, keyed
+from litellm_compaction.core.go_on import Partial, Way
 from litellm_compaction.core.messages import JsonValue, Message, Request, with_text
 from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import STRATEGIES
@@ -44,8 +44,8 @@ class Attempts:
     told_hash: str = ""  # The covered hash of the compaction that an event last told of.
     questions_left: int = 8  # How often a part or all of it may still be sent to be counted only.
     has_compacted: bool = False  # The compaction that the client wanted at once is made.
-    # The error if anything of ours fails now, since it may not be sent as it came by the newest count (promise P8).
-    too_long: DoesNotFit | None = field(default=None, compare=False)
+    # Makes the error if anything of ours fails now: it may not be sent as it came by the newest count (promise P8).
+    too_long: Callable[[], DoesNotFit] | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True, kw_only=True)

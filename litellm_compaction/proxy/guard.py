@@ -135,14 +135,14 @@ class Guard:
         except Exception as error:
             exchange = note_of(kwargs).exchange
             too_long = exchange.attempts.too_long if exchange is not None else None
-            refusal = error if isinstance(error, CompactionError) else too_long
+            refusal = error if isinstance(error, CompactionError) else too_long and too_long()
             if exchange is not None:
                 exchange.refusal = refusal
             elif refusal is not None:
                 note_of({}).refusal = note_of(kwargs).refusal = refusal
                 refusals.log_refused(str(kwargs.get("model")), refusal)
             if refusal is not error:
-                refusals.log_failure("deployment", error, too_long=too_long)
+                refusals.log_failure("deployment", error, is_too_long=too_long is not None)
             if refusal is not None:
                 raise refusals.litellm_error_of(refusal, kwargs) from error
         return None if changed is kwargs else {**changed}

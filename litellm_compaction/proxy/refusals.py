@@ -125,9 +125,9 @@ def server_gone(error: Exception, context: RequestContext) -> ServerGone | None:
 # ------------------------------------------------------------------ the log
 
 
-def log_failure(place: str, error: Exception, *, too_long: DoesNotFit | None = None) -> None:
+def log_failure(place: str, error: Exception, *, is_too_long: bool = False) -> None:
     """Logs an error in a hook by the lines that it came from, without its message: that may quote a conversation."""
-    kind = "failed_open" if too_long is None else "failed_closed"
+    kind = "failed_closed" if is_too_long else "failed_open"
     frames = traceback.extract_tb(error.__traceback__)[: -_LOGGED_FRAMES - 1 : -1]
     lines = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
     logger.error("%s hook=%s error=%s at=%s", kind, place, type(error).__name__, lines)

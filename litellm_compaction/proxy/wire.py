@@ -62,11 +62,11 @@ _MOST_LOGPROBS = 20
 _MOST_STOPS = 4
 # Bounds on thinking, tokens before efforts: Anthropic's, OpenRouter's, llama.cpp's own two, Gemini's (below 0 there is
 # none); OpenAI's chats, LiteLLM's own form of that, OpenAI's responses and OpenRouter, Anthropic.
-_THOUGHTS = (
+_THOUGHTS = tuple(path.split(".") for path in (
     "thinking.budget_tokens", "reasoning.max_tokens", "thinking_budget_tokens", "reasoning_budget_tokens",
     "generationConfig.thinkingConfig.thinkingBudget", "reasoning_effort", "reasoning_effort.effort", "reasoning.effort",
     "output_config.effort",
-)  # fmt: skip
+))  # fmt: skip
 _HIGH_EFFORTS = ("high", "xhigh", "max")
 # These make a stream report its usage; by these Ollama refuses a prompt that is too long, also one to be counted.
 REPORTS_USAGE: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
@@ -200,7 +200,7 @@ def asked_output_tokens(body: Body) -> int | None:
 
 def asked_thoughts_tokens(original: Body) -> float | None:
     """A client's own bound on thinking in its body as it came: infinite for high effort, None for none."""
-    for value in (_at(original, *path.split(".")) for path in _THOUGHTS):
+    for value in (_at(original, *path) for path in _THOUGHTS):
         if (limit := _limit(value)) is not None or value in _HIGH_EFFORTS:
             return math.inf if limit is None or limit < 0 else limit
     return None
@@ -253,10 +253,9 @@ def client_texts(body: Body) -> Callable[[], str]:
     return lambda: "\n".join(each for each in _parts(sent) if isinstance(each, str))
 
 
-def is_plain(value: object) -> bool:
-    """True for a list that is JSON all through: no object of a library is in it."""
-    plain = (dict, list, str, int, float, bool, type(None))
-    return isinstance(value, list) and all(type(each) in plain for each in _parts(value))
+def to_json(body: Body) -> bytes:
+    """A body with objects of libraries as bytes: ASCII, since lone surrogates, which clients do send, have no UTF-8."""
+    return json.dumps(body, separators=(",", ":"), default=lambda each: each.model_dump(exclude_unset=True)).encode()
 
 
 def _parts(value: object) -> Iterator[object]:

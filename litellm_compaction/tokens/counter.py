@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from math import ceil
 
@@ -57,8 +56,7 @@ class TokenCounter:
         method = _method(family, rendered=own.rendered)
         told = self.known.prompt(target_key, method, prints, asks=own.asks)
         text = self._text(target_key, family, rendered=own.rendered)
-        made = estimated(own, told, text, self.known.price(target_key, own.amounts))
-        return replace(made, method=method, prints=prints)
+        return estimated(own, told, text, self.known.price(target_key, own.amounts), method, prints)
 
     def _own(self, family: Family, request: Request, asker: str, share: float) -> tuple[Own, Prints]:
         prints = fingerprints(request, asker)

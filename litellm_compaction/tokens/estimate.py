@@ -197,7 +197,7 @@ def _unpriced(new: Amounts, price: Span) -> float:
     return 0.0 if price.is_confirmed else max(0.0, new.images * _UNPRICED_TOKENS - new.media * price.high)
 
 
-def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
+def estimated(own: Own, told: Told | None, text: Span, price: Span, method: str, prints: Prints) -> Estimate:
     """The estimate of a request by what its server has `told` of its beginning, and makes of text and of media."""
     base = told or Told(0, Amounts())
     new = own.amounts.since(base.amounts)
@@ -231,5 +231,7 @@ def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
         text=made,
         rates=(text, price),
         own=own,
+        method=method,
+        prints=prints,
         told=told,
     )

@@ -7,14 +7,14 @@ inline images show it in their headers. What a server made of that is in `known.
 from __future__ import annotations
 
 import base64
-import copy
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 from math import ceil, fsum
+from threading import Lock
 from typing import Literal, NamedTuple
 
 from litellm_compaction.concurrency import Bounded
@@ -58,19 +58,17 @@ _SIZES: tuple[tuple[re.Pattern[bytes], Literal["big", "little"]], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
 class TextCounts:
     """Remembers the tokens of texts by length and hash, never by the text; may be used from several threads."""
 
-    def __init__(self) -> None:
-        self._entries: Bounded[tuple[int, int], int] = Bounded(_MAX_ENTRIES)
-        self._lock = threading.Lock()
-        self._asker = ""
+    _asker: str = ""
+    _entries: Bounded[tuple[int, int], int] = field(default_factory=lambda: Bounded(_MAX_ENTRIES))
+    _lock: Lock = field(default_factory=Lock)
 
     def of(self, asker: str) -> TextCounts:
         """The same memory and bound for another tenant, who finds only their own entries."""
-        own = copy.copy(self)
-        own._asker = asker
-        return own
+        return TextCounts(asker, self._entries, self._lock)
 
     def lengths(
         self, family: Family, texts: Sequence[str], *, share: float = 1.0, in_prompt: bool = False

@@ -25,7 +25,7 @@ _ENCODINGS = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
 # Unfolded at once: at most 4 MB come of it, within 20 ms.
 _FOLDED_BYTES = 4096
 # Commas, colons and brackets: reading so many takes 50 to 100 ms, in which nothing else runs (CPython 3.11).
-_MOST_MARKS = 400_000
+MOST_MARKS = 400_000
 # Values that clients and LiteLLM put in place of a key that is not needed.
 _PLACEHOLDER_KEYS = frozenset({"", "fake-api-key"})
 
@@ -56,7 +56,7 @@ def is_quickly_read(content: bytes, *, asked_marks: int = 0) -> bool:
         asked_marks: of the structure that it was asked for besides what any document may have.
     """
     marks = (b",", b":", b"[", b"{")
-    return len(content) <= _MOST_MARKS or sum(map(content.count, marks)) <= _MOST_MARKS + asked_marks
+    return len(content) <= MOST_MARKS or sum(map(content.count, marks)) <= MOST_MARKS + asked_marks
 
 
 class _Pieces(httpx.AsyncByteStream):
@@ -129,7 +129,7 @@ async def fetch_json(
     if status == 429 or status >= 500:
         raise ServerUnavailable(f"{where}: HTTP {status}")
     if body is None or not is_quickly_read(body):
-        fault = f"more than {MAX_BODY_BYTES} bytes or {_MOST_MARKS} values, or compressed as nobody has asked for"
+        fault = f"more than {MAX_BODY_BYTES} bytes or {MOST_MARKS} values, or compressed as nobody has asked for"
         raise NotThisApi(f"{where}: not {api}, {fault}")
     if status >= 300:
         raise NotThisApi(f"{where}: not {api}, HTTP {status}")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, applied_tokens, apply
-from litellm_compaction.core.go_on import Partial, continued_request, keyed
+from litellm_compaction.core.compaction import Compaction, applied_tokens, apply, keyed
+from litellm_compaction.core.go_on import Partial, continued_request
 from litellm_compaction.core.view import answered_round
 from tests.builders import (
     DEPTH,

@@ -20,7 +20,6 @@ from litellm_compaction.proxy.wire import (
     decode,
     encode,
     from_chats_alone,
-    is_plain,
     is_same_request,
     to_chats_alone,
     usage_of,
@@ -181,13 +180,3 @@ def test_anything_among_messages_takes_its_place(odd: list[Any]) -> None:
         assert message == (given_ if isinstance(given_, dict) else {"role": "user", "content": message["content"]})
     for none in (odd[0], {}, [], None):
         assert decode({"messages": none}) is None or (isinstance(none, list) and none)
-
-
-@given(_JSON, st.integers(0, 3))
-def test_json_is_plain_and_objects_are_not(value: Any, depth: int) -> None:
-    """What is plain is sent without a look at each value; anything else, however deep, is LiteLLM's to write."""
-    odd: Any = object()
-    for at in range(depth):
-        value, odd = ([value], [value, odd]) if at % 2 else ({"a": value}, {"a": value, "b": odd})
-    assert (is_plain([value]), is_plain([value, odd])) == (True, False)
-    assert is_plain(value) is isinstance(value, list)

@@ -84,7 +84,7 @@ _LONG_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ids to complete": ("/v1/completions", {"model": "local", "prompt": [[7] * 5000]}),
 }
 # What walks over all of a request.
-_READERS = ("decode", "decode_text", "client_texts", "is_plain", "is_same_request")
+_READERS = ("decode", "decode_text", "client_texts", "is_same_request")
 
 
 def _is_long(given: object) -> bool:

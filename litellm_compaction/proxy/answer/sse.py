@@ -18,7 +18,7 @@ import httpx
 
 from litellm_compaction.errors import is_crash
 from litellm_compaction.proxy.exchange import Exchange
-from litellm_compaction.windows.fetch import is_quickly_read
+from litellm_compaction.windows.fetch import MOST_MARKS, is_quickly_read
 
 # OpenAI's `chat.completion.chunk` as JSON.
 Chunk: TypeAlias = dict[str, Any]
@@ -201,7 +201,7 @@ def _chunks(lines: Iterable[bytes], event: bytearray, *, is_passed: bool) -> tup
 
 def _chunk(data: bytes, *, is_passed: bool) -> Chunk:
     """The chunk that an event says, which goes on as it came if it is right; a ValueError if it is no JSON."""
-    if not is_quickly_read(data):
+    if len(data) > MOST_MARKS and not is_quickly_read(data):
         raise faulty("a piece of its answer has too many values")
     text = data.decode(errors="replace")
     # `null` says nothing, and nothing is lost with it.

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import litellm
-from openai import APIStatusError, AsyncOpenAI
+from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, AsyncStream
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from litellm_compaction.concurrency import Tasks, is_long, off_loop_if
 from litellm_compaction.core.messages import Request
@@ -31,7 +33,6 @@ from litellm_compaction.proxy.answer.upstream import HttpUpstream
 from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.presence import ends_with_client, while_here
 
-_LISTS = ("messages", "tools")
 # Reading this much JSON takes 2 ms.
 _OFF_LOOP_BYTES = 200_000
 # Nothing is pulled from a stream for so long: its reader has left, and nobody has told. A slow one pulls now and then.
@@ -43,8 +44,8 @@ _closing = Tasks()
 class GuardedTransport(httpx.AsyncBaseTransport):
     """Carries one client request to its deployment, over as many upstream requests as it takes.
 
-    `inner` is shared, and never closed here. `prepared` was found before routing ended. `lists` are keys of the body
-    that do not come in its bytes.
+    `inner` is shared, and never closed here. `prepared` was found before routing ended. A `body` is all of a request's,
+    whatever its bytes are.
     """
 
     inner: httpx.AsyncBaseTransport
@@ -53,7 +54,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     asked: Asked
     prepared: Decided
     exchange: Exchange
-    lists: Mapping[str, Any] = field(default_factory=dict)
+    body: dict[str, Any] = field(default_factory=dict)
     _upstream: HttpUpstream | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -66,20 +67,20 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             return self._refused(NotServed(TOO_DEEP))
         except Exception as error:
             context, is_servers = self.context, isinstance(error, httpx.TransportError)
-            refusal = refusals.server_gone(error, context) if is_servers else context.attempts.too_long
+            too_long = context.attempts.too_long
+            refusal = refusals.server_gone(error, context) if is_servers else too_long and too_long()
             if refusal is None or (self._upstream is not None and self._upstream.headers is not None):
                 raise
             if not is_servers:
-                refusals.log_failure("transport", error, too_long=context.attempts.too_long)
+                refusals.log_failure("transport", error, is_too_long=too_long is not None)
             return self._refused(refusal)
 
     async def _handled(self, request: httpx.Request) -> httpx.Response:
-        content = await request.aread()
-        body = await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: sse.json_object(content))
+        content = b"" if self.body else await request.aread()
+        body = self.body or await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: sse.json_object(content))
         if not body:
             # A request that cannot be read cannot be guarded.
             return self._refused(NotServed(TOO_DEEP))
-        body |= self.lists
         upstream = self._upstream = HttpUpstream(self.inner, request, body)
         prepared, asked, room = self.prepared, self.asked, self.compactor.room(self.context)
 
@@ -196,8 +197,8 @@ def client_over(transport: GuardedTransport, *, api_base: str, api_key: str | No
     # LiteLLM sets the time limits of each call itself.
     http_client = httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None), trust_env=False)
     client = _client_of(api_base, api_key or "fake-api-key").with_options(http_client=http_client)
-    completions = client.chat.completions
-    completions.create = _as_it_is(completions.create, transport)  # type: ignore[assignment, method-assign]
+    raw = SimpleNamespace(create=partial(_asked, client, transport))
+    client.chat = SimpleNamespace(completions=SimpleNamespace(with_raw_response=raw))  # type: ignore[assignment, misc]
     return client
 
 
@@ -208,25 +209,30 @@ def _client_of(api_base: str, api_key: str) -> AsyncOpenAI:
     return AsyncOpenAI(api_key=api_key, base_url=api_base, max_retries=0, http_client=nowhere)
 
 
-def _as_it_is(create: Callable[..., Awaitable[Any]], transport: GuardedTransport) -> Callable[..., Awaitable[Any]]:
-    """OpenAI's `create`, without its search of messages and tools for other names of keys, 0.3 ms a message.
-
-    Nor does it write them as JSON, which the transport would have to read again.
-    """
-
-    async def created(**asked: Any) -> Any:
-        extra = asked.get("extra_body") or {}
-        # Keys that are in there already go before, as ever.
-        lists = {key: asked[key] for key in _LISTS if key in asked and key not in extra}
-        long = is_long(*lists.values())
-        plain = {key: value for key, value in lists.items() if await off_loop_if(long, partial(wire.is_plain, value))}
-        if not plain.get("messages"):
-            # Keys that the transport does not read go on as they came.
-            plain = {}
-        transport.lists = plain
-        return await create(**{"messages": [], **{key: value for key, value in asked.items() if key not in plain}})
-
-    return created
+async def _asked(client: AsyncOpenAI, transport: GuardedTransport, **asked: Any) -> Any:
+    """A chat's raw response, past OpenAI's own way to it: half a millisecond, and 0.3 ms for each message."""
+    options = {key: asked.pop(key, None) for key in ("timeout", "extra_headers", "extra_query", "extra_body")}
+    transport.body = {**asked, **(options["extra_body"] or {})}
+    if client.max_retries:
+        # Nothing else tries again.
+        asked["messages"] = []
+        return await client.with_options().chat.completions.with_raw_response.create(**asked, **options)
+    headers = {key: value for key, value in client.default_headers.items() if isinstance(value, str)}
+    headers |= options["extra_headers"] or {}
+    url, extensions = f"{client.base_url}chat/completions", {"timeout": httpx.Timeout(options["timeout"]).as_dict()}
+    request = httpx.Request("POST", url, params=options["extra_query"], headers=headers, extensions=extensions)
+    try:
+        response = await transport.handle_async_request(request)
+    except httpx.TimeoutException as error:
+        raise APITimeoutError(request) from error
+    except Exception as error:
+        raise APIConnectionError(request=request) from error
+    response.request = request
+    if not response.is_success:
+        raise client._make_status_error_from_response(response)
+    stream: Any = partial(AsyncStream, cast_to=ChatCompletionChunk, response=response, client=client)
+    parse = stream if transport.body.get("stream") else partial(ChatCompletion.construct, **response.json())
+    return SimpleNamespace(headers=response.headers, parse=parse)
 
 
 def _refusal(error: UpstreamError) -> httpx.Response:

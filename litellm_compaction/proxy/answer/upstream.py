@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -104,9 +103,7 @@ class HttpUpstream:
 
     async def send(self, leg: Leg) -> httpx.Response:
         """The response to one request, which the caller closes; one that nobody asked to compress so is an error."""
-        # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
-        content = json.dumps(self._body_of(leg), separators=(",", ":")).encode()
-        asked, url = self.request, self.request.url
+        content, asked, url = wire.to_json(self._body_of(leg)), self.request, self.request.url
         if leg.goes_on and leg.prepared.continuation.prompt is not None:
             # Its address for text completions, beside its address for chats.
             url = url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")

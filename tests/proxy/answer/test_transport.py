@@ -6,7 +6,7 @@ import gzip
 import json
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import httpx
@@ -16,6 +16,7 @@ from openai.types.chat import ChatCompletionMessage
 
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.proxy.answer.transport import client_over
+from litellm_compaction.proxy.wire import to_json
 from tests.lmstudio_double import numbered_words
 from tests.proxy.answer.wired import SHORT, USAGE, USAGE_CHUNK, Body, Wire, choice_of, chunk, sse, text_of, whole
 
@@ -202,9 +203,9 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 
 
 class _Reading(httpx.MockTransport):
-    """Any transport that is given lists beside the body's bytes."""
+    """Any transport that is given a body beside the request's bytes."""
 
-    lists: Body
+    body: Body
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ async def test_litellms_client_sends_what_openais_does_without_a_look_at_each_va
     left: list[Body] = []
 
     async def serve(request: httpx.Request) -> httpx.Response:
-        left.append({**json.loads(request.content), **(transport.lists if not left else {})})
+        left.append(json.loads(to_json(transport.body) if not left else request.content))
         return whole({"content": "One"})
 
     transport: Any = _Reading(serve)
@@ -243,7 +244,7 @@ async def test_a_fault_of_ours_behind_a_request_that_is_too_long_sends_nothing(
     """It fails closed, and the log says where (P8)."""
     wire = Wire([lambda: whole({"content": "Never."})])
     transport, scene = await wire.transport()
-    scene.context.attempts.too_long = DoesNotFit("Too long.", shares=(), window_tokens=1, needed_tokens=2)
+    scene.context.attempts.too_long = partial(DoesNotFit, "Too long.", shares=(), window_tokens=1, needed_tokens=2)
     transport.prepared = cast(Any, None)
     request = httpx.Request("POST", "http://served/v1/chat/completions", json={"messages": SHORT})
     answer = await transport.handle_async_request(request)
