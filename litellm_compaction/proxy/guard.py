@@ -19,7 +19,7 @@ import httpx
 
 from litellm_compaction.concurrency import Kept
 from litellm_compaction.engine import Compactor, Decided, PreparedRequest, RequestContext
-from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, LiteLLMChanged, NotServed
+from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, NotServed
 from litellm_compaction.proxy import litellm_inside, refusals, routing, wire
 from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for, shows_late_thoughts
 from litellm_compaction.proxy.answer.legs import UNNAMED, Leg, judged
@@ -61,7 +61,7 @@ class Guard:
     def __init__(self, guards: DeploymentSelector, compactor: Compactor, standards: Standards, store: Store) -> None:
         self.guards = guards
         # What lacks of all that requests are guarded by: one look at a router, and at the client that carries answers.
-        self.faults = Kept(_look, lambda _: math.inf, most=2)
+        self.faults = Kept(litellm_inside.look, lambda _: math.inf, most=2)
         self._standards = standards
         self._compactor = compactor
         self._exchanges = Exchanges()
@@ -340,11 +340,6 @@ class Guard:
         """The headers for clients of guarded deployments; of an answer that is not streamed LiteLLM's last question."""
         exchange = note_of(data).exchange if data.get("stream") else note_of(data).close()
         return exchange.headers if exchange is not None else None
-
-
-async def _look(key: tuple[Any, bool]) -> LiteLLMChanged | None:
-    router, is_carried = key
-    return await litellm_inside.look(router, is_carried=is_carried)
 
 
 def _cleaned(client: ClientRequest, kwargs: Body) -> Body:

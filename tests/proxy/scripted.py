@@ -389,7 +389,7 @@ async def _as_received(chunks: AsyncIterator[Chunk], together: int) -> AsyncIter
     broken: UpstreamError | None = None
     try:
         async for chunk in chunks:
-            batch.append(Received(chunk, None))
+            batch.append(Received(chunk))
             if len(batch) >= together:
                 yield batch
                 batch = []

@@ -51,14 +51,14 @@ async def test_a_router_of_either_kind_says_what_it_has_and_what_it_lacks(
 ) -> None:
     """A group with its fallbacks, an id, a setting; each member that is gone by its name."""
     router = make()
-    assert await look(router, is_carried=False) is None
+    assert await look((router, False)) is None
     assert reachable_entries(router, "a", {}) == reachable_entries(router, "1", {}) == [_ENTRY]
     assert litellm_router.deployment(router, "1") is _ENTRY
     assert not litellm_router.setting(router, litellm_router.CHECKS)
     own = ("get_deployment", "get_model_list") if make is older else ("deployment", "deployments")
     for member in (*own, *_SETTINGS):
         caplog.clear()
-        fault = await look(make(member), is_carried=False)
+        fault = await look((make(member), False))
         assert [str(fault)] == caplog.messages
         assert f"{member} is missing or has changed" in str(fault)
 
@@ -67,9 +67,9 @@ async def test_a_client_that_litellm_passes_on_is_asked(monkeypatch: pytest.Monk
     """And one that it does not pass on is a fault; other callbacks are told of neither."""
     told: list[Any] = []
     monkeypatch.setattr(litellm, "success_callback", [lambda *args: told.append(args)])
-    assert await look(older(), is_carried=True) is None
+    assert await look((older(), True)) is None
     monkeypatch.setenv("EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER", "true")
-    fault = await look(older(), is_carried=True)
+    fault = await look((older(), True))
     assert "client= is missing" in str(fault)
     assert "`carrier: hooks`" in str(fault)
     assert told == []

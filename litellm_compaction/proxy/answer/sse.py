@@ -38,7 +38,6 @@ _MUCH_BYTES = 16 * 1024
 _LOGPROB_MARKS = 16
 MOST_LOGPROBS = 2**18
 _NO_PART = "a piece of its answer is no part of one"
-_REPLACED = "\ufffd"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Too slow, too early, too many requests.
 _PASSING_STATUSES = frozenset({408, 425, 429})
@@ -53,13 +52,9 @@ _COMMENT = b": ping\n\n"
 
 
 class Received(dict[str, Any]):
-    """A chunk that can go on to the client as it came: as its `origin`, an event's data or LiteLLM's object."""
+    """A chunk that can go on to the client as it came; its `origin` is LiteLLM's object, if that had it first."""
 
-    __slots__ = ("origin",)
-
-    def __init__(self, chunk: Chunk, origin: Any) -> None:
-        super().__init__(chunk)
-        self.origin = origin
+    origin: Any = None
 
 
 class UpstreamError(Exception):
@@ -203,19 +198,18 @@ def _chunk(data: bytes, *, is_passed: bool) -> Chunk:
     """The chunk that an event says, which goes on as it came if it is right; a ValueError if it is no JSON."""
     if len(data) > MOST_MARKS and not is_quickly_read(data):
         raise faulty("a piece of its answer has too many values")
-    text = data.decode(errors="replace")
     # `null` says nothing, and nothing is lost with it.
-    event: object = json.loads(text) or {}
+    event: object = json.loads(data.decode(errors="replace")) or {}
     if isinstance(event, dict) and is_passed:
         if len(data) <= ERROR_BYTES or "choices" in event:
-            return Received(event, data)
+            return Received(event)
         if error := error_text(event):
             return short_error(error)
         event = None
     chunk = as_chunk(event) if isinstance(event, dict) else None
     if chunk is None:
         raise faulty(_NO_PART)
-    return Received(chunk, data) if chunk is event and _REPLACED not in text else chunk
+    return Received(chunk) if chunk is event else chunk
 
 
 async def read_whole(response: httpx.Response, most_bytes: int, *, logprobs: int = 0) -> httpx.Response:
@@ -245,8 +239,7 @@ def end_to_end(headers: httpx.Headers) -> list[tuple[str, str]]:
 
 
 def event_of(chunk: Chunk) -> bytes:
-    data = chunk.origin if isinstance(chunk, Received) else json.dumps(chunk, separators=(",", ":")).encode()
-    return b"data: %b\n\n" % data
+    return b"data: %b\n\n" % json.dumps(chunk, separators=(",", ":")).encode()
 
 
 def json_object(content: bytes) -> dict[str, Any]:

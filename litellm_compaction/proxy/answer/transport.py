@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -16,10 +17,10 @@ from typing import Any
 
 import httpx
 import litellm
-from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, AsyncStream
+from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from litellm_compaction.concurrency import Tasks, is_long, off_loop_if
+from litellm_compaction.concurrency import is_long, off_loop_if
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Compactor, Decided, RequestContext, Reservation
 from litellm_compaction.errors import TOO_DEEP, ClientLeft, CompactionError, NotServed, overflow_from_text
@@ -29,46 +30,37 @@ from litellm_compaction.proxy.answer.client import Asked, joined
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import Batch, Batches, UpstreamError
-from litellm_compaction.proxy.answer.upstream import HttpUpstream
+from litellm_compaction.proxy.answer.upstream import HttpUpstream, closing
 from litellm_compaction.proxy.exchange import Exchange
+from litellm_compaction.proxy.litellm_inside import with_chats
 from litellm_compaction.proxy.presence import ends_with_client, while_here
 
-# Reading this much JSON takes 2 ms.
-_OFF_LOOP_BYTES = 200_000
 # Nothing is pulled from a stream for so long: its reader has left, and nobody has told. A slow one pulls now and then.
 UNREAD_S = 30.0
-_closing = Tasks()
 
 
 @dataclass(eq=False)
 class GuardedTransport(httpx.AsyncBaseTransport):
-    """Carries one client request to its deployment, over as many upstream requests as it takes.
+    """Carries one client request to its deployment, over as many upstream requests as it takes."""
 
-    `inner` is shared, and never closed here. `prepared` was found before routing ended. A `body` is all of a request's,
-    whatever its bytes are.
-    """
-
-    inner: httpx.AsyncBaseTransport
+    inner: httpx.AsyncBaseTransport  # Shared, and never closed here.
     compactor: Compactor
     context: RequestContext
     asked: Asked
-    prepared: Decided
+    prepared: Decided  # Found before routing ended.
     exchange: Exchange
-    body: dict[str, Any] = field(default_factory=dict)
+    body: dict[str, Any] = field(default_factory=dict)  # All of a request's, if that does not come in its bytes.
     _upstream: HttpUpstream | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         try:
             with while_here():
                 return await self._handled(request)
-        except CompactionError as error:
-            return self._refused(error)
-        except RecursionError:
-            return self._refused(NotServed(TOO_DEEP))
+        except (CompactionError, RecursionError) as error:
+            return self._refused(error if isinstance(error, CompactionError) else NotServed(TOO_DEEP))
         except Exception as error:
-            context, is_servers = self.context, isinstance(error, httpx.TransportError)
-            too_long = context.attempts.too_long
-            refusal = refusals.server_gone(error, context) if is_servers else too_long and too_long()
+            too_long, is_servers = self.context.attempts.too_long, isinstance(error, httpx.TransportError)
+            refusal = refusals.server_gone(error, self.context) if is_servers else too_long and too_long()
             if refusal is None or (self._upstream is not None and self._upstream.headers is not None):
                 raise
             if not is_servers:
@@ -76,8 +68,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             return self._refused(refusal)
 
     async def _handled(self, request: httpx.Request) -> httpx.Response:
-        content = b"" if self.body else await request.aread()
-        body = self.body or await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: sse.json_object(content))
+        body = self.body or await asyncio.to_thread(sse.json_object, await request.aread())
         if not body:
             # A request that cannot be read cannot be guarded.
             return self._refused(NotServed(TOO_DEEP))
@@ -147,7 +138,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
 
 class EventStream(httpx.AsyncByteStream):
-    """Chunks as server-sent events; closing it ends the answer upstream.
+    """Chunks, for OpenAI's client as server-sent events; closing it ends the answer upstream.
 
     LiteLLM may leave one open: it is closed when its client has left, and when nobody has pulled for `UNREAD_S`.
     """
@@ -159,17 +150,30 @@ class EventStream(httpx.AsyncByteStream):
         ends_with_client(self)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for batch in self.batches():
+            yield b"".join(map(sse.event_of, batch))
+        yield sse.DONE
+
+    async def chunks(self) -> AsyncGenerator[ChatCompletionChunk, None]:
+        """As OpenAI's client would give them, which encodes and decodes each, and its iterator anew for LiteLLM."""
+        async with aclosing(self.batches()) as batches:
+            async for batch in batches:
+                for chunk in batch:
+                    if said := sse.error_text(chunk):
+                        raise _as_litellm_error(UpstreamError(said))
+                    yield ChatCompletionChunk.construct(**chunk)
+
+    async def batches(self) -> Batches:
         batch: Batch | None = self._first
         try:
             while batch is not None:
-                yield b"".join(map(sse.event_of, batch))
+                yield batch
                 self._timer.cancel()
                 if self._left is not None:
                     raise ClientLeft
                 with while_here():
                     batch = await anext(self._batches, None)
                 self._wait()
-            yield sse.DONE
         except UpstreamError as error:
             raise error.__cause__ or _as_litellm_error(error) from error
         except CompactionError as error:
@@ -184,7 +188,7 @@ class EventStream(httpx.AsyncByteStream):
     def cancel(self) -> None:
         """Ends the answer upstream; if somebody pulls, that ends with the client as well."""
         if not self._timer.cancelled():
-            self._left = _closing.begin(self._batches.aclose())
+            self._left = closing.begin(self._batches.aclose())
 
     async def aclose(self) -> None:
         self._timer.cancel()
@@ -192,14 +196,12 @@ class EventStream(httpx.AsyncByteStream):
             await self._batches.aclose()
 
 
-def client_over(transport: GuardedTransport, *, api_base: str, api_key: str | None) -> AsyncOpenAI:
+def client_over(transport: GuardedTransport, *, api_base: str, api_key: str | None) -> Any:
     """LiteLLM's client for one call, by the deployment's own address and key; LM Studio needs none."""
     # LiteLLM sets the time limits of each call itself.
     http_client = httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None), trust_env=False)
     client = _client_of(api_base, api_key or "fake-api-key").with_options(http_client=http_client)
-    raw = SimpleNamespace(create=partial(_asked, client, transport))
-    client.chat = SimpleNamespace(completions=SimpleNamespace(with_raw_response=raw))  # type: ignore[assignment, misc]
-    return client
+    return with_chats(client, partial(_asked, client, transport))
 
 
 @lru_cache(maxsize=64)
@@ -217,22 +219,21 @@ async def _asked(client: AsyncOpenAI, transport: GuardedTransport, **asked: Any)
         # Nothing else tries again.
         asked["messages"] = []
         return await client.with_options().chat.completions.with_raw_response.create(**asked, **options)
-    headers = {key: value for key, value in client.default_headers.items() if isinstance(value, str)}
-    headers |= options["extra_headers"] or {}
+    own = {key: value for key, value in client.default_headers.items() if isinstance(value, str)}
+    own |= {"Authorization": f"Bearer {client.api_key}", **(options["extra_headers"] or {})}
     url, extensions = f"{client.base_url}chat/completions", {"timeout": httpx.Timeout(options["timeout"]).as_dict()}
-    request = httpx.Request("POST", url, params=options["extra_query"], headers=headers, extensions=extensions)
+    request = httpx.Request("POST", url, params=options["extra_query"], headers=own, extensions=extensions)
     try:
         response = await transport.handle_async_request(request)
-    except httpx.TimeoutException as error:
-        raise APITimeoutError(request) from error
     except Exception as error:
-        raise APIConnectionError(request=request) from error
+        is_late = isinstance(error, httpx.TimeoutException)
+        raise (APITimeoutError(request) if is_late else APIConnectionError(request=request)) from error
     response.request = request
     if not response.is_success:
         raise client._make_status_error_from_response(response)
-    stream: Any = partial(AsyncStream, cast_to=ChatCompletionChunk, response=response, client=client)
-    parse = stream if transport.body.get("stream") else partial(ChatCompletion.construct, **response.json())
-    return SimpleNamespace(headers=response.headers, parse=parse)
+    stream, headers = response.stream, response.headers
+    chat = stream.chunks() if isinstance(stream, EventStream) else ChatCompletion.construct(**response.json())
+    return SimpleNamespace(headers=headers, parse=lambda: chat)
 
 
 def _refusal(error: UpstreamError) -> httpx.Response:

@@ -36,7 +36,7 @@ _CLIENT_KEYS = (
     "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "stop", "seed",
     "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort", "thinking", "top_k", "user",
 )  # fmt: skip
-_closing = Tasks()
+closing = Tasks()
 
 
 # ------------------------------------------------------------------ over HTTP
@@ -81,7 +81,7 @@ class HttpUpstream:
                 yield _read(self.whole)
         finally:
             # Stops the server, also if anyio cancels all waiting of a client that has gone.
-            _closing.begin(response.aclose())
+            closing.begin(response.aclose())
 
     async def _answered(self, leg: Leg) -> httpx.Response:
         """The server's response, to a second request if it refuses to report a stream's usage; the caller closes it."""
@@ -249,7 +249,9 @@ async def _chunks(stream: Any, part: _Part, leg: Leg) -> AsyncIterator[Batch]:
             sent = getattr(stream, "chunks", None) if "usage" in plain else None
             if not isinstance(sent, list) or all(getattr(each, "usage", None) is None for each in sent):
                 plain.pop("usage", None)
-            yield [Received(plain, chunk)]
+            received = Received(plain)
+            received.origin = chunk
+            yield [received]
 
 
 @contextmanager

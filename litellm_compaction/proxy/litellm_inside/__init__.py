@@ -16,9 +16,8 @@ from enum import Enum
 from functools import lru_cache
 from importlib import import_module
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
-
-import httpx
 
 from litellm_compaction.errors import LiteLLMChanged
 
@@ -30,7 +29,10 @@ LACKS = ("proxy", "litellm_lacks")
 # No deployment has it, and nothing answers there (RFC 863): only a LiteLLM that passes no client on asks it.
 _NOBODY, _NOWHERE = "litellm-compaction", "http://127.0.0.1:9/v1"
 _LIMIT_S = 10.0
-_ANSWER = {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": "seen"}}]}
+_ANSWER: dict[str, Any] = {
+    "object": "chat.completion",
+    "choices": [{"message": {"role": "assistant", "content": "seen"}}],
+}
 _PROXY, _CORE = "proxy.proxy_server", "litellm_core_utils"
 _CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
 _OLD_CHECKS = "llms.anthropic.pass_through.context_management.editors.compact"
@@ -205,8 +207,9 @@ def check_classes(hooks: Iterable[str]) -> None:
         raise LiteLLMChanged(lacking[0])
 
 
-async def look(router: Any, *, is_carried: bool) -> LiteLLMChanged | None:
-    """Tells what is missing by which requests are guarded, and the log; of the client only if it `is_carried`."""
+async def look(place: tuple[Any, bool]) -> LiteLLMChanged | None:
+    """Tells what a router lacks by which requests are guarded, and the log; and a client, if True stands beside it."""
+    router, is_carried = place
     try:
         deployment(router, _NOBODY)
         deployments(router)
@@ -223,25 +226,31 @@ async def look(router: Any, *, is_carried: bool) -> LiteLLMChanged | None:
 async def _look_at_client(model: str) -> None:
     """Has LiteLLM make a call whose client answers by itself; no other callback is told of it.
 
-    Raises LiteLLMChanged if it does not pass on the client, with which our transport carries answers.
+    Raises LiteLLMChanged if it does not ask the client, by which our transport carries answers, for a chat.
     """
     import litellm
     from openai import AsyncOpenAI
+    from openai.types.chat import ChatCompletion
 
     from litellm_compaction.proxy.internal import as_ours
 
-    asked: list[httpx.Request] = []
+    asked: list[object] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        return httpx.Response(200, json=_ANSWER)
+    async def answer(**given: object) -> SimpleNamespace:
+        asked.append(given)
+        return SimpleNamespace(headers={}, parse=lambda: ChatCompletion.construct(**_ANSWER))
 
-    http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
     place: dict[str, Any] = {"api_key": model, "base_url": _NOWHERE}
-    messages = [{"role": "user", "content": "."}]
     options: dict[str, Any] = {"timeout": _LIMIT_S, "max_retries": 0, "num_retries": 0, "no-log": True}
-    async with AsyncOpenAI(**place, http_client=http) as client:
+    async with AsyncOpenAI(**place) as client:
+        options |= {"messages": [{"role": "user", "content": "."}], "client": with_chats(client, answer)}
         with contextlib.suppress(Exception), as_ours():
-            await litellm.acompletion(f"lm_studio/{model}", messages, client=client, **place, **options)
+            await litellm.acompletion(f"lm_studio/{model}", **place, **options)
     if not asked:
         raise LiteLLMChanged("client=", "Or set `carrier: hooks`, which passes no client on.")
+
+
+def with_chats(client: Any, create: Callable[..., Any]) -> Any:
+    """OpenAI's client, of whose `create` LiteLLM now asks for a chat: for a raw response, with headers and a parser."""
+    client.chat = SimpleNamespace(completions=SimpleNamespace(with_raw_response=SimpleNamespace(create=create)))
+    return client

@@ -48,13 +48,12 @@ def proxy_secret() -> str | None:
     return key if isinstance(key, str) and key else None
 
 
-def wrap_requests(*makes: Callable[[_Application], _Application]) -> None:
-    """Puts what `makes` make of the proxy's ASGI application in its place, inside of all middleware."""
+def wrap_requests(make: Callable[[_Application], _Application]) -> None:
+    """Puts what is made of the proxy's ASGI application in its place, inside of all middleware."""
     if (application := Seam.REQUESTS.get()) is not None:
         # What was put there before goes.
         inner = getattr(application, "__wrapped__", application)
-        made = functools.reduce(lambda application, make: make(application), makes, inner)
-        Seam.PAGE.needed().router.middleware_stack = functools.update_wrapper(made, inner)
+        Seam.PAGE.needed().router.middleware_stack = functools.update_wrapper(make(inner), inner)
 
 
 # ------------------------------------------------------------------ keys
