@@ -122,8 +122,7 @@ class Relay:
         # Nobody has asked for another choice than the first.
         choice: Chunk = next((each for each in chunk.get("choices") or () if not each.get("index")), {})
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        delta = choice.get("delta")
-        if not isinstance(delta, dict):
+        if not isinstance(delta := choice.get("delta"), dict):
             return []
         deltas = [*self._reasoning(delta), *self._text(delta), *self._tool_calls(delta)]
         # Fields of some servers only, and parts of an answer that are no text, go on as they came.
@@ -186,7 +185,7 @@ class Relay:
         tokens, prepared = self.generated.tokens, self.leg.prepared
         if tokens > _ENDLESS_RATIO * prepared.window.tokens:
             self.ending = Ending("failed", sse.faulty("its answer does not end"))
-        if self.calls or self.end is not None or self.finish_reason is not None:
+        if self.calls or self.end is not None or self.finish_reason is not None or self.words.joiner.may_be_echo:
             return
         if prepared.count.tokens + tokens >= self._stop_tokens:
             self.ending = Ending("limit")

@@ -300,13 +300,13 @@ async def test_chunks_that_come_together_go_out_as_if_they_had_come_one_by_one(k
     assert len(read[0]) >= 5
 
 
-def _beside_others(scene: Scene) -> Scene:
-    """The same server, as one that serves several answers from one context."""
+def _beside_others(scene: Scene, loaded: dict[str, int] | None = None) -> Scene:
+    """The same server, as one that serves several answers from one context, `loaded` otherwise by then."""
     windows = scene.compactor.windows
     resolve = windows.resolve
 
     async def shared(target: Target, *, fresh: bool = False) -> Window:
-        return replace(await resolve(target, fresh=fresh), parallel=4)
+        return replace(await resolve(target, fresh=fresh), parallel=4, **loaded or {})
 
     windows.resolve = shared  # type: ignore[method-assign]
     return scene
@@ -431,21 +431,14 @@ async def _filled(scene: Scene) -> Reservation:
 @pytest.mark.parametrize("is_whole", [True, False])
 async def test_request_that_waited_fits_the_window_of_its_turn(is_whole: bool) -> None:
     """The model has been loaded with a smaller one meanwhile: it is compacted for that, and nothing is cut."""
-    words, loaded = numbered_words(100), [4096]
+    words, loaded = numbered_words(100), {"tokens": 4096}
     turns = [Turn(reply=Reply(words))]
-    scene = _beside_others(Scene(talk("reloaded", 2200), turns, window_tokens=4096, is_whole=is_whole))
-    windows = scene.compactor.windows
-    resolve = windows.resolve
-
-    async def reloaded(target: Target, *, fresh: bool = False) -> Window:
-        return replace(await resolve(target, fresh=fresh), tokens=loaded[0])
-
-    windows.resolve = reloaded  # type: ignore[method-assign]
+    scene = _beside_others(Scene(talk("reloaded", 2200), turns, window_tokens=4096, is_whole=is_whole), loaded)
     beside = await _filled(scene)
     reading = asyncio.ensure_future(scene.read(room=scene.compactor.room(scene.context)))
     await settled()
     assert scene.server.opened == []
-    loaded[0] = 2048
+    loaded["tokens"] = 2048
     beside.release()
     read = await asyncio.wait_for(reading, 60)
     (opened,) = scene.server.opened

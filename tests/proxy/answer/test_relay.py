@@ -15,6 +15,7 @@ from litellm_compaction.proxy.answer import relay
 from litellm_compaction.proxy.answer.client import SILENT, Asked, OneAnswer
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.relay import Relay
+from tests.builders import assistant, parsed
 from tests.engine.test_additions import LONG, Scene
 from tests.proxy.answer.wired import Body, Wire, chunk, sse, text_of
 
@@ -52,19 +53,18 @@ def fragment(arguments: str = "", **fields: Any) -> dict[str, Any]:
     return {**fields, "function": {**name, "arguments": arguments}}
 
 
-async def opened(*sent: str) -> Relay:
+async def opened(*sent: str, **changes: Any) -> Relay:
     """Of a stream that may have calls of our tool."""
     prepared = await Scene().sent(LONG)
     asked = Asked(request=Request(messages=()), output_tokens=None, is_json=False, notices=SILENT, wants_usage=False)
     one = OneAnswer(asked)
     one.text += sent
-    return Relay(Leg(prepared=prepared, max_tokens=500), one)
+    return Relay(Leg(**{"prepared": prepared, "max_tokens": 500, **changes}), one)
 
 
 async def test_a_first_word_that_is_held_back_is_no_thought() -> None:
     """Beside other answers no text goes out that ends inside a word; the answer has begun all the same."""
-    taken = await opened()
-    taken = Relay(replace(taken.leg, thoughts_tokens=4), taken.one)
+    taken = await opened(thoughts_tokens=4)
     taken.has_company = True
     for delta in ({"reasoning_content": "So it is"}, {"content": "incomprehensibilities"}):
         taken.take(chunk(delta))
@@ -101,6 +101,17 @@ async def test_a_server_that_counts_more_has_begun_nothing_anew() -> None:
     assert taken.lost_tokens == 0
 
 
+async def test_shown_text_that_a_server_sends_back_ends_nothing() -> None:
+    """With the prompt it may pass the line of a stop, and nothing of it has been generated."""
+    taken = await opened(text := " ".join(map(str, range(9000))))
+    prepared = taken.leg.prepared
+    way = replace(prepared.continuation, way="prefill")
+    prepared = replace(prepared, messages=parsed([assistant(text)]), continuation=way)
+    taken = Relay(replace(taken.leg, prepared=prepared), taken.one)
+    assert (taken.take(said(text)), taken.generated.tokens > 8192, taken.end) == ([], True, None)
+    assert (taken.take(said(" and on")), taken.generated.tokens < 9) == ([{"content": " and on"}], True)
+
+
 @pytest.mark.parametrize("error", [None, "", {}, False])
 async def test_error_that_says_nothing_is_none(error: object) -> None:
     """Some servers write the field into each chunk."""
@@ -125,9 +136,8 @@ async def test_length_below_every_limit_of_ours_is_the_servers_own(completion_to
     """It would end the next request as well; LM Studio reports one token less than the limit."""
     taken = await opened()
     taken.take(said("Three short words."))
-    if completion_tokens is not None:
-        usage = {"prompt_tokens": 60, "completion_tokens": completion_tokens, "total_tokens": 60 + completion_tokens}
-        taken.take({"choices": [], "usage": usage})
+    usage = {"prompt_tokens": 60, "completion_tokens": completion_tokens, "total_tokens": 600}
+    taken.take({"choices": [], "usage": usage if completion_tokens else None})
     taken.take(chunk({}, "length"))
     taken.closed()
     assert taken.end == end
