@@ -19,6 +19,8 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
+
 from litellm_compaction.errors import LiteLLMChanged
 
 logger = logging.getLogger("litellm_compaction")
@@ -29,10 +31,7 @@ LACKS = ("proxy", "litellm_lacks")
 # No deployment has it, and nothing answers there (RFC 863): only a LiteLLM that passes no client on asks it.
 _NOBODY, _NOWHERE = "litellm-compaction", "http://127.0.0.1:9/v1"
 _LIMIT_S = 10.0
-_ANSWER: dict[str, Any] = {
-    "object": "chat.completion",
-    "choices": [{"message": {"role": "assistant", "content": "seen"}}],
-}
+_ANSWER = {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": "seen"}}]}
 _PROXY, _CORE = "proxy.proxy_server", "litellm_core_utils"
 _CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
 _OLD_CHECKS = "llms.anthropic.pass_through.context_management.editors.compact"
@@ -226,24 +225,27 @@ async def look(place: tuple[Any, bool]) -> LiteLLMChanged | None:
 async def _look_at_client(model: str) -> None:
     """Has LiteLLM make a call whose client answers by itself; no other callback is told of it.
 
-    Raises LiteLLMChanged if it does not ask the client, by which our transport carries answers, for a chat.
+    Raises LiteLLMChanged if it does not pass on the client, with which our transport carries answers.
     """
     import litellm
     from openai import AsyncOpenAI
-    from openai.types.chat import ChatCompletion
 
     from litellm_compaction.proxy.internal import as_ours
 
     asked: list[object] = []
 
-    async def answer(**given: object) -> SimpleNamespace:
-        asked.append(given)
-        return SimpleNamespace(headers={}, parse=lambda: ChatCompletion.construct(**_ANSWER))
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, json=_ANSWER)
 
+    async def create(**given: object) -> None:
+        asked.append(given)
+
+    http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
     place: dict[str, Any] = {"api_key": model, "base_url": _NOWHERE}
     options: dict[str, Any] = {"timeout": _LIMIT_S, "max_retries": 0, "num_retries": 0, "no-log": True}
-    async with AsyncOpenAI(**place) as client:
-        options |= {"messages": [{"role": "user", "content": "."}], "client": with_chats(client, answer)}
+    async with AsyncOpenAI(**place, http_client=http) as client:
+        options |= {"messages": [{"role": "user", "content": "."}], "client": with_chats(client, create)}
         with contextlib.suppress(Exception), as_ours():
             await litellm.acompletion(f"lm_studio/{model}", **place, **options)
     if not asked:
@@ -251,6 +253,6 @@ async def _look_at_client(model: str) -> None:
 
 
 def with_chats(client: Any, create: Callable[..., Any]) -> Any:
-    """OpenAI's client, of whose `create` LiteLLM now asks for a chat: for a raw response, with headers and a parser."""
-    client.chat = SimpleNamespace(completions=SimpleNamespace(with_raw_response=SimpleNamespace(create=create)))
+    """OpenAI's client, of whose `create` LiteLLM up to 1.107 asks for a chat; a newer one posts it by the client."""
+    client.chat.completions.with_raw_response = SimpleNamespace(create=create)
     return client
