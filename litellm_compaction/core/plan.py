@@ -120,12 +120,17 @@ def _candidates(
     for each in (each for each in reusable if each.state == "ready"):
         yield Send(compaction=each), applied_tokens(view, each), min(most_tokens, trigger_tokens)
     bases = (each for each in earlier if each.state != "provisional" and (each.segments or not keeps_what_fits))
-    planner = _Planner(view, budget, options, next(bases, None))
-    copied = planner.records(asks=False) if budget.fits(view.floor_tokens) else ()
+    base, copied = next(bases, None), tuple[Step, ...]()
+    # What was written ahead would never be used if the next request had other messages in its place.
+    last_cuts = view.steady_cuts if options.covers_all else view.cuts
+    limits = {view.steady_cuts: min(most_tokens, trigger_tokens), last_cuts: most_tokens}
+    for cuts, limit_tokens in limits.items() if budget.fits(view.floor_tokens) else ():
+        planner = _Planner(view, budget, options, base, cuts)
+        if copied := planner.records(asks=False):
+            records, edits = copied if keeps_what_fits else planner.records(asks=True), planner.edits()
+            steps = (*edits, *planner.choices(records[0], now_tokens), *records)
+            yield Make(steps=steps), records[0].predicted_tokens, limit_tokens
     if copied:
-        records, edits = copied if keeps_what_fits else planner.records(asks=True), planner.edits()
-        steps = (*edits, *planner.choices(records[0], now_tokens), *records)
-        yield Make(steps=steps), records[0].predicted_tokens, most_tokens
         # An answer would be stopped at once, so less gain will do; for that no model is asked.
         most_tokens = budget.latest_start_tokens if now_tokens > budget.latest_start_tokens else _NONE_TOKENS
         yield Make(steps=(*edits, *copied)), copied[0].predicted_tokens, most_tokens
@@ -150,16 +155,21 @@ def _with_answered_round(view: View, budget: Budget, known: Sequence[Compaction]
 class _Planner:
     """Makes the steps for a conversation, going on from `base` if there is one."""
 
-    def __init__(self, view: View, budget: Budget, options: CompactionOptions, base: Compaction | None) -> None:
-        self._view, self._budget, self._options, self._base = view, budget, options, base
+    def __init__(
+        self, view: View, budget: Budget, options: CompactionOptions, base: Compaction | None, cuts: Sequence[int]
+    ) -> None:
+        self._view, self._budget, self._options, self._base, self._cuts = view, budget, options, base, cuts
         self._start, self._frozen_tokens = (base.start, view.count_text(base.summary)) if base else (0, 0)
         # Less for a record if the server reads all of it again after every change.
         self._target_tokens = budget.target_tokens(view.tokens, _DEEP_RATIO if options.rereads else 1.0)
-        self._room_tokens = max(self._target_tokens - budget.floor_tokens, 0)
+        room = max(self._target_tokens - budget.floor_tokens, 0)
+        # What has to stay beside a record takes half of its room at most.
+        staying = view.kept_tokens(cuts[-1]) - view.kept_tokens(view.cuts[-1]) if cuts else 0
+        self._room_tokens = max(room - staying, room // 2)
         self._keeps_what_fits = budget.rules.keeps_what_fits
         self._most_tokens = min(max(budget.trigger_tokens, budget.floor_tokens), budget.prompt_limit_tokens)
         self._recent_start = len(view.rest) - options.keep_recent_messages
-        new = [cut for cut in view.cuts if cut > (base.covered_messages if base else 0)]
+        new = [cut for cut in cuts if cut > (base.covered_messages if base else 0)]
         # The last cut before the recent messages, which are spared if that is enough; and the last one of all.
         self._edit_cuts = sorted({*[cut for cut in new if cut <= self._recent_start][-1:], *new[-1:]})
 
@@ -172,7 +182,7 @@ class _Planner:
     def _record(self, *, asks: bool, keeps_recent: bool) -> Step | None:
         """The record that reaches the target by a model's words, or else by copied text; None if nothing may go."""
         view, base, options, target = self._view, self._base, self._options, self._target_tokens
-        last_cut, frozen, strategy = max(view.cuts, default=0), self._frozen_tokens, options.strategy
+        last_cut, frozen, strategy = max(self._cuts, default=0), self._frozen_tokens, options.strategy
         words, images = self._words_tokens(last_cut), self._images(last_cut)
         text_room = self._room_tokens - words - view.image_tokens(images)
         summary = int(max(_SUMMARY_SHARE * text_room, min(_GOOD_SUMMARY_TOKENS, _SUMMARY_MOST_SHARE * text_room)))
@@ -183,7 +193,7 @@ class _Planner:
         has_outgrown = frozen > min(_FROZEN_TARGET_RATIO * target, text_room - summary) or last_cut <= self._start
         integrates = not asks or has_outgrown or options.writes_whole_records or not keeps_recent
         start = self._start + (base is not None and not integrates)
-        cuts = [cut for cut in view.cuts if cut >= start][-1 if options.covers_all or not keeps_recent else 0 :]
+        cuts = [cut for cut in self._cuts if cut >= start][-1 if options.covers_all or not keeps_recent else 0 :]
         if not cuts:
             return None
         frozen = 0 if integrates else frozen

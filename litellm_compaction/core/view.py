@@ -7,6 +7,7 @@ A position counts from the first message after the leading system ones, an index
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -137,6 +138,7 @@ class View:
     seen: tuple[Seen, ...] = ()  # What the first messages were before the client edited them, if a record says so.
     own_tokens: int | None = None  # The whole prompt as it came, if it is known better than by its parts.
     pins: tuple[int, ...] = ()  # Indices of further messages that stay verbatim: they count as requests.
+    unsteady: int | None = None  # So many of the last messages may stand otherwise the next time; None if unknown.
 
     @property
     def tokens(self) -> int:
@@ -170,6 +172,11 @@ class View:
     def cuts(self) -> tuple[int, ...]:
         """The legal cuts, ascending, as numbers of covered messages."""
         return tuple(cut - self.prefix for cut in legal_cuts(self.messages))
+
+    @cached_property
+    def steady_cuts(self) -> tuple[int, ...]:
+        """Those before all that may stand otherwise the next time, for no record of that would be found."""
+        return self.cuts[: bisect_right(self.cuts, len(self.rest) - (self.unsteady or 0))]
 
     @cached_property
     def protected(self) -> frozenset[int]:

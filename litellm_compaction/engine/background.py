@@ -124,11 +124,11 @@ class Background:
             turn.context, now=False, focus="", pins=None, measure=None, warm_up=nothing, attempts=attempts
         )
         request = replace(turn.request, messages=turn_ended(turn.request.messages, turn.answer))
-        measured = await hashed(await engine.measurer.measure(request, context))
-        measured, stored = await engine.maker.find(await engine.decider.restored(measured))
+        measured = await engine.decider.restored(await hashed(await engine.measurer.measure(request, context)))
+        measured, stored = await engine.maker.find(engine.decider.sent_before.steadied(measured, is_answered=True))
         is_alone = not context.has_siblings or engine.room(context).is_shared(measured.window)
-        # Another program may use the model without this proxy, such as LM Studio's own window.
-        if not is_alone or await engine.windows.is_busy(context.target):
+        # Its client may send other messages each time; and another program may use the model, such as LM Studio's own.
+        if measured.conversation.unsteady is None or not is_alone or await engine.windows.is_busy(context.target):
             return
         room = engine.room(context)
         try:

@@ -20,7 +20,7 @@ from litellm_compaction.core.messages import Message
 from litellm_compaction.core.plan import Make, Plan, Send, Step, plan
 from litellm_compaction.core.prompts import strategy
 from litellm_compaction.core.refusal import UNCHANGEABLE, refusal, shortened, too_long, with_less_data
-from litellm_compaction.core.relisted import Listed, Relisted, relisted
+from litellm_compaction.core.relisted import Course, Listed, relisted
 from litellm_compaction.engine.context import (
     Action,
     CompactionNeeded,
@@ -54,7 +54,7 @@ class Decider:
         self._measurer, self._asker, self._maker = engine.measurer, engine.asker, engine.maker
         # With a list of the request that made it, which holds its effort once its client has left.
         self._flights: Flights[tuple[Compaction | None, list[Effort]]] = Flights()
-        self._sent = SentBefore()
+        self.sent_before = SentBefore()
         # Tenants of whom a small conversation has been compacted at a client's wish: theirs are looked up, too.
         self._small: Bounded[str, bool] = Bounded()
 
@@ -76,7 +76,7 @@ class Decider:
         if context.is_beside or context.is_client_summary:
             return await self._with_stored(measured)
         sent, decided = await self._as_before(measured)
-        await off_loop(sent.conversation.rest, partial(self._sent.note, sent))
+        await off_loop(sent.conversation.rest, partial(self.sent_before.note, sent))
         return decided
 
     async def _as_before(self, measured: MeasuredRequest) -> tuple[MeasuredRequest, Decided]:
@@ -87,33 +87,30 @@ class Decider:
             earlier = None if before is measured else await self._with_stored(before)
             if earlier and (told := _told(earlier)) <= max(before.request.left_out, default=-1):
                 # What no record tells is not shown again.
-                listed = Listed(before.conversation.rest, before.conversation.prefix, before.request.left_out)
-                before, earlier = await self._measured(before, listed.without(told)), None
+                listed = Listed(before.conversation.rest, before.request.left_out).without(told)
+                before, earlier = await self._measured(before, listed), None
                 if before.request.messages != measured.request.messages:
                     earlier = await self._with_stored(before)
         if isinstance(earlier, PreparedRequest) and earlier.round:
             return before, earlier
         decided = await self._with_stored(measured)
-        if isinstance(earlier, CompactionNeeded) and (isinstance(decided, CompactionNeeded) or decided.round):
-            is_put_back = before.request.left_out or before.conversation.prefix > measured.conversation.prefix
-            if is_put_back or earlier.steps[0].is_edit:
-                return before, earlier
+        does = isinstance(earlier, CompactionNeeded) and (before.request.left_out or earlier.steps[0].is_edit)
+        if earlier is not None and does and (isinstance(decided, CompactionNeeded) or decided.round):
+            return before, earlier
         return measured, decided
 
     async def restored(self, measured: MeasuredRequest) -> MeasuredRequest:
         """A request with what its client has cleared or left out since it was sent; itself if that is nothing."""
-        found = await off_loop(measured.conversation.rest, partial(self._sent.restored, measured))
-        return measured if found is None else await self._measured(measured, *found)
+        found = await off_loop(measured.conversation.rest, partial(self.sent_before.restored, measured))
+        return measured if found is None else await self._measured(measured, found)
 
-    async def _measured(
-        self, measured: MeasuredRequest, listed: Listed, moved: Sequence[Message] = ()
-    ) -> MeasuredRequest:
-        messages = (*measured.request.messages[: measured.conversation.prefix], *moved, *listed.rest)
+    async def _measured(self, measured: MeasuredRequest, listed: Listed) -> MeasuredRequest:
+        messages = (*measured.request.messages[: measured.conversation.prefix], *listed.rest)
         request = replace(measured.request, messages=messages, left_out=listed.left_out)
         return await hashed(await self._measurer.measure(request, measured.context))
 
     async def _with_stored(self, measured: MeasuredRequest) -> Decided:
-        measured, found = await self._maker.find(measured)
+        measured, found = await self._maker.find(self.sent_before.steadied(measured))
 
         async def decided(stored: Sequence[Compaction]) -> Decided:
             settled = measured if stored else await self._asker.settled(measured)
@@ -373,34 +370,46 @@ class SentBefore:
     def __init__(self) -> None:
         # With the place where their client has left some out, None if it has not; None for those of two persons.
         self._lists: Bounded[tuple[str, str], tuple[Listed, int | None] | None] = Bounded(_MOST_LISTS)
-        self._newest = Listed((), 0)
+        self._newest = Listed(())
+        # By their first messages, and of the newest one.
+        self._courses: Bounded[tuple[str, str], Course] = Bounded(4 * _MOST_LISTS)
 
-    def restored(self, measured: MeasuredRequest) -> tuple[Listed, Sequence[Message]] | None:
-        """Returns a request's list with what its client has left out, cleared or cut as it was, and what it moves."""
-        context, view = measured.context, measured.conversation
-        own = self._newest = Listed(view.rest, view.prefix)
-        now, cut = self._relisted(context.scope, own)
-        if now is None or now.cut not in (None, cut) or now.rest == own.rest:
+    def steadied(self, measured: MeasuredRequest, *, is_answered: bool = False) -> MeasuredRequest:
+        """Remembers a list, or one with its answer, which a client may cut; the request knows what may change next."""
+        view, scope = measured.conversation, measured.context.scope
+        entries = view.words_hashes[: len(view.words_hashes) - is_answered]
+        key = (scope, entries[:3][-1])
+        course = self._courses[key] = self._courses.get(key, Course()).then(entries)
+        # A tenant's client does so in its next conversation, too.
+        newest = self._courses[scope, ""] = course if course.changed else self._courses.get((scope, ""), course)
+        changed = max(newest.changed, default=0)
+        unsteady = None if is_answered and len(course.changed) < 2 else changed and changed + 2 * is_answered
+        return replace(measured, conversation=replace(view, unsteady=unsteady))
+
+    def restored(self, measured: MeasuredRequest) -> Listed | None:
+        """Returns a request's list with what its client has left out, cleared or cut as it was."""
+        context, self._newest = measured.context, Listed(measured.conversation.rest)
+        listed, now, cut = self._relisted(context.scope, self._newest)
+        if listed is None or now not in (None, cut) or listed.rest == self._newest.rest:
             return None
         # A wish, a record that the client keeps, and the library's caller count the client's own messages.
         counts_its_own = context.is_wanted or context.portable or context.writes_whole_records
-        is_put_back = now.left_out or now.moved
-        return None if is_put_back and counts_its_own else (Listed(now.rest, view.prefix, now.left_out), now.moved)
+        return None if listed.left_out and counts_its_own else listed
 
     def note(self, measured: MeasuredRequest) -> None:
         """Remembers a conversation that is sent."""
         scope, view, own = measured.context.scope, measured.conversation, self._newest
         # The marks of a long list take some ms, and are there already if nothing was put back.
-        own = own if own.rest is view.rest else Listed(view.rest, view.prefix, measured.request.left_out)
+        own = own if own.rest is view.rest else Listed(view.rest, measured.request.left_out)
         if not own.spoken or sum(len(str(each.raw)) for each in view.rest) > _MOST_LIST_CHARS:
             return
-        (now, cut), key = self._relisted(scope, own), (scope, own.marks[own.spoken[-1]])
+        (_, now, cut), key = self._relisted(scope, own), (scope, own.marks[own.spoken[-1]])
         same = self._lists.get(key, (own, None))
         is_anothers = same is None or (same[0].marks == own.marks and relisted(same[0], own, len(own.spoken)) is None)
-        self._lists[key] = None if is_anothers else (own, now.cut if now and now.cut is not None else cut)
+        self._lists[key] = None if is_anothers else (own, cut if now is None else now)
 
-    def _relisted(self, scope: str, own: Listed) -> tuple[Relisted | None, int | None]:
-        """A list by the one that its client has sent before, and where it had left something out by then."""
+    def _relisted(self, scope: str, own: Listed) -> tuple[Listed | None, int | None, int | None]:
+        """A list by the one that its client has sent before, and where it leaves something out, and did by then."""
         ends = (
             (end, old)
             for end in range(len(own.spoken), len(own.spoken) // 2, -1)
@@ -408,5 +417,5 @@ class SentBefore:
         )
         for end, old in islice(ends, _MOST_TRIES):
             if (now := relisted(old[0], own, end)) is not None:
-                return now, old[1]
-        return None, None
+                return *now, old[1]
+        return None, None, None

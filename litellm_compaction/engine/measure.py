@@ -180,17 +180,9 @@ class RequestMeasurer:
         # A request made of this one begins otherwise: the server's number for its beginning is no help for that.
         sizes = tuple(math.ceil(size * count.other_ratio) for size in count.sizes)
         fixed_tokens = math.ceil((count.tools_tokens + count.overhead_tokens) * count.other_ratio)
-        view = View(
-            messages=request.messages,
-            sizes=sizes,
-            fixed_tokens=fixed_tokens,
-            count_text=count_text,
-            hashes=(),
-            own_tokens=count.tokens,
-        )
-        if before is not None:
-            hashes, words_hashes = before.hashes, before.words_hashes
-            view = replace(view, hashes=hashes, words_hashes=words_hashes, seen=before.seen, pins=before.pins)
+        view = before or View(messages=(), sizes=(), fixed_tokens=0, count_text=count_text, hashes=())
+        view = replace(view, messages=request.messages, sizes=sizes, count_text=count_text)
+        view = replace(view, fixed_tokens=fixed_tokens, own_tokens=count.tokens)
         budget = Budget(
             rules=context.rules(reasons=family.reasons),
             window_tokens=window.tokens,

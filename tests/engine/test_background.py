@@ -12,7 +12,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest, RequestContext
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.events import CompactionEvent
-from tests.builders import JsonDict, assistant, chat, count, parsed, user
+from tests.builders import JsonDict, assistant, chat, count, image, parsed, user
 from tests.engine.bench import Bench, FakeAsk, settled
 from tests.virtual_time import in_virtual_time
 
@@ -41,8 +41,10 @@ class Scene:
         return self.bench.context(WINDOW, **{"background": "idle", "may_write_ahead": yes, **changes})
 
     async def turn(self, raw: Sequence[JsonDict] = FILLED, **context: Any) -> PreparedRequest:
-        """A request and its answer."""
+        """A request and its answer, behind the one before it: a new conversation may be sent otherwise each time."""
+        before = Request(messages=parsed(context.pop("before", raw[:-2] or raw)))
         request, surroundings = Request(messages=parsed(raw)), self.context(**context)
+        await self.bench.compactor.prepare(before, surroundings)
         prepared = await self.bench.compactor.guard(request, surroundings)
         used_tokens = prepared.count.tokens + count(ANSWER)
         self.bench.compactor.background.answered(
@@ -79,12 +81,23 @@ async def test_nobody_is_asked_who_may_not_be(context: dict[str, Any]) -> None:
     assert scene.told == []
 
 
+async def test_what_a_client_sends_otherwise_each_time_is_not_written_about() -> None:
+    """All of it, if it leaves out the first messages; else its last words of now, and what comes behind them."""
+    scene = Scene()
+    await scene.turn(FILLED[5:], before=FILLED[3:-2])
+    await scene.rested()
+    shown = user([{"type": "text", "text": FILLED[-3]["content"]}, image()])
+    await scene.turn(before=[*FILLED[:-3], shown])
+    await scene.rested()
+    assert [each.covered_messages for _, each in scene.bench.store.kept] == [len(FILLED[1:]) - 1]
+
+
 async def test_of_two_answers_that_ran_at_once_the_later_ones_conversation_is_taken() -> None:
     """It is the one that the cache holds, on its own tenant's account."""
     scene = Scene()
     other = [user("Another topic."), *FILLED[1:]]
     request, context = Request(messages=parsed(other)), scene.context(scope="two")
-    prepared = await scene.bench.compactor.guard(request, context)
+    prepared = await scene.turn(other, scope="two", background="off")
     await scene.turn(scope="one")
     ahead, used_tokens = scene.bench.compactor.background, prepared.count.tokens
     ahead.answered(request, context, prepared, answer=ANSWER, used_tokens=used_tokens)

@@ -41,14 +41,12 @@ class _Told(NamedTuple):
 
     share: float
     asked: int
-    longest: int
 
 
 async def _replayed(how: str) -> _Told:
     bench, raw = Bench(), [system("You are an agent. " * 40), user("Port the parser, and never touch the tests.")]
     before: list[str] = []
     shares: list[float] = []
-    longest = 0
     for turn in range(50):
         shown = _cleared(raw, how)
         prepared = await bench.guard(shown, 8192)
@@ -57,10 +55,9 @@ async def _replayed(how: str) -> _Told:
         same = next((at for at, (one, other) in enumerate(zip(before, now, strict=False)) if one != other), len(before))
         if prepared.messages is not None:
             shares.append(sum(map(size, messages[:same])) / sum(map(size, messages)))
-            longest = max(longest, prepared.count.tokens)
         before = now
         raw += [calls(f"c{turn}", arguments=json.dumps({"path": f"src/{turn}.py"})), result(f"c{turn}", _body(turn))]
-    return _Told(sum(shares) / len(shares), len(bench.ask.prompts), longest)
+    return _Told(sum(shares) / len(shares), len(bench.ask.prompts))
 
 
 @pytest.mark.parametrize("how", ["each", "batches", "cut", "last", "last and task"])
@@ -69,7 +66,6 @@ async def test_a_client_that_clears_costs_no_more_than_one_that_does_not(how: st
     told, unedited = await _replayed(how), await _replayed("unedited")
     assert told.share >= 0.7
     assert told.asked <= unedited.asked + 2 * how.startswith("last")
-    assert told.longest <= 0.8 * 8192
 
 
 async def _prompts(*histories: list[JsonDict]) -> list[str]:
@@ -120,32 +116,24 @@ async def test_of_two_conversations_with_equal_words_neither_is_restored() -> No
 
 
 @pytest.mark.parametrize("every", [1, 1000])
-@pytest.mark.parametrize("depth", [1, 4, 0])
+@pytest.mark.parametrize("depth", [1, 4, 0, -1, -6, -12])
 async def test_what_moves_with_each_request_costs_nothing(depth: int, every: int) -> None:
-    """Of a note at the same distance from the end, as it is now, the model sees all, and no old one; or of files."""
+    """Of a note at the same distance from the end the model sees the newest; or files, or words in the last ones."""
     bench, raw = Bench(), list[JsonDict]()
     for turn in range(30):
         raw.append(user(f"Ask {turn // every}. {_body(turn // every + 2, 900)}"))
         shown, note = [system("You are a narrator."), *raw], f"[Note {turn // every}: keep it dark.]"
         files = [user(f"{note}\n```\n{_body(turn // every, 2000)}\n```"), assistant("Ok.")]
         block = [system(note), system("[Note 0")] if depth else files
-        shown[-(depth or 1) : -(depth or 1)] = block
+        ends = [{**each, "content": f"{each['content']}\n{note}"} for each in shown[depth:]]
+        at, end = (depth, None) if depth < 0 else (-(depth or 1), -(depth or 1))
+        shown[at:end] = ends if depth < 0 else block
         prepared = await bench.guard(shown, 8192)
         notes = [each.text[:12] for each in prepared.messages or parsed(shown) if each.text.startswith("[Note")]
-        assert notes == [note[:12], "[Note 0"] or not depth
+        assert notes == [note[:12], "[Note 0"] or depth < 1
         raw.append(assistant(_body(turn + 3, 900)))
     assert prepared.round >= 2
-    assert len(bench.ask.prompts) <= (4 if depth else 8)
-
-
-async def test_a_system_message_that_is_new_among_old_ones_is_shown() -> None:
-    """It stood nowhere before, and nothing was left out; and three equal messages show no conversation."""
-    bench, raw = Bench(), [each for n in range(33) for each in (user(f"Ask {n}. {_body(n + 2, 900)}"), assistant("ok"))]
-    await bench.guard(raw[:57], 8192)
-    prepared = await bench.guard([*raw[:20], system("[New: the king is dead.]"), *raw[20:59]], 8192)
-    assert prepared.round == len(bench.ask.prompts) == 1
-    assert sum("[New" in each.text for each in prepared.messages or ()) == 1
-    assert relisted(Listed(parsed(raw[:21]), 0), Listed(parsed([*raw[18:21], user("Now what?")]), 0), 3) is None
+    assert len(bench.ask.prompts) <= (9 if depth < -6 else 5)
 
 
 @pytest.mark.parametrize("reason", ["", "not all is told", "left out once", "at another place", "other words"])
@@ -160,3 +148,4 @@ async def test_what_a_client_leaves_out_twice_its_record_stands_for(reason: str)
     prepared = await bench.guard(last.get(reason, raw[4:65]), 8192)
     assert (len(bench.ask.prompts) == asked and prepared.round > 0) == (reason == "" or few)
     assert not (few and any(each.text == raw[61]["content"] for each in prepared.messages or ()))
+    assert relisted(Listed(parsed(raw[:21])), Listed(parsed([*raw[18:21], user("Now what?")])), 3) is None

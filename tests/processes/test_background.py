@@ -11,7 +11,7 @@ from tests.lmstudio_double import Gate, Reply
 
 _WINDOW = 8192
 # Over 60 % of it, and under the trigger.
-_FILLED = 5200
+_BEFORE, _FILLED = 4200, 5200
 
 
 def test_it_ends_for_whoever_comes_to_another_proxy_and_with_its_own(tmp_path: Any) -> None:
@@ -23,14 +23,16 @@ def test_it_ends_for_whoever_comes_to_another_proxy_and_with_its_own(tmp_path: A
     with open_bench(tmp_path, groups, {"background": "idle"}, process=True) as bench:
         with proxy(tmp_path / "config.yaml") as second:
             watch = bench.watch("shared", answers(Reply(SUMMARY, gate=shared)))
-            bench.proxy.chat("shared", talk("shared", _FILLED))
+            for tokens in (_BEFORE, _FILLED):
+                bench.proxy.chat("shared", talk("shared", tokens))
             assert shared.reached.wait(60)
             answer = second.chat("shared", [{"role": "user", "content": "Hello."}])
             assert answer.json()["choices"][0]["message"]["content"] == "Understood."
             bench.simulators["shared"].wait_until(lambda: watch.summaries[0].disconnected_s is not None)
             shared.open()
             left = bench.watch("ending", answers(Reply(SUMMARY, gate=ending)))
-            second.chat("ending", talk("ending", _FILLED))
+            for tokens in (_BEFORE, _FILLED):
+                second.chat("ending", talk("ending", tokens))
             assert ending.reached.wait(60)
             assert second.process is not None
             second.process.terminate()
