@@ -40,10 +40,8 @@ if TYPE_CHECKING:
     from litellm_compaction.engine.compactor import Compactor
 
 _ALONE = contextlib.nullcontext()
-# Lists that are remembered, and the characters of one.
-_MOST_LISTS, _MOST_LIST_CHARS = 64, 1_000_000
-# Last words may come again, such as "go on".
-_MOST_TRIES = 4
+# Lists that are remembered, the characters of one, and how many are tried of those with the last words ("go on").
+_MOST_LISTS, _MOST_LIST_CHARS, _MOST_TRIES = 64, 1_000_000, 4
 
 
 class Decider:
@@ -379,9 +377,11 @@ class SentBefore:
         view, scope = measured.conversation, measured.context.scope
         entries = view.words_hashes[: len(view.words_hashes) - is_answered]
         key = (scope, entries[:3][-1])
-        course = self._courses[key] = self._courses.get(key, Course()).then(entries)
+        course = self._courses.get(key, Course()).then(entries)
         # A tenant's client does so in its next conversation, too.
-        newest = self._courses[scope, ""] = course if course.changed else self._courses.get((scope, ""), course)
+        newest = course if course.changed else self._courses.get((scope, ""), course)
+        if not measured.context.goes_on:
+            self._courses[key], self._courses[scope, ""] = course, newest
         changed = max(newest.changed, default=0)
         unsteady = None if is_answered and len(course.changed) < 2 else changed and changed + 2 * is_answered
         return replace(measured, conversation=replace(view, unsteady=unsteady))
