@@ -193,8 +193,9 @@ class Answer:
                 relay.has_company = self.room.has_company
                 sent: list[Chunk] = []
                 for chunk in batch:
+                    is_first = self._one.is_silent
                     sent += self._taken(chunk, relay)
-                    if relay.end is None:
+                    if relay.end is None and not is_first:
                         continue
                     if sent:
                         # They do not wait for the rest.
