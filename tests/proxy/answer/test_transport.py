@@ -224,18 +224,20 @@ async def test_litellms_client_sends_what_openais_does_without_a_look_at_each_va
     left: list[Body] = []
 
     async def serve(request: httpx.Request) -> httpx.Response:
-        left.append(json.loads(to_json(transport.body) if not left else request.content))
+        left.append(json.loads(request.content if client is theirs else to_json(transport.body)))
+        assert request.headers["authorization"] == "Bearer k"
         return whole({"content": "One"})
 
     transport: Any = _Reading(serve)
     given = {**body, "messages": list(body["messages"])}
-    ours = client_over(transport, api_base="http://served/v1", api_key="k")
+    ours, trying = (client_over(transport, api_base="http://served/v1", api_key="k") for _ in range(2))
+    trying.max_retries = 1
     theirs = AsyncOpenAI(api_key="k", base_url="http://served/v1", http_client=httpx.AsyncClient(transport=transport))
-    for client in (ours, theirs):
+    for client in (ours, trying, theirs):
         answer = await client.chat.completions.with_raw_response.create(model="m", timeout=5, **given)
         assert answer.parse().choices[0].message.content == "One"
         await client.close()
-    assert left[0] == left[1]
+    assert left[0] == left[1] == left[2]
 
 
 async def test_a_fault_of_ours_behind_a_request_that_is_too_long_sends_nothing(
