@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import repeat, takewhile
 from typing import NamedTuple
@@ -86,10 +86,12 @@ def chain_behind(rest: Sequence[Message], record: Sequence[Seen]) -> tuple[str, 
     return (chain(())[0], *entries[:-1], *chain(rest[len(record) :], after=entries[-1]))
 
 
-def edits(messages: Sequence[Message], were: Sequence[Sequence[Datum]]) -> list[bool | None]:
+def edits(
+    messages: Sequence[Message], were: Sequence[Sequence[Datum]], notes: Collection[str] = ()
+) -> list[bool | None]:
     """Tells of each message, which has the words and calls of an earlier one, if its client has edited that one's data.
 
-    None if what it has now cannot have come of what that was.
+    None if what it has now cannot have come of what that was. The client has left `notes` before.
     """
     pairs = [(each.role, _divided(each)[1], was) for each, was in zip(messages, were, strict=True)]
     # What stands in the place of several different data is a note.
@@ -100,7 +102,7 @@ def edits(messages: Sequence[Message], were: Sequence[Sequence[Datum]]) -> list[
 
     def stands(text: str, role: str, was: Datum) -> bool:
         is_sure = role != "tool" or len(_WORD.findall(text)) >= _LEAST_WORDS
-        is_note = len(text) < was.chars and (len(places[text]) > 1 or (is_sure and _is_note(text)))
+        is_note = len(text) < was.chars and (len(places[text]) > 1 or text in notes or (is_sure and _is_note(text)))
         return is_note or text_hash(text) == was.digest or _is_piece(text, was)
 
     def is_edited(role: str, data: Sequence[str], was: Sequence[Datum]) -> bool | None:
@@ -125,9 +127,9 @@ def _is_note(text: str) -> bool:
 
 def _is_piece(text: str, was: Datum) -> bool:
     """Returns True if a text is the head, the tail, or both, of what was there, with a mark where it was cut."""
-    body, _, last = text.rstrip().rpartition("\n")
-    # The mark may be the last line as well.
-    bodies = [(text, ""), *([(body, last)] if _MARK.fullmatch(last.strip()) else [])]
+    (first, _, behind), (body, _, last) = text.partition("\n"), text.rstrip().rpartition("\n")
+    # The mark may be the first or the last line as well.
+    bodies = [(text, ""), *(each for each in ((behind, first), (body, last)) if _MARK.fullmatch(each[1].strip()))]
     return len(text) <= _CUT_RATIO * was.chars and any(_is_cut(body, mark, was) for body, mark in bodies)
 
 

@@ -76,8 +76,7 @@ class Joiner:
         is_telling = len(echo) >= _LEAST_ECHO_CHARS and not self._ending.repeats_itself(echo)
         self._echo = echo if is_telling else ""
         self._is_trusted, self._is_settled, self._is_open_thought = is_trusted, is_settled, open_think(partial)
-        self._drops_space = self._ended = self._is_complete = False
-        self.may_be_echo = False  # All that has come is the beginning of the shown text, or the whole of it.
+        self._drops_space = self._ended = self._is_complete = self.may_be_echo = False
         # What is held, and the same without white space.
         self._text = self._read = ""
         # Where it may start: in the held text, and in what is read of it.
@@ -127,7 +126,7 @@ class Joiner:
         if not self._starts:
             starts = [0] if self._is_trusted else _starts(text, ending, ended=self._ended)
             self._starts = [(start, len(_dense(text[:start]))) for start in starts]
-        # Once what was read says another thing than the partial, more text changes nothing.
+        # Once what was read says another thing than the partial, or than what was shown, more text changes nothing.
         self.may_be_echo = self._echo.startswith(read)
         may_repeat = self.may_be_echo if self._is_trusted else any(read[at:] in ending.dense for _, at in self._starts)
         if not self._starts or (may_repeat and not self._ended):

@@ -9,7 +9,7 @@ If two conversations of equal words have different data, either may be another p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -67,11 +67,14 @@ class Course(NamedTuple):
         return Course(entries, changed if 2 * same > len(self.entries) else ())
 
 
-def relisted(old: Listed, now: Listed, end: int) -> tuple[Listed, int | None] | None:
+def relisted(
+    old: Listed, now: Listed, end: int, notes: Collection[str] = ()
+) -> tuple[Listed, int | None, Collection[str]] | None:
     """Returns a list by an earlier one of its conversation; None if that is another's, or was changed otherwise.
 
     The first messages of `now`, `end` of them without system messages, are those of `old`; behind them all is new. The
-    number says how many of all but system messages stand before what it has newly left out; None for nothing.
+    number says how many of all but system messages stand before what it has newly left out; None for nothing. `notes`,
+    given and returned, are what its client has left in the place of results so far.
     """
     stays, left = dict[int, int](), iter(reversed(old.spoken))
     for place in reversed(now.spoken[:end]):
@@ -81,7 +84,8 @@ def relisted(old: Listed, now: Listed, end: int) -> tuple[Listed, int | None] | 
         stays[place] = at
     gone = sorted({*old.spoken}.difference(stays.values()))
     changed = [place for place, at in stays.items() if old.rest[at].raw != now.rest[place].raw]
-    edited = edits([now.rest[place] for place in changed], [prints(old.rest[stays[place]]) for place in changed])
+    were = [prints(old.rest[stays[place]]) for place in changed]
+    edited = edits([now.rest[place] for place in changed], were, notes)
     if None in edited or (gone and len({now.marks[place] for place in stays}) < _LEAST_EQUAL):
         return None
     rest, left_out, waiting = list[Message](), set[int](), iter((*gone, len(old.rest)))
@@ -94,6 +98,7 @@ def relisted(old: Listed, now: Listed, end: int) -> tuple[Listed, int | None] | 
         is_result = message.role == "tool" or is_text_result(message)
         is_cleared = place in cleared and is_result and not message.other_parts
         rest.append(old.rest[stays[place]] if is_cleared else message)
+        notes = {*notes, message.text.strip()} if is_cleared else notes
     news = [at for at in gone if at not in old.left_out]
     cut = sum(at < news[0] for at in stays.values()) if news else None
-    return Listed(tuple(rest), frozenset(left_out)), cut
+    return Listed(tuple(rest), frozenset(left_out)), cut, notes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -366,8 +366,8 @@ class SentBefore:
     """
 
     def __init__(self) -> None:
-        # With the place where their client has left some out, None if it has not; None for those of two persons.
-        self._lists: Bounded[tuple[str, str], tuple[Listed, int | None] | None] = Bounded(_MOST_LISTS)
+        # With the place where their client has left some out, or None, and its notes; None for those of two persons.
+        self._lists: Bounded[tuple[str, str], tuple[Listed, int | None, Collection[str]] | None] = Bounded(_MOST_LISTS)
         self._newest = Listed(())
         # By their first messages, and of the newest one.
         self._courses: Bounded[tuple[str, str], Course] = Bounded(4 * _MOST_LISTS)
@@ -389,7 +389,7 @@ class SentBefore:
     def restored(self, measured: MeasuredRequest) -> Listed | None:
         """Returns a request's list with what its client has left out, cleared or cut as it was."""
         context, self._newest = measured.context, Listed(measured.conversation.rest)
-        listed, now, cut = self._relisted(context.scope, self._newest)
+        listed, now, _, cut = self._relisted(context.scope, self._newest)
         if listed is None or now not in (None, cut) or listed.rest == self._newest.rest:
             return None
         # A wish, a record that the client keeps, and the library's caller count the client's own messages.
@@ -403,19 +403,19 @@ class SentBefore:
         own = own if own.rest is view.rest else Listed(view.rest, measured.request.left_out)
         if not own.spoken or sum(len(str(each.raw)) for each in view.rest) > _MOST_LIST_CHARS:
             return
-        (_, now, cut), key = self._relisted(scope, own), (scope, own.marks[own.spoken[-1]])
-        same = self._lists.get(key, (own, None))
+        (_, now, notes, cut), key = self._relisted(scope, own), (scope, own.marks[own.spoken[-1]])
+        same = self._lists.get(key, (own, None, ()))
         is_anothers = same is None or (same[0].marks == own.marks and relisted(same[0], own, len(own.spoken)) is None)
-        self._lists[key] = None if is_anothers else (own, cut if now is None else now)
+        self._lists[key] = None if is_anothers else (own, cut if now is None else now, notes)
 
-    def _relisted(self, scope: str, own: Listed) -> tuple[Listed | None, int | None, int | None]:
-        """A list by the one that its client has sent before, and where it leaves something out, and did by then."""
+    def _relisted(self, scope: str, own: Listed) -> tuple[Listed | None, int | None, Collection[str], int | None]:
+        """As `relisted`, by the list that its client has sent before, and where it had left something out by then."""
         ends = (
             (end, old)
             for end in range(len(own.spoken), len(own.spoken) // 2, -1)
             if (old := self._lists.get((scope, own.marks[own.spoken[end - 1]]))) is not None
         )
         for end, old in islice(ends, _MOST_TRIES):
-            if (now := relisted(old[0], own, end)) is not None:
+            if (now := relisted(old[0], own, end, old[2])) is not None:
                 return *now, old[1]
-        return None, None, None
+        return None, None, (), None
