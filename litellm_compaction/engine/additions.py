@@ -268,20 +268,20 @@ async def with_pins(store: Store, measured: MeasuredRequest) -> MeasuredRequest:
     entries, limit_tokens = view.hashes[1:], int(_PINNED_SHARE * measured.window.tokens)
     if not entries or measured.context.is_client_summary:
         return measured
-    fact, kept = f"pins:{entries[0]}", list[str]()
+    fact, pinned = f"pins:{entries[0]}", list[str]()
     # The store tells its own troubles; the request is too long either way.
     with contextlib.suppress(Exception):
-        kept = (await store.get_fact(scope, fact) or "").split()
+        pinned = (await store.get_fact(scope, fact) or "").split()
     if pins is not None:
         # Those of conversations that only begin alike stay.
-        others = [entry for entry in kept if entry not in entries]
-        before, kept = kept, [*others, *(entries[at - view.prefix] for at in _pinned(view, pins, limit_tokens))]
-        kept = kept[-_MOST_PINNED:]
-        if kept != before:
+        others = [entry for entry in pinned if entry not in entries]
+        before, pinned = pinned, [*others, *(entries[at - view.prefix] for at in _pinned(view, pins, limit_tokens))]
+        pinned = pinned[-_MOST_PINNED:]
+        if pinned != before:
             with contextlib.suppress(Exception):
-                await store.put_fact(scope, fact, " ".join(kept))
+                await store.put_fact(scope, fact, " ".join(pinned))
     places = {entry: view.prefix + at for at, entry in enumerate(entries)}
-    indices = [places[entry] for entry in kept if entry in places]
+    indices = [places[entry] for entry in pinned if entry in places]
     # A window may have shrunk.
     tokens = accumulate(view.sizes[index] for index in indices)
     view = replace(view, pins=tuple(indices[: sum(total <= limit_tokens for total in tokens)]))

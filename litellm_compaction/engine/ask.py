@@ -229,13 +229,13 @@ class SummaryClient:
                 is_brief=window_tokens < _BRIEF_BELOW_TOKENS,
             )
             appending = await self._appended(measured, step, own, writer) if model.is_same else None
-            found: list[_Mode[str]] = []
+            ways: list[_Mode[str]] = []
             if appending is not None:
-                found.append(partial(written, own, model.quiet_ask, writer.count, *appending))
+                ways.append(partial(written, own, model.quiet_ask, writer.count, *appending))
             # A record written ahead must leave the conversation in the server's cache.
             if not (model.is_same and step.draft.state == "ready"):
-                found.append(partial(summarize, own, model.quiet_ask, writer.count))
-            return found
+                ways.append(partial(summarize, own, model.quiet_ask, writer.count))
+            return ways
 
         return await self._first(measured, job.summary_tokens, effort, modes) or ""
 
@@ -348,15 +348,15 @@ class SummaryClient:
         has_tools_only = all(isinstance(tool, Mapping) and "type" in tool for tool in measured.request.tools)
         if not (shows_all and has_tools_only and measured.request.tool_choice in (None, "auto", "none")):
             return None
-        shown, asked = await off_loop(view.messages, lambda: self._in_append_mode(measured, step, job))
+        shown, sent = await off_loop(view.messages, lambda: self._in_append_mode(measured, step, job))
         tools = self._recaller.tools(measured) if base is not None else None
         # The client's other parameters are not sent here.
-        request = replace(measured.request, messages=asked, tools=measured.request.tools if tools is None else tools)
+        request = replace(measured.request, messages=sent, tools=measured.request.tools if tools is None else tools)
         counted = await self._counter.count(target.key, measured.family, request, asker=target.asker)
         if not replace(writer.budget, likely_ratio=counted.likely_ratio).fits(counted.tokens):
             return None
         # Its writer sees more than the part that the summary replaces.
-        texts = (job.request, job.focus, *map(visible_text, asked))
+        texts = (job.request, job.focus, *map(visible_text, sent))
         return request, texts, sum(counted.sizes[view.prefix : len(shown)])
 
     def _in_append_mode(

@@ -201,7 +201,7 @@ class Compactor:
         # The client's wishes from before its answer are done.
         context = replace(context, now=False, focus="", pins=None, goes_on=True)
         # No server is asked: it may still be writing the very answer.
-        asked = replace(context, room_tokens=room_tokens, measure=None)
+        planned = replace(context, room_tokens=room_tokens, measure=None)
         whole_tokens = count(partial.thoughts if partial.is_thoughts else partial.text)
         whole = [whole_tokens] if own_ways and partial.closes else []
         for tail_tokens in (*whole, *_tails(whole_tokens, context.settings.target_ratio * window.tokens)):
@@ -215,7 +215,7 @@ class Compactor:
                 switch=no_thinking_switch(context.target.model),
             )
             try:
-                prepared = await self.prepare(replace(request, messages=messages), asked)
+                prepared = await self.prepare(replace(request, messages=messages), planned)
             except DoesNotFit:
                 if is_last:
                     raise

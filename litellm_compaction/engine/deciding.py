@@ -108,7 +108,7 @@ class Decider:
         return await hashed(await self._measurer.measure(request, measured.context))
 
     async def _with_stored(self, measured: MeasuredRequest) -> Decided:
-        measured, found = await self._maker.find(self.sent_before.steadied(measured))
+        measured, records = await self._maker.find(self.sent_before.steadied(measured))
 
         async def decided(stored: Sequence[Compaction]) -> Decided:
             settled = measured if stored else await self._asker.settled(measured)
@@ -117,29 +117,29 @@ class Decider:
             less = await self._shorter(settled, with_less_data, limit_tokens)
             return await self.decide(less or settled, stored, cut="attached" if less else "")
 
-        return await self._maker.without_misfits(measured, found, decided)
+        return await self._maker.without_misfits(measured, records, decided)
 
     async def decide(self, measured: MeasuredRequest, stored: Sequence[Compaction], *, cut: str = "") -> Decided:
         """Decides by what is `stored` under a request's hashes; `cut` says in a word why its texts are not whole."""
-        known = stored
+        allowed = stored
         while True:
-            decision = await self.plan(measured, known)
+            decision = await self.plan(measured, allowed)
             if isinstance(decision, Make):
                 needed = CompactionNeeded(measured=measured, steps=decision.steps, stored=tuple(stored))
-                return await self._reused(measured, known) or needed
+                return await self._reused(measured, allowed) or needed
             if isinstance(decision, Send) and decision.compaction is not None:
                 prepared = await self._applied(measured, decision.compaction, "reused")
                 if prepared.budget.fits(prepared.count.tokens):
                     return await self._quoted(prepared, Decision("reused"))
                 # Counted as it is sent it does not do: what is decided without it?
-                known = ()
+                allowed = ()
                 continue
             again = await self._recounted(measured, fits=isinstance(decision, Send))
             if again is None and isinstance(decision, Send):
                 return self._kept(measured, cut, is_undone=decision.is_undone)
             if again is None:
                 again, cut = await self._cut(measured, cut)
-            measured, known = again, stored
+            measured, allowed = again, stored
 
     async def _recounted(self, measured: MeasuredRequest, *, fits: bool) -> MeasuredRequest | None:
         """A request by the server's count, before it is sent as it came or refused; None if that says nothing new."""

@@ -60,11 +60,11 @@ class Maker:
         stored, view = list[Compaction](), measured.conversation
         # The store tells its own troubles; the request is too long either way.
         with contextlib.suppress(Exception):
-            found = await self._store.find(measured.context.scope, view.hashes[1:], view.words_hashes[1:])
-            view = await off_loop(view.rest, partial(as_it_was, view, found))
+            records = await self._store.find(measured.context.scope, view.hashes[1:], view.words_hashes[1:])
+            view = await off_loop(view.rest, partial(as_it_was, view, records))
             measured = replace(measured, conversation=view)
             hashes = frozenset(view.hashes)
-            stored = [each for each in found if each.covered_hash in hashes]
+            stored = [each for each in records if each.covered_hash in hashes]
         return await with_pins(self._store, measured), [*stored, *_bases(measured)]
 
     async def without_misfits(

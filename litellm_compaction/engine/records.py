@@ -170,12 +170,12 @@ async def view_of(
     return RecordView(stored, await events_of(store, stored.id, tenant), pairs_of(stored.compaction, kept))
 
 
-def pairs_of(compaction: Compaction, kept: Sequence[Message]) -> list[Pair]:
+def pairs_of(compaction: Compaction, originals: Sequence[Message]) -> list[Pair]:
     """Returns the covered messages before and after; `kept` are the last of them, at most all."""
-    missing = compaction.covered_messages - len(kept)
-    after = as_sent([*[user_message("")] * missing, *kept], compaction)[missing:]
+    missing = compaction.covered_messages - len(originals)
+    after = as_sent([*[user_message("")] * missing, *originals], compaction)[missing:]
     pairs = []
-    for number, (before, sent) in enumerate(zip(kept, after, strict=True), missing + 1):
+    for number, (before, sent) in enumerate(zip(originals, after, strict=True), missing + 1):
         fate: Fate = "verbatim" if sent is before else "shorter"
         if sent is None:
             fate = "in the record" if number <= compaction.start else "gone"

@@ -194,18 +194,18 @@ class Asker:
         try:
             async with held:
                 with anyio.fail_after(limit_s):
-                    told = await context.measure(request)
+                    tokens = await context.measure(request)
         except (TimeoutError, Overloaded):
-            told = None
+            tokens = None
         finally:
             room.release()
-        if told is None:
+        if tokens is None:
             self._silent.begin(target.key)
             return False
-        if target.place is not None and self._counter.may_be_cut(count, told):
+        if target.place is not None and self._counter.may_be_cut(count, tokens):
             # A model that was loaded anew with a smaller window cuts, and what is sent is then made for that.
             window_tokens = await self._windows.tokens_now(target, fresh=True)
-        return is_whole(count, window_tokens, told) and self._counter.learn(target.key, count, told, is_asked=True)
+        return is_whole(count, window_tokens, tokens) and self._counter.learn(target.key, count, tokens, is_asked=True)
 
 
 def _is_open(measured: MeasuredRequest, count: Estimate, *, is_sent: bool) -> bool:
@@ -241,12 +241,12 @@ def _is_open(measured: MeasuredRequest, count: Estimate, *, is_sent: bool) -> bo
 def floor_of(measured: MeasuredRequest) -> Request:
     """The messages that no compaction can shrink, as a request of their own."""
     messages, view = measured.request.messages, measured.conversation
-    kept = [messages[at] if at >= view.latest_cut else without_data(messages[at]) for at in sorted(view.protected)]
-    prefix = system_prefix_length(kept)
-    if len(kept) == prefix or kept[prefix].role != "user":
+    floor = [messages[at] if at >= view.latest_cut else without_data(messages[at]) for at in sorted(view.protected)]
+    prefix = system_prefix_length(floor)
+    if len(floor) == prefix or floor[prefix].role != "user":
         # Templates want the user's word first; so does what a compaction makes.
-        kept.insert(prefix, user_message("."))
-    return replace(measured.request, messages=tuple(kept))
+        floor.insert(prefix, user_message("."))
+    return replace(measured.request, messages=tuple(floor))
 
 
 def beginning_of(request: Request, count: Estimate, limit_tokens: int) -> Request | None:

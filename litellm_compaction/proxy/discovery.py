@@ -100,11 +100,11 @@ class Discovery:
                 id_ = listed_id(deployment.id, model)
                 added[id_] = deployment.id, name, f"{deployment.provider}/{model}"
                 targets[id_] = replace(target, key=f"{id_}|{model}", model=model)
-        for id_, each in targets.items():
+        for id_, one in targets.items():
             # One that is not loaded has none. What an overflow has taught of a window may be one tenant's only, and
             # nobody's is asked.
             with contextlib.suppress(CompactionError):
-                limits[id_] = limits_of(await self._windows.resolve(each), guard.settings)
+                limits[id_] = limits_of(await self._windows.resolve(one), guard.settings)
 
 
 def _listed_name(wildcard: str, pattern: str, model: str) -> str | None:

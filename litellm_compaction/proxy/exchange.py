@@ -224,11 +224,11 @@ class Exchanges:
             # A text completion has none.
             if not body.get("messages") or await off_loop_if(long, lambda: wire.is_same_request(body, received)):
                 return current
-        if (asked := await off_loop_if(long, lambda: self._read(body, group, settings, is_chat))) is None:
+        if (request := await off_loop_if(long, lambda: self._read(body, group, settings, is_chat))) is None:
             note_of(body).close()
             return None
         attempts = engine.Attempts(summary_calls_left=settings.constants.max_summary_calls)
-        return opened(body, Exchange(asked, attempts if current is None else current.attempts))
+        return opened(body, Exchange(request, attempts if current is None else current.attempts))
 
     def _read(self, body: Body, group: str, settings: Settings, is_chat: bool) -> ClientRequest | None:
         if (received := wire.decode(body) or wire.decode_text(body)) is None:
@@ -285,14 +285,14 @@ async def context_of(
     router: Any, guards: DeploymentSelector, guard: GuardedDeployment, exchange: Exchange, body: Body
 ) -> engine.RequestContext:
     """A request's surroundings for the engine; a CompactionError if what it asks for cannot be followed."""
-    asked, is_through = exchange.client, guard.carrier == "transport"
-    if asked.bad_wish is not None and guard.does_guard:
-        raise asked.bad_wish
+    request, is_through = exchange.client, guard.carrier == "transport"
+    if request.bad_wish is not None and guard.does_guard:
+        raise request.bad_wish
     asked_tokens = wire.asked_output_tokens(body)
-    carries_calls = wire.can_be_continued(body) and (is_through or (asked.is_chat and bool(body.get("stream"))))
+    carries_calls = wire.can_be_continued(body) and (is_through or (request.is_chat and bool(body.get("stream"))))
     settings, deployment, metadata = guard.settings, guard.deployment, client.metadata_of(body)
-    pin = partial(pin_of, router, deployment, asked.group)
-    caller = Caller(router, pin, metadata, settings.summary_timeout_s, asked.group)
+    pin = partial(pin_of, router, deployment, request.group)
+    caller = Caller(router, pin, metadata, settings.summary_timeout_s, request.group)
     # A text completion is never compacted, unless LiteLLM makes a chat of it (main.py, `text_completion`), which is
     # carried like any other.
     is_text = "prompt" in body and not body.get("messages")
@@ -300,13 +300,13 @@ async def context_of(
     # One of several processes of a proxy: uvicorn starts those as children of multiprocessing's.
     is_worker, is_in_memory = multiprocessing.parent_process() is not None, settings.store.startswith("memory:")
     place = deployment.target.place
-    may_be_ahead = place is not None and not asked.is_client_summary and not (is_worker and is_in_memory)
+    may_be_ahead = place is not None and not request.is_client_summary and not (is_worker and is_in_memory)
     return engine.RequestContext(
-        label=asked.group,
-        target=replace(deployment.target, asker=asked.tenant),
+        label=request.group,
+        target=replace(deployment.target, asker=request.tenant),
         settings=settings,
-        scope=_scope(asked, settings),
-        tenant=asked.tenant,
+        scope=_scope(request, settings),
+        tenant=request.tenant,
         pruning_models=await pruning_models_of(guards, deployment, settings, caller),
         warm_up=replace(caller, timeout_s=settings.constants.warm_up_timeout_s).load,
         attempts=exchange.attempts,
@@ -314,14 +314,14 @@ async def context_of(
         measure=caller.measure,
         may_write_ahead=caller.may_write_ahead if may_be_ahead else None,
         has_siblings=is_worker or not settings.store.startswith(("sqlite:", "memory:")),
-        now=asked.orders.compacts_only or (asked.wish.now and not asked.is_client_summary),
-        focus="" if asked.is_client_summary else asked.wish.focus or asked.orders.focus,
-        pins=None if asked.wish.pin is None else tuple(asked.wish.pin),
-        is_client_summary=asked.is_client_summary,
-        is_beside=asked.is_beside,
-        portable=asked.bases,
-        threshold_tokens=asked.orders.threshold_tokens,
-        may_change=asked.orders.may_change and is_chat,
+        now=request.orders.compacts_only or (request.wish.now and not request.is_client_summary),
+        focus="" if request.is_client_summary else request.wish.focus or request.orders.focus,
+        pins=None if request.wish.pin is None else tuple(request.wish.pin),
+        is_client_summary=request.is_client_summary,
+        is_beside=request.is_beside,
+        portable=request.bases,
+        threshold_tokens=request.orders.threshold_tokens,
+        may_change=request.orders.may_change and is_chat,
         carries_calls=carries_calls,
     )
 
@@ -348,9 +348,9 @@ def pin_of(router: Any, deployment: Deployment, group: str) -> str:
     return deployment.group or group if is_passing else deployment.id
 
 
-def _scope(asked: ClientRequest, settings: Settings) -> str:
+def _scope(request: ClientRequest, settings: Settings) -> str:
     """Stored compactions are shared by one tenant, model group and settings."""
     shape = (settings.strategy, settings.pruning_model, settings.target_ratio, settings.keep_recent_messages)
     # Text that was written down with its secrets is not read again once they are to be left out.
     whole = (*shape, settings.constants.summary_max_tokens, settings.redact_patterns)
-    return client.fingerprint(repr((asked.tenant, asked.group, whole)))
+    return client.fingerprint(repr((request.tenant, request.group, whole)))

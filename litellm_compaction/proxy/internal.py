@@ -129,7 +129,7 @@ async def call_router(router: Any, model: str, parent: Mapping[str, Any], **argu
         return await router.acompletion(model=model, num_retries=0, disable_fallbacks=True, **arguments)
 
 
-async def _joined(stream: Any, asked: Sequence[Message], most_chars: int) -> SummaryAnswer:
+async def _joined(stream: Any, prompt: Sequence[Message], most_chars: int) -> SummaryAnswer:
     """The whole of a stream; one that is stopped, being too long or given up, is paid for by an estimate."""
     text = reasoning = ""
     finish_reason, calls_tool, is_logged = "stop", False, False
@@ -155,7 +155,7 @@ async def _joined(stream: Any, asked: Sequence[Message], most_chars: int) -> Sum
             if (aclose := getattr(stream, "aclose", None)) is not None:
                 await aclose()
         if not is_logged:
-            prompt_tokens = sum(roughly_tokens(visible_text(message)) for message in asked)
+            prompt_tokens = sum(roughly_tokens(visible_text(message)) for message in prompt)
             usage = {"prompt_tokens": prompt_tokens, "completion_tokens": roughly_tokens(f"{reasoning}{text}")}
             # Not waited for: the client wants the server.
             _logging.begin(log_stopped(getattr(stream, "logging_obj", None), text, usage))

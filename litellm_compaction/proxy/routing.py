@@ -85,11 +85,11 @@ def deployment_of(
     a `model_info.compaction` that is not valid.
     """
     full_name = _text(params.get("model"))
-    prefix, slash, rest = full_name.partition("/")
+    prefix, slash, behind = full_name.partition("/")
     # Of `lm_studio/*` a client may ask for no model: LM Studio then answers with the one that is loaded.
     named = prefix if slash else "openai" if _OPENAIS.match(full_name) else ""
     provider = _text(params.get("custom_llm_provider")) or named
-    model = without_route(rest if slash and prefix == provider else full_name)
+    model = without_route(behind if slash and prefix == provider else full_name)
     section = {**as_entry(info.get("compaction")), "enabled": True} if is_asked else info.get("compaction")
     place = f"model_info.compaction of {group or full_name!r}"
     own = NO_CHANGES if section is None else deployment_settings_from(section, place)

@@ -402,10 +402,10 @@ def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
 
 def _ended(said: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a message of Anthropic's, or of the event that ends it: LiteLLM logs the object that it has made."""
-    told: dict[str, Any] = {"usage": {"compaction": dict(details)}} if isinstance(said.get("usage"), Mapping) else {}
+    fields: dict[str, Any] = {"usage": {"compaction": dict(details)}} if isinstance(said.get("usage"), Mapping) else {}
     is_cut, reasons = details["outcome"] != "completed", (said.get("stop_reason"), _at(said, "delta", "stop_reason"))
     if is_cut and _CLIENTS_LIMIT in reasons:
         # LiteLLM has no `finish_reason` for Anthropic's own word, and writes the client's limit.
         reason = {"stop_reason": _WINDOWS_END}
-        told |= reason if "stop_reason" in said else {"delta": reason}
-    return {**said, **added(said, told)}
+        fields |= reason if "stop_reason" in said else {"delta": reason}
+    return {**said, **added(said, fields)}

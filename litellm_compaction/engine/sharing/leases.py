@@ -88,13 +88,13 @@ class Leases:
         writer = f"{self._name}-{os.getpid()}{name}"
         decided: list[tuple[bool, _Result]] = []
 
-        def change(kept: bytes | None, now_s: float) -> bytes | None:
-            notes = _notes(kept, now_s)
+        def change(body: bytes | None, now_s: float) -> bytes | None:
+            notes = _notes(body, now_s)
             until_s, own = notes.pop(writer, (now_s, None))
             note, result = decide([said for _, said in notes.values()])
             decided.append((note is not None, result))
             if note == own and (note is None or until_s - now_s > (1 - _RENEWED_RATIO) * LEASE_S):
-                return kept
+                return body
             if note is not None:
                 notes[writer] = (now_s + LEASE_S, note)
             return json.dumps(notes, separators=(",", ":")).encode() if notes else None
@@ -178,17 +178,17 @@ class Leases:
             )
 
 
-def _notes(kept: bytes | None, now_s: float) -> dict[str, tuple[float, str]]:
-    """Until when the notes last that do, and what they say, by writer; any process may have written `kept`.
+def _notes(body: bytes | None, now_s: float) -> dict[str, tuple[float, str]]:
+    """Until when the notes last that do, and what they say, by writer; any process may have written `body`.
 
     One that ends too late was written by a clock that has been set back, or before a restart.
     """
     try:
-        found = json.loads(kept or b"{}")
+        written = json.loads(body or b"{}")
     except (ValueError, RecursionError):
         return {}
     notes: dict[str, tuple[float, str]] = {}
-    for writer, note in found.items() if isinstance(found, dict) else ():
+    for writer, note in written.items() if isinstance(written, dict) else ():
         match note:
             case [float() as until_s, str() as said] if now_s < until_s <= now_s + LEASE_S:
                 notes[writer] = (until_s, said)

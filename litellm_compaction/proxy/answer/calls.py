@@ -96,13 +96,13 @@ class Calls(list[Call]):
                 sent += [self._shown(call)] if call.is_sent else []
         return sent
 
-    def given_up(self, kept: Kept) -> list[Chunk]:
-        """The held calls that are `kept`, with all also those whose name never came; none is held any more."""
+    def given_up(self, which: Kept) -> list[Chunk]:
+        """The held calls `which` are kept, with all also those whose name never came; none is held any more."""
         whole = self.whole
         waiting = [call for call in self if call.is_held or not (call.is_sent or call.name)]
         for call in waiting:
             call.is_held = False
-        return [self._shown(call) for call in {"no": [], "whole": whole, "all": waiting}[kept]]
+        return [self._shown(call) for call in {"no": [], "whole": whole, "all": waiting}[which]]
 
     def of(self, whose: Whose) -> list[Call]:
         return [call for call in self if self._whose(call) == whose]

@@ -72,21 +72,21 @@ class Answer:
         """
         one, state = self._one, self._state
         try:
-            if told := self._begun():
-                yield told
+            if chunks := self._begun():
+                yield chunks
             self._next = prepared = await self.compactor.finish(self.decided, self.room)
             # A compaction that was announced may have been made by an alike request meanwhile.
-            if isinstance(self.decided, CompactionNeeded) and prepared.action != "none" and (told := one.done()):
-                yield told
+            if isinstance(self.decided, CompactionNeeded) and prepared.action != "none" and (chunks := one.done()):
+                yield chunks
             while self._next is not None:
                 async with aclosing(self._leg(self._next)) as batches:
                     async for batch in batches:
                         yield batch
                 self._next = None
-                if told := await self._behind(self._relay):
-                    yield told
-                if state.plan is not None and (told := await self._continued(self._relay, state.plan)):
-                    yield told
+                if chunks := await self._behind(self._relay):
+                    yield chunks
+                if state.plan is not None and (chunks := await self._continued(self._relay, state.plan)):
+                    yield chunks
         except CompactionError:
             # Behind a leg of which the client has some it ends regularly; its request gets the error otherwise.
             if not one.is_delivered:
@@ -297,11 +297,11 @@ class Answer:
         is_new = isinstance(plan.prepared, CompactionNeeded)
         # Others needed the room, or nobody doubts it now: nothing is compacted, and the client need not know.
         state.is_resumed = relay.end in GIVES_WAY and not is_new
-        told: list[Chunk] = []
+        chunks: list[Chunk] = []
         if plan.partial.closes and not state.is_resumed:
             state.is_closing = True
-            told = self._one.dressed(self._one.close_thoughts())
-        return [*told, *self._one.starts()] if is_new else told
+            chunks = self._one.dressed(self._one.close_thoughts())
+        return [*chunks, *self._one.starts()] if is_new else chunks
 
     async def _continued(self, relay: Relay, plan: ContinuationPlan) -> list[Chunk]:
         """Makes the request of a continuation; tells of a compaction that was made for it."""

@@ -262,14 +262,14 @@ class Relay:
             named = "error_event" if error.is_inside else f"http_{error.status}" if error.status else "error"
             self.ending = Ending("overflow", error, overflow, "crash" if has_crashed else named)
 
-    def surrendered(self, kept: Kept = "no") -> list[Chunk]:
-        """Everything that is held; of the client's calls those that are `kept`."""
+    def surrendered(self, which: Kept = "no") -> list[Chunk]:
+        """Everything that is held; of the client's calls those `which` are kept."""
         words, text = self.words, self.words.rest()
         if words.are_joined:
             text += words.joiner.finish(is_complete=self.finish_reason == "stop")
         sent = [*self._sent(text), *(self.one.close_thoughts() if words.are_joined else ())]
         # One by one as servers send them; LlamaIndex reads the first call of an event only.
-        return [*sent, *({"tool_calls": [call]} for call in (self.calls.given_up(kept) if self.calls else ()))]
+        return [*sent, *({"tool_calls": [call]} for call in (self.calls.given_up(which) if self.calls else ()))]
 
     def _breaks_off(self) -> bool:
         """The answer ended because the window did, and not the model, the client or the server wanted it to."""

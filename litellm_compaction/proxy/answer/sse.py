@@ -132,7 +132,7 @@ async def read_events(response: httpx.Response, bounds: tuple[int, int], *, is_p
                 read_bytes += len(data)
                 if read_bytes > stream_bytes:
                     raise faulty(f"its answer has more than {stream_bytes} bytes")
-                lines, newline, rest = data.rpartition(b"\n")
+                lines, newline, behind = data.rpartition(b"\n")
                 if newline:
                     chunks, end = _chunks((bytes(begun) + lines).split(b"\n"), event, is_passed=is_passed)
                     if chunks:
@@ -142,7 +142,7 @@ async def read_events(response: httpx.Response, bounds: tuple[int, int], *, is_p
                     if end:
                         return
                     begun.clear()
-                begun += rest
+                begun += behind
                 if len(begun) + len(event) > event_bytes:
                     raise faulty(f"a piece of its answer has more than {event_bytes} bytes")
     if not is_passed:

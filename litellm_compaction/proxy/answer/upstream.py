@@ -103,13 +103,13 @@ class HttpUpstream:
 
     async def send(self, leg: Leg) -> httpx.Response:
         """The response to one request, which the caller closes; one that nobody asked to compress so is an error."""
-        content, asked, url = wire.to_json(self._body_of(leg)), self.request, self.request.url
+        content, first, url = wire.to_json(self._body_of(leg)), self.request, self.request.url
         if leg.goes_on and leg.prepared.continuation.prompt is not None:
             # Its address for text completions, beside its address for chats.
             url = url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
-        headers = [(key, value) for key, value in asked.headers.raw if key.lower() not in _FRAMING]
+        headers = [(key, value) for key, value in first.headers.raw if key.lower() not in _FRAMING]
         headers.append((b"Accept-Encoding", ACCEPTED_ENCODINGS.encode()))
-        request = httpx.Request(asked.method, url, headers=headers, content=content, extensions=asked.extensions)
+        request = httpx.Request(first.method, url, headers=headers, content=content, extensions=first.extensions)
         response = await self.inner.handle_async_request(request)
         if "content-encoding" in response.headers and not unfolds_slowly(response):
             await response.aclose()
@@ -192,12 +192,12 @@ class HookedUpstream:
     async def _again(self, leg: Leg) -> Any:
         prepared = leg.prepared
         keys = (*_CLIENT_KEYS, *wire.DOCUMENT_KEYS) if leg.is_document else _CLIENT_KEYS
-        asked: dict[str, Any] = {key: self.data[key] for key in keys if self.data.get(key) is not None}
+        fields: dict[str, Any] = {key: self.data[key] for key in keys if self.data.get(key) is not None}
         if prepared.tools is not None:
-            asked["tools"] = list(prepared.tools)
+            fields["tools"] = list(prepared.tools)
         if leg.fields:
-            asked = {key: value for key, value in asked.items() if key not in leg.fields}
-            asked["extra_body"] = dict(leg.fields)
+            fields = {key: value for key, value in fields.items() if key not in leg.fields}
+            fields["extra_body"] = dict(leg.fields)
         parent = self.data.get("metadata")
         return await call_router(
             self.router,
@@ -207,7 +207,7 @@ class HookedUpstream:
             max_tokens=leg.max_tokens,
             stream=True,
             stream_options={"include_usage": True},
-            **asked,
+            **fields,
         )
 
     async def carried(self, answer: Answer, prepared: PreparedRequest) -> AsyncGenerator[Any, None]:

@@ -232,14 +232,14 @@ async def _look_at_client(model: str) -> None:
 
     from litellm_compaction.proxy.internal import as_ours
 
-    asked: list[object] = []
+    calls: list[object] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
+        calls.append(request)
         return httpx.Response(200, json=_ANSWER)
 
     async def create(**given: object) -> None:
-        asked.append(given)
+        calls.append(given)
 
     http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
     place: dict[str, Any] = {"api_key": model, "base_url": _NOWHERE}
@@ -248,7 +248,7 @@ async def _look_at_client(model: str) -> None:
         options |= {"messages": [{"role": "user", "content": "."}], "client": with_chats(client, create)}
         with contextlib.suppress(Exception), as_ours():
             await litellm.acompletion(f"lm_studio/{model}", **place, **options)
-    if not asked:
+    if not calls:
         raise LiteLLMChanged("client=", "Or set `carrier: hooks`, which passes no client on.")
 
 

@@ -311,12 +311,12 @@ class _Page:
         """A search, or a message by its handle; the words stand in the body, since servers log addresses."""
         if (lookup := self._service.compactor.recaller.lookup) is None:
             raise HTTPException(404, "this proxy keeps no originals")
-        asked = await _body_of(request)
-        if isinstance(handle := asked.get("handle"), str):
+        body = await _body_of(request)
+        if isinstance(handle := body.get("handle"), str):
             if parts := await lookup.find(visitor.tenant, handle):
                 return message_fields(parts)
             raise HTTPException(404, NOT_KEPT)
-        query, limit = asked.get("query"), _limit(asked.get("limit", 5), 50)
+        query, limit = body.get("query"), _limit(body.get("limit", 5), 50)
         if not isinstance(query, str) or not query.strip():
             raise HTTPException(400, "query is empty: give words, an id, or a handle")
         return found_fields(await lookup.search(visitor.tenant, query, limit=limit))

@@ -96,12 +96,12 @@ class Items:
     def __init__(self, secret: Callable[[], str | None]) -> None:
         self._box = Box(secret, b"portable compactions")
 
-    def sealed(self, tenant: str, kept: Portable) -> str:
+    def sealed(self, tenant: str, item: Portable) -> str:
         """Returns the text of a portable compaction."""
         fields = {
-            "base": None if kept.base is None else encode(kept.base).decode("utf-8", "surrogatepass"),
-            "kept": [dict(each.raw) for each in kept.kept],
-            "spares_requests": kept.spares_requests,
+            "base": None if item.base is None else encode(item.base).decode("utf-8", "surrogatepass"),
+            "kept": [dict(each.raw) for each in item.kept],
+            "spares_requests": item.spares_requests,
         }
         body = zlib.compress(encode_text(json.dumps(fields, ensure_ascii=False, separators=(",", ":"))))
         data = self._box.locked(body, tenant, _MARK) if self._box.has_key else body
@@ -118,9 +118,9 @@ class Items:
             # Where the proxy has no key anybody may write a bomb: what is too much is cut off.
             fields = json.loads(zlib.decompressobj().decompress(body, _MOST_BYTES).decode("utf-8", "surrogatepass"))
             base = None if fields["base"] is None else decode(encode_text(fields["base"]))
-            kept = tuple(parse_message(each) for each in fields["kept"])
+            beside = tuple(parse_message(each) for each in fields["kept"])
         except (zlib.error, ValueError, KeyError, TypeError, RecursionError):
             raise BadItem(field, "cannot be read: it was changed or cut off") from None
         if base is None and fields["base"] is not None:
             raise BadItem(field, "was made by another version of the plug-in")
-        return Portable(base=base, kept=kept, spares_requests=bool(fields["spares_requests"]))
+        return Portable(base=base, kept=beside, spares_requests=bool(fields["spares_requests"]))

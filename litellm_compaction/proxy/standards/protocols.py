@@ -193,11 +193,11 @@ class Messages:
         clear, compact = edits.get(_ClearTools), edits.get(_Compact)
         portable = None
         if isinstance(messages, list):
-            portable, kept = await _portable(messages, opened)
-            if summarize is not None and len(kept) <= (portable is not None):
+            portable, left = await _portable(messages, opened)
+            if summarize is not None and len(left) <= (portable is not None):
                 raise BadItem("messages", "has nothing to summarize")
-            if kept != messages:
-                changed["messages"] = kept
+            if left != messages:
+                changed["messages"] = left
         orders = Orders(
             portable=portable,
             compacts_only=summarize is not None,
