@@ -22,7 +22,7 @@ from litellm_compaction.core.stretches import is_text_result
 
 # Changes of a conversation that count: a turn of an agent has several requests.
 _MOST_CHANGES = 8
-# So many different messages of two lists are equal before anything of the one is put into the other.
+# So many different messages are equal behind what is put back: many conversations begin alike, and end in "go on".
 _LEAST_EQUAL = 4
 # Behind it a system message is none of the leading ones, which no chain holds.
 _BEFORE = user_message("")
@@ -86,7 +86,9 @@ def relisted(
     changed = [place for place, at in stays.items() if old.rest[at].raw != now.rest[place].raw]
     were = [prints(old.rest[stays[place]]) for place in changed]
     edited = edits([now.rest[place] for place in changed], were, notes)
-    if None in edited or (gone and len({now.marks[place] for place in stays}) < _LEAST_EQUAL):
+    news = [at for at in gone if at not in old.left_out]
+    behind = {now.marks[place] for place, at in stays.items() if gone and at > (news or gone)[-1]}
+    if None in edited or (gone and len(behind) < _LEAST_EQUAL):
         return None
     rest, left_out, waiting = list[Message](), set[int](), iter((*gone, len(old.rest)))
     cleared, following = {place for place, is_edited in zip(changed, edited, strict=True) if is_edited}, next(waiting)
@@ -95,10 +97,8 @@ def relisted(
             left_out.add(len(rest))
             rest.append(old.rest[following])
             following = next(waiting)
-        is_result = message.role == "tool" or is_text_result(message)
-        is_cleared = place in cleared and is_result and not message.other_parts
-        rest.append(old.rest[stays[place]] if is_cleared else message)
-        notes = {*notes, message.text.strip()} if is_cleared else notes
-    news = [at for at in gone if at not in old.left_out]
+        is_result = (message.role == "tool" or is_text_result(message)) and not message.other_parts
+        notes = {*notes, message.text.strip()} if is_result and place in cleared else notes
+        rest.append(old.rest[stays[place]] if is_result and place in cleared else message)
     cut = sum(at < news[0] for at in stays.values()) if news else None
     return Listed(tuple(rest), frozenset(left_out)), cut, notes

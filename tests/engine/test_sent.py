@@ -149,4 +149,4 @@ async def test_what_a_client_leaves_out_twice_its_record_stands_for(reason: str)
     prepared = await bench.guard(last.get(reason, raw[4:65]), 8192)
     assert (len(bench.ask.prompts) == asked and prepared.round > 0) == (reason == "" or few)
     assert not (few and any(each.text == raw[61]["content"] for each in prepared.messages or ()))
-    assert relisted(Listed(parsed(raw[:21])), Listed(parsed([*raw[18:21], user("Now what?")])), 3) is None
+    assert relisted(Listed(parsed(raw[:21])), Listed(parsed([*raw[:8], *raw[18:21], user("Why?")])), 11) is None
