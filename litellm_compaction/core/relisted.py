@@ -2,9 +2,7 @@
 
 Some clear old tool results, some send only their last messages, with or without the first ones. What a client changes
 behind a record its server reads again from there on, and of a list that begins otherwise no record is found. So all is
-put back where it was.
-
-If two conversations of equal words have different data, either may be another person's (promise P9).
+put back where it was. Of two lists with equal words and different data either may be another person's (promise P9).
 """
 
 from __future__ import annotations
@@ -88,7 +86,9 @@ def relisted(
     edited = edits([now.rest[place] for place in changed], were, notes)
     news = [at for at in gone if at not in old.left_out]
     behind = {now.marks[place] for place, at in stays.items() if gone and at > (news or gone)[-1]}
-    if None in edited or (gone and len(behind) < _LEAST_EQUAL):
+    # Whoever deletes something while the list slides on leaves out at two places.
+    is_apart = any(news[0] < at < news[-1] for at in stays.values() if news)
+    if None in edited or is_apart or (gone and len(behind) < _LEAST_EQUAL):
         return None
     rest, left_out, waiting = list[Message](), set[int](), iter((*gone, len(old.rest)))
     cleared, following = {place for place, is_edited in zip(changed, edited, strict=True) if is_edited}, next(waiting)

@@ -137,15 +137,15 @@ async def test_what_moves_with_each_request_costs_nothing(depth: int, every: int
     assert len(bench.ask.prompts) <= (9 if depth < -6 else 5)
 
 
-@pytest.mark.parametrize("reason", ["", "not all is told", "left out once", "at another place", "other words"])
+@pytest.mark.parametrize("reason", ["", "not all is told", "left out once", "elsewhere", "two places", "other words"])
 async def test_what_a_client_leaves_out_twice_its_record_stands_for(reason: str) -> None:
     """Nobody is asked again; what a record does not tell, or was left out once, as if deleted, is in no prompt."""
     raw = [each for n in range(40) for each in (user(f"Ask {n}. {_body(n + 2, 500)}"), assistant(_body(n + 3, 700)))]
     bench, few = Bench(), reason == "not all is told"
     for shown in [raw[:61], *[raw[2:63]] * (reason != "left out once"), *[raw[4:77]] * few]:
         await bench.guard(shown, 8192)
-    asked, last = len(bench.ask.prompts), {"at another place": [raw[2], *raw[5:65]], "not all is told": raw[64:79]}
-    last["other words"] = [*raw[4:44], user("No."), *raw[45:65]]
+    asked, last = len(bench.ask.prompts), {"elsewhere": [raw[2], *raw[5:65]], "not all is told": raw[64:79]}
+    last |= {"other words": [*raw[4:44], user("No."), *raw[45:65]], "two places": [*raw[4:24], *raw[25:65]]}
     prepared = await bench.guard(last.get(reason, raw[4:65]), 8192)
     assert (len(bench.ask.prompts) == asked and prepared.round > 0) == (reason == "" or few)
     assert not (few and any(each.text == raw[61]["content"] for each in prepared.messages or ()))
