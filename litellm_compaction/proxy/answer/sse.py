@@ -10,7 +10,6 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from http import HTTPStatus
 from typing import Any, TypeAlias
 
 import anyio
@@ -217,7 +216,7 @@ async def read_whole(response: httpx.Response, most_bytes: int, *, logprobs: int
 
     Besides the answer it may hold so many `logprobs`.
     """
-    is_answer, body = response.status_code == HTTPStatus.OK, bytearray()
+    is_answer, body = response.is_success, bytearray()
     most_bytes = most_bytes if is_answer else ERROR_BYTES
     async with aclosing(response):
         with _understood():

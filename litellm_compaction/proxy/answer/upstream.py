@@ -6,7 +6,6 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
@@ -68,7 +67,7 @@ class HttpUpstream:
         response, tokens = await self._answered(leg), leg.max_tokens * max(leg.passed, 1)
         logprobs = min(tokens * wire.asked_logprobs(self.body), sse.MOST_LOGPROBS)
         bounds = sse.bounds_of(tokens + logprobs)
-        is_stream = response.status_code == HTTPStatus.OK and "event-stream" in response.headers.get("content-type", "")
+        is_stream = response.is_success and "event-stream" in response.headers.get("content-type", "")
         try:
             if is_stream and not self.wants_stream:
                 raise sse.faulty("it streams an answer that was asked for as a whole")
@@ -130,7 +129,7 @@ class HttpUpstream:
 
 async def _read(response: httpx.Response) -> AsyncIterator[Batch]:
     """A whole answer as a chunk; what is none is raised."""
-    if response.status_code != HTTPStatus.OK:
+    if not response.is_success:
         raise UpstreamError(response.text, response, status=response.status_code)
     body = sse.json_object(response.content)
     chunk = sse.as_chunk(body) or {}

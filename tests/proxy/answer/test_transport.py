@@ -37,7 +37,7 @@ async def test_server_that_refuses_stream_options_is_asked_without() -> None:
     """Asked again; the usage is then counted here."""
     refusal = httpx.Response(400, json={"error": {"message": "Unknown parameter: stream_options"}})
     answered = [chunk({"content": "Fine."}), chunk({}, "stop")]
-    wire = Wire([lambda: refusal, lambda: sse(*answered)])
+    wire = Wire([lambda: refusal, lambda: sse(*answered, status=201)])
     answer = await wire.ask(stream=True)
     assert (text_of(answer), '"prompt_tokens"' in answer.text) == ("Fine.", True)
     assert ["stream_options" in sent for sent in wire.sent] == [True, False]
@@ -66,8 +66,8 @@ async def test_a_whole_answer_has_as_many_log_probabilities_as_were_asked_for() 
     one = {"token": " x", "logprob": -0.123456, "bytes": [32, 120]}
     said = {"content": [{**one, "top_logprobs": [one] * 20}] * 2500}
     body = {"choices": [{"message": {"content": "x"}, "logprobs": said}]}
-    for options, status in (({"logprobs": True, "top_logprobs": 20}, 200), ({"n": 2}, 502)):
-        wire = Wire([lambda: httpx.Response(200, json=body)], window_tokens=8192)
+    for options, status in (({"logprobs": True, "top_logprobs": 20}, 201), ({"n": 2}, 502)):
+        wire = Wire([lambda: httpx.Response(201, json=body)], window_tokens=8192)
         assert (await wire.ask(**options)).status_code == status
 
 

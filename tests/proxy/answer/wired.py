@@ -24,7 +24,7 @@ USAGE = {
 Body = dict[str, Any]
 
 
-def sse(*chunks: Body, done: bool = True) -> httpx.Response:
+def sse(*chunks: Body, done: bool = True, status: int = 200) -> httpx.Response:
     """An answer in pieces."""
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -34,7 +34,7 @@ def sse(*chunks: Body, done: bool = True) -> httpx.Response:
             yield b"data: [DONE]\n\n"
 
     headers = {"content-type": "text/event-stream", "x-request-id": "r1", "transfer-encoding": "chunked"}
-    return httpx.Response(200, headers=headers, content=pieces())
+    return httpx.Response(status, headers=headers, content=pieces())
 
 
 def chunk(delta: Body, reason: str | None = None, **fields: Any) -> Body:
