@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _ALONE = contextlib.nullcontext()
 # Lists that are remembered, the characters of one, and how many are tried of those with the last words ("go on").
-_MOST_LISTS, _MOST_LIST_CHARS, _MOST_TRIES = 64, 1_000_000, 4
+_MOST_LISTS, _MOST_LIST_CHARS, _MOST_TRIES, _MOST_FIRST = 64, 1_000_000, 4, 3
 
 
 class Decider:
@@ -93,9 +93,8 @@ class Decider:
             return before, earlier
         decided = await self._with_stored(measured)
         does = isinstance(earlier, CompactionNeeded) and (before.request.left_out or earlier.steps[0].is_edit)
-        if earlier is not None and does and (isinstance(decided, CompactionNeeded) or decided.round):
-            return before, earlier
-        return measured, decided
+        is_still_needed = isinstance(decided, CompactionNeeded) or decided.round
+        return (before, earlier) if earlier is not None and does and is_still_needed else (measured, decided)
 
     async def restored(self, measured: MeasuredRequest) -> MeasuredRequest:
         """A request with what its client has cleared or left out since it was sent; itself if that is nothing."""
@@ -369,8 +368,7 @@ class SentBefore:
         # With the place where their client has left some out, or None, and its notes; None for those of two persons.
         self._lists: Bounded[tuple[str, str], tuple[Listed, int | None, Collection[str]] | None] = Bounded(_MOST_LISTS)
         self._newest = Listed(())
-        # By their first messages, and of the newest one.
-        self._courses: Bounded[tuple[str, str], Course] = Bounded(4 * _MOST_LISTS)
+        self._courses: Bounded[tuple[str, str], Course] = Bounded(4 * _MOST_LISTS)  # By first messages, and the newest.
 
     def steadied(self, measured: MeasuredRequest, *, is_answered: bool = False) -> MeasuredRequest:
         """Remembers a list, or one with its answer, which a client may cut; the request knows what may change next."""
@@ -406,7 +404,9 @@ class SentBefore:
         (_, now, notes, cut), key = self._relisted(scope, own), (scope, own.marks[own.spoken[-1]])
         same = self._lists.get(key, (own, None, ()))
         is_anothers = same is None or (same[0].marks == own.marks and relisted(same[0], own, len(own.spoken)) is None)
-        self._lists[key] = None if is_anothers else (own, cut if now is None else now, notes)
+        # A window of last messages goes on behind a few first ones, if not in each request; a person deletes elsewhere.
+        is_windows = own.left_out or (cut or 0) <= _MOST_FIRST
+        self._lists[key] = None if is_anothers else (own, cut if now is None and is_windows else now, notes)
 
     def _relisted(self, scope: str, own: Listed) -> tuple[Listed | None, int | None, Collection[str], int | None]:
         """As `relisted`, by the list that its client has sent before, and where it had left something out by then."""

@@ -87,6 +87,7 @@ def _history(newest: str, *more: JsonDict) -> list[JsonDict]:
 
 
 MORE = [calls("next"), result("next", "fine")]
+TALK = [each for n in range(40) for each in (user(f"Ask {n}. {_body(n + 2, 500)}"), assistant(_body(n + 3, 700)))]
 LATER = [*MORE, calls("then"), result("then", "done")]
 
 
@@ -140,13 +141,21 @@ async def test_what_moves_with_each_request_costs_nothing(depth: int, every: int
 @pytest.mark.parametrize("reason", ["", "not all is told", "left out once", "elsewhere", "two places", "other words"])
 async def test_what_a_client_leaves_out_twice_its_record_stands_for(reason: str) -> None:
     """Nobody is asked again; what a record does not tell, or was left out once, as if deleted, is in no prompt."""
-    raw = [each for n in range(40) for each in (user(f"Ask {n}. {_body(n + 2, 500)}"), assistant(_body(n + 3, 700)))]
     bench, few = Bench(), reason == "not all is told"
-    for shown in [raw[:61], *[raw[2:63]] * (reason != "left out once"), *[raw[4:77]] * few]:
+    for shown in [TALK[:61], *[TALK[2:63]] * (reason != "left out once"), *[TALK[4:77]] * few]:
         await bench.guard(shown, 8192)
-    asked, last = len(bench.ask.prompts), {"elsewhere": [raw[2], *raw[5:65]], "not all is told": raw[64:79]}
-    last |= {"other words": [*raw[4:44], user("No."), *raw[45:65]], "two places": [*raw[4:24], *raw[25:65]]}
-    prepared = await bench.guard(last.get(reason, raw[4:65]), 8192)
+    asked, last = len(bench.ask.prompts), {"elsewhere": [TALK[2], *TALK[5:65]], "not all is told": TALK[64:79]}
+    last |= {"other words": [*TALK[4:44], user("No."), *TALK[45:65]], "two places": [*TALK[4:24], *TALK[25:65]]}
+    prepared = await bench.guard(last.get(reason, TALK[4:65]), 8192)
     assert (len(bench.ask.prompts) == asked and prepared.round > 0) == (reason == "" or few)
-    assert not (few and any(each.text == raw[61]["content"] for each in prepared.messages or ()))
-    assert relisted(Listed(parsed(raw[:21])), Listed(parsed([*raw[:8], *raw[18:21], user("Why?")])), 11) is None
+    assert not (few and any(each.text == TALK[61]["content"] for each in prepared.messages or ()))
+    assert relisted(Listed(parsed(TALK[:21])), Listed(parsed([*TALK[:8], *TALK[18:21], user("Why?")])), 11) is None
+
+
+async def test_who_deletes_twice_at_one_place_is_told_of_neither() -> None:
+    bench = Bench()
+    for gone, end in ((20, 61), (22, 63), (22, 65)):
+        await bench.guard([*TALK[:20], *TALK[gone:end]], 8192)
+    asked = len(bench.ask.prompts)
+    await bench.guard([*TALK[:20], *TALK[24:67]], 8192)
+    assert len(bench.ask.prompts) > asked
