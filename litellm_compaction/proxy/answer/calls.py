@@ -97,7 +97,7 @@ class Calls(list[Call]):
         return sent
 
     def given_up(self, which: Kept) -> list[Chunk]:
-        """The held calls `which` are kept, with all also those whose name never came; none is held any more."""
+        """The held calls that are to be kept, for `all` also those whose name never came; none is held any more."""
         whole = self.whole
         waiting = [call for call in self if call.is_held or not (call.is_sent or call.name)]
         for call in waiting:

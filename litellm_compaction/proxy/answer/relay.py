@@ -263,7 +263,7 @@ class Relay:
             self.ending = Ending("overflow", error, overflow, "crash" if has_crashed else named)
 
     def surrendered(self, which: Kept = "no") -> list[Chunk]:
-        """Everything that is held; of the client's calls those `which` are kept."""
+        """Everything that is held; of the client's calls those that are to be kept."""
         words, text = self.words, self.words.rest()
         if words.are_joined:
             text += words.joiner.finish(is_complete=self.finish_reason == "stop")

@@ -35,6 +35,8 @@ from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.litellm_inside import with_chats
 from litellm_compaction.proxy.presence import ends_with_client, while_here
 
+# Reading this much JSON takes 2 ms.
+_OFF_LOOP_BYTES = 200_000
 # Nothing is pulled from a stream for so long: its reader has left, and nobody has told. A slow one pulls now and then.
 UNREAD_S = 30.0
 
@@ -68,7 +70,8 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             return self._refused(refusal)
 
     async def _handled(self, request: httpx.Request) -> httpx.Response:
-        body = self.body or await asyncio.to_thread(sse.json_object, await request.aread())
+        content = b"" if self.body else await request.aread()
+        body = self.body or await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: sse.json_object(content))
         if not body:
             # A request that cannot be read cannot be guarded.
             return self._refused(NotServed(TOO_DEEP))
