@@ -118,8 +118,8 @@ def data_of(message: Message, kinds: Collection[Kind] = _SHRINKING) -> Message |
 
 
 def without_data(message: Message) -> Message:
-    """`message` with one line for each stretch of data in it; the same object if that would save nothing."""
-    return with_shorter_data(message, lambda _: "")
+    """`message` with one line for each stretch of data in it; the same object if that would save nothing or is new."""
+    return message if message.is_renewed else with_shorter_data(message, lambda _: "")
 
 
 def with_shorter_data(

@@ -76,6 +76,7 @@ class Message:
     raw: JsonObject  # The client's, never changed in place.
     marks: Marks = field(default=NO_MARKS, compare=False, repr=False)  # Of the conversation, for a user message.
     received: Message | None = field(default=None, compare=False, repr=False)  # As it came, if some of it is cleared.
+    is_renewed: bool = False  # Its client writes it anew in each request; `received` is what it was at first.
 
     @property
     def is_system(self) -> bool:

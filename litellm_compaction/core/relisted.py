@@ -1,14 +1,15 @@
 """Recognizes a conversation of which its client sends fewer messages, or shorter ones, than in an earlier request.
 
-Some clear old tool results, some send only their last messages, with or without the first ones. What a client changes
-behind a record its server reads again from there on, and of a list that begins otherwise no record is found. So all is
-put back where it was. Of two lists with equal words and different data either may be another person's (promise P9).
+Some clear old tool results, some send only their last messages, with or without the first ones, some write one anew in
+each request. What a client changes behind a record its server reads again from there on, and of a list that begins
+otherwise no record is found. So all is put back where it was, and what is written anew stays, beside any record, in the
+place of what was there at first. Of two lists with equal words and different data either may be another person's (P9).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from operator import eq
@@ -22,6 +23,7 @@ from litellm_compaction.core.stretches import is_text_result
 _MOST_CHANGES = 8
 # So many different messages are equal behind what is put back: many conversations begin alike, and end in "go on".
 _LEAST_EQUAL = 4
+_MOST_RENEWED = 3
 # Behind it a system message is none of the leading ones, which no chain holds.
 _BEFORE = user_message("")
 
@@ -42,6 +44,11 @@ class Listed:
     def spoken(self) -> list[int]:
         """The positions of all but system messages."""
         return [at for at, each in enumerate(self.rest) if not each.is_system]
+
+    @property
+    def is_other(self) -> bool:
+        """More stands in it, or in another's place, than its client has sent."""
+        return bool(self.left_out) or any(each.is_renewed for each in self.rest)
 
     def without(self, start: int) -> Listed:
         """The list without those that were left out from a position on."""
@@ -65,30 +72,46 @@ class Course(NamedTuple):
         return Course(entries, changed if 2 * same > len(self.entries) else ())
 
 
-def relisted(
-    old: Listed, now: Listed, end: int, notes: Collection[str] = ()
-) -> tuple[Listed, int | None, Collection[str]] | None:
+class Relisted(NamedTuple):
+    """A list by an earlier one of its conversation."""
+
+    listed: Listed
+    cut: int | None = None  # So many of all but system messages stand before what was newly left out.
+    renewed: frozenset[int] = frozenset()  # The positions of messages that are written anew.
+    notes: Collection[str] = ()  # What its client has left in the place of results so far.
+
+
+def relisted(old: Listed, now: Listed, end: int, notes: Collection[str] = ()) -> Relisted | None:
     """Returns a list by an earlier one of its conversation; None if that is another's, or was changed otherwise.
 
-    The first messages of `now`, `end` of them without system messages, are those of `old`; behind them all is new. The
-    number says how many of all but system messages stand before what it has newly left out; None for nothing. `notes`,
-    given and returned, are what its client has left in the place of results so far.
+    The first messages of `now`, `end` of them without system messages, are those of `old`; behind them all is new.
     """
-    stays, left = dict[int, int](), iter(reversed(old.spoken))
+    stays, renewed, left, marks = dict[int, int](), list[int](), iter(reversed(old.spoken)), {*old.marks}
     for place in reversed(now.spoken[:end]):
+        if now.marks[place] not in marks:
+            renewed.append(place)
+            continue
         at = next((at for at in left if old.marks[at] == now.marks[place]), None)
         if at is None:
             return None
         stays[place] = at
-    gone = sorted({*old.spoken}.difference(stays.values()))
     changed = [place for place, at in stays.items() if old.rest[at].raw != now.rest[place].raw]
     were = [prints(old.rest[stays[place]]) for place in changed]
     edited = edits([now.rest[place] for place in changed], were, notes)
+    for place in renewed:
+        before = max((at for other, at in stays.items() if other < place), default=-1)
+        behind = min((at for other, at in stays.items() if other > place), default=len(old.rest))
+        users = (at for at in range(before + 1, behind) if old.rest[at].role == now.rest[place].role == "user")
+        if (at := next(users, None)) is None or len(renewed) > _MOST_RENEWED:
+            return None
+        stays[place] = at
+    gone = sorted({*old.spoken}.difference(stays.values()))
     news = [at for at in gone if at not in old.left_out]
-    behind = {now.marks[place] for place, at in stays.items() if gone and at > (news or gone)[-1]}
+    last = max([*(news or gone), *(stays[place] for place in renewed)], default=len(old.rest))
+    equal = {now.marks[place] for place, at in stays.items() if at > last}
     # Whoever deletes something while the list slides on leaves out at two places.
     is_apart = any(news[0] < at < news[-1] for at in stays.values() if news)
-    if None in edited or is_apart or (gone and len(behind) < _LEAST_EQUAL):
+    if None in edited or is_apart or (last < len(old.rest) and len(equal) < _LEAST_EQUAL):
         return None
     rest, left_out, waiting = list[Message](), set[int](), iter((*gone, len(old.rest)))
     cleared, following = {place for place, is_edited in zip(changed, edited, strict=True) if is_edited}, next(waiting)
@@ -99,6 +122,10 @@ def relisted(
             following = next(waiting)
         is_result = (message.role == "tool" or is_text_result(message)) and not message.other_parts
         notes = {*notes, message.text.strip()} if is_result and place in cleared else notes
-        rest.append(old.rest[stays[place]] if is_result and place in cleared else message)
+        if place in renewed:
+            first = old.rest[stays[place]]
+            rest.append(replace(message, received=first.received or first, is_renewed=True))
+        else:
+            rest.append(old.rest[stays[place]] if is_result and place in cleared else message)
     cut = sum(at < news[0] for at in stays.values()) if news else None
-    return Listed(tuple(rest), frozenset(left_out)), cut, notes
+    return Relisted(Listed(tuple(rest), frozenset(left_out)), cut, frozenset(stays[place] for place in renewed), notes)

@@ -157,7 +157,8 @@ class View:
 
     @cached_property
     def requests(self) -> tuple[int, ...]:
-        return tuple(sorted({*request_indices(self.messages), *self.pins}))
+        renewed = (at for at, each in enumerate(self.messages) if each.is_renewed)
+        return tuple(sorted({*request_indices(self.messages), *self.pins, *renewed}))
 
     @cached_property
     def latest_cut(self) -> int:

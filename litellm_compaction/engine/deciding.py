@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -20,7 +20,7 @@ from litellm_compaction.core.messages import Message
 from litellm_compaction.core.plan import Make, Plan, Send, Step, plan
 from litellm_compaction.core.prompts import strategy
 from litellm_compaction.core.refusal import UNCHANGEABLE, refusal, shortened, too_long, with_less_data
-from litellm_compaction.core.relisted import Course, Listed, relisted
+from litellm_compaction.core.relisted import Course, Listed, Relisted, relisted
 from litellm_compaction.engine.context import (
     Action,
     CompactionNeeded,
@@ -92,7 +92,8 @@ class Decider:
         if isinstance(earlier, PreparedRequest) and earlier.round:
             return before, earlier
         decided = await self._with_stored(measured)
-        does = isinstance(earlier, CompactionNeeded) and (before.request.left_out or earlier.steps[0].is_edit)
+        is_other = Listed(before.conversation.rest, before.request.left_out).is_other
+        does = isinstance(earlier, CompactionNeeded) and (is_other or earlier.steps[0].is_edit)
         is_still_needed = isinstance(decided, CompactionNeeded) or decided.round
         return (before, earlier) if earlier is not None and does and is_still_needed else (measured, decided)
 
@@ -365,8 +366,8 @@ class SentBefore:
     """
 
     def __init__(self) -> None:
-        # With the place where their client has left some out, or None, and its notes; None for those of two persons.
-        self._lists: Bounded[tuple[str, str], tuple[Listed, int | None, Collection[str]] | None] = Bounded(_MOST_LISTS)
+        # With where their client has left some out or written some anew; None for those of two persons.
+        self._lists: Bounded[tuple[str, str], Relisted | None] = Bounded(_MOST_LISTS)
         self._newest = Listed(())
         self._courses: Bounded[tuple[str, str], Course] = Bounded(4 * _MOST_LISTS)  # By first messages, and the newest.
 
@@ -387,12 +388,13 @@ class SentBefore:
     def restored(self, measured: MeasuredRequest) -> Listed | None:
         """Returns a request's list with what its client has left out, cleared or cut as it was."""
         context, self._newest = measured.context, Listed(measured.conversation.rest)
-        listed, now, _, cut = self._relisted(context.scope, self._newest)
-        if listed is None or now not in (None, cut) or listed.rest == self._newest.rest:
+        now, before = self._relisted(context.scope, self._newest)
+        if now is None or now.cut not in (None, before.cut) or not now.renewed <= before.renewed:
             return None
         # A wish, a record that the client keeps, and the library's caller count the client's own messages.
         counts_its_own = context.is_wanted or context.portable or context.writes_whole_records
-        return None if listed.left_out and counts_its_own else listed
+        is_same = now.listed.rest == self._newest.rest and not now.renewed
+        return None if is_same or (counts_its_own and now.listed.is_other) else now.listed
 
     def note(self, measured: MeasuredRequest) -> None:
         """Remembers a conversation that is sent."""
@@ -401,21 +403,25 @@ class SentBefore:
         own = own if own.rest is view.rest else Listed(view.rest, measured.request.left_out)
         if not own.spoken or sum(len(str(each.raw)) for each in view.rest) > _MOST_LIST_CHARS:
             return
-        (_, now, notes, cut), key = self._relisted(scope, own), (scope, own.marks[own.spoken[-1]])
-        same = self._lists.get(key, (own, None, ()))
-        is_anothers = same is None or (same[0].marks == own.marks and relisted(same[0], own, len(own.spoken)) is None)
+        (now, before), key = self._relisted(scope, own), (scope, own.marks[own.spoken[-1]])
+        now, same = now or Relisted(own), self._lists.get(key, before)
+        again = same and relisted(same.listed, own, len(own.spoken))
+        is_anothers = same is None or (again.renewed if again else same.listed.marks == own.marks)
         # A window of last messages goes on behind a few first ones, if not in each request; a person deletes elsewhere.
-        is_windows = own.left_out or (cut or 0) <= _MOST_FIRST
-        self._lists[key] = None if is_anothers else (own, cut if now is None and is_windows else now, notes)
+        is_windows = own.left_out or (before.cut or 0) <= _MOST_FIRST
+        cut = before.cut if now.cut is None and is_windows else now.cut
+        self._lists[key] = None if is_anothers else Relisted(own, cut, now.renewed or before.renewed, now.notes)
 
-    def _relisted(self, scope: str, own: Listed) -> tuple[Listed | None, int | None, Collection[str], int | None]:
-        """As `relisted`, by the list that its client has sent before, and where it had left something out by then."""
+    def _relisted(self, scope: str, own: Listed) -> tuple[Relisted | None, Relisted]:
+        """As `relisted`, and by which list that its client has sent before; by none an empty one."""
         ends = (
             (end, old)
             for end in range(len(own.spoken), len(own.spoken) // 2, -1)
             if (old := self._lists.get((scope, own.marks[own.spoken[end - 1]]))) is not None
         )
         for end, old in islice(ends, _MOST_TRIES):
-            if (now := relisted(old[0], own, end, old[2])) is not None:
-                return *now, old[1]
-        return None, None, (), None
+            now = relisted(old.listed, own, end, old.notes)
+            # With the same last words it may be another person's.
+            if now is not None and (end < len(own.spoken) or not now.renewed):
+                return now, old
+        return None, Relisted(own)
