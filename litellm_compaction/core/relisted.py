@@ -8,7 +8,7 @@ place of what was there at first. Of two lists with equal words and different da
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
@@ -86,32 +86,21 @@ def relisted(old: Listed, now: Listed, end: int, notes: Collection[str] = ()) ->
 
     The first messages of `now`, `end` of them without system messages, are those of `old`; behind them all is new.
     """
-    stays, renewed, left, marks = dict[int, int](), list[int](), iter(reversed(old.spoken)), {*old.marks}
-    for place in reversed(now.spoken[:end]):
-        if now.marks[place] not in marks:
-            renewed.append(place)
-            continue
-        at = next((at for at in left if old.marks[at] == now.marks[place]), None)
-        if at is None:
-            return None
-        stays[place] = at
-    changed = [place for place, at in stays.items() if old.rest[at].raw != now.rest[place].raw]
-    were = [prints(old.rest[stays[place]]) for place in changed]
-    edited = edits([now.rest[place] for place in changed], were, notes)
-    for place in renewed:
-        before = max((at for other, at in stays.items() if other < place), default=-1)
-        behind = min((at for other, at in stays.items() if other > place), default=len(old.rest))
-        users = (at for at in range(before + 1, behind) if old.rest[at].role == now.rest[place].role == "user")
-        if (at := next(users, None)) is None or len(renewed) > _MOST_RENEWED:
-            return None
-        stays[place] = at
+    same = _same(old, now, end)
+    if same is None:
+        return None
+    changed = [place for place, at in same.items() if old.rest[at].raw != now.rest[place].raw]
+    edited = edits([now.rest[each] for each in changed], [prints(old.rest[same[each]]) for each in changed], notes)
+    stays = _with_renewed(old, now, end, same)
+    renewed = {place: old.rest[stays[place]] for place in stays.keys() - same.keys()}
     gone = sorted({*old.spoken}.difference(stays.values()))
     news = [at for at in gone if at not in old.left_out]
     last = max([*(news or gone), *(stays[place] for place in renewed)], default=len(old.rest))
     equal = {now.marks[place] for place, at in stays.items() if at > last}
     # Whoever deletes something while the list slides on leaves out at two places.
     is_apart = any(news[0] < at < news[-1] for at in stays.values() if news)
-    if None in edited or is_apart or (last < len(old.rest) and len(equal) < _LEAST_EQUAL):
+    is_short = last < len(old.rest) and len(equal) < _LEAST_EQUAL
+    if None in edited or is_apart or is_short or len(stays) < end or len(renewed) > _MOST_RENEWED:
         return None
     rest, left_out, waiting = list[Message](), set[int](), iter((*gone, len(old.rest)))
     cleared, following = {place for place, is_edited in zip(changed, edited, strict=True) if is_edited}, next(waiting)
@@ -120,12 +109,34 @@ def relisted(old: Listed, now: Listed, end: int, notes: Collection[str] = ()) ->
             left_out.add(len(rest))
             rest.append(old.rest[following])
             following = next(waiting)
-        is_result = (message.role == "tool" or is_text_result(message)) and not message.other_parts
-        notes = {*notes, message.text.strip()} if is_result and place in cleared else notes
-        if place in renewed:
-            first = old.rest[stays[place]]
-            rest.append(replace(message, received=first.received or first, is_renewed=True))
+        if place in cleared and (message.role == "tool" or is_text_result(message)) and not message.other_parts:
+            notes = {*notes, message.text.strip()}
+            rest.append(old.rest[stays[place]])
         else:
-            rest.append(old.rest[stays[place]] if is_result and place in cleared else message)
+            first = renewed.get(place)
+            rest.append(replace(message, received=first.received or first, is_renewed=True) if first else message)
     cut = sum(at < news[0] for at in stays.values()) if news else None
     return Relisted(Listed(tuple(rest), frozenset(left_out)), cut, frozenset(stays[place] for place in renewed), notes)
+
+
+def _same(old: Listed, now: Listed, end: int) -> dict[int, int] | None:
+    """Returns where messages of equal words stand in both lists; None if those are not in one order."""
+    same, left, marks = dict[int, int](), iter(reversed(old.spoken)), {*old.marks}
+    for place in reversed(now.spoken[:end]):
+        if now.marks[place] in marks:
+            at = next((at for at in left if old.marks[at] == now.marks[place]), None)
+            if at is None:
+                return None
+            same[place] = at
+    return same
+
+
+def _with_renewed(old: Listed, now: Listed, end: int, same: Mapping[int, int]) -> Mapping[int, int]:
+    """Returns the same with each user's message of other words that stands where another one stood."""
+    left = {at for at in old.spoken if old.rest[at].role == "user"}.difference(same.values())
+    stays, before = {**same}, -1
+    for place in now.spoken[:end]:
+        before = same.get(place, before + 1)
+        if before in left and now.rest[place].role == "user":
+            stays[place] = before
+    return stays
