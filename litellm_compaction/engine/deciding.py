@@ -393,7 +393,7 @@ class SentBefore:
             return None
         # A wish, a record that the client keeps, and the library's caller count the client's own messages.
         counts_its_own = context.is_wanted or context.portable or context.writes_whole_records
-        is_same = now.listed.rest == self._newest.rest and not now.renewed
+        is_same = now.listed.rest == self._newest.rest
         return None if is_same or (counts_its_own and now.listed.is_other) else now.listed
 
     def note(self, measured: MeasuredRequest) -> None:

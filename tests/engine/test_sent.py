@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import pytest
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.relisted import Listed, relisted
 from tests.builders import JsonDict, as_bytes, assistant, calls, parsed, result, size, system, user
-from tests.engine.bench import Bench, sent
+from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
 
 NOTE = "[Old tool result content cleared]"
 
@@ -159,3 +160,26 @@ async def test_who_deletes_twice_at_one_place_is_told_of_neither() -> None:
     asked = len(bench.ask.prompts)
     await bench.guard([*TALK[:20], *TALK[24:67]], 8192)
     assert len(bench.ask.prompts) > asked
+
+
+@pytest.mark.parametrize(("names", "after"), [("abcdefgh", range(8)), ("abaab", (-10, -2, -2, 0, 1))])
+async def test_what_is_written_anew_in_each_request_stands_beside_its_record(names: str, after: Sequence[int]) -> None:
+    """What was written once may be a person's edit, or another person's (P9)."""
+    bench, is_anew = Bench(ask=FakeAsk(lambda prompt: f"{SUMMARY}\n- I am {', '.join(found(prompt))}.")), "d" in names
+
+    def found(text: str) -> set[str]:
+        return {name for name in names if f"I am {name}." in text}
+
+    for name, turns in zip(names, after, strict=True):
+        data = f"\n\n<context>\n{_body(3)}\nIt is {name}.\n</context>" * is_anew
+        shown = [user(f"I am {name}.{data}"), *TALK[: 45 + 2 * turns]]
+        asked, prepared = len(bench.ask.prompts), await bench.guard(shown, 8192)
+        text = "".join(each.text for each in sent(shown, prepared))
+        assert is_anew or found(text) == {name}
+    assert not is_anew or (f"It is {name}." in text and len(bench.ask.prompts) == asked)
+
+
+@pytest.mark.parametrize("renewed", [3, 4])
+def test_of_few_messages_that_are_written_anew_the_list_is_the_same(renewed: int) -> None:
+    other = [user(f"No. {each['content']}") if at in range(0, 2 * renewed, 2) else each for at, each in enumerate(TALK)]
+    assert bool(relisted(Listed(parsed(TALK)), Listed(parsed(other)), 80)) == (renewed == 3)
