@@ -60,10 +60,10 @@ class Listed:
 class Course(NamedTuple):
     """The chain of a conversation's newest list, and how many of its last messages changed from each to the next."""
 
-    entries: Sequence[str] = ()
+    entries: Sequence[int] = ()
     changed: Sequence[int] = ()
 
-    def then(self, entries: Sequence[str]) -> Course:
+    def then(self, entries: Sequence[int]) -> Course:
         """The course with another list; a new one if less than half of the last comes again."""
         if entries == self.entries:
             return self

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -369,18 +370,19 @@ class SentBefore:
         # With where their client has left some out or written some anew; None for those of two persons.
         self._lists: Bounded[tuple[str, str], Relisted | None] = Bounded(_MOST_LISTS)
         self._newest = Listed(())
-        self._courses: Bounded[tuple[str, str], Course] = Bounded(4 * _MOST_LISTS)  # By first messages, and the newest.
+        self._courses: Bounded[tuple[str, int], Course] = Bounded(4 * _MOST_LISTS)  # By first messages, and the newest.
 
     def steadied(self, measured: MeasuredRequest, *, is_answered: bool = False) -> MeasuredRequest:
         """Remembers a list, or one with its answer, which a client may cut; the request knows what may change next."""
         view, scope = measured.conversation, measured.context.scope
-        entries = view.words_hashes[: len(view.words_hashes) - is_answered]
+        # A tenth of their size as texts.
+        entries = array("q", map(hash, view.words_hashes[: len(view.words_hashes) - is_answered]))
         key = (scope, entries[:3][-1])
         course = self._courses.get(key, Course()).then(entries)
         # A tenant's client does so in its next conversation, too.
-        newest = course if course.changed else self._courses.get((scope, ""), course)
+        newest = course if course.changed else self._courses.get((scope, 0), course)
         if not measured.context.goes_on:
-            self._courses[key], self._courses[scope, ""] = course, newest
+            self._courses[key], self._courses[scope, 0] = course, newest
         changed = max(newest.changed, default=0)
         unsteady = None if is_answered and len(course.changed) < 2 else changed and changed + 2 * is_answered
         return replace(measured, conversation=replace(view, unsteady=unsteady))

@@ -162,7 +162,10 @@ async def test_who_deletes_twice_at_one_place_is_told_of_neither() -> None:
     assert len(bench.ask.prompts) > asked
 
 
-@pytest.mark.parametrize(("names", "after"), [("abcdefgh", range(8)), ("abaab", (-10, -2, -2, 0, 1))])
+@pytest.mark.parametrize(
+    ("names", "after"),
+    [("abcdefgh", range(8)), ("abaab", (-10, -2, -2, 0, 1)), ("cabcab", (-10, -2, -2, -8, -1, 0))],
+)
 async def test_what_is_written_anew_in_each_request_stands_beside_its_record(names: str, after: Sequence[int]) -> None:
     """What was written once may be a person's edit, or another person's (P9)."""
     bench, is_anew = Bench(ask=FakeAsk(lambda prompt: f"{SUMMARY}\n- I am {', '.join(found(prompt))}.")), "d" in names
