@@ -23,7 +23,8 @@ from litellm_compaction.core.stretches import is_text_result
 _MOST_CHANGES = 8
 # So many different messages are equal behind what is put back: many conversations begin alike, and end in "go on".
 _LEAST_EQUAL = 4
-_MOST_RENEWED = 3
+# Of few messages each version is another one; of two persons' lists there would be two.
+_MOST_RENEWED, _VERSIONS = 3, 3
 # Behind it a system message is none of the leading ones, which no chain holds.
 _BEFORE = user_message("")
 
@@ -77,15 +78,20 @@ class Relisted(NamedTuple):
 
     listed: Listed
     cut: int | None = None  # So many of all but system messages stand before what was newly left out.
-    renewed: frozenset[int] = frozenset()  # The positions of messages that are written anew.
+    renewed: Mapping[int, frozenset[str]] = {}  # By their positions the versions of messages that are written anew.
     notes: Collection[str] = ()  # What its client has left in the place of results so far.
 
+    def is_as(self, before: Relisted) -> bool:
+        """Returns True if it was changed as the other was, for a person may have done so once."""
+        return self.cut in (None, before.cut) and all(len(each) == _VERSIONS for each in self.renewed.values())
 
-def relisted(old: Listed, now: Listed, end: int, notes: Collection[str] = ()) -> Relisted | None:
+
+def relisted(before: Relisted, now: Listed, end: int) -> Relisted | None:
     """Returns a list by an earlier one of its conversation; None if that is another's, or was changed otherwise.
 
-    The first messages of `now`, `end` of them without system messages, are those of `old`; behind them all is new.
+    The first messages of `now`, `end` of them without system messages, are those of the other; behind them all is new.
     """
+    old, notes = before.listed, before.notes
     same = _same(old, now, end)
     if same is None:
         return None
@@ -116,7 +122,12 @@ def relisted(old: Listed, now: Listed, end: int, notes: Collection[str] = ()) ->
             first = renewed.get(place)
             rest.append(replace(message, received=first.received or first, is_renewed=True) if first else message)
     cut = sum(at < news[0] for at in stays.values()) if news else None
-    return Relisted(Listed(tuple(rest), frozenset(left_out)), cut, frozenset(stays[place] for place in renewed), notes)
+    versions = {
+        at: frozenset(sorted({*before.renewed.get(at, ()), old.marks[at], now.marks[place]})[:_VERSIONS])
+        for place, at in stays.items()
+        if place in renewed
+    }
+    return Relisted(Listed(tuple(rest), frozenset(left_out)), cut, versions, notes)
 
 
 def _same(old: Listed, now: Listed, end: int) -> dict[int, int] | None:

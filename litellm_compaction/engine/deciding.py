@@ -391,7 +391,7 @@ class SentBefore:
         """Returns a request's list with what its client has left out, cleared or cut as it was."""
         context, self._newest = measured.context, Listed(measured.conversation.rest)
         now, before = self._relisted(context.scope, self._newest)
-        if now is None or now.cut not in (None, before.cut) or not now.renewed <= before.renewed:
+        if now is None or not now.is_as(before):
             return None
         # A wish, a record that the client keeps, and the library's caller count the client's own messages.
         counts_its_own = context.is_wanted or context.portable or context.writes_whole_records
@@ -407,7 +407,7 @@ class SentBefore:
             return
         (now, before), key = self._relisted(scope, own), (scope, own.marks[own.spoken[-1]])
         now, same = now or Relisted(own), self._lists.get(key, before)
-        again = same and relisted(same.listed, own, len(own.spoken))
+        again = same and relisted(same, own, len(own.spoken))
         is_anothers = same is None or (again.renewed if again else same.listed.marks == own.marks)
         # A window of last messages goes on behind a few first ones, if not in each request; a person deletes elsewhere.
         is_windows = own.left_out or (before.cut or 0) <= _MOST_FIRST
@@ -422,7 +422,7 @@ class SentBefore:
             if (old := self._lists.get((scope, own.marks[own.spoken[end - 1]]))) is not None
         )
         for end, old in islice(ends, _MOST_TRIES):
-            now = relisted(old.listed, own, end, old.notes)
+            now = relisted(old, own, end)
             # With the same last words it may be another person's.
             if now is not None and (end < len(own.spoken) or not now.renewed):
                 return now, old

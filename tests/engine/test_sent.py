@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.core.relisted import Listed, relisted
+from litellm_compaction.core.relisted import Listed, Relisted, relisted
 from tests.builders import JsonDict, as_bytes, assistant, calls, parsed, result, size, system, user
 from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
 
@@ -150,7 +150,8 @@ async def test_what_a_client_leaves_out_twice_its_record_stands_for(reason: str)
     prepared = await bench.guard(last.get(reason, TALK[4:65]), 8192)
     assert (len(bench.ask.prompts) == asked and prepared.round > 0) == (reason == "" or few)
     assert not (few and any(each.text == TALK[61]["content"] for each in prepared.messages or ()))
-    assert relisted(Listed(parsed(TALK[:21])), Listed(parsed([*TALK[:8], *TALK[18:21], user("Why?")])), 11) is None
+    few = Listed(parsed([*TALK[:8], *TALK[18:21], user("Why?")]))
+    assert relisted(Relisted(Listed(parsed(TALK[:21]))), few, 11) is None
 
 
 async def test_who_deletes_twice_at_one_place_is_told_of_neither() -> None:
@@ -185,4 +186,4 @@ async def test_what_is_written_anew_in_each_request_stands_beside_its_record(nam
 @pytest.mark.parametrize("renewed", [3, 4])
 def test_of_few_messages_that_are_written_anew_the_list_is_the_same(renewed: int) -> None:
     other = [user(f"No. {each['content']}") if at in range(0, 2 * renewed, 2) else each for at, each in enumerate(TALK)]
-    assert bool(relisted(Listed(parsed(TALK)), Listed(parsed(other)), 80)) == (renewed == 3)
+    assert bool(relisted(Relisted(Listed(parsed(TALK))), Listed(parsed(other)), 80)) == (renewed == 3)
