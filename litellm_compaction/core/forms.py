@@ -195,7 +195,7 @@ def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) 
     old = {made for made in calls[: max(len(calls) - order.keep, 0)] if is_due and made.call.name not in order.excluded}
     shown, gone = list(messages), set()
     for at, made in (answer for each in all_rounds for answer in each.results.items()):
-        if made in old and messages[at].role == "tool" and messages[at].text != _CLEARED:
+        if made in old and messages[at].text != _CLEARED:
             gone.add(made)
             shown[at] = with_text(messages[at], _CLEARED)
             if order.inputs is True or (order.inputs and made.call.name in order.inputs):
