@@ -12,7 +12,7 @@ from litellm_compaction.core.forms import REMOVED_TOKENS, with_shorter_data
 from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.stretches import Kind, stretches_of
-from litellm_compaction.core.transcripts import rendered_in, with_fewer_turns
+from litellm_compaction.core.transcripts import rendered_in
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit, Share
 
@@ -107,8 +107,9 @@ def shortened(view: View, budget: Budget, *, tool_results: bool, user_message: b
 def with_less_data(view: View, budget: Budget, limit_tokens: int) -> tuple[Message, ...] | None:
     """The messages with less of the data that is attached to unanswered ones; None if all may stay.
 
-    Of a conversation that is rendered into one of them the oldest turns give way; else, if the protected messages take
-    more than `limit_tokens`, a client's recurring words, then whole files, oldest first, the last to its head and tail.
+    One into which a conversation is rendered is cut to its head and tail, where its instruction stands; else, if the
+    protected messages take more than `limit_tokens`, a client's recurring words go, then whole files, oldest first, the
+    last to its head and tail.
     """
     changed, count = list(view.messages), view.count_text
     # Below the trigger, and with room for a record of the history.
@@ -126,8 +127,10 @@ def with_less_data(view: View, budget: Budget, limit_tokens: int) -> tuple[Messa
         return shown
 
     if budget.rules.keeps_what_fits and (at := rendered_in(view.messages)) is not None:
-        over_tokens = view.tokens - budget.trigger_tokens if budget.own.triggers(view.tokens) else 0
-        changed[at] = with_fewer_turns(changed[at], over_tokens, count)
+        if budget.own.triggers(view.tokens):
+            text, over_tokens = changed[at].text, view.tokens - budget.trigger_tokens
+            shown = excerpt(text, max(count(text) - over_tokens, _LEAST_EXCERPT_TOKENS), count)
+            changed[at] = with_text(changed[at], shown)
     elif budget.floor_tokens > limit_tokens:
         for kind in _GIVING_WAY:
             for index in view.tail:
