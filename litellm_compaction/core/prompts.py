@@ -60,9 +60,6 @@ _NEARLY_ALL_RATIO = _PACKED_RATIO = 0.85
 # Of thoughts that a template has opened, or that have no end.
 _HALF_OF_THOUGHTS = re.compile(r"\A.*?</think(?:ing)?>|<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"\A```[\w-]*\n(.*?)\n?```\s*\Z", re.DOTALL)
-# At most one line of introduction, and a fence; models break lines inside strings, and the string may be cut.
-_JSON_OPENS = re.compile(r'\A(?:[^\n{]{0,200}\n\s*)?(?:```[\w-]*\s*)?\{\s*"')
-_JSON_SUMMARY = re.compile(r'"summary"\s*:\s*"((?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt]))*)')
 # Markers that a chat template or our own frame would read as structure, as model cards, chat templates and
 # tokenizer_config.json have them: of ChatML, Llama, Phi, harmony, Granite, Kimi, Hunyuan, DeepSeek, EXAONE, MiniMax and
 # GLM; in brackets those of Mistral, GLM, Pixtral and Skywork; in tags those of Gemma, Llama 2, Qwen, Ling, LongCat,
@@ -76,9 +73,6 @@ _CONTROL = regex.compile(
     r"|<(?:fim_(?:prefix|middle|suffix|pad)|PRE|SUF|MID|EOT)>"
     r"|>>(?:QUESTION|ANSWER|TITLE|ABSTRACT|INTRODUCTION|SUMMARY|COMMENT|DOMAIN)<<"
     r"|\[(?:BEGIN|END) RECORD OF EARLIER|(?i:END OF THE DATA)|(?m:^CONVERSATION TO CONDENSE:|^RECORD SO FAR )"
-)
-_REFUSAL = re.compile(
-    r"\A\W*(?:i(?:'|’)?m sorry|sorry,|i (?:can(?:'|’)?t|cannot|am unable|won(?:'|’)t)|as an ai)\b", re.IGNORECASE
 )
 
 
@@ -253,14 +247,3 @@ def read_summary(answer: str) -> str:
     text = _HALF_OF_THOUGHTS.sub("", "".join(outside_thoughts(answer))).strip()
     fenced = _FENCE.match(text)
     return fenced[1].strip() if fenced else text
-
-
-def said_in_json(text: str) -> str:
-    """The `summary` of a JSON object, as models have learned it, if the answer is one; otherwise the answer."""
-    summary = _JSON_SUMMARY.search(text) if _JSON_OPENS.match(text) else None
-    return str(json.loads(f'"{summary[1]}"', strict=False)).strip() if summary else text
-
-
-def is_refusal(summary: str) -> bool:
-    """Returns True if a short answer declines instead of summarizing."""
-    return len(summary) < 400 and _REFUSAL.match(summary) is not None

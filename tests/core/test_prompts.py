@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.cuts import about, excerpt
 from litellm_compaction.core.messages import FRAME_BEGIN, FRAME_END
-from litellm_compaction.core.prompts import appended, defused, frame, is_refusal, read_summary, transcript_parts
+from litellm_compaction.core.prompts import appended, defused, frame, read_summary, transcript_parts
 from tests.builders import JsonDict, calls, count, o200k, parsed, raw_conversations, result, texts, user
 
 
@@ -58,22 +58,6 @@ def test_every_part_fits_its_room(raw: list[JsonDict], room: int, max_parts: int
 def test_answers_are_read_without_wrapping(answer: str, summary: str) -> None:
     """Thinking, open or closed, and a fence around everything go; what is left is the summary."""
     assert read_summary(answer) == summary
-
-
-@pytest.mark.parametrize(
-    ("text", "refused"),
-    [
-        ("I'm sorry, but I can't help with that.", True),
-        ("I’m sorry, no.", True),
-        ("**I cannot** do this.", True),
-        ("### Original task\nI can't log in, said the user.", False),
-        ("I cannot go on. " * 50, False),
-        ("", False),
-    ],
-)
-def test_refusals(text: str, refused: bool) -> None:
-    """A short answer that declines is a refusal; a record that quotes one is not."""
-    assert is_refusal(text) is refused
 
 
 @given(texts(max_repeat=200), st.integers(16, 2000))

@@ -23,7 +23,7 @@ HANDOFF = "### 1. Primary goals and intent\nPort the parser.\n### 7. Immediate n
 REFUSAL = "I'm sorry, but I can't help with that."
 EXPECTED: dict[tuple[str, str], tuple[str, str]] = {
     **{("prune", kind): ("summary", "invalid") for kind in ("invalid", "wrong types", "echo")},
-    **{(strategy, "invalid"): ("truncate", "refusal") for strategy in ("summary", "handoff")},
+    **{(strategy, "invalid"): ("truncate", "empty") for strategy in ("summary", "handoff")},
     **{(strategy, "echo"): ("truncate", "echo") for strategy in ("summary", "handoff")},
     **{(strategy, "empty"): ("truncate", "empty") for strategy in STRATEGIES},
     **{(strategy, "slow"): ("truncate", "timeout") for strategy in STRATEGIES},
