@@ -81,7 +81,6 @@ def test_beside_the_element_with_the_persons_words_other_parts_are_the_clients()
     assert own_words(message(task, said_once)) == task
     assert own_words(message("[TASK GOES ON] Look again.\n\nNow.", f"New words:\n{task}", said_once)).endswith(task)
     assert own_words(message(f"[read_file for 'a.py'] Result:\n{BODY}", said_once)) == ""
-    assert own_words(message(task, "# Now\n\nIs it done?")) == f"{task}\n# Now\n\nIs it done?"
     assert own_words(message(f"{task}\n\n{said_once}")) == f"{task}\n\n{said_once}"
 
 
@@ -269,19 +268,20 @@ def test_a_message_with_words_is_never_empty(texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "is_one"),
     [
-        "<environment_context>\nx\n</environment_context>",
-        "<permissions instructions>read</permissions instructions>",
-        'Here is what is open in the editor.\n```json\n{\n "file": "a.py"\n}\n```',
+        ("<environment_context>\nx\n</environment_context>", True),
+        ("<permissions instructions>\nread\n</permissions instructions>", True),
+        ("<user_instructions>\nread\n</user_instructions>", False),
+        ("<page>\nread\n</page>", False),
     ],
 )
-@pytest.mark.parametrize("beside", [[user("Go on.")], []])
-def test_an_element_or_json_of_a_program_beside_another_message(text: str, beside: list[JsonDict]) -> None:
-    """Alone between a request and its answer it is the person's."""
-    first = marked(parsed([user(text), *beside]))[0]
-    assert is_persons(first) is not bool(beside)
-    assert is_persons(marked(parsed([user("<user_request>\nx\n</user_request>"), *beside]))[0])
+def test_an_element_with_a_name_of_several_words_is_a_programs(text: str, is_one: bool) -> None:
+    """Unless it tells of the person's words; what is written about it in a line is the person's."""
+    assert is_persons(parse_message(user(text))) is not is_one
+    assert own_words(parse_message(user(f"{text}\n{ASKED}"))).endswith(ASKED)
+    inside = f"Why is {' '.join(text.split())} there?"
+    assert own_words(parse_message(user(inside))) == inside
 
 
 def test_beside_results_a_part_that_opens_with_the_clients_words_is_all_theirs() -> None:
