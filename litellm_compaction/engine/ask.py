@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import anyio
 
@@ -365,9 +365,8 @@ class SummaryClient:
         if base is not None:
             sent = self._recaller.with_found(sent, measured, base.covered_messages, end)
         history = with_every_result(sent)
-        earlier: Literal["none", "stays", "goes"]
-        earlier = "goes" if job.earlier else "none" if base is None else "stays"
-        return history, appended(history, instruction=job.instruction, earlier=earlier, focus=job.focus)
+        asking = appended(history, instruction=job.instruction, has_record=bool(job.earlier), focus=job.focus)
+        return history, asking
 
 
 def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
@@ -382,7 +381,7 @@ def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
     strategy = STRATEGIES[draft.level]
     return SummaryJob(
         messages=fresh,
-        earlier=base.summary if base and step.integrates else "",
+        earlier=base.summary if base else "",
         request=excerpt(request_text(conversation.messages), REQUEST_TOKENS, measured.count_text),
         summary_tokens=step.summary_tokens,
         round_number=draft.round,
@@ -412,7 +411,7 @@ def _question(
             "limit_tokens": measured.window.tokens,
         },
         request=excerpt(request_text(conversation.messages), REQUEST_TOKENS, count),
-        earlier=draft.omissions,
+        earlier=draft.summary,
         focus=measured.context.focus,
         messages=messages,
         sizes=[count(message.text) + 4 for message in messages],
@@ -435,8 +434,8 @@ def _chosen(measured: MeasuredRequest, step: Step, prompt: str, choices: list[in
     compaction = pruned(rest, draft, choices, wishes)
     # Words of a model, as any other summary.
     texts = [each.text for each in rest]
-    summary = judged(wishes.summary, instruction=STRATEGIES[draft.level].prompt, source=texts).text
-    said = "\n\n".join(filter(None, (draft.omissions, summary)))
-    if compaction == draft or (not said and set(choices) <= compaction.gone):
+    said = judged(wishes.summary, instruction=STRATEGIES[draft.level].prompt, source=texts).text
+    words = (draft.summary, excerpt(said, step.summary_tokens, measured.count_text))
+    if compaction == draft or (not any(words) and set(choices) <= compaction.gone):
         raise SummaryFailed(_INVALID)
-    return replace(compaction, omissions=excerpt(said, step.summary_tokens, measured.count_text))
+    return replace(compaction, summary="\n\n".join(filter(None, words)))

@@ -77,7 +77,7 @@ def made(raw: Sequence[JsonDict], wishes: Wishes, *, covered: int = 7, before: C
         old, covered_messages=covered, covered_hash=chain(messages)[covered], forms=tuple(sorted(forms.values()))
     )
     done = pruned(messages[prefix:], base, offered(messages[prefix:], base), wishes)
-    return replace(done, round=base.round + 1, omissions=wishes.summary)
+    return replace(done, round=base.round + 1, summary=wishes.summary)
 
 
 def sent(wishes: Wishes, raw: Sequence[JsonDict] | None = None) -> list[Message]:

@@ -147,7 +147,7 @@ async def test_every_prompt_fits_the_pruning_model(limit: int, summary_tokens: i
 
 
 def held(*raw: JsonDict) -> Request:
-    messages = appended(parsed(raw), instruction=job().instruction, earlier="none")
+    messages = appended(parsed(raw), instruction=job().instruction)
     return Request(messages=messages, tools=({"type": "function"},), tool_choice="auto")
 
 

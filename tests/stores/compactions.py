@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, PartialCoverage, Segment, State
+from litellm_compaction.core.compaction import Compaction, PartialCoverage, State
 from litellm_compaction.core.forms import Form
 from litellm_compaction.core.prompts import STRATEGIES
 
@@ -14,14 +14,14 @@ states = st.sampled_from(get_args(State))
 
 
 def compaction(name: str, *, covered: int = 4, text: str = "What happened.", state: State = "applied") -> Compaction:
-    segment = Segment(text=text, round=1, covered_messages=covered)
     return Compaction(
         covered_messages=covered,
         covered_hash=name,
         start=covered,
         forms=(Form(1, "whole"),) if covered > 1 else (),
         round=1,
-        segments=(segment,),
+        summary=text,
+        summarized_messages=covered,
         ledger="- src/a.py",
         level="summary",
         state=state,
@@ -48,8 +48,7 @@ def compactions(draw: st.DrawFn) -> Any:
         window_tokens=st.integers(0, 10**9),
         state=states,
         covered_part=st.none() | st.builds(PartialCoverage, chars=st.integers(0, 10**6), text_hash=texts),
-        segments=st.lists(st.builds(Segment, text=texts, covered_messages=st.integers(0, covered)), max_size=4).map(
-            tuple
-        ),
+        summary=texts,
+        summarized_messages=st.integers(0, covered),
     )
     return draw(known)
