@@ -144,8 +144,7 @@ def is_sound(compaction: Compaction) -> bool:
     covered, start, part = compaction.covered_messages, compaction.start, compaction.covered_part
     positions = [*(each.position for each in compaction.forms), *(at for at, _ in compaction.images)]
     ends = [start, compaction.summarized_messages, *(at + 1 for at in positions)]
-    chars = [how for _, how, _ in compaction.forms if isinstance(how, int)]
-    numbers = [*ends, *positions, *chars, *(index for _, index in compaction.images), part.chars if part else 0]
+    numbers = [*ends, *positions, *(index for _, index in compaction.images), part.chars if part else 0]
     return (
         min(numbers) >= 0
         and max(ends) <= covered

@@ -1,4 +1,4 @@
-"""The forms in which old messages are sent: whole, without attached data, as a line, cut, or bare.
+"""The forms in which old messages are sent: whole, without attached data, as a line, or bare.
 
 Masking old results is as good as summarising on SWE-bench at half the cost (JetBrains, arXiv 2508.21433). A form is
 made anew for every request of nothing but the message, so that a stored one can put no words into its place.
@@ -10,12 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.cuts import ends, outside_thoughts
+from litellm_compaction.core.cuts import outside_thoughts
 from litellm_compaction.core.messages import (
     JsonValue,
     Message,
     ToolCall,
-    normal_text,
     parse_message,
     render_arguments,
     roughly_tokens,
@@ -37,7 +36,7 @@ _SHRINKING: frozenset[Kind] = frozenset({"data", "recurring"})
 _IMAGE_KINDS = ("image_url", "input_image", "image")
 _REASONING_KEYS = frozenset({"reasoning_content", "reasoning", "thinking_blocks", "reasoning_details"})
 
-How: TypeAlias = Literal["whole", "words", "line", "gone"] | int
+How: TypeAlias = Literal["whole", "words", "line", "removed", "gone"]
 ImagePlace: TypeAlias = tuple[int, int]
 """Where an image stands: the position of its message, and which of that message's images it is, from 0."""
 
@@ -46,8 +45,7 @@ class Form(NamedTuple):
     """The form in which a message is sent; one without a form is sent without its reasoning and images."""
 
     position: int  # After the leading system messages.
-    # `words` is all but attached data; `line` one for a tool's result or for a message's data; a number the characters
-    # of head and tail, 0 for a line in their place.
+    # `words` is all but attached data; `line` one for a tool's result or for a message's data; `removed` one for text.
     how: How
     size: str = ""  # That a result had when it became a line, since a client may have cleared it later.
 
@@ -69,8 +67,8 @@ def in_forms(
         if how in ("whole", "words"):
             return message if how == "whole" else without_data(message)
         shown = _bare(without_data(message) if how == "line" else message, at, images)
-        if isinstance(how, int):
-            return with_text(shown, ends(normal_text(message), how) if how else REMOVED)
+        if how == "removed":
+            return with_text(shown, REMOVED)
         is_result = how == "line" and message.role == "tool"
         return with_text(shown, line_for(message, calls.get(at), size)) if is_result else shown
 

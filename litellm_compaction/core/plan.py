@@ -39,7 +39,7 @@ class Step:
     """A new compaction to make."""
 
     draft: Compaction  # Still without its ledger and without a model's words.
-    question: Literal["none", "choice", "summary"]  # A choice is of messages that may go or become shorter.
+    question: Literal["none", "choice", "summary"]  # A choice is of messages that may go.
     base: Compaction | None = None  # Its summary goes on, merged with what is new.
     summary_tokens: int = 0  # Bound on the model's words, or on the base's summary.
     ledger_tokens: int

@@ -41,15 +41,11 @@ def numbers(prompt: str) -> list[dict[str, Any]]:
 
 
 def plan_for(prompt: str, *, orphans: bool = False) -> str:
-    """Drops the older half, shortens the longest of the rest; of calls without their results if told."""
+    """Drops the older half; of calls without their results if told."""
     shown = numbers(prompt)
     older = shown[: len(shown) * 6 // 10]
     drop = [each["n"] for each in older if not (orphans and each["role"] == "tool")]
-    long = max(shown[len(older) :], key=lambda each: len(each["content"]))
-    shorten = [{"n": long["n"], "text": long["content"][:40]}]
-    return json.dumps(
-        {"drop": drop, "shorten": shorten, "summary": "The first steps are done; src/parser.py:42 was fixed."}
-    )
+    return json.dumps({"drop": drop, "summary": "The first steps are done; src/parser.py:42 was fixed."})
 
 
 class Model(FakeAsk):

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, PartialCoverage, State
-from litellm_compaction.core.forms import Form
+from litellm_compaction.core.forms import Form, How
 from litellm_compaction.core.prompts import STRATEGIES
 
 states = st.sampled_from(get_args(State))
@@ -35,7 +35,7 @@ def compactions(draw: st.DrawFn) -> Any:
     covered = draw(st.integers(1, 50))
     start = draw(st.just(covered) | st.integers(0, covered))
     staying = st.builds(Form, st.integers(0, covered - 1), st.sampled_from(["whole", "words"]))
-    hows = st.sampled_from(["whole", "words", "line", "gone"]) | st.integers(0, 10**6)
+    hows = st.sampled_from(get_args(How))
     forms = st.builds(Form, st.integers(min(start, covered - 1), covered - 1), hows, texts)
     known = st.builds(
         Compaction,
