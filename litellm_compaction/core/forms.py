@@ -21,17 +21,14 @@ from litellm_compaction.core.messages import (
     with_text,
 )
 from litellm_compaction.core.rounds import calls_by_position, rounds
-from litellm_compaction.core.stretches import Kind, Stretch, parts_of, texts_of, with_texts
+from litellm_compaction.core.stretches import Stretch, parts_of, texts_of, with_texts
 
 REMOVED = "[An earlier message was removed.]"
-# Of the text in place of data, in any vocabulary.
-REMOVED_TOKENS = 32
 _REMOVED_DATA = "[About {tokens} tokens that were attached here were removed. Read it again if it is needed.]"
 _CLEARED = "[Old tool result content cleared]"
 # A result, or data, that is hardly longer than the line in its place stays.
 _LEAST_SAVED_CHARS = 80
 _ARGUMENTS_CHARS = 120
-_SHRINKING: frozenset[Kind] = frozenset({"data", "recurring"})
 # Chat, responses and messages; LiteLLM has made chat parts of all of them before a guarded deployment is chosen.
 _IMAGE_KINDS = ("image_url", "input_image", "image")
 _REASONING_KEYS = frozenset({"reasoning_content", "reasoning", "thinking_blocks", "reasoning_details"})
@@ -96,22 +93,20 @@ def called(call: ToolCall | None) -> str:
 
 
 def lines_for(messages: Sequence[Message]) -> dict[int, str]:
-    """The shorter text for each result and each message with data, what comes again later first, then the oldest."""
+    """The shorter text for each result and each message with data that is worth it, the oldest first."""
     calls = calls_by_position(messages)
     shorter = {
         at: line_for(message, calls.get(at)) if message.role == "tool" else without_data(message).text
         for at, message in enumerate(messages)
         if message.role in ("tool", "user")
     }
-    shrinking = [at for at, text in shorter.items() if len(messages[at].text) - len(text) >= _LEAST_SAVED_CHARS]
-    again = [at for at in shrinking if messages[at].marks.lines and data_of(messages[at], {"recurring"})][:-1]
-    return {at: shorter[at] for at in sorted(shrinking, key=lambda at: (at not in again, at))}
+    return {at: text for at, text in shorter.items() if len(messages[at].text) - len(text) >= _LEAST_SAVED_CHARS}
 
 
-def data_of(message: Message, kinds: Collection[Kind] = _SHRINKING) -> Message | None:
+def data_of(message: Message) -> Message | None:
     """The data that `without_data` leaves out, as a result of a tool; None for none."""
     data: list[str] = []
-    with_shorter_data(message, data.append, kinds)
+    with_shorter_data(message, data.append)
     return parse_message({"role": "tool", "content": "\n".join(data)}) if data else None
 
 
@@ -120,20 +115,18 @@ def without_data(message: Message) -> Message:
     return with_shorter_data(message, lambda _: "")
 
 
-def with_shorter_data(
-    message: Message, shorten: Callable[[str], str | None], kinds: Collection[Kind] = _SHRINKING
-) -> Message:
+def with_shorter_data(message: Message, shorten: Callable[[str], str | None]) -> Message:
     """`message` with something shorter for the data in a user's one: parts, words, notes and the data's own tags stay.
 
-    `shorten` gives the text in place of a stretch of those kinds, oldest first: "" for a line that says what was there,
-    None for the stretch as it is.
+    `shorten` gives the text in place of a stretch of data, oldest first: "" for a line that says what was there, None
+    for the stretch as it is.
     """
     if message.role != "user" or message.is_synthetic:
         return message
 
     def shown(text: str, stretches: Sequence[Stretch]) -> str:
         pieces, end = [], 0
-        for each in (each for each in stretches if each.kind in kinds):
+        for each in (each for each in stretches if each.kind in ("data", "recurring")):
             data = text[each.body : each.body_end]
             shorter = shorten(data) if len(data) - len(_REMOVED_DATA) >= _LEAST_SAVED_CHARS else None
             shorter = _REMOVED_DATA.format(tokens=roughly_tokens(data)) if shorter == "" else shorter

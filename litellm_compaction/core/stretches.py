@@ -144,7 +144,6 @@ _SOURCE = re.compile(r"[ \t](?:path|file|filename|file_path|ur[il])=[\"']")
 _SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 # Inside a line of the person's a shorter element is one that the person writes about.
 _LEAST_INLINE_CHARS = 120
-_QUESTION_ENDS = ("?", "？")
 # The rest of a paragraph, and the list behind it; a question in the last line may be of the person who pasted the rest.
 _PARAGRAPH = re.compile(
     r".*?(?=(?:\n[^\n]*[?？][ \t]*)?(?:\n[ \t]*\n(?![ \t]*(?:[-*|{\[<]|\d+[.)]|\t| {2}))|\Z))", re.DOTALL

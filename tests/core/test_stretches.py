@@ -308,21 +308,23 @@ def _steps(note: str) -> list[JsonDict]:
     return raw
 
 
-def test_stale_ones_go_first_the_newest_last() -> None:
-    """Before any result, and in what nobody has answered before a file that the person attached."""
+def test_what_recurs_gives_way_as_files_do() -> None:
+    """In old messages to a line, the oldest first; in what nobody has answered to one common length with a file."""
     note = f"## Open files\n{LIST}"
     messages = marked(parsed(_steps(note)))
     assert request_indices(messages) == (12,)
-    assert [*lines_for(messages)][:3] == [0, 4, 8]
+    assert [*lines_for(messages)][:3] == [0, 4, 6]
     assert LIST not in without_data(messages[0]).text
     assert without_data(messages[0]).text.startswith("Port the parser.\n\n## Open files\n")
     file = f"<file>\n{LIST}\n</file>"
     open_only = marked(parsed([*_steps(note), user(f"{file}\nNow?\n\n{note}")]))
     view = conversation(open_only)
-    changed = with_less_data(view, budget(2 * view.floor_tokens, view), view.floor_tokens - 1)
+    changed = with_less_data(view, budget(2 * view.floor_tokens, view), view.floor_tokens * 3 // 4)
     assert changed is not None
-    assert file in changed[-1].text
-    assert f"Now?\n\n## Open files\n{LIST}" not in changed[-1].text
+    assert changed[:-1] == open_only[:-1]
+    (first, _), (last, end) = LIST.split("\n", 1), changed[-1].text.split("Now?")
+    assert last.count("tokens left out") == end.count("tokens left out") == 1
+    assert last.count(first) == end.count(first) == 1
 
 
 def test_floods_are_read_in_time() -> None:
