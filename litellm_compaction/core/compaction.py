@@ -32,7 +32,8 @@ State: TypeAlias = Literal["applied", "provisional", "ready", "read"]
 
 # Of the words that came with an image.
 _LABEL_CHARS = 80
-_NEWEST_RECORDS = 4
+# Somebody who goes back further pays one summary.
+_NEWEST_RECORDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,14 +262,9 @@ def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
 
 
 def superseded(stored: Iterable[Compaction]) -> list[Compaction]:
-    """Those of a conversation's records that hardly anybody would come back to; each holds what its messages were.
-
-    The newest stay and, for a client that goes back, the first one beyond each power of two of messages.
-    """
+    """All but the newest of a conversation's records, for each holds what its messages were."""
     newest_first = sorted(stored, key=lambda each: -each.covered_messages)
-    first = {each.covered_messages.bit_length(): each for each in newest_first}
-    old = (each for each in newest_first[_NEWEST_RECORDS:] if not each.undone_messages)
-    return [each for each in old if each is not first[each.covered_messages.bit_length()]]
+    return [each for each in newest_first[_NEWEST_RECORDS:] if not each.undone_messages]
 
 
 def is_undone(view: View, stored: Iterable[Compaction]) -> bool:
