@@ -117,11 +117,6 @@ STRATEGIES = {
 _NO_STRATEGY = Strategy(name="", prompt="")
 
 
-def is_level(name: str) -> bool:
-    """Returns False for the level of a stored compaction whose strategy is not there any more."""
-    return name in ("edit", "truncate") or name in STRATEGIES
-
-
 def strategy(level: str) -> Strategy:
     """The strategy that made a compaction of a level; for any other level one without words."""
     return STRATEGIES.get(level, _NO_STRATEGY)
