@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from litellm_compaction.core.compaction import Compaction, Segment
+from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.stores import Store, open_store
 from litellm_compaction.stores.sqlite import SqliteFile, SqliteRows
 
@@ -76,13 +76,13 @@ async def _timed(calls: int, call: Callable[[int], Awaitable[object]]) -> str:
 
 
 def _compaction(number: int) -> Compaction:
-    segment = Segment(text=_TEXT, round=1, covered_messages=number)
     return Compaction(
         covered_messages=number,
         covered_hash=f"hash{number}",
         start=number,
         round=1,
-        segments=(segment,),
+        summary=_TEXT,
+        summarized_messages=number,
         ledger=_TEXT,
         level="summary",
     )

@@ -47,7 +47,7 @@ class CompactionOptions:
     rereads: bool = False
     edits: bool = True  # An edit may do alone.
     strategy: Strategy = STRATEGIES["summary"]
-    # An earlier record is written anew with what is new, and one that is wanted leaves the recent messages as they are.
+    # A record takes no spare room, and one that is wanted leaves the recent messages as they are.
     writes_whole_records: bool = False
     covers_all: bool = False  # A record stands for all that may go: the server's cache ends with its question.
 

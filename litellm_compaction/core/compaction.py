@@ -32,7 +32,8 @@ State: TypeAlias = Literal["applied", "provisional", "ready", "read"]
 
 # Of the words that came with an image.
 _LABEL_CHARS = 80
-_NEWEST_RECORDS = 4
+# Somebody who goes back further pays one summary.
+_NEWEST_RECORDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +66,6 @@ def shown_behind(messages: Sequence[Message], position: int, part: PartialCovera
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """One round's summary; it and the earlier ones cover so many messages."""
-
-    text: str
-    round: int
-    covered_messages: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
     """Stands in for the first messages of a conversation.
 
@@ -87,14 +79,14 @@ class Compaction:
     start: int
     forms: tuple[Form, ...] = ()  # Ascending by position; those from `start` on are an edit's, or a pruning's.
     round: int = 1
-    segments: tuple[Segment, ...] = ()  # Frozen summaries, oldest first; they reach less far where one failed.
+    summary: str = ""  # A model's words about what is not shown any more, earlier ones merged into later ones.
+    summarized_messages: int = 0  # Of so many first messages; less than are covered where a later one failed.
     ledger: str = ""  # Verbatim anchors of everything covered.
     level: str = "truncate"  # Of the newest part: a strategy's name, `edit`, `truncate` if no model's text was usable.
     window_tokens: int = 0
     # `provisional` if it was made without room for a summary, so that the next one goes on from an earlier one. `ready`
     # if it was written ahead, and waits. `read` if the server has read what it leaves: it takes effect at once.
     state: State = "applied"
-    omissions: str = ""  # A pruning model's words about messages that are gone or shorter; a later summary reads those.
     covered_part: PartialCoverage | None = None  # Of the message at `start`, if the record stands for that as well.
     images: tuple[ImagePlace, ...] = ()  # Of covered messages, not of ones that stay; in their place or beside it.
     # Above 0 for the mark in place of a record that its owner has undone, which stands for nothing: a conversation of
@@ -134,26 +126,11 @@ class Compaction:
         return frozenset(at for at, how in self.form_of.items() if how != "whole")
 
     @property
-    def summarized_messages(self) -> int:
-        """The reach of the summaries, in messages after the prefix."""
-        return self.segments[-1].covered_messages if self.segments else 0
-
-    @property
-    def summary(self) -> str:
-        """All segments as one text."""
-        return "\n\n".join(segment.text for segment in self.segments)
-
-    @property
-    def model_text(self) -> str:
-        """The models' own text about all that is not shown any more."""
-        return "\n\n".join(filter(None, (self.summary, self.omissions)))
-
-    @property
     def record(self) -> str:
         """The text that travels before the first kept words; "" where lines alone say everything."""
-        if not (self.start or self.segments or self.ledger or self.omissions or self.gone):
+        if not (self.start or self.summary or self.ledger or self.gone):
             return ""
-        return frame(self.model_text, self.ledger, round_number=self.round) + strategy(self.level).lead_in
+        return frame(self.summary, self.ledger, round_number=self.round) + strategy(self.level).lead_in
 
 
 def mark_of(compaction: Compaction, *, undone_messages: int) -> Compaction:
@@ -167,9 +144,8 @@ def is_sound(compaction: Compaction) -> bool:
     """Returns True if all positions lie within the covered messages: a shared store may hold anything."""
     covered, start, part = compaction.covered_messages, compaction.start, compaction.covered_part
     positions = [*(each.position for each in compaction.forms), *(at for at, _ in compaction.images)]
-    ends = [start, *(at + 1 for at in positions), *(each.covered_messages for each in compaction.segments)]
-    chars = [how for _, how, _ in compaction.forms if isinstance(how, int)]
-    numbers = [*ends, *positions, *chars, *(index for _, index in compaction.images), part.chars if part else 0]
+    ends = [start, compaction.summarized_messages, *(at + 1 for at in positions)]
+    numbers = [*ends, *positions, *(index for _, index in compaction.images), part.chars if part else 0]
     return (
         min(numbers) >= 0
         and max(ends) <= covered
@@ -286,14 +262,9 @@ def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
 
 
 def superseded(stored: Iterable[Compaction]) -> list[Compaction]:
-    """Those of a conversation's records that hardly anybody would come back to; each holds what its messages were.
-
-    The newest stay and, for a client that goes back, the first one beyond each power of two of messages.
-    """
+    """All but the newest of a conversation's records, for each holds what its messages were."""
     newest_first = sorted(stored, key=lambda each: -each.covered_messages)
-    first = {each.covered_messages.bit_length(): each for each in newest_first}
-    old = (each for each in newest_first[_NEWEST_RECORDS:] if not each.undone_messages)
-    return [each for each in old if each is not first[each.covered_messages.bit_length()]]
+    return [each for each in newest_first[_NEWEST_RECORDS:] if not each.undone_messages]
 
 
 def is_undone(view: View, stored: Iterable[Compaction]) -> bool:
@@ -337,14 +308,13 @@ def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compac
     if covered <= own:
         return compaction
     said = "".join(each.text for each in messages[prefix + own : prefix + covered] if not each.is_synthetic)
-    segments = compaction.segments
     return replace(
         compaction,
         covered_messages=own,
         start=min(compaction.start, own),
         forms=tuple(each for each in compaction.forms if each.position < own),
         covered_hash=hashes[own],
-        segments=tuple(replace(each, covered_messages=min(each.covered_messages, own)) for each in segments),
+        summarized_messages=min(compaction.summarized_messages, own),
         covered_part=part_covered_by(said) if compaction.is_record else compaction.covered_part,
     )
 

@@ -1,4 +1,4 @@
-"""The forms in which old messages are sent: whole, without attached data, as a line, cut, or bare.
+"""The forms in which old messages are sent: whole, without attached data, as a line, or bare.
 
 Masking old results is as good as summarising on SWE-bench at half the cost (JetBrains, arXiv 2508.21433). A form is
 made anew for every request of nothing but the message, so that a stored one can put no words into its place.
@@ -10,34 +10,30 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.cuts import ends, outside_thoughts
+from litellm_compaction.core.cuts import outside_thoughts
 from litellm_compaction.core.messages import (
     JsonValue,
     Message,
     ToolCall,
-    normal_text,
     parse_message,
     render_arguments,
     roughly_tokens,
     with_text,
 )
 from litellm_compaction.core.rounds import calls_by_position, rounds
-from litellm_compaction.core.stretches import Kind, Stretch, parts_of, texts_of, with_texts
+from litellm_compaction.core.stretches import Stretch, parts_of, texts_of, with_texts
 
 REMOVED = "[An earlier message was removed.]"
-# Of the text in place of data, in any vocabulary.
-REMOVED_TOKENS = 32
 _REMOVED_DATA = "[About {tokens} tokens that were attached here were removed. Read it again if it is needed.]"
 _CLEARED = "[Old tool result content cleared]"
 # A result, or data, that is hardly longer than the line in its place stays.
 _LEAST_SAVED_CHARS = 80
 _ARGUMENTS_CHARS = 120
-_SHRINKING: frozenset[Kind] = frozenset({"data", "recurring"})
 # Chat, responses and messages; LiteLLM has made chat parts of all of them before a guarded deployment is chosen.
 _IMAGE_KINDS = ("image_url", "input_image", "image")
 _REASONING_KEYS = frozenset({"reasoning_content", "reasoning", "thinking_blocks", "reasoning_details"})
 
-How: TypeAlias = Literal["whole", "words", "line", "gone"] | int
+How: TypeAlias = Literal["whole", "words", "line", "removed", "gone"]
 ImagePlace: TypeAlias = tuple[int, int]
 """Where an image stands: the position of its message, and which of that message's images it is, from 0."""
 
@@ -46,8 +42,7 @@ class Form(NamedTuple):
     """The form in which a message is sent; one without a form is sent without its reasoning and images."""
 
     position: int  # After the leading system messages.
-    # `words` is all but attached data; `line` one for a tool's result or for a message's data; a number the characters
-    # of head and tail, 0 for a line in their place.
+    # `words` is all but attached data; `line` one for a tool's result or for a message's data; `removed` one for text.
     how: How
     size: str = ""  # That a result had when it became a line, since a client may have cleared it later.
 
@@ -69,8 +64,8 @@ def in_forms(
         if how in ("whole", "words"):
             return message if how == "whole" else without_data(message)
         shown = _bare(without_data(message) if how == "line" else message, at, images)
-        if isinstance(how, int):
-            return with_text(shown, ends(normal_text(message), how) if how else REMOVED)
+        if how == "removed":
+            return with_text(shown, REMOVED)
         is_result = how == "line" and message.role == "tool"
         return with_text(shown, line_for(message, calls.get(at), size)) if is_result else shown
 
@@ -98,22 +93,20 @@ def called(call: ToolCall | None) -> str:
 
 
 def lines_for(messages: Sequence[Message]) -> dict[int, str]:
-    """The shorter text for each result and each message with data, what comes again later first, then the oldest."""
+    """The shorter text for each result and each message with data that is worth it, the oldest first."""
     calls = calls_by_position(messages)
     shorter = {
         at: line_for(message, calls.get(at)) if message.role == "tool" else without_data(message).text
         for at, message in enumerate(messages)
         if message.role in ("tool", "user")
     }
-    shrinking = [at for at, text in shorter.items() if len(messages[at].text) - len(text) >= _LEAST_SAVED_CHARS]
-    again = [at for at in shrinking if messages[at].marks.lines and data_of(messages[at], {"recurring"})][:-1]
-    return {at: shorter[at] for at in sorted(shrinking, key=lambda at: (at not in again, at))}
+    return {at: text for at, text in shorter.items() if len(messages[at].text) - len(text) >= _LEAST_SAVED_CHARS}
 
 
-def data_of(message: Message, kinds: Collection[Kind] = _SHRINKING) -> Message | None:
+def data_of(message: Message) -> Message | None:
     """The data that `without_data` leaves out, as a result of a tool; None for none."""
     data: list[str] = []
-    with_shorter_data(message, data.append, kinds)
+    with_shorter_data(message, data.append)
     return parse_message({"role": "tool", "content": "\n".join(data)}) if data else None
 
 
@@ -122,20 +115,18 @@ def without_data(message: Message) -> Message:
     return message if message.is_renewed else with_shorter_data(message, lambda _: "")
 
 
-def with_shorter_data(
-    message: Message, shorten: Callable[[str], str | None], kinds: Collection[Kind] = _SHRINKING
-) -> Message:
+def with_shorter_data(message: Message, shorten: Callable[[str], str | None]) -> Message:
     """`message` with something shorter for the data in a user's one: parts, words, notes and the data's own tags stay.
 
-    `shorten` gives the text in place of a stretch of those kinds, oldest first: "" for a line that says what was there,
-    None for the stretch as it is.
+    `shorten` gives the text in place of a stretch of data, oldest first: "" for a line that says what was there, None
+    for the stretch as it is.
     """
     if message.role != "user" or message.is_synthetic:
         return message
 
     def shown(text: str, stretches: Sequence[Stretch]) -> str:
         pieces, end = [], 0
-        for each in (each for each in stretches if each.kind in kinds):
+        for each in (each for each in stretches if each.kind in ("data", "recurring")):
             data = text[each.body : each.body_end]
             shorter = shorten(data) if len(data) - len(_REMOVED_DATA) >= _LEAST_SAVED_CHARS else None
             shorter = _REMOVED_DATA.format(tokens=roughly_tokens(data)) if shorter == "" else shorter
@@ -195,7 +186,7 @@ def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) 
     old = {made for made in calls[: max(len(calls) - order.keep, 0)] if is_due and made.call.name not in order.excluded}
     shown, gone = list(messages), set()
     for at, made in (answer for each in all_rounds for answer in each.results.items()):
-        if made in old and messages[at].role == "tool" and messages[at].text != _CLEARED:
+        if made in old and messages[at].text != _CLEARED:
             gone.add(made)
             shown[at] = with_text(messages[at], _CLEARED)
             if order.inputs is True or (order.inputs and made.call.name in order.inputs):

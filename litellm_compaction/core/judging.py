@@ -34,7 +34,7 @@ _MOST_DROPPED_RATIO = 0.5
 _MAIN_SCRIPT_RATIO, _KNOWN_SCRIPT_RATIO, _LEAST_LETTERS = 0.6, 0.02, 40
 _SAMPLE_TEXTS, _SAMPLE_CHARS = 100, 200
 # So few bytes of different words say nothing if none of them is of a source that is so many times as long.
-_FEW_BYTES, _FAR_SHORTER_RATIO = 20, 20
+_FEW_BYTES, _FAR_SHORTER_RATIO = 26, 20
 _WORD = re.compile(r"\w+")
 # Behind a number in front of an item there is none.
 _SENTENCE_END = re.compile(r"(?<=[.!?;])(?<!^\d[.])(?<!^\d\d[.])(?=\s)|(?<=[。！？；])|\n", re.MULTILINE)
@@ -139,7 +139,7 @@ def _runs(words: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _says_nothing(body: str, instruction: str, source: Sequence[str]) -> bool:
-    """A few words stand for a long source and none of them is of it ("OK.", "Sure, here you go!")."""
+    """A few words stand for a long source and none of them is of it ("OK.", "I'm sorry, I can't.")."""
     size = len("".join(set(_words(body))).encode("utf-8", "surrogatepass"))
     shown = "\n".join(text for text in source if instruction not in text).casefold() if size <= _FEW_BYTES else ""
     # "none" is a word of many sources; "pars" of "parsing" stands in "parser".

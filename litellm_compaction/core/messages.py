@@ -55,7 +55,6 @@ class Marks:
 
     names: frozenset[str] = frozenset()  # Of elements.
     lines: frozenset[str] = frozenset()  # Of the client's paragraphs, and at the end of the person's.
-    is_beside: bool = False  # No answer separates a message from the one next to it.
 
 
 NO_MARKS = Marks()

@@ -23,8 +23,8 @@ _SUMMARY_SHARE, _SUMMARY_MOST_SHARE, _GOOD_SUMMARY_TOKENS, _LEAST_SUMMARY_TOKENS
 _LEDGER_SHARE, _EDIT_LEDGER_SHARE, _IMAGES_SHARE = 0.55, 0.15, 0.50
 # The user's own words: of the target, the person's first ones of the window; and the marks of their lines.
 _WORDS_TARGET_RATIO, TASK_WINDOW_RATIO, _WORDS_HEAD_TOKENS = 0.25, 0.1, 12
-# Of frozen summaries; and of the target, if all that stays is read again and every change costs that.
-_FROZEN_TARGET_RATIO, _DEEP_RATIO = 0.25, 0.65
+# Of the target, if all that stays is read again and every change costs that.
+_DEEP_RATIO = 0.65
 # Of the trigger, up to which recent messages stay where a caller wants that.
 _STAYING_RATIO = 0.85
 # "Last request from user was: " in any vocabulary.
@@ -39,9 +39,8 @@ class Step:
     """A new compaction to make."""
 
     draft: Compaction  # Still without its ledger and without a model's words.
-    question: Literal["none", "choice", "summary"]  # A choice is of messages that may go or become shorter.
-    base: Compaction | None = None  # Its summaries go on, rewritten into one if the step `integrates` them.
-    integrates: bool = False
+    question: Literal["none", "choice", "summary"]  # A choice is of messages that may go.
+    base: Compaction | None = None  # Its summary goes on, merged with what is new.
     summary_tokens: int = 0  # Bound on the model's words, or on the base's summary.
     ledger_tokens: int
     ledger_min_tokens: int = 0  # If a summary is longer than planned.
@@ -119,7 +118,7 @@ def _candidates(
     most_tokens = now_tokens - 1 if keeps_what_fits else gained_tokens(now_tokens)
     for each in (each for each in reusable if each.state == "ready"):
         yield Send(compaction=each), applied_tokens(view, each), min(most_tokens, trigger_tokens)
-    bases = (each for each in earlier if each.state != "provisional" and (each.segments or not keeps_what_fits))
+    bases = (each for each in earlier if each.state != "provisional" and (each.summary or not keeps_what_fits))
     base, copied = next(bases, None), tuple[Step, ...]()
     # What was written ahead would never be used if the next request had other messages in its place.
     last_cuts = view.steady_cuts if options.covers_all else view.cuts
@@ -159,7 +158,7 @@ class _Planner:
         self, view: View, budget: Budget, options: CompactionOptions, base: Compaction | None, cuts: Sequence[int]
     ) -> None:
         self._view, self._budget, self._options, self._base, self._cuts = view, budget, options, base, cuts
-        self._start, self._frozen_tokens = (base.start, view.count_text(base.summary)) if base else (0, 0)
+        self._start = base.start if base else 0
         # Less for a record if the server reads all of it again after every change.
         self._target_tokens = budget.target_tokens(view.tokens, _DEEP_RATIO if options.rereads else 1.0)
         room = max(self._target_tokens - budget.floor_tokens, 0)
@@ -182,25 +181,19 @@ class _Planner:
     def _record(self, *, asks: bool, keeps_recent: bool) -> Step | None:
         """The record that reaches the target by a model's words, or else by copied text; None if nothing may go."""
         view, base, options, target = self._view, self._base, self._options, self._target_tokens
-        last_cut, frozen, strategy = max(self._cuts, default=0), self._frozen_tokens, options.strategy
+        last_cut, strategy = max(self._cuts, default=0), options.strategy
         words, images = self._words_tokens(last_cut), self._images(last_cut)
         text_room = self._room_tokens - words - view.image_tokens(images)
         summary = int(max(_SUMMARY_SHARE * text_room, min(_GOOD_SUMMARY_TOKENS, _SUMMARY_MOST_SHARE * text_room)))
         summary = min(options.summary_max_tokens, summary)
         asks = asks and summary >= min(_LEAST_SUMMARY_TOKENS, options.summary_max_tokens)
-        # The base's summaries are written anew in records that are whole, if they have outgrown their room, or if
-        # nothing new is to be covered: the window shrank, or the record has to.
-        has_outgrown = frozen > min(_FROZEN_TARGET_RATIO * target, text_room - summary) or last_cut <= self._start
-        integrates = not asks or has_outgrown or options.writes_whole_records or not keeps_recent
-        start = self._start + (base is not None and not integrates)
-        cuts = [cut for cut in self._cuts if cut >= start][-1 if options.covers_all or not keeps_recent else 0 :]
+        # With nothing new the base's summary is written anew: the window shrank, or the record has to.
+        cuts = [cut for cut in self._cuts if cut >= self._start][-1 if options.covers_all or not keeps_recent else 0 :]
         if not cuts:
             return None
-        frozen = 0 if integrates else frozen
         summary = summary if asks else int((1 - _LEDGER_SHARE) * text_room)
-        # Frozen segments take from the other lines, not from the user's.
-        ledger = words + int(_LEDGER_SHARE * max(text_room - frozen, 0))
-        text_tokens = RECORD_TOKENS + frozen + summary + ledger + (_LEAD_IN_TOKENS if strategy.lead_in else 0)
+        ledger = words + int(_LEDGER_SHARE * max(text_room, 0))
+        text_tokens = RECORD_TOKENS + summary + ledger + (_LEAD_IN_TOKENS if strategy.lead_in else 0)
         cut, kept_tokens = self._cut(cuts, images, text_tokens)
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
         spare = max(target - kept_tokens - text_tokens, 0) if asks and not options.writes_whole_records else 0
@@ -209,7 +202,6 @@ class _Planner:
             draft=replace(draft, state="applied" if asks else "provisional"),
             question="summary" if asks else "none",
             base=base,
-            integrates=integrates,
             summary_tokens=summary,
             ledger_tokens=ledger + min(spare, ledger),
             ledger_min_tokens=words,
@@ -265,12 +257,13 @@ class _Planner:
         view, strategy = self._view, self._options.strategy
         if not strategy.writer or fresh.question == "none" or view.messages[-1].is_synthetic:
             return ()
+        summary_tokens = view.count_text(self._base.summary) if self._base else 0
         for cut in self._edit_cuts:
             ledger_tokens = self._edit_ledger_tokens(cut)
-            record_tokens = RECORD_TOKENS + fresh.summary_tokens + ledger_tokens + self._frozen_tokens
+            record_tokens = RECORD_TOKENS + fresh.summary_tokens + ledger_tokens + summary_tokens
             if view.kept_tokens(cut) + record_tokens <= min(gained_tokens(now_tokens), self._budget.trigger_tokens):
                 draft = self._draft(cut, strategy.name, self._images(cut), start=self._start)
-                asked = replace(fresh, draft=draft, question="choice", integrates=False, ledger_tokens=ledger_tokens)
+                asked = replace(fresh, draft=draft, question="choice", ledger_tokens=ledger_tokens)
                 return (replace(asked, now_tokens=now_tokens, predicted_tokens=self._target_tokens),)
         return ()
 
@@ -299,10 +292,10 @@ class _Planner:
             start=start,
             forms=tuple(sorted(forms.values())),
             round=base.round + 1 if base else 1,
-            segments=base.segments if base else (),
+            summary=base.summary if base else "",
+            summarized_messages=base.summarized_messages if base else 0,
             level=level,
             window_tokens=self._budget.window_tokens,
-            omissions=before.omissions if before else "",
             covered_part=before.covered_part if before else None,
             images=tuple(at for at in images if at[0] < covered_messages and at[0] not in whole),
         )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from litellm_compaction.core.compaction import Compaction, Segment, kept_messages
+from litellm_compaction.core.compaction import Compaction, kept_messages
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD
 from litellm_compaction.core.messages import (
     FRAME_BEGIN,
@@ -57,10 +57,9 @@ _RECORD = Compaction(covered_messages=1, covered_hash="", start=1, level="summar
 
 def _covering(covered: int, record: Compaction) -> Compaction:
     """A record as one that covers the first messages of the conversation that it begins."""
-    text, number = record.model_text, record.round
-    segments = (Segment(text=text, round=number, covered_messages=covered),) if text else ()
-    known = replace(_RECORD, round=number, ledger=record.ledger, level=record.level)
-    return replace(known, covered_messages=covered, start=covered, segments=segments)
+    reach = covered if record.summary else 0
+    known = replace(_RECORD, covered_messages=covered, start=covered, summarized_messages=reach)
+    return replace(known, round=record.round, summary=record.summary, ledger=record.ledger, level=record.level)
 
 
 # A conversation in full, and its record as compactions of its beginning; the larger one covers spared requests.
@@ -138,7 +137,7 @@ def read_record(messages: Sequence[Message]) -> Found | None:
             if (opening := _OPENS_FRAME.match(body)) is not None:
                 body, _, words = body[opening.end() :].partition(FRAME_END)
             summary, _, ledger = f"\n{body.strip()}\n".partition(f"\n{LEDGER_TITLE}\n")
-            record = replace(_RECORD, round=number, omissions=summary.strip(), ledger=ledger.strip())
+            record = replace(_RECORD, round=number, summary=summary.strip(), ledger=ledger.strip())
             rest = with_texts(message, [without_lead_in(words.removeprefix("\n\n")), *others])
             return Found(at, _covering(1, record), rest if rest.text or rest.other_parts else None)
     return None

@@ -1,8 +1,8 @@
 """Asks a pruning model which messages may go, and holds its answer against the conversation.
 
-An edit plan by message number is asked for; a conversation written anew is read, too. A message may be left out or cut
-to its head and tail: no wish can add a role, a call, an id or a word. Rounds stay whole, user and assistant alternate,
-and what is protected is never offered.
+An edit plan by message number is asked for; a conversation written anew is read, too. A message may be left out, or a
+line stands in its place: no wish can add a role, a call, an id or a word. Rounds stay whole, user and assistant
+alternate, and what is protected is never offered.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.core.prompts import data_lines, defused, filled
 from litellm_compaction.core.rounds import rounds, within_rounds
 
-# Below this nothing is gained that is worth a marker; of a message that is to be shortened so much is shown.
-_LEAST_SAVED_CHARS, _SHOWN_RATIO = 80, 0.25
-_KEYS = frozenset({"drop", "shorten", "prunedConversation"})
+# Below this nothing is gained that is worth a marker.
+_LEAST_SAVED_CHARS = 80
+_KEYS = frozenset({"drop", "prunedConversation"})
 _RANGE = re.compile(r"\s*#?(\d{1,6})\s*(?:(?:-|–|to)\s*#?(\d{1,6}))?\s*")
 # Reasoning may hold drafts; more of them than this are noise.
 _MAX_OBJECTS = 64
@@ -47,10 +47,9 @@ _WEIGHT, _USEFUL_TOKENS, _LEAST_TOKENS = 4, 16, 3
 
 
 class Wishes(NamedTuple):
-    """Positions after the prefix to be left out and to be shortened, and what of it all still matters."""
+    """Positions after the prefix to be left out, and what of it all still matters."""
 
     dropped: frozenset[int] = frozenset()
-    shortened: frozenset[int] = frozenset()
     summary: str = ""
 
 
@@ -75,14 +74,12 @@ def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[
     shrinking = {span.start + at for at in lines_for(rest[span.start : span.stop])}
     forms = {each.position: each for each in compaction.forms}
     lines = {at for at, each in forms.items() if each.how == "line"}
-    for at in {*wanted, *wishes.shortened}.intersection(choices) - dropped - lines:
-        message, goes = rest[at], at in wanted
-        chars = 0 if goes else int(len(normal_text(message)) * _SHOWN_RATIO)
-        if goes and message.role == "tool":
+    for at in wanted.intersection(choices) - dropped - lines:
+        message = rest[at]
+        if message.role == "tool":
             forms.update({at: Form(at, "line", size_of(message))} if at in shrinking else {})
-        elif not (message.calls if goes else message.other_parts):
-            saves = len(normal_text(message)) - chars >= _LEAST_SAVED_CHARS
-            forms.update({at: Form(at, chars)} if saves else {})
+        elif not message.calls and len(normal_text(message)) >= _LEAST_SAVED_CHARS:
+            forms[at] = Form(at, "removed")
     forms.update((at, Form(at, "gone")) for at in dropped)
     return replace(compaction, forms=tuple(sorted(forms.values())))
 
@@ -121,7 +118,7 @@ def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *,
         wishes = _from_conversation(wish["prunedConversation"], rest, choices, is_cut=is_cut)
     else:
         wishes = _from_plan(wish, rest, choices)
-    if not isinstance(summary, str) or not (wishes.dropped or wishes.shortened):
+    if not isinstance(summary, str) or not wishes.dropped:
         raise ValueError("the summary is not a text, or nothing is to go")
     wishes = wishes._replace(summary="\n".join(filter(None, (summary.strip(), wishes.summary))))
     if len(wishes.dropped) == len(choices) and not wishes.summary:
@@ -158,17 +155,13 @@ def _begun(text: str) -> JsonObject:
 def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]) -> Wishes:
     """The messages that an edit plan names, by number, by range ("3-7"), or in an object with a number."""
 
-    def named(key: str) -> set[int]:
-        items = plan.get(key) or []
-        if not isinstance(items, list | dict):
-            raise ValueError(f"`{key}` is not a list")  # noqa: TRY004 - one error type for every bad shape
-        return {at for item in items for at in choices[_places(item)]}
-
-    dropped = named("drop")
-    shortened = named("shorten") - dropped
-    # A model that drops a call means its results too, but for those that are to stay in part.
+    items = plan.get("drop") or []
+    if not isinstance(items, list | dict):
+        raise ValueError("`drop` is not a list")  # noqa: TRY004 - one error type for every bad shape
+    dropped = {at for item in items for at in choices[_places(item)]}
+    # A model that drops a call means its results too.
     results = {at for each in rounds(rest) for at, made in each.results.items() if made.at in dropped}
-    return Wishes(frozenset(dropped | (results & set(choices) - shortened)), frozenset(shortened))
+    return Wishes(frozenset(dropped | results.intersection(choices)))
 
 
 def _places(item: JsonValue) -> slice:

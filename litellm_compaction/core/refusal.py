@@ -5,14 +5,15 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, margin_tokens
 from litellm_compaction.core.cuts import common_level, excerpt
-from litellm_compaction.core.forms import REMOVED_TOKENS, with_shorter_data
+from litellm_compaction.core.forms import with_shorter_data
 from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.rounds import calls_by_position
-from litellm_compaction.core.stretches import Kind, stretches_of
-from litellm_compaction.core.transcripts import rendered_in, with_fewer_turns
+from litellm_compaction.core.stretches import stretches_of
+from litellm_compaction.core.transcripts import rendered_in
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit, Share
 
@@ -20,7 +21,6 @@ from litellm_compaction.errors import DoesNotFit, Share
 UNCHANGEABLE = "nothing is compacted: `truncation` is `disabled`, or it is a text completion. Send less"
 UNPREPARED = "compacting them failed: the proxy's log has the error. Send the request again, send fewer messages"
 _LEAST_EXCERPT_TOKENS = 64
-_GIVING_WAY: tuple[Kind, ...] = ("recurring", "data")
 _ADDED = "the client's own notes in the "
 _LESS = ", shorten the message, or set `oversized_user_message: excerpt`"
 # What to change, by the beginning of the share's name; any other is a template's.
@@ -107,29 +107,25 @@ def shortened(view: View, budget: Budget, *, tool_results: bool, user_message: b
 def with_less_data(view: View, budget: Budget, limit_tokens: int) -> tuple[Message, ...] | None:
     """The messages with less of the data that is attached to unanswered ones; None if all may stay.
 
-    Of a conversation that is rendered into one of them the oldest turns give way; else, if the protected messages take
-    more than `limit_tokens`, a client's recurring words, then whole files, oldest first, the last to its head and tail.
+    One into which a conversation is rendered is cut to its head and tail, where its instruction stands; else, if the
+    protected messages take more than `limit_tokens`, files and a client's recurring words are, to one common length.
     """
     changed, count = list(view.messages), view.count_text
-    # Below the trigger, and with room for a record of the history.
-    record_tokens = int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens) if view.cuts else 0
-    excess_tokens = budget.floor_tokens - min(limit_tokens, budget.trigger_tokens - record_tokens)
-
-    def shorten(data: str) -> str | None:
-        nonlocal excess_tokens
-        if excess_tokens <= 0:
-            return None
-        size = count(data)
-        keep_tokens = size - excess_tokens
-        shown = excerpt(data, keep_tokens, count) if keep_tokens >= _LEAST_EXCERPT_TOKENS else ""
-        excess_tokens -= size - (count(shown) if shown else REMOVED_TOKENS)
-        return shown
-
     if budget.rules.keeps_what_fits and (at := rendered_in(view.messages)) is not None:
-        over_tokens = view.tokens - budget.trigger_tokens if budget.own.triggers(view.tokens) else 0
-        changed[at] = with_fewer_turns(changed[at], over_tokens, count)
+        if budget.own.triggers(view.tokens):
+            text, over_tokens = changed[at].text, view.tokens - budget.trigger_tokens
+            shown = excerpt(text, max(count(text) - over_tokens, _LEAST_EXCERPT_TOKENS), count)
+            changed[at] = with_text(changed[at], shown)
     elif budget.floor_tokens > limit_tokens:
-        for kind in _GIVING_WAY:
-            for index in view.tail:
-                changed[index] = with_shorter_data(changed[index], shorten, {kind})
+        data: list[str] = []
+        for index in view.tail:
+            with_shorter_data(changed[index], data.append)
+        # Below the trigger, and with room for a record of the history.
+        record_tokens = int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens) if view.cuts else 0
+        excess_tokens = budget.floor_tokens - min(limit_tokens, budget.trigger_tokens - record_tokens)
+        sizes = list(map(count, data))
+        level = common_level(sizes, [1] * len(sizes), sum(sizes) - excess_tokens)
+        shorten = partial(excerpt, limit_tokens=level, count=count) if level >= _LEAST_EXCERPT_TOKENS else lambda _: ""
+        for index in view.tail:
+            changed[index] = with_shorter_data(changed[index], shorten)
     return None if all(map(operator.is_, changed, view.messages)) else tuple(changed)

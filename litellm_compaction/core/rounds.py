@@ -1,7 +1,6 @@
 """Finds which results answer which calls, and where a tool round ends.
 
-A result answers a call's id, wherever it stands before the next assistant message; of calls with one id by its place. A
-few clients send it as a block or a text under the role `user`, or OpenAI's older `function`.
+A result answers a call's id, wherever it stands before the next assistant message; of calls with one id by its place.
 """
 
 from __future__ import annotations
@@ -12,11 +11,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from litellm_compaction.core.messages import Message, ToolCall, last_assistant_index, parse_message
-from litellm_compaction.core.stretches import is_text_result
 
 NO_RESPONSE = "Tool no response"
-# A shorter id stands in a text by chance; and so many calls are looked for in a text.
-_LEAST_ID_CHARS, _MOST_ODD_FORMS = 4, 16
 
 
 class Made(NamedTuple):
@@ -62,29 +58,12 @@ def _round(messages: Sequence[Message], made: Sequence[Made], behind: range) -> 
         # A result that comes once more is the last call's.
         results[at] = alike.pop() if len(alike) > 1 else alike[0]
     answered = {*results.values()}
-    left = [each for each in made if each not in answered]
-    for at in (at for at in behind if left and messages[at].role in ("user", "function")):
-        named = [each for each in left[:_MOST_ODD_FORMS] if _names(messages[at], each.call)]
-        if named := named or left[: is_text_result(messages[at])]:
-            results[at] = named[0]
-            left = [each for each in left if each not in named]
-    return Round(made, results, left)
-
-
-def _names(message: Message, call: ToolCall) -> bool:
-    """Returns True if a message that is no tool's names a call."""
-    if message.role == "function":
-        return message.raw.get("name") == call.name
-    content = message.raw.get("content")
-    parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
-    ids = [part.get("tool_use_id", part.get("tool_call_id")) for part in parts]
-    return call.id != "" and (call.id in ids or (len(call.id) >= _LEAST_ID_CHARS and call.id in message.text))
+    return Round(made, results, [each for each in made if each not in answered])
 
 
 def calls_by_position(messages: Sequence[Message]) -> dict[int, ToolCall]:
     """For each tool result the call that it answers; ids may repeat over the rounds."""
-    answers = (answer for each in rounds(messages) for answer in each.results.items())
-    return {at: made.call for at, made in answers if messages[at].role == "tool"}
+    return {at: made.call for each in rounds(messages) for at, made in each.results.items()}
 
 
 def within_rounds(messages: Sequence[Message]) -> frozenset[int]:

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, groupby, islice, pairwise
+from itertools import chain, groupby, islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core import table
@@ -103,42 +103,25 @@ def stretches_of(message: Message) -> list[Stretch]:
 def parts_of(message: Message) -> list[list[Stretch]]:
     """The stretches of each text part of a message.
 
-    What speaks for the person most is theirs, and a question is: 2 for a part with an element for their words, 1 for
-    words, 0 for a program's element, less for what recurs, which is theirs where one speaks and says nothing else.
+    Beside a part with an element for the person's words, behind a result as text, and in LiteLLM's form of a system
+    message all other words are the client's. What recurs is the person's if nobody says more.
     """
-    texts, is_beside = texts_of(message), message.marks.is_beside
+    texts = texts_of(message)
     parts = [stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
     every, for_words = [*chain.from_iterable(parts)], {*filter(_is_for_words, texts)}
-
-    def rank(each: Stretch) -> int:
-        if each.kind == "recurring":
-            return -2 if each.name else -1
-        return 2 if each.text in for_words else 1 - _is_programs(each.words, is_beside)
-
-    ranks = {each: rank(each) for each in every if each.speaks or each.kind == "recurring"}
-    is_programs = any(each.kind == "note" and not each.words.startswith("<") for each in every)
-    is_note, has_results = texts and texts[0].startswith(LITELLMS_NOTE), any(map(_RESULT_BEGINS.match, texts[:-1]))
-    least = 3 if is_note else 2 if has_results else 1 if is_beside else 0 if is_programs else -2
-    most = max((*ranks.values(), least))
+    is_beside = bool(for_words) or any(map(_BEGINS_CLIENTS.match, texts[:-1]))
+    # Of a listed opening all the rest that recurs is its client's as well.
+    says_more = any(each.speaks or (each.kind == "note" and not each.words.startswith("<")) for each in every)
 
     def decided(stretch: Stretch) -> Stretch:
-        is_most = ranks.get(stretch, most) == most
-        if is_most:
-            return stretch._replace(kind="words") if stretch.kind == "recurring" else stretch
-        is_asked = most < 3 and stretch.text.rstrip().endswith(_QUESTION_ENDS)
-        return stretch._replace(kind="note") if stretch.speaks and not is_asked else stretch
+        if stretch.kind == "recurring":
+            return stretch if says_more else stretch._replace(kind="words")
+        is_clients = stretch.speaks and is_beside and stretch.text not in for_words
+        return stretch._replace(kind="note") if is_clients else stretch
 
     return [[decided(each) for each in own] for own in parts]
 
 
-# Alone in its part an element with a name of several words is a program's, unless it tells of the person's words.
-# In a message beside another one it may be a line about a JSON object, which is all the rest.
-_PROGRAMS = re.compile(
-    r"<(?P<name>\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>.*</(?P=name)>"
-    r"|[^\n`]{1,200}\n```(?:json)?\n[\[{].*[\]}]\n```",
-    re.DOTALL,
-)
-_SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 _LAST_CLOSED = re.compile(r"</([A-Za-z][\w.:-]{1,60})>\s*\Z")
 _OF_THE_PERSON = re.compile(
     r"(?:\b|_)(?:user|human|person|task|query|question|request|prompt|message|answer|feedback|input|command|args|words)"
@@ -152,22 +135,15 @@ def _is_for_words(text: str) -> bool:
     return bool(last and _OF_THE_PERSON.search(last[1]) and f"\n<{last[1]}>" in f"\n{text}")
 
 
-def _is_programs(words: str, is_beside: bool) -> bool:
-    """Returns True for one element, whose name tells of a program and of nothing that a person said."""
-    if (found := _PROGRAMS.fullmatch(words)) is None or (name := found["name"]) is None:
-        return found is not None and is_beside
-    return _SEVERAL_WORDS.search(name) is not None and _OF_THE_PERSON.search(name) is None
-
-
 _ELEMENTS: Mapping[str, Kind] = {
     name: "data" if kind == "data" else "note" for kind, names in RULES["elements"].items() for name in names
 }
 _TAG = re.compile(r"<(/?)([A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>")
-# Data by its form: an attribute says where to read it again.
+# Data by its form: an attribute says where to read it again. A name of several words is a program's.
 _SOURCE = re.compile(r"[ \t](?:path|file|filename|file_path|ur[il])=[\"']")
+_SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 # Inside a line of the person's a shorter element is one that the person writes about.
 _LEAST_INLINE_CHARS = 120
-_QUESTION_ENDS = ("?", "？")
 # The rest of a paragraph, and the list behind it; a question in the last line may be of the person who pasted the rest.
 _PARAGRAPH = re.compile(
     r".*?(?=(?:\n[^\n]*[?？][ \t]*)?(?:\n[ \t]*\n(?![ \t]*(?:[-*|{\[<]|\d+[.)]|\t| {2}))|\Z))", re.DOTALL
@@ -180,6 +156,7 @@ _INNER_OPENING = re.compile(
 # A result under the role `user`: of Cline and Roo Code, some with the person's answer; of Hermes, Qwen and Anthropic.
 _TEXT_RESULT = re.compile(r"\[[a-z_]{2,40}(?: for '[^\n]{0,2000}')?\.?[^\n]{0,200}\] Result:")
 _RESULT_BEGINS = re.compile(rf"\s*(?:{_TEXT_RESULT.pattern}|<(?:tool_response|tool_result|function_results)>)")
+_BEGINS_CLIENTS = re.compile(rf"{_RESULT_BEGINS.pattern}|{re.escape(LITELLMS_NOTE)}")
 _PERSONS_WORDS = re.compile(r"<(?:feedback|answer|user_message|task)>")
 # The beginning of a tool's result, inside a note.
 _RESULT = re.compile(
@@ -235,12 +212,20 @@ def _elements(text: str, names: Collection[str]) -> Iterator[Stretch]:
     at = 0
     for opening, close in (span for span in spans if len(span) > 1):
         name, start, end = opening[2], opening.start(), close.end()
-        kind = _ELEMENTS.get(name) or ("recurring" if name in names else "data" if _SOURCE.search(opening[0]) else None)
+        kind = _ELEMENTS.get(name) or ("recurring" if name in names else _kind_of(opening[0]))
         before = text[max(0, start - _LEAST_INLINE_CHARS) : start].rstrip(" \t")[-1:]
         stands_alone = before in ("", "\n", ">") or end - start > _LEAST_INLINE_CHARS or "\n" in text[start:end]
         if kind is not None and start >= at and stands_alone:
             yield _read(Stretch(kind, text, start, end, opening.end(), close.start(), name * (kind == "recurring")))
             at = end
+
+
+def _kind_of(opening: str) -> Kind | None:
+    """The kind of an element by the form of its opening tag; None for one that a person may have written."""
+    if _SOURCE.search(opening):
+        return "data"
+    name = opening.split()[0] if "=" in opening else opening
+    return "note" if _SEVERAL_WORDS.search(name) and not _OF_THE_PERSON.search(name) else None
 
 
 def _block(text: str, start: int, begin: int, end: int, is_alone: bool) -> Stretch:
@@ -291,16 +276,9 @@ def marked(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     Numbers do not count. All that a message ever says is the person's: people repeat whole messages.
     """
     users = {at: texts_of(each) for at, each in enumerate(messages) if each.role == "user" and not each.is_synthetic}
-    spoken = [(at, each.role) for at, each in enumerate(messages) if not each.is_system]
-    pairs = [pair for pair in pairwise(spoken) if pair[0][1] in ("user", "tool") and pair[1][1] == "user"]
-    # No answer separates these from another user's message, or from a tool's result.
-    beside = {at for pair in pairs for at, _ in pair}
     is_long = sum(len(text) for texts in users.values() for text in texts) > _MAX_COMPARED_CHARS
     marks = NO_MARKS if is_long or len(users) < _LEAST_MESSAGES else _marks([*users.values()])
-    return tuple(
-        replace(each, marks=replace(marks, is_beside=at in beside)) if at in users else each
-        for at, each in enumerate(messages)
-    )
+    return tuple(replace(each, marks=marks) if at in users else each for at, each in enumerate(messages))
 
 
 def _marks(messages: Sequence[Sequence[str]]) -> Marks:

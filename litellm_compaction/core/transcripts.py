@@ -1,19 +1,16 @@
 """Tells a client's own request about a conversation: for its summary, its title, its topic.
 
-A header or the beginning of its instruction says so (`clients.toml`), or the conversation is rendered into one message:
-then its instruction stays, and the oldest rendered turns give way.
+A header or the beginning of its instruction says so (`clients.toml`), or the conversation is rendered into one message.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from litellm_compaction.core.cuts import excerpt
-from litellm_compaction.core.messages import Message, with_text
+from litellm_compaction.core.messages import Message
 from litellm_compaction.core.stretches import LITELLMS_NOTE, RULES, stretches_of
 
 _SUMMARIES = tuple(RULES["summaries"]["begins"])
@@ -45,18 +42,14 @@ _SHORT_CHARS = 300
 _LEAST_TURNS = 3
 # More takes seconds to read: some 250,000 tokens.
 _MOST_CHARS = 1_000_000
-_LEFT_OUT = "[The oldest {turns} of {all} messages were left out here, about {tokens} tokens.]\n"
-# For that line, and since the parts of a text may count for more than the whole.
-_MARGIN_TOKENS, _LEAST_TURN_TOKENS = 32, 64
 
 
-class Turn(NamedTuple):
-    """The place of a rendered turn in a text, whose words begin at `said`; the user's or the model's."""
+class _Turn(NamedTuple):
+    """The beginning of a rendered turn in a text, whose words begin at `said`; the user's or the model's."""
 
     start: int
     said: int
     is_users: bool
-    end: int = 0
 
 
 def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *, has_tools: bool = False) -> bool:
@@ -84,10 +77,10 @@ def rendered_in(messages: Sequence[Message]) -> int | None:
         return None
     at = max(range(len(messages)), key=lambda index: len(messages[index].text))
     text = messages[at].text
-    found = turns(text)
-    if not found or 2 * (found[-1].end - found[0].start) < sum(len(message.text) for message in messages):
+    talk = _talk(text)
+    if not talk or 2 * len(talk) < sum(len(message.text) for message in messages):
         return None
-    above, below = text[: found[0].start].strip(), text[found[-1].end :].strip()
+    above, below = text[: talk.start].strip(), text[talk.stop :].strip()
     beside = (above.rpartition("\n")[2], below.partition("\n")[0])
     is_framed = any(_FRAME.match(line) for line in beside if line) or below.endswith((":", "："))
     # A person asks beside what they paste.
@@ -95,41 +88,24 @@ def rendered_in(messages: Sequence[Message]) -> int | None:
     return at if messages[at].is_system or is_framed or not is_asked else None
 
 
-def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str], int]) -> Message:
-    """`message` with so many tokens less: the oldest rendered turns give way, of the last one its middle."""
-    text = message.text
-    talk = turns(text)
-    if not talk or excess_tokens <= 0:
-        return message
-    above = text[: talk[0].start]
-    room_tokens = count(text) - excess_tokens - count(above) - _MARGIN_TOKENS
-    oldest = bisect_left(range(len(talk) - 1), True, key=lambda at: count(text[talk[at].start :]) <= room_tokens)
-    tokens = count(text[talk[0].start : talk[oldest].start])
-    mark = _LEFT_OUT.format(turns=oldest, all=len(talk), tokens=tokens) if oldest else ""
-    # Of the last one its ends stay, with what stands below.
-    newest = excerpt(text[talk[oldest].start :], max(room_tokens, _LEAST_TURN_TOKENS), count)
-    return with_text(message, f"{above}{mark}{newest}")
+def _talk(text: str) -> range:
+    """The place of a rendered conversation in a text, up to where the form or paragraph of its last turn ends.
 
-
-def turns(text: str) -> list[Turn]:
-    """The rendered turns of a text, oldest first; the last ends where its form or paragraph does; [] for no talk.
-
-    A talk has enough turns of both sides.
+    A talk has enough turns of both sides; without one the place is empty.
     """
     talk = _turns(text) if len(text) <= _MOST_CHARS else []
     if len(talk) < _LEAST_TURNS:
-        return []
+        return range(0)
     line = _END.search(text, talk[-1].said)
-    ends = [*(turn.start for turn in talk[1:]), line.start() if line else len(text)]
-    return [turn._replace(end=end) for turn, end in zip(talk, ends, strict=True)]
+    return range(talk[0].start, line.start() if line else len(text))
 
 
-def _turns(text: str) -> list[Turn]:
-    """Turns all in one form, that in which both sides speak most."""
-    forms: defaultdict[str, list[Turn]] = defaultdict(list)
+def _turns(text: str) -> list[_Turn]:
+    """Rendered turns, oldest first, all in one form, that in which both sides speak most."""
+    forms: defaultdict[str, list[_Turn]] = defaultdict(list)
     for mark in _MARK.finditer(text):
         if (is_users := _IS_USERS.get(mark[mark.lastindex or 0].casefold())) is not None:
-            forms["\n"].append(Turn(mark.start(), mark.start(), is_users))
+            forms["\n"].append(_Turn(mark.start(), mark.start(), is_users))
     # A program has several lists, a conversation is one.
     if sum(text[turn.start - 1 : turn.start + 1] in ("[{", "[(") for turn in forms["\n"] if turn.start) > 1:
         forms.clear()
@@ -138,7 +114,7 @@ def _turns(text: str) -> list[Turn]:
             is_users, before = _IS_USERS.get(word[0].casefold()), text[line.start() : word.start()]
             behind = None if is_users is None else _BEHIND.match(text, word.end())
             if is_users is not None and behind is not None and _BEFORE.match(before):
-                forms[_WORDS.sub("a", before).strip()].append(Turn(line.start(), behind.end(), is_users))
+                forms[_WORDS.sub("a", before).strip()].append(_Turn(line.start(), behind.end(), is_users))
                 break
     both = (found for found in forms.values() if len({turn.is_users for turn in found}) > 1)
     return max(both, key=len, default=[])

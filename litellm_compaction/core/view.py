@@ -91,9 +91,7 @@ def answered_round(messages: Sequence[Message]) -> tuple[int, ...]:
     ours = next(index for index, message in enumerate(messages) if message.is_synthetic)
     # The answer's first part stands before our first request to go on.
     last = open_round(messages[: max(ours - messages[ours].asks_to_go_on, 0)])
-    if last is None or any(messages[index].role != "tool" for index in last.results):
-        return ()
-    return tuple(sorted({*(each.at for each in last.made), *last.results}))
+    return tuple(sorted({*(each.at for each in last.made), *last.results})) if last else ()
 
 
 def latest_cut(messages: Sequence[Message]) -> int:

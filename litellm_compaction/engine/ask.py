@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import anyio
 
@@ -28,9 +28,7 @@ from litellm_compaction.core.prompts import (
     STRATEGIES,
     Strategy,
     appended,
-    is_refusal,
     read_summary,
-    said_in_json,
     summary_prompt,
     transcript_parts,
 )
@@ -57,9 +55,9 @@ _TEMPLATE_TOKENS = 32
 # Below this the usual instruction, 450 tokens, takes a summary's room: restarts at 2,048 never got one.
 _BRIEF_BELOW_TOKENS = 4096
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
-_WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "dialogue", "reasoning_only", "longer"})
+_WORTH_REFORMATTING = frozenset({"tool_call", "empty", "echo", "dialogue", "reasoning_only", "longer"})
 # It had its time and gave nothing: after two in a row, or a late one, it is left alone, twice as long with each more.
-_USELESS = frozenset({"echo", "loop", "dialogue", "script", "invented", "empty", "refusal", "timeout"})
+_USELESS = frozenset({"echo", "loop", "dialogue", "script", "invented", "empty", "timeout"})
 _FIRST_REST_S, _LONGEST_REST_S = 15.0, 120.0
 _INVALID = "invalid"
 _Found = TypeVar("_Found")
@@ -112,7 +110,7 @@ async def summarize(job: SummaryJob, ask: Ask, count: _Count) -> str:
     """Returns a summary of a job's messages, stripped and within its bound (reformat mode).
 
     `count` gives the tokens of a text for the pruning model, which `ask` calls. If no call gives a usable summary, a
-    SummaryFailed says why: error, empty, refusal, echo, loop, dialogue, script, invented, reasoning_only, longer,
+    SummaryFailed says why: error, empty, echo, loop, dialogue, script, invented, reasoning_only, longer,
     small_window.
     """
     room_tokens = job.prompt_limit_tokens - count(job.prompt("", job.earlier))
@@ -143,10 +141,8 @@ async def written(
     It is checked by `source`, which is all that its writer is shown, and shorter than the `most_tokens` it replaces.
     """
     text, answer = await _asked(ask, request, job.summary_tokens + job.thinking_tokens)
-    text = said_in_json(text)
-    fault = "tool_call" if answer.calls_tool else "refusal" if is_refusal(text) else "" if text else "empty"
-    if fault:
-        raise SummaryFailed(fault)
+    if answer.calls_tool or not text:
+        raise SummaryFailed("tool_call" if answer.calls_tool else "empty")
     if answer.finish_reason == "length" and "\n" in text:
         text = text[: text.rindex("\n")].rstrip()
     # A server may count otherwise than we do: last lines go.
@@ -369,9 +365,8 @@ class SummaryClient:
         if base is not None:
             sent = self._recaller.with_found(sent, measured, base.covered_messages, end)
         history = with_every_result(sent)
-        earlier: Literal["none", "stays", "goes"]
-        earlier = "goes" if job.earlier else "none" if base is None else "stays"
-        return history, appended(history, instruction=job.instruction, earlier=earlier, focus=job.focus)
+        asking = appended(history, instruction=job.instruction, has_record=bool(job.earlier), focus=job.focus)
+        return history, asking
 
 
 def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
@@ -386,7 +381,7 @@ def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
     strategy = STRATEGIES[draft.level]
     return SummaryJob(
         messages=fresh,
-        earlier=base.summary if base and step.integrates else "",
+        earlier=base.summary if base else "",
         request=excerpt(request_text(conversation.messages), REQUEST_TOKENS, measured.count_text),
         summary_tokens=step.summary_tokens,
         round_number=draft.round,
@@ -416,7 +411,7 @@ def _question(
             "limit_tokens": measured.window.tokens,
         },
         request=excerpt(request_text(conversation.messages), REQUEST_TOKENS, count),
-        earlier=draft.omissions,
+        earlier=draft.summary,
         focus=measured.context.focus,
         messages=messages,
         sizes=[count(message.text) + 4 for message in messages],
@@ -439,8 +434,8 @@ def _chosen(measured: MeasuredRequest, step: Step, prompt: str, choices: list[in
     compaction = pruned(rest, draft, choices, wishes)
     # Words of a model, as any other summary.
     texts = [each.text for each in rest]
-    summary = judged(wishes.summary, instruction=STRATEGIES[draft.level].prompt, source=texts).text
-    said = "\n\n".join(filter(None, (draft.omissions, summary)))
-    if compaction == draft or (not said and set(choices) <= compaction.gone):
+    said = judged(wishes.summary, instruction=STRATEGIES[draft.level].prompt, source=texts).text
+    words = (draft.summary, excerpt(said, step.summary_tokens, measured.count_text))
+    if compaction == draft or (not any(words) and set(choices) <= compaction.gone):
         raise SummaryFailed(_INVALID)
-    return replace(compaction, omissions=excerpt(said, step.summary_tokens, measured.count_text))
+    return replace(compaction, summary="\n\n".join(filter(None, words)))

@@ -17,7 +17,6 @@ from litellm_compaction.concurrency import off_loop
 from litellm_compaction.core.budget import gained_tokens
 from litellm_compaction.core.compaction import (
     Compaction,
-    Segment,
     applied_tokens,
     apply,
     as_it_was,
@@ -205,9 +204,8 @@ def _copied(measured: MeasuredRequest, compaction: Compaction, ledger_tokens: in
     )
     return replace(
         compaction,
-        segments=tuple(replace(each, text=defuse(redact(each.text))) for each in compaction.segments),
+        summary=defuse(redact(compaction.summary)),
         ledger=defuse(redact(copied)),
-        omissions=defuse(redact(compaction.omissions)),
     )
 
 
@@ -216,21 +214,19 @@ def _known(conversation: View, compaction: Compaction) -> str:
     if not compaction.is_record:
         return "\n".join(map(visible_text, apply(conversation.messages, compaction)))
     kept = conversation.rest[compaction.covered_messages :]
-    return "\n".join((*(each.text for each in compaction.segments), *map(visible_text, kept)))
+    return "\n".join((compaction.summary, *map(visible_text, kept)))
 
 
 def _worded(step: Step, summary: str, count: Callable[[str], int]) -> tuple[Compaction, int]:
     """A record with a new summary, "" for none, and the room of its ledger, which takes what the summary leaves.
 
-    Without a summary the earlier ones go on, shortened if there is little room.
+    Without a new one the earlier one goes on, shortened if there is little room.
     """
-    draft, segments, spare_tokens = step.draft, step.draft.segments, step.summary_tokens - count(summary)
+    draft = step.draft
     if summary:
-        new = Segment(text=summary, round=draft.round, covered_messages=draft.covered_messages)
-        draft = replace(draft, segments=(new,) if step.integrates else (*segments, new))
-    elif draft.state == "provisional" and segments:
-        text, spare_tokens = excerpt(draft.summary, step.summary_tokens, count), 0
-        draft = replace(draft, segments=(replace(segments[-1], text=text),), level="truncate")
+        draft = replace(draft, summary=summary, summarized_messages=draft.covered_messages)
     else:
-        draft = replace(draft, level="truncate")
+        earlier = excerpt(draft.summary, step.summary_tokens, count) if draft.summary else ""
+        draft = replace(draft, summary=earlier, level="truncate")
+    spare_tokens = step.summary_tokens - count(draft.summary)
     return draft, max(step.ledger_tokens + spare_tokens, step.ledger_min_tokens)

@@ -237,7 +237,7 @@ def _result(
     gone = {prefix + at for at in record.gone} if record is not None else set()
     replaced = tuple(sorted({places[at] for at in gone} - {place for at, place in enumerate(places) if at not in gone}))
     names = tuple(str(messages[at].get("id", at)) for at in replaced)
-    text, tokens = record.model_text if record else "", (prepared.tokens_before, prepared.count.tokens)
+    text, tokens = record.summary if record else "", (prepared.tokens_before, prepared.count.tokens)
     event = CompactionEvent(prepared.round, *tokens, summary_content=text, compacted_message_ids=names)
     return CompactionResult(compacted_messages=raw, compaction_event=event, replaced=replaced)
 

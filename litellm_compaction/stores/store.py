@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from litellm_compaction.core.compaction import Compaction, State, compaction_id, is_sound
-from litellm_compaction.core.prompts import is_level
 from litellm_compaction.errors import StoreError
 from litellm_compaction.master_key import NO_BOX, Box, is_locked
 from litellm_compaction.stores.rows import SETTINGS, Line, Row, Rows
@@ -223,7 +222,7 @@ def decode(data: bytes) -> Compaction | None:
         compaction = _ADAPTER.validate_python(json.loads(data.decode("utf-8", "surrogatepass"))).compaction
     except (ValidationError, ValueError, TypeError, RecursionError):
         return None
-    return compaction if is_level(compaction.level) and is_sound(compaction) else None
+    return compaction if is_sound(compaction) else None
 
 
 def encode_text(text: str) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, Segment, apply, begins, part_covered_by, shown_behind, usable
+from litellm_compaction.core.compaction import Compaction, apply, begins, part_covered_by, shown_behind, usable
 from litellm_compaction.core.cuts import open_think
 from litellm_compaction.core.forms import Form
 from litellm_compaction.core.messages import Message, chain, normal_text, parse_message, system_prefix_length
@@ -30,14 +30,14 @@ def covering(messages: Sequence[Message], cut: int, *, summary: str = "What happ
     """A first compaction that covers everything between the prefix and `cut`."""
     covered = cut - system_prefix_length(messages)
     covered_hash = chain(messages)[covered]
-    segment = Segment(text=summary, round=1, covered_messages=covered)
     return Compaction(
         covered_messages=covered,
         covered_hash=covered_hash,
         start=covered,
         forms=tuple(Form(at, "whole") for at in conversation(messages).pinned(covered)),
         round=1,
-        segments=(segment,) if summary else (),
+        summary=summary,
+        summarized_messages=covered if summary else 0,
         ledger=ledger,
         level="summary" if summary else "truncate",
     )

@@ -66,12 +66,13 @@ LONG_CHINESE = "好的，请把解析器移植到 Rust。没有别的要求，�
         ("x", LONG, "empty"),
         ("### Original task\nnone\n### Completed work\nNone.\n### Pending\n- [ ] none", LONG, "empty"),
         ("### 任务\n无", LONG_CHINESE, "empty"),
+        ("I'm sorry, but I can't help with that.", LONG, "empty"),
         # In the conversation's words, in other forms of them, in another language; and of a conversation that is short.
         ("Port the parser.", LONG, ""),
         ("### Original task\nRust\n### Pending\n- [ ] parsers", LONG, ""),
         ("42 left.", LONG, ""),
         ("移植解析器。", LONG_CHINESE, ""),
-        ("Porting it to a new language, all green.", LONG_CHINESE, ""),
+        ("Porting the parser to a new language, all of it is green.", LONG_CHINESE, ""),
         ("OK.", "Is it done? Say OK.", ""),
     ],
 )

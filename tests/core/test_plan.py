@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.budget import MIN_GAIN_RATIO, Budget, CompactionOptions
-from litellm_compaction.core.compaction import Compaction, Segment, applied_tokens, apply, usable
+from litellm_compaction.core.compaction import Compaction, applied_tokens, apply, usable
 from litellm_compaction.core.messages import system_prefix_length
 from litellm_compaction.core.plan import (
     Refuse,
@@ -60,9 +60,8 @@ def written(step: Step) -> Compaction:
     """The record that a step asks for, its summary and ledger as long as they may be."""
     draft = step.draft
     text = ("sum " * step.summary_tokens)[: 4 * step.summary_tokens]
-    segment = Segment(text=text, round=draft.round, covered_messages=draft.covered_messages)
-    earlier = () if step.integrates else draft.segments
-    return replace(draft, segments=(*earlier, segment), ledger="l" * 4 * step.ledger_tokens)
+    reach = draft.covered_messages
+    return replace(draft, summary=text, summarized_messages=reach, ledger="l" * 4 * step.ledger_tokens)
 
 
 def test_below_the_trigger_nothing_happens() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, Segment, apply
+from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.forms import Form
 from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD, ledger
 from litellm_compaction.core.messages import chain, merged, parse_message, user_message
@@ -30,7 +30,8 @@ COMPACTION = Compaction(
     start=4,
     forms=(Form(2, "whole"),),
     round=3,
-    segments=(Segment(text="Half of it is done.", round=3, covered_messages=4),),
+    summary="Half of it is done.",
+    summarized_messages=4,
     ledger="- port 9143",
     level="summary",
 )
@@ -100,9 +101,8 @@ RECORD = Compaction(covered_messages=1, covered_hash="", start=1, level="summary
 @given(texts(max_repeat=3) | st.just(""), texts(max_repeat=3) | st.just(""), st.integers(1, 999), texts(max_repeat=3))
 def test_a_record_is_read_back(summary: str, quoted: str, number: int, own: str) -> None:
     """Summary, ledger and round, and the user's own words behind it, byte for byte, whatever they say."""
-    segments = (Segment(text=summary, round=number, covered_messages=1),) if summary else ()
-    record = replace(RECORD, round=number, segments=segments, ledger=quoted)
-    if not record.segments and not quoted:
+    record = replace(RECORD, round=number, summary=summary, ledger=quoted)
+    if not summary and not quoted:
         record = replace(record, ledger="x")
     for original in (user_message(own), parse_message({"role": "user", "content": [image()]})):
         found = read_record([headed(merged([original], record.record), number)])

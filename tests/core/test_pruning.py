@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, apply
-from litellm_compaction.core.cuts import GAP
 from litellm_compaction.core.forms import REMOVED, Form
 from litellm_compaction.core.messages import FRAME_END, Message, chain, system_prefix_length
 from litellm_compaction.core.pruning import Wishes, offered, pruned, pruning_prompt, read_answer
@@ -27,7 +26,6 @@ from tests.builders import (
     calls,
     conversation,
     count,
-    image,
     parsed,
     raw_conversations,
     result,
@@ -77,7 +75,7 @@ def made(raw: Sequence[JsonDict], wishes: Wishes, *, covered: int = 7, before: C
         old, covered_messages=covered, covered_hash=chain(messages)[covered], forms=tuple(sorted(forms.values()))
     )
     done = pruned(messages[prefix:], base, offered(messages[prefix:], base), wishes)
-    return replace(done, round=base.round + 1, omissions=wishes.summary)
+    return replace(done, round=base.round + 1, summary=wishes.summary)
 
 
 def sent(wishes: Wishes, raw: Sequence[JsonDict] | None = None) -> list[Message]:
@@ -88,13 +86,6 @@ def sent(wishes: Wishes, raw: Sequence[JsonDict] | None = None) -> list[Message]
     return list(messages[1:])
 
 
-def test_what_holds_more_than_text_is_not_shortened() -> None:
-    """Nor is what would hardly shrink."""
-    raw = talk()
-    raw[6] = {"role": "user", "content": [{"type": "text", "text": LONG}, image()]}
-    assert made(raw, Wishes(shortened=frozenset({5, 6}))) == made(raw, Wishes())
-
-
 def test_a_later_choice_goes_on_from_an_earlier_one() -> None:
     """Roles alternate also if the stretch of the one reaches into that of the other."""
     raw = [each for number in range(5) for each in (user(f"u{number}"), assistant(f"a{number}"))]
@@ -103,8 +94,8 @@ def test_a_later_choice_goes_on_from_an_earlier_one() -> None:
     assert broken_promises(parsed(raw), apply(parsed(raw), later)) == []
 
 
-PLAN = {"drop": [2, "3-4"], "shorten": [{"n": 6, "text": "And now the tests"}], "summary": "S"}
-WISHES = Wishes(dropped=frozenset({1, 2, 3}), shortened=frozenset({5}), summary="S")
+PLAN = {"drop": [2, "3-4"], "summary": "S"}
+WISHES = Wishes(dropped=frozenset({1, 2, 3}), summary="S")
 CHOICES = list(range(7))
 
 
@@ -120,8 +111,7 @@ def read(answer: object, **given_prompt: str) -> Wishes:
         f"```json\n{json.dumps(PLAN, indent=2)}\n```",
         f"Sure! Let me think about {{this}}. {json.dumps({'drop': [1]})} is too little.\n\n{json.dumps(PLAN)}\nDone.",
         json.dumps({**PLAN, "drop": ["2", {"n": 3}, "#4", 99, -1, 0, True, None, 2.5, "all"]}),
-        json.dumps({**PLAN, "shorten": {"6": "And now the tests"}, "originalTokens": 3, "prunedTokens": "?"}),
-        json.dumps({**PLAN, "shorten": [6, 99]}),
+        json.dumps({**PLAN, "drop": {"2": "", "3": "", "4": ""}, "originalTokens": 3, "prunedTokens": "?"}),
     ],
 )
 def test_an_edit_plan_is_found_in_any_wrapping(answer: str) -> None:
@@ -193,7 +183,7 @@ def test_a_conversation_that_was_cut_says_nothing_of_what_would_follow() -> None
         '{"drop": [1',
         '{"summary": "all of it"}',
         {"drop": []},
-        {"drop": [], "shorten": 3},
+        {"drop": 3},
         {"drop": [2], "summary": 7},
         {"drop": ["1-7"], "summary": " "},
         {"prunedConversation": [3]},
@@ -230,11 +220,10 @@ INVENTED = "Zzyzx was never said"
 def answers(draw: st.DrawFn, raw: Sequence[JsonDict]) -> str:
     """Sensible plans, the conversation with pieces missing, and any JSON at all."""
     numbers = st.lists(st.integers(0, len(raw)) | st.sampled_from(["1-4", "2-9"]), max_size=12)
-    entries = st.fixed_dictionaries({"n": st.integers(0, len(raw)), "text": texts(max_repeat=2)})
     kind = draw(st.sampled_from(["plan", "plan", "conversation", "json"]))
     value: Any
     if kind == "plan":
-        value = {"drop": draw(numbers), "shorten": draw(st.lists(entries, max_size=4)), "summary": draw(texts())}
+        value = {"drop": draw(numbers), "summary": draw(texts())}
     elif kind == "conversation":
         kept = [dict(each) for each in raw if draw(st.booleans())]
         for entry in kept:
@@ -242,7 +231,7 @@ def answers(draw: st.DrawFn, raw: Sequence[JsonDict]) -> str:
                 entry["content"] = f"{INVENTED} {draw(st.sampled_from(['', entry['content'][:40]]))} {INVENTED}"
         value = {"prunedConversation": kept, "summary": draw(texts())}
     else:
-        value = {draw(st.sampled_from(["drop", "shorten", "prunedConversation"])): draw(_JSON), "summary": draw(_JSON)}
+        value = {draw(st.sampled_from(["drop", "prunedConversation"])): draw(_JSON), "summary": draw(_JSON)}
     answer = draw(st.sampled_from(["", "<b>", "```json\n"])) + json.dumps(value)
     return answer[: draw(st.integers(0, len(answer)) | st.just(len(answer)))]
 
@@ -251,7 +240,7 @@ def answers(draw: st.DrawFn, raw: Sequence[JsonDict]) -> str:
 def test_whatever_is_answered_the_list_is_valid_and_holds_no_new_words(
     raw: list[JsonDict], data: st.DataObject
 ) -> None:
-    """P2 to P4: valid, tail and lead byte-equal, ids and calls untouched, each text an excerpt of its original; again
+    """P2 to P4: valid, tail and lead byte-equal, ids and calls untouched, each text its original or a line; again
     the same from the store.
     """
     messages = parsed(raw)
@@ -289,7 +278,7 @@ def _is_from(message: Message, own: str, original: Message) -> bool:
         return True
     # Thinking that stands in the text of an old answer is left out of it.
     texts = (original.text, re.sub(r"<think>.*?</think>", "", original.text, flags=re.DOTALL))
-    return any(all(piece.strip("\n") in text for piece in own.split(f"{GAP}")) for text in texts)
+    return own.strip() in map(str.strip, texts)
 
 
 def prompted(limit_tokens: int) -> list[dict[str, Any]]:

@@ -81,7 +81,6 @@ def test_beside_the_element_with_the_persons_words_other_parts_are_the_clients()
     assert own_words(message(task, said_once)) == task
     assert own_words(message("[TASK GOES ON] Look again.\n\nNow.", f"New words:\n{task}", said_once)).endswith(task)
     assert own_words(message(f"[read_file for 'a.py'] Result:\n{BODY}", said_once)) == ""
-    assert own_words(message(task, "# Now\n\nIs it done?")) == f"{task}\n# Now\n\nIs it done?"
     assert own_words(message(f"{task}\n\n{said_once}")) == f"{task}\n\n{said_once}"
 
 
@@ -269,19 +268,20 @@ def test_a_message_with_words_is_never_empty(texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "is_one"),
     [
-        "<environment_context>\nx\n</environment_context>",
-        "<permissions instructions>read</permissions instructions>",
-        'Here is what is open in the editor.\n```json\n{\n "file": "a.py"\n}\n```',
+        ("<environment_context>\nx\n</environment_context>", True),
+        ("<permissions instructions>\nread\n</permissions instructions>", True),
+        ("<user_instructions>\nread\n</user_instructions>", False),
+        ("<page>\nread\n</page>", False),
     ],
 )
-@pytest.mark.parametrize("beside", [[user("Go on.")], []])
-def test_an_element_or_json_of_a_program_beside_another_message(text: str, beside: list[JsonDict]) -> None:
-    """Alone between a request and its answer it is the person's."""
-    first = marked(parsed([user(text), *beside]))[0]
-    assert is_persons(first) is not bool(beside)
-    assert is_persons(marked(parsed([user("<user_request>\nx\n</user_request>"), *beside]))[0])
+def test_an_element_with_a_name_of_several_words_is_a_programs(text: str, is_one: bool) -> None:
+    """Unless it tells of the person's words; what is written about it in a line is the person's."""
+    assert is_persons(parse_message(user(text))) is not is_one
+    assert own_words(parse_message(user(f"{text}\n{ASKED}"))).endswith(ASKED)
+    inside = f"Why is {' '.join(text.split())} there?"
+    assert own_words(parse_message(user(inside))) == inside
 
 
 def test_beside_results_a_part_that_opens_with_the_clients_words_is_all_theirs() -> None:
@@ -308,21 +308,23 @@ def _steps(note: str) -> list[JsonDict]:
     return raw
 
 
-def test_stale_ones_go_first_the_newest_last() -> None:
-    """Before any result, and in what nobody has answered before a file that the person attached."""
+def test_what_recurs_gives_way_as_files_do() -> None:
+    """In old messages to a line, the oldest first; in what nobody has answered to one common length with a file."""
     note = f"## Open files\n{LIST}"
     messages = marked(parsed(_steps(note)))
     assert request_indices(messages) == (12,)
-    assert [*lines_for(messages)][:3] == [0, 4, 8]
+    assert [*lines_for(messages)][:3] == [0, 4, 6]
     assert LIST not in without_data(messages[0]).text
     assert without_data(messages[0]).text.startswith("Port the parser.\n\n## Open files\n")
     file = f"<file>\n{LIST}\n</file>"
     open_only = marked(parsed([*_steps(note), user(f"{file}\nNow?\n\n{note}")]))
     view = conversation(open_only)
-    changed = with_less_data(view, budget(2 * view.floor_tokens, view), view.floor_tokens - 1)
+    changed = with_less_data(view, budget(2 * view.floor_tokens, view), view.floor_tokens * 3 // 4)
     assert changed is not None
-    assert file in changed[-1].text
-    assert f"Now?\n\n## Open files\n{LIST}" not in changed[-1].text
+    assert changed[:-1] == open_only[:-1]
+    (first, _), (last, end) = LIST.split("\n", 1), changed[-1].text.split("Now?")
+    assert last.count("tokens left out") == end.count("tokens left out") == 1
+    assert last.count(first) == end.count(first) == 1
 
 
 def test_floods_are_read_in_time() -> None:

@@ -1,14 +1,17 @@
-"""A conversation that a client has rendered into one message is known by its form, and its oldest turns give way."""
+"""A conversation that a client has rendered into one message is known by its form."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from litellm_compaction.core.transcripts import is_client_summary, rendered_in, turns, with_fewer_turns
-from tests.builders import JsonDict, assistant, count, parsed, system, user
+from litellm_compaction.core.refusal import with_less_data
+from litellm_compaction.core.transcripts import is_client_summary, rendered_in
+from tests.builders import JsonDict, assistant, budget, conversation, parsed, system, user
 
 FIRST, LAST = "first of all 17", "last of all 17"
 TEXTS = [FIRST, *(f"Number {at} says: this\n\nand that, at {at}:00." for at in range(18)), LAST]
@@ -60,39 +63,18 @@ REQUESTS: dict[str, list[JsonDict]] = {
 
 
 @pytest.mark.parametrize("raw", REQUESTS.values(), ids=REQUESTS)
-def test_the_oldest_turns_give_way(raw: list[JsonDict]) -> None:
-    """With a mark; the instruction stands where it stood, and the newest turn stays as long as any."""
+def test_a_rendered_conversation_is_known_by_its_form(raw: list[JsonDict]) -> None:
+    """Wherever its instruction stands; of one that is too long the head and tail stay."""
     messages = parsed(raw)
     assert is_client_summary(messages, {})
-    at = rendered_in(messages)
+    view = conversation(messages)
+    at, window = rendered_in(messages), budget(view.tokens * 3 // 4, view)
+    shown = with_less_data(view, replace(window, rules=replace(window.rules, keeps_what_fits=True)), 0)
     assert at is not None
-    text = messages[at].text
-    before, _, rest = text.partition(text[turns(text)[0].start : turns(text)[0].end])
-    for tokens in (40, count(text) // 2, count(text) - count(before) - 60):
-        shown = with_fewer_turns(messages[at], tokens, count).text
-        assert shown.startswith(f"{before}[The oldest ")
-        assert shown.endswith(rest[rest.index(LAST) :])
-        assert FIRST not in shown
-        assert count(shown) <= count(text) - tokens
-    assert with_fewer_turns(messages[at], 0, count) is messages[at]
-
-
-@pytest.mark.parametrize(
-    ("huge", "below"),
-    [
-        ("word " * 9000, f"\n</log>\n{BELOW}"),
-        ("word " * 9000, f"\n\n{BELOW}\n\n- in words"),
-        ("a\n\n" + "word word\n\n" * 4500, f"\n\n{BELOW}\n\n- in words"),
-    ],
-    ids=["framed", "alone", "behind paragraphs"],
-)
-def test_of_one_huge_turn_the_ends_stay(huge: str, below: str) -> None:
-    """The instruction behind it as well."""
-    text = f"{BELOW}\n<log>\n{LABELS}\n[user]: {huge}{below}"
-    shown = with_fewer_turns(parsed([user(text)])[0], 10_000, count).text
-    assert shown.endswith(below)
-    assert "tokens left out" in shown
-    assert count(shown) <= count(text) - 10_000
+    assert shown is not None
+    (before, after), text = re.split(r"\[… \d+ tokens left out …\]", shown[at].text), messages[at].text
+    assert text.startswith(before.rstrip())
+    assert text.endswith(after.lstrip())
 
 
 CODE = "".join(

@@ -47,7 +47,6 @@ BETWEEN = [*ROUND[:2], {"role": "user", "content": [image()]}, ROUND[2]]
         ([user("u"), *BETWEEN], (1,), {0, 1, 2, 3, 4}),
         ([user("u"), calls("1"), calls("2"), *ROUND[1:]], (1,), {0, 1, 2, 3, 4}),
         ([user("u"), calls("1"), calls("2"), *ROUND[1:], assistant("a"), user("v")], (1, 5, 6), {6}),
-        ([user("u"), calls("toolu_1"), user("toolu_1: x"), assistant("a"), user("v")], (1, 3, 4), {4}),
     ],
 )
 def test_cuts_and_protected_messages(raw: list[JsonDict], cuts: tuple[int, ...], protected: set[int]) -> None:

@@ -23,7 +23,7 @@ HANDOFF = "### 1. Primary goals and intent\nPort the parser.\n### 7. Immediate n
 REFUSAL = "I'm sorry, but I can't help with that."
 EXPECTED: dict[tuple[str, str], tuple[str, str]] = {
     **{("prune", kind): ("summary", "invalid") for kind in ("invalid", "wrong types", "echo")},
-    **{(strategy, "invalid"): ("truncate", "refusal") for strategy in ("summary", "handoff")},
+    **{(strategy, "invalid"): ("truncate", "empty") for strategy in ("summary", "handoff")},
     **{(strategy, "echo"): ("truncate", "echo") for strategy in ("summary", "handoff")},
     **{(strategy, "empty"): ("truncate", "empty") for strategy in STRATEGIES},
     **{(strategy, "slow"): ("truncate", "timeout") for strategy in STRATEGIES},
@@ -41,15 +41,11 @@ def numbers(prompt: str) -> list[dict[str, Any]]:
 
 
 def plan_for(prompt: str, *, orphans: bool = False) -> str:
-    """Drops the older half, shortens the longest of the rest; of calls without their results if told."""
+    """Drops the older half; of calls without their results if told."""
     shown = numbers(prompt)
     older = shown[: len(shown) * 6 // 10]
     drop = [each["n"] for each in older if not (orphans and each["role"] == "tool")]
-    long = max(shown[len(older) :], key=lambda each: len(each["content"]))
-    shorten = [{"n": long["n"], "text": long["content"][:40]}]
-    return json.dumps(
-        {"drop": drop, "shorten": shorten, "summary": "The first steps are done; src/parser.py:42 was fixed."}
-    )
+    return json.dumps({"drop": drop, "summary": "The first steps are done; src/parser.py:42 was fixed."})
 
 
 class Model(FakeAsk):

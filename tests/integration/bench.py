@@ -46,16 +46,14 @@ def is_question(body: Mapping[str, Any] | None) -> bool:
 def edit_plan(prompt: str, said: str) -> str:
     """An edit plan for the messages that a pruning prompt shows, "" where a prompt asks for none.
 
-    It drops the older ones, of which it has `said` so much, and shortens the longest of the rest.
+    It drops the older ones, of which it has `said` so much.
     """
     shown = [json.loads(line) for line in prompt.splitlines() if line.startswith('{"n": ')]
     if not shown:
         return ""
     older = shown[: len(shown) * 6 // 10]
     drop = [each["n"] for each in older]
-    longest = max(shown[len(older) :], key=lambda each: len(each["content"]))
-    shorten = [{"n": longest["n"], "text": longest["content"][:60]}]
-    return json.dumps({"drop": drop, "shorten": shorten, "summary": said})
+    return json.dumps({"drop": drop, "summary": said})
 
 
 def answers(summary: Reply | None = None, reply: Reply | None = None) -> Script:

@@ -102,7 +102,6 @@ walks = {
     "chain": lambda text: messages.chain([message("assistant", text)]),
     "notices": messages.without_notices,
     "record": read,
-    "refusal": prompts.is_refusal,
     "user's ledger": kept("user"),
     "result's ledger": kept("tool"),
     "assistant's ledger": kept("assistant"),

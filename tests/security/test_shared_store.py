@@ -178,7 +178,7 @@ async def test_no_word_of_a_record_stands_in_a_store(
             return b"".join(each.read_bytes() for each in tmp_path.iterdir())
         return b"".join([await store.says("GET", key) for key in await store.says("KEYS", "*}:c:*")])
 
-    known = replace(compaction("h", text=_TEXT), ledger=_TEXT, omissions=_TEXT)
+    known = replace(compaction("h", text=_TEXT), ledger=_TEXT)
     workers = [worker(secret) for secret in (SECRET, "sk-of-another-proxy", None)]
     own, others = workers[0], workers[1:]
     await own.put("ours", known)

@@ -6,22 +6,22 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, PartialCoverage, Segment, State
-from litellm_compaction.core.forms import Form
+from litellm_compaction.core.compaction import Compaction, PartialCoverage, State
+from litellm_compaction.core.forms import Form, How
 from litellm_compaction.core.prompts import STRATEGIES
 
 states = st.sampled_from(get_args(State))
 
 
 def compaction(name: str, *, covered: int = 4, text: str = "What happened.", state: State = "applied") -> Compaction:
-    segment = Segment(text=text, round=1, covered_messages=covered)
     return Compaction(
         covered_messages=covered,
         covered_hash=name,
         start=covered,
         forms=(Form(1, "whole"),) if covered > 1 else (),
         round=1,
-        segments=(segment,),
+        summary=text,
+        summarized_messages=covered,
         ledger="- src/a.py",
         level="summary",
         state=state,
@@ -35,7 +35,7 @@ def compactions(draw: st.DrawFn) -> Any:
     covered = draw(st.integers(1, 50))
     start = draw(st.just(covered) | st.integers(0, covered))
     staying = st.builds(Form, st.integers(0, covered - 1), st.sampled_from(["whole", "words"]))
-    hows = st.sampled_from(["whole", "words", "line", "gone"]) | st.integers(0, 10**6)
+    hows = st.sampled_from(get_args(How))
     forms = st.builds(Form, st.integers(min(start, covered - 1), covered - 1), hows, texts)
     known = st.builds(
         Compaction,
@@ -48,8 +48,7 @@ def compactions(draw: st.DrawFn) -> Any:
         window_tokens=st.integers(0, 10**9),
         state=states,
         covered_part=st.none() | st.builds(PartialCoverage, chars=st.integers(0, 10**6), text_hash=texts),
-        segments=st.lists(st.builds(Segment, text=texts, covered_messages=st.integers(0, covered)), max_size=4).map(
-            tuple
-        ),
+        summary=texts,
+        summarized_messages=st.integers(0, covered),
     )
     return draw(known)

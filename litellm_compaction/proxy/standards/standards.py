@@ -99,7 +99,7 @@ class Standards:
                 text = await asyncio.to_thread(self._items.sealed, client.tenant, portable)
                 report = report._replace(text=text, record=record_of(portable))
             if prepared is not None and prepared.action == "compacted" and prepared.compaction is not None:
-                written = prepared.count_text(prepared.compaction.model_text)
+                written = prepared.count_text(prepared.compaction.summary)
                 report = report._replace(read_tokens=prepared.tokens_before, written_tokens=written)
         return report
 
