@@ -22,10 +22,10 @@ from litellm_compaction.engine import Compactor, Decided, PreparedRequest, Reque
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, NotServed
 from litellm_compaction.proxy import litellm_inside, refusals, routing, wire
 from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for, shows_late_thoughts
+from litellm_compaction.proxy.answer.hooks import HookedUpstream
 from litellm_compaction.proxy.answer.legs import UNNAMED, Leg, judged
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.transport import GuardedTransport, client_over
-from litellm_compaction.proxy.answer.upstream import HookedUpstream
 from litellm_compaction.proxy.client import Body, metadata_of, sent_body
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, context_of, note_of, pin_of
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call

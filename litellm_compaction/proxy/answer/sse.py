@@ -220,7 +220,7 @@ async def read_whole(response: httpx.Response, most_bytes: int, *, logprobs: int
     if is_answer and len(body) > most_bytes:
         raise faulty(f"its answer has more than {most_bytes} bytes")
     content = bytes(body[:most_bytes])
-    if is_answer and not is_quickly_read(content, asked_marks=_LOGPROB_MARKS * logprobs):
+    if len(content) > MOST_MARKS and not is_quickly_read(content, asked_marks=_LOGPROB_MARKS * logprobs):
         raise faulty("its answer has too many values")
     return httpx.Response(response.status_code, headers=end_to_end(response.headers), content=content)
 
