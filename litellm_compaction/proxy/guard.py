@@ -22,16 +22,15 @@ from litellm_compaction.engine import Compactor, Decided, PreparedRequest, Reque
 from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, NotServed
 from litellm_compaction.proxy import litellm_inside, refusals, routing, wire
 from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for, shows_late_thoughts
+from litellm_compaction.proxy.answer.hooks import HookedUpstream
 from litellm_compaction.proxy.answer.legs import UNNAMED, Leg, judged
 from litellm_compaction.proxy.answer.loop import Answer
-from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.answer.transport import GuardedTransport, client_over
-from litellm_compaction.proxy.answer.upstream import HookedUpstream
 from litellm_compaction.proxy.client import Body, metadata_of, sent_body
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, context_of, note_of, pin_of
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_inside.application import connect
-from litellm_compaction.proxy.presence import while_here
+from litellm_compaction.proxy.presence import BEAT, beats, while_here
 from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.standards.protocols import field_of_item
 from litellm_compaction.proxy.standards.standards import Standards
@@ -274,15 +273,17 @@ class Guard:
             return
         is_carried_here = exchange.is_hooked and wire.can_be_continued(data)
         stream = self._hooked(exchange, response, data) if is_carried_here else response
-        beat_s, client = self.guards.configured.constants.heartbeat_s, exchange.client
-        shown = beating = with_heartbeat(stream, exchange, every_s=beat_s)
-        shows = client.has_orders and client.orders.shows
-        if shows:
-            detailed = (wire.with_details(chunk, exchange.details) async for chunk in beating)
-            shown = self._standards.showing(detailed, exchange, is_messages=_INPUT not in data)
+        beats(lambda: exchange.may_pause, every_s=self.guards.configured.constants.heartbeat_s)
+        client = exchange.client
+        shown = (wire.with_details(chunk, exchange.details) async for chunk in stream)
+        if client.has_orders and client.orders.shows:
+            shown = self._standards.showing(shown, exchange, is_messages=_INPUT not in data)
         try:
+            if exchange.may_pause and exchange.begins_silently:
+                # LiteLLM's router keeps what opens Responses and Messages until some of the answer has come.
+                yield BEAT
             async for chunk in shown:
-                yield chunk if shows else wire.with_details(chunk, exchange.details)
+                yield chunk
         finally:
             await shown.aclose()
             if is_carried_here:

@@ -1,15 +1,16 @@
-"""Stands before LiteLLM's application: serves routes of ours there, and ends what is done for a client that has left.
+"""Stands before LiteLLM's application: serves routes of ours there, and knows if the client of each request is there.
 
-A local model serves one request at a time: an answer that nobody reads would keep it from everybody. What LiteLLM ends
-itself it logs and bills, so it goes first; it goes on with the rest, or leaves it open.
+What is done for one that has left ends. A local model serves one request at a time: an answer that nobody reads would
+keep it from everybody. What LiteLLM ends itself it logs and bills, so it goes first; it goes on with the rest, or
+leaves it open. One that waits in front of a stream hears a beat.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -22,6 +23,8 @@ _Receive: TypeAlias = Callable[[], Awaitable[Any]]
 _Send: TypeAlias = Callable[[Any], Awaitable[None]]
 # LiteLLM ends within some ms what it ends.
 _LITELLMS_S = 1.0
+# A comment is legal between the events of every stream, and read by no client.
+BEAT, _END_OF_EVENT = b": ping\n\n", b"\n\n"
 
 
 class Route(NamedTuple):
@@ -47,6 +50,8 @@ class Presence:
         self._is_answered = self._has_left = self._is_gone = False
         self._leaving: asyncio.Task[Any] | None = None
         self._work: weakref.WeakSet[Work] = weakref.WeakSet()
+        self._sending, self._sent_s, self._is_between = asyncio.Lock(), 0.0, False
+        self._beating: asyncio.Task[None] | None = None
 
     async def receive(self) -> Any:
         # One waits for all: some servers tell it once.
@@ -55,7 +60,15 @@ class Presence:
     async def send(self, message: Any) -> None:
         # Servers tell an application of the end of its answer as if the client had left.
         self._is_answered |= message["type"] == "http.response.body" and not message.get("more_body")
-        await self._send(message)
+        self._is_between = False
+        async with self._sending:
+            await self._send(message)
+        if self._beating is not None:
+            self._sent_s = asyncio.get_running_loop().time()
+            self._is_between = bytes(message.get("body", b"")[-2:]) == _END_OF_EVENT
+
+    def beat(self, may_pause: Callable[[], bool], every_s: float) -> None:
+        self._beating = self._beating or asyncio.ensure_future(self._beats(may_pause, every_s))
 
     def add(self, work: Work) -> None:
         """Has `work` end with the presence; the request's body has been read."""
@@ -66,8 +79,8 @@ class Presence:
 
     def over(self) -> None:
         """LiteLLM has done with the request."""
-        if self._leaving is not None:
-            self._leaving.cancel()
+        for task in filter(None, (self._leaving, self._beating)):
+            task.cancel()
         if self._has_left:
             self._end()
 
@@ -77,6 +90,21 @@ class Presence:
             self._has_left = True
             asyncio.get_running_loop().call_later(_LITELLMS_S, self._end)
         return message
+
+    async def _beats(self, may_pause: Callable[[], bool], every_s: float) -> None:
+        clock = asyncio.get_running_loop().time
+        self._sent_s = clock()
+        # A server that cannot send any more has told so where it can be heard.
+        with contextlib.suppress(Exception):
+            while not self._is_answered:
+                if (left_s := self._sent_s + every_s - clock()) > 0:
+                    await asyncio.sleep(left_s)
+                    continue
+                self._sent_s = clock()
+                # Before the first byte a failure keeps its status.
+                if may_pause() and self._is_between:
+                    async with self._sending:
+                        await self._send({"type": "http.response.body", "body": BEAT, "more_body": True})
 
     def _end(self) -> None:
         self._is_gone = True
@@ -117,7 +145,16 @@ def ends_with_client(work: Work) -> None:
         presence.add(work)
 
 
-@contextmanager
+def beats(may_pause: Callable[[], bool], *, every_s: float) -> None:
+    """Has the client of the running request hear a beat after each `every_s` of silence in which its stream may pause.
+
+    In place of LiteLLM's own keep-alive, which leaks a slot of the key's parallel limit with every chat stream.
+    """
+    if (presence := _present.get()) is not None:
+        presence.beat(may_pause, every_s)
+
+
+@contextlib.contextmanager
 def while_here() -> Iterator[None]:
     """Ends what is awaited within when the client of the running request has left, by a ClientLeft."""
     with anyio.CancelScope() as scope:

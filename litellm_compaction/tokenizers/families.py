@@ -114,6 +114,7 @@ def _plain(model: str) -> str:
     return model[-_MAX_NAME_CHARS:].casefold().replace("_", "-")
 
 
+@lru_cache(maxsize=1024)
 def no_thinking_switch(model: str) -> str:
     """The end of a user message for a model that must not think; "" if it has no such switch, or does not think."""
     name = _plain(model)

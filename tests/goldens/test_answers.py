@@ -12,7 +12,7 @@ import math
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,15 +28,15 @@ from litellm_compaction.proxy.answer import sse
 from litellm_compaction.proxy.answer.client import SILENT, Asked, OneAnswer
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.relay import Relay
-from litellm_compaction.proxy.answer.sse import UpstreamError, with_heartbeat
+from litellm_compaction.proxy.answer.sse import UpstreamError
 from litellm_compaction.proxy.metrics import Metrics
 from tests.builders import prose
 from tests.goldens.tellers import recorded
 from tests.lmstudio_double import Reply, numbered_words
 from tests.proxy.answer.test_loop import _sharing as sharing
-from tests.proxy.answer.test_sse import _call as call_of
 from tests.proxy.scripted import Context, Read, Scene, Turn, goes_on
 from tests.proxy.test_metrics import ALARM, Library
+from tests.proxy.test_presence import heard
 from tests.test_events import CUT, event
 from tests.virtual_time import run
 
@@ -204,35 +204,15 @@ async def test_the_bounds_are_as_recorded() -> None:
     lines.append(f"{await said(error.encode(), partial(sse.read_whole, most_bytes=9), 500)}, {lengths} of an error")
     statuses = (None, 407, 408, 409, 424, 425, 426, 428, 429, 430, 499, 500, 501, 502)
     lines.append(f"{[each for each in statuses if UpstreamError('', status=each).may_pass]} may pass")
-    given = itertools.count()
-    beside = with_heartbeat(_counted(given), call_of(may_pause=False), every_s=5)
-    read = [(await anext(beside), await asyncio.sleep(0), next(given))[2] for _ in range(3)]
-    lines.append(f"{read} read ahead")
-    await beside.aclose()
     assert lines == recorded(_FILE, "bounds", lines)
 
 
 def test_the_beats_are_as_recorded() -> None:
     """Each five seconds of silence, while a compaction is made; what comes in time is followed by none."""
 
-    async def said() -> AsyncIterator[bytes]:
-        for pause_s in (0, 3, 3, 12, 4.9, 5.1):
-            await asyncio.sleep(pause_s)
-            yield b"word"
-
-    async def heard(*, may_pause: bool) -> str:
-        clock, call = asyncio.get_running_loop().time, call_of(may_pause=may_pause)
-        return ", ".join(
-            [f"{each.decode().strip()} {clock():g}" async for each in with_heartbeat(said(), call, every_s=5)]
-        )
-
-    lines = [run(heard(may_pause=may_pause)) for may_pause in (False, True)]
+    pieces = [(pause_s, b"word\n\n") for pause_s in (0, 3, 3, 12, 4.9, 5.1)]
+    lines = [", ".join(f"{said} {at_s:g}" for said, at_s in heard(pieces, may_pause)) for may_pause in (False, True)]
     assert lines == recorded(_FILE, "beats", lines)
-
-
-async def _counted(numbers: Iterator[int]) -> AsyncIterator[int]:
-    for number in numbers:
-        yield number
 
 
 _USED = [event("reused", summary_calls=0, reason=reason) for reason in (USED_AHEAD, USED_EARLY)]

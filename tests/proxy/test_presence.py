@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from litellm_compaction.errors import ClientLeft
-from litellm_compaction.proxy.presence import watched, while_here
+from litellm_compaction.proxy.presence import beats, watched, while_here
 from tests.virtual_time import run
 
 
@@ -69,3 +70,34 @@ def test_work_that_is_done_in_time_is_left_alone(is_answered: bool) -> None:
 
     _served(application, leaves_s=2)
     assert done == [61 if is_answered else 2.9]
+
+
+def heard(pieces: Sequence[tuple[float, bytes]], may_pause: bool, sending_s: float = 0.0) -> list[tuple[str, float]]:
+    """The pieces of a stream, each after so many seconds, and beats between them, as its client hears them."""
+    said: list[tuple[str, float]] = []
+
+    async def serve() -> None:
+        clock = asyncio.get_running_loop().time
+
+        async def send(message: dict[str, Any]) -> None:
+            await asyncio.sleep(sending_s)
+            said.append((message["body"].decode().strip(), round(clock(), 3)))
+
+        async def application(_scope: Any, _receive: Any, send: Any) -> None:
+            beats(lambda: may_pause, every_s=5)
+            for pause_s, piece in pieces:
+                await asyncio.sleep(pause_s)
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+        await watched(application)({"type": "http", "method": "POST"}, asyncio.Event().wait, send)
+
+    run(serve())
+    return said
+
+
+def test_a_beat_stands_between_events_alone() -> None:
+    """Before the first byte a failure keeps its status; within an event, and while one is sent, it would break that."""
+    pieces = [(9.0, b"data: a"), (9.0, b"\n\n"), (12.0, b"data: b\n\n")]
+    assert heard(pieces, True) == [("data: a", 9), ("", 18), (": ping", 23), (": ping", 28), ("data: b", 30)]
+    slow = [("a", 7), (": ping", 19), ("b", 26)]
+    assert heard([(0.0, b"a\n\n"), (6.0, b"b\n\n")], True, sending_s=7) == slow

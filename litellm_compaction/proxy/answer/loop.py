@@ -1,6 +1,6 @@
 """The loop that carries an answer over the context limit: watch, stop, compact, continue; streaming and not.
 
-Written once, over an abstract upstream (`upstream.py`); `transport.py` and, for LiteLLM's hooks, `guard.py` carry it.
+Written once, for two carriers: `transport.py` and, for LiteLLM's hooks, `hooks.py`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import math
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -31,9 +32,12 @@ from litellm_compaction.proxy.answer.client import Asked, Cost, OneAnswer
 from litellm_compaction.proxy.answer.legs import GIVES_WAY, MAX_CUTS, RESTARTS, UNNAMED, Leg, State, Step, next_leg
 from litellm_compaction.proxy.answer.relay import Ending, Relay
 from litellm_compaction.proxy.answer.sse import Batches, Chunk, UpstreamError
-from litellm_compaction.proxy.answer.upstream import Upstream
 from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.refusals import log_failure
+
+if TYPE_CHECKING:
+    from litellm_compaction.proxy.answer.hooks import HookedUpstream
+    from litellm_compaction.proxy.answer.transport import HttpUpstream
 
 # Of the text that a client has of an answer, before it is cut for others.
 _LEAST_CUT_CHARS = 200
@@ -50,7 +54,7 @@ class Answer:
 
     compactor: Compactor
     context: RequestContext
-    upstream: Upstream
+    upstream: HttpUpstream | HookedUpstream  # Asked by a leg; leaving the context of its `open` aborts that.
     asked: Asked
     decided: PreparedRequest | CompactionNeeded
     exchange: Exchange

@@ -1,4 +1,4 @@
-"""Chunks and errors of a server's answer, as server-sent events in and out, and a beat in the silence of a stream.
+"""Chunks and errors of a server's answer, as server-sent events in and out.
 
 A server's answer is bounded by its request: a broken or hostile one must not cost all other requests. Servers differ in
 the shapes of tool calls and of text: a chunk that is read here has OpenAI's.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, TypeAlias
 
-import anyio
 import httpx
 
 from litellm_compaction.errors import is_crash
-from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.windows.fetch import MOST_MARKS, is_quickly_read
 
 # OpenAI's `chat.completion.chunk` as JSON.
@@ -43,11 +41,6 @@ _PASSING_STATUSES = frozenset({408, 425, 429})
 _NOT_IMPLEMENTED = 501
 _HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 _TEXT = (str, type(None))
-_BEAT = object()
-# Behind the first one chunks that come at once are handed on at once; a slow reader's stream waits.
-_AHEAD = 128
-# Legal in every stream of events, and read by no client.
-_COMMENT = b": ping\n\n"
 
 
 class Received(dict[str, Any]):
@@ -227,7 +220,7 @@ async def read_whole(response: httpx.Response, most_bytes: int, *, logprobs: int
     if is_answer and len(body) > most_bytes:
         raise faulty(f"its answer has more than {most_bytes} bytes")
     content = bytes(body[:most_bytes])
-    if is_answer and not is_quickly_read(content, asked_marks=_LOGPROB_MARKS * logprobs):
+    if len(content) > MOST_MARKS and not is_quickly_read(content, asked_marks=_LOGPROB_MARKS * logprobs):
         raise faulty("its answer has too many values")
     return httpx.Response(response.status_code, headers=end_to_end(response.headers), content=content)
 
@@ -304,74 +297,3 @@ def _as_call(call: Mapping[str, Any]) -> Chunk:
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-# ------------------------------------------------------------------ a beat in the silence of LiteLLM's stream
-
-
-async def with_heartbeat(
-    response: AsyncIterable[Any], exchange: Exchange, *, every_s: float
-) -> AsyncGenerator[Any, None]:
-    """The chunks of `response`, and a beat after each `every_s` for which a compaction has kept it silent.
-
-    In place of LiteLLM's own keep-alive, which leaks a slot of the key's parallel limit with every chat stream. One
-    that waits silently opens with a comment: LiteLLM's router keeps what opens Responses
-    (`_responses_stream_holds_event`) and Messages until some of the answer has come.
-    """
-    free, more, given, last = asyncio.Semaphore(0), _AHEAD, asyncio.Queue[Any](), None
-
-    async def pull() -> None:
-        async for chunk in response:
-            # Others may say more though they are cancelled; before Python 3.12 `wait_for` may miss it.
-            if not more:
-                return
-            given.put_nowait(chunk)
-            await free.acquire()
-
-    # One task reads it all: other callbacks' variables hold from one chunk to the next.
-    pulling = asyncio.ensure_future(pull())
-    pulling.add_done_callback(given.put_nowait)
-    try:
-        if exchange.may_pause and exchange.begins_silently:
-            yield (last := _COMMENT)
-        while True:
-            clock = asyncio.get_running_loop().call_later(every_s, given.put_nowait, _BEAT)
-            taken = await given.get()
-            clock.cancel()
-            if taken is pulling:
-                break
-            if taken is not _BEAT:
-                yield (last := taken)
-                for _ in range(more):
-                    free.release()
-                more = 1
-            elif exchange.may_pause and last is not None:
-                # A server may end an answer long before the limit. Before the first byte a failure keeps its status.
-                yield _beat(last)
-        pulling.result()
-    finally:
-        more = 0
-        pulling.cancel()
-        # Neither awaited directly nor without a shield: anyio cancels us again and again when the client has gone, an
-        # await would hand that on, and the upstream connection would stay open half closed.
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait({pulling})
-        if not pulling.cancelled():
-            pulling.exception()  # marks it as retrieved
-
-
-def _beat(last: Any) -> Any:
-    """A chunk that says nothing: a copy of the `last` one of a chat, which other callbacks read too, else a comment."""
-    if not hasattr(last, "choices") or not hasattr(last, "model_copy"):
-        return _COMMENT
-    beat = last.model_copy(deep=True)
-    if getattr(beat, "usage", None) is not None:
-        # Its numbers must be counted once.
-        beat.usage = None
-    for choice in beat.choices:
-        choice.finish_reason = None
-        if getattr(choice, "delta", None) is not None:
-            choice.delta = type(choice.delta)(content="")
-        else:
-            choice.text = ""
-    return beat

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -20,7 +21,8 @@ import litellm
 from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from litellm_compaction.concurrency import is_long, off_loop_if
+from litellm_compaction.concurrency import Tasks, is_long, off_loop_if
+from litellm_compaction.core.go_on import Way
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Compactor, Decided, RequestContext, Reservation
 from litellm_compaction.errors import TOO_DEEP, ClientLeft, CompactionError, NotServed, overflow_from_text
@@ -29,16 +31,25 @@ from litellm_compaction.proxy.answer import sse
 from litellm_compaction.proxy.answer.client import Asked, joined
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.loop import Answer
-from litellm_compaction.proxy.answer.sse import Batch, Batches, UpstreamError
-from litellm_compaction.proxy.answer.upstream import HttpUpstream, closing
+from litellm_compaction.proxy.answer.sse import Batch, Batches, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.litellm_inside import with_chats
 from litellm_compaction.proxy.presence import ends_with_client, while_here
+from litellm_compaction.proxy.routing import WAYS_OF
+from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, unfolds_slowly
 
 # Reading this much JSON takes 2 ms.
 _OFF_LOOP_BYTES = 200_000
 # Nothing is pulled from a stream for so long: its reader has left, and nobody has told. A slow one pulls now and then.
 UNREAD_S = 30.0
+_USAGE_NAMES = re.compile(r"stream_options|include_usage")
+# A client's framing is not that of our body: a server would wait for the rest.
+_FRAMING = (b"content-length", b"accept-encoding", b"transfer-encoding", b"expect")
+_CHAT = "/chat/completions"
+_closing = Tasks()
+
+
+# ------------------------------------------------------------------ to the client
 
 
 @dataclass(eq=False)
@@ -191,7 +202,7 @@ class EventStream(httpx.AsyncByteStream):
     def cancel(self) -> None:
         """Ends the answer upstream; if somebody pulls, that ends with the client as well."""
         if not self._timer.cancelled():
-            self._left = closing.begin(self._batches.aclose())
+            self._left = _closing.begin(self._batches.aclose())
 
     async def aclose(self) -> None:
         self._timer.cancel()
@@ -270,3 +281,110 @@ def _as_litellm_error(error: UpstreamError) -> Exception:
         return overflow
     response = httpx.Response(500, request=httpx.Request("POST", "http://upstream.invalid/"))
     return APIStatusError(text, response=response, body=None)
+
+
+# ------------------------------------------------------------------ to the server
+
+
+@dataclass(slots=True, eq=False)
+class HttpUpstream:
+    """A deployment's server, reached by the `inner` transport, for the `request` of LiteLLM's client, with its JSON."""
+
+    inner: httpx.AsyncBaseTransport
+    request: httpx.Request
+    body: dict[str, Any]
+    headers: httpx.Headers | None = None  # Of the first answer.
+    whole: httpx.Response | None = None  # The last answer, if it was given as one JSON.
+    _asks_for_usage: bool = True
+
+    @property
+    def wants_stream(self) -> bool:
+        return bool(self.body.get("stream"))
+
+    @property
+    def ways(self) -> frozenset[Way]:
+        ways = WAYS_OF["transport"]
+        has_completions = self.request.url.path.endswith(_CHAT)
+        return ways if has_completions and wire.can_be_begun(self.body) else ways - {"raw"}
+
+    @asynccontextmanager
+    async def open(self, leg: Leg) -> AsyncIterator[AsyncIterator[Batch]]:
+        response, tokens = await self._answered(leg), leg.max_tokens * max(leg.passed, 1)
+        logprobs = min(tokens * wire.asked_logprobs(self.body), sse.MOST_LOGPROBS)
+        bounds = sse.bounds_of(tokens + logprobs)
+        is_stream = response.is_success and "event-stream" in response.headers.get("content-type", "")
+        try:
+            if is_stream and not self.wants_stream:
+                raise sse.faulty("it streams an answer that was asked for as a whole")
+            self.headers = self.headers or response.headers
+            if is_stream:
+                async with aclosing(sse.read_events(response, bounds, is_passed=bool(leg.passed))) as batches:
+                    yield batches
+            else:
+                self.whole = await sse.read_whole(response, bounds[0], logprobs=logprobs)
+                yield _read(self.whole)
+        finally:
+            # Stops the server, also if anyio cancels all waiting of a client that has gone.
+            _closing.begin(response.aclose())
+
+    async def _answered(self, leg: Leg) -> httpx.Response:
+        """The server's response, to a second request if it refuses to report a stream's usage; the caller closes it."""
+        try:
+            response = await self.send(leg)
+            if response.status_code < 400 or not (self.wants_stream and self._asks_for_usage):
+                return response
+            response = await sse.read_whole(response, sse.ERROR_BYTES)
+            if not _USAGE_NAMES.search(response.text):
+                return response
+            self._asks_for_usage = False
+            return await self.send(leg)
+        except httpx.TransportError as error:
+            # It took the request and broke down over it, as it does at an overflow near a full window.
+            is_broken = isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
+            if is_broken or leg.has_another_way:
+                raise UpstreamDropped("", None) from error
+            raise
+
+    async def send(self, leg: Leg) -> httpx.Response:
+        """The response to one request, which the caller closes; one that nobody asked to compress so is an error."""
+        content, first, url = wire.to_json(self._body_of(leg)), self.request, self.request.url
+        if leg.goes_on and leg.prepared.continuation.prompt is not None:
+            # Its address for text completions, beside its address for chats.
+            url = url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
+        headers = [(key, value) for key, value in first.headers.raw if key.lower() not in _FRAMING]
+        headers.append((b"Accept-Encoding", ACCEPTED_ENCODINGS.encode()))
+        request = httpx.Request(first.method, url, headers=headers, content=content, extensions=first.extensions)
+        response = await self.inner.handle_async_request(request)
+        if "content-encoding" in response.headers and not unfolds_slowly(response):
+            await response.aclose()
+            raise sse.faulty("its answer is compressed in a way that nobody has asked for")
+        return response
+
+    def _body_of(self, leg: Leg) -> dict[str, Any]:
+        prepared = leg.prepared
+        body = {**self.body, **leg.changes(self.body)}
+        if self.wants_stream and self._asks_for_usage and not leg.passed:
+            body.update(wire.added(body, wire.REPORTS_USAGE))
+        if not leg.is_document:
+            body = {key: value for key, value in body.items() if key not in wire.DOCUMENT_KEYS}
+        if leg.goes_on and prepared.continuation.prompt is not None:
+            body = wire.begun(body, prepared.continuation.prompt.text, prepared.continuation.prompt.end_of_turn)
+        return {**body, **wire.added(body, leg.fields)}
+
+
+async def _read(response: httpx.Response) -> AsyncIterator[Batch]:
+    """A whole answer as a chunk; what is none is raised."""
+    if not response.is_success:
+        raise UpstreamError(response.text, response, status=response.status_code)
+    body = sse.json_object(response.content)
+    chunk = sse.as_chunk(body) or {}
+    if not (choices := chunk.get("choices")):
+        if not (text := sse.error_text(body)):
+            raise sse.faulty("its answer is cut, or is none")
+        # An error inside of 200 would be an empty stream to LiteLLM.
+        refused = httpx.Response(502, json=sse.short_error(text))
+        raise UpstreamError(text, refused, status=refused.status_code, is_inside=True)
+    delta = choices[0].get("delta") or {}
+    calls = [{**call, "index": at} for at, call in enumerate(delta.get("tool_calls") or ())]
+    first = {**choices[0], "index": 0, "delta": {**delta, "tool_calls": calls} if calls else delta}
+    yield [{**chunk, "choices": [first]}]

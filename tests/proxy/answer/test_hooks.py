@@ -14,9 +14,9 @@ from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Us
 
 from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine.context import Continuation
+from litellm_compaction.proxy.answer.hooks import HookedUpstream
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.sse import Received, UpstreamError
-from litellm_compaction.proxy.answer.upstream import HookedUpstream
 
 # LiteLLM's own types, which it builds when they are first used.
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")

@@ -11,15 +11,15 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message
 from litellm_compaction.engine.context import SummaryAnswer
-from litellm_compaction.proxy.answer.sse import event_of, with_heartbeat
-from litellm_compaction.proxy.exchange import Exchange
+from litellm_compaction.proxy.answer.sse import event_of
+from litellm_compaction.proxy.presence import BEAT, beats, watched
 from tests.core.restarts import GENERATORS, STYLES, continued, is_ambiguous, json_text
 from tests.lmstudio_double import Reply
 from tests.lmstudio_double.rendering import count
@@ -30,7 +30,6 @@ from tests.virtual_time import run
 _RESTARTS = 1_000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 250
 _WINDOW = 1024
 _HEARTBEAT_S = 10.0
-_PING = b": ping"
 _TOOL_SHARE = 0.25
 _THINK_SHARE = 0.25
 
@@ -75,28 +74,30 @@ class _Drawn:
 
     async def read(self) -> Read:
         """The answer as a client reads it from the wire; notes how long it had to wait where a pause was announced."""
-        read, loop = Read(), asyncio.get_running_loop()
-        last_s, may_pause = loop.time(), False
-        call = cast("Exchange", self.scene.listener)
-        async with aclosing(with_heartbeat(self._events(), call, every_s=_HEARTBEAT_S)) as events:
-            async for event in events:
-                # The wait in which a pause came near had begun before.
-                self.gaps_s += [loop.time() - last_s] if may_pause else []
-                last_s, may_pause = loop.time(), self.scene.listener.may_pause
-                if event.startswith(_PING):
-                    continue
-                read.chunks.append(json.loads(event.removeprefix(b"data: ")))
+        read, clock = Read(), asyncio.get_running_loop().time
+        last_s, may_pause = clock(), False
+
+        async def send(message: dict[str, Any]) -> None:
+            nonlocal last_s, may_pause
+            # The wait in which a pause came near had begun before.
+            self.gaps_s += [clock() - last_s] if may_pause else []
+            last_s, may_pause = clock(), self.scene.listener.may_pause
+            if message["body"] != BEAT:
+                read.chunks.append(json.loads(message["body"].removeprefix(b"data: ")))
                 for choice in read.chunks[-1]["choices"]:
                     self.model.seen.append(choice["delta"].get("content") or "")
+
+        await watched(self._answered)({"type": "http", "method": "POST"}, asyncio.Event().wait, send)
         assert not any(opened.is_open for opened in self.scene.server.opened)
         await self.scene.compactor.aclose()
         return read
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
+    async def _answered(self, _scope: Any, _receive: Any, send: Any) -> None:
+        beats(lambda: self.scene.listener.may_pause, every_s=_HEARTBEAT_S)
         async with aclosing(chunks_of(await self.scene.answer())) as chunks:
             async for chunk in chunks:
                 # The scripted server has no bytes that could go on as they came.
-                yield event_of(dict(chunk))
+                await send({"type": "http.response.body", "body": event_of(dict(chunk)), "more_body": True})
 
 
 def _drawn(seed: int) -> _Drawn:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
-from contextvars import ContextVar
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from litellm.types.llms.openai import ResponseInProgressEvent
-from litellm.types.utils import ModelResponseStream, TextCompletionResponse, Usage
 
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.proxy.answer.sse import (
@@ -26,10 +21,7 @@ from litellm_compaction.proxy.answer.sse import (
     event_of,
     json_object,
     read_events,
-    with_heartbeat,
 )
-from litellm_compaction.proxy.exchange import Exchange
-from tests.proxy.scripted import exchange_of
 
 _BOUNDS = bounds_of(1000)
 # What `str.splitlines` takes for the end of a line, and JSON strings may hold as it is.
@@ -144,81 +136,3 @@ async def test_what_came_before_a_piece_that_cannot_be_read_reaches_the_client()
 def test_deeply_nested_json_is_not_an_object() -> None:
     """JSON made to exhaust the stack is passed over like any other nonsense."""
     assert json_object(b"[" * 200_000) == {}
-
-
-def _call(*, may_pause: bool) -> Exchange:
-    call = exchange_of()
-    call.may_pause = may_pause
-    return call
-
-
-_WORD = TextCompletionResponse(choices=[{"index": 0, "text": "word", "finish_reason": "stop"}])
-_DELTA = ModelResponseStream(choices=[{"index": 0, "delta": {"role": "assistant", "content": "word"}}])
-_WORD.usage = _DELTA.usage = Usage(prompt_tokens=3, completion_tokens=2, total_tokens=5)
-
-
-@pytest.mark.parametrize(
-    "before", [b"event: message_start\ndata: {}\n\n", ResponseInProgressEvent.model_construct(), _WORD, _DELTA]
-)
-async def test_each_route_has_a_beat(before: Any) -> None:
-    """A comment, or a chunk that says nothing where others read chunks, also of a pause that nobody foresaw."""
-    call = _call(may_pause=False)
-    stream = with_heartbeat(_silent_behind([before]), call, every_s=0.001)
-    assert await anext(stream) == before
-    asyncio.get_running_loop().call_later(0.01, setattr, call, "may_pause", True)
-    beat = await asyncio.wait_for(anext(stream), 60)
-    if hasattr(before, "choices"):
-        (choice,) = beat.choices
-        said = choice.text if hasattr(choice, "text") else choice.delta.content
-        assert (said, choice.finish_reason, getattr(beat, "usage", None)) == ("", None, None)
-    else:
-        assert beat == b": ping\n\n"
-    await stream.aclose()
-
-
-async def test_nothing_comes_before_a_chat_begins() -> None:
-    """Whoever reads its chunks would get something else first. Others' variables hold over it, and errors go on."""
-    variable = ContextVar[int]("variable")
-
-    async def source() -> AsyncGenerator[str, None]:
-        token = variable.set(1)
-        await asyncio.sleep(0.05)
-        yield "word"
-        variable.reset(token)
-        raise UpstreamDropped("", None)
-
-    stream = with_heartbeat(source(), _call(may_pause=True), every_s=0.001)
-    assert await anext(stream) == "word"
-    with pytest.raises(UpstreamDropped):
-        await anext(stream)
-
-
-async def _silent_behind(chunks: list[Any]) -> AsyncGenerator[Any, None]:
-    for chunk in chunks:
-        yield chunk
-    await asyncio.Event().wait()
-
-
-async def test_client_that_leaves_does_not_interrupt_the_closing() -> None:
-    """anyio cancels again and again until a task ends; a closing takes its time, and others may still say a word."""
-    waits, closed = asyncio.Event(), asyncio.Event()
-
-    async def source() -> AsyncGenerator[bytes, None]:
-        try:
-            waits.set()
-            await asyncio.Event().wait()
-        finally:
-            for _ in range(20):
-                await asyncio.sleep(0)
-            closed.set()
-            yield b"a last word"
-
-    async def read() -> None:
-        async for _ in with_heartbeat(source(), _call(may_pause=True), every_s=5):
-            pass
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(read)
-        await waits.wait()
-        group.cancel_scope.cancel()
-    assert closed.is_set()

@@ -13,7 +13,7 @@ from litellm_compaction.core.go_on import Partial, Way
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.sse import UpstreamDropped
-from litellm_compaction.proxy.answer.upstream import HttpUpstream
+from litellm_compaction.proxy.answer.transport import HttpUpstream
 from litellm_compaction.proxy.wire import DOCUMENT_KEYS, is_structured
 from litellm_compaction.windows.windows import Source
 from tests.builders import parsed
