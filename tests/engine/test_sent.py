@@ -187,3 +187,13 @@ async def test_what_is_written_anew_in_each_request_stands_beside_its_record(nam
 def test_of_few_messages_that_are_written_anew_the_list_is_the_same(renewed: int) -> None:
     other = [user(f"No. {each['content']}") if at in range(0, 2 * renewed, 2) else each for at, each in enumerate(TALK)]
     assert bool(relisted(Relisted(Listed(parsed(TALK))), Listed(parsed(other)), 80)) == (renewed == 3)
+
+
+@pytest.mark.parametrize("tenant", ["a", "b"])
+async def test_what_a_client_changes_at_the_end_is_known_in_its_next_conversation(tenant: str) -> None:
+    bench = Bench()
+    for scope, talk in (("a", TALK[:20]), (tenant, TALK[20:76])):
+        for end in range(len(talk) - 6, len(talk), 2):
+            lines = [{**each, "content": f"{each['content']}\n<{end}>"} for each in talk[end - 6 : end]]
+            await bench.guard([*talk[: end - 6], *lines, user("Go on.")], 8192, scope=scope)
+    assert len(bench.ask.prompts) == 1 + (tenant == "b")
