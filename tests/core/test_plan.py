@@ -71,6 +71,16 @@ def test_below_the_trigger_nothing_happens() -> None:
     assert decide(chat(40, words=60), 100_000, [written(decision)])[0] == Send()
 
 
+@pytest.mark.parametrize(("unsteady", "is_enough"), [(18, True), (22, False)])
+def test_a_record_covers_only_what_comes_again_if_that_is_enough(unsteady: int, is_enough: bool) -> None:
+    """Enough is what leaves no more than the trigger."""
+    view = replace(conversation(parsed(chat(40, words=60))), unsteady=unsteady)
+    step = first_step(view, limits := budget(3000, view), DEPTH, ())
+    assert is_record(step)
+    assert (step.draft.covered_messages <= len(view.rest) - unsteady) == is_enough
+    assert step.predicted_tokens <= limits.trigger_tokens
+
+
 @given(raw_conversations(), WINDOWS)
 def test_every_decision_can_be_sent_or_is_refused(raw: list[JsonDict], window: int) -> None:
     """P1: what is sent fits, a compaction's prediction and worst case do, only what is protected is refused.
