@@ -111,7 +111,7 @@ class Presence:
 
     async def _send_beat(self) -> None:
         async with self._sending:
-            if not self._is_answered:
+            if self._is_between and not self._is_answered:
                 # If it cannot be sent, LiteLLM hears of that itself.
                 with contextlib.suppress(Exception):
                     await self._send({"type": "http.response.body", "body": BEAT, "more_body": True})
