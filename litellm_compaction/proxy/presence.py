@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import anyio
 
+from litellm_compaction.concurrency import Tasks
 from litellm_compaction.errors import ClientLeft
 
 Application: TypeAlias = Callable[..., Awaitable[None]]
@@ -51,7 +52,8 @@ class Presence:
         self._leaving: asyncio.Task[Any] | None = None
         self._work: weakref.WeakSet[Work] = weakref.WeakSet()
         self._sending, self._sent_s, self._is_between = asyncio.Lock(), 0.0, False
-        self._beating: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._beats = Tasks()
 
     async def receive(self) -> Any:
         # One waits for all: some servers tell it once.
@@ -63,12 +65,24 @@ class Presence:
         self._is_between = False
         async with self._sending:
             await self._send(message)
-        if self._beating is not None:
+        if self._timer is not None:
             self._sent_s = asyncio.get_running_loop().time()
             self._is_between = bytes(message.get("body", b"")[-2:]) == _END_OF_EVENT
 
     def beat(self, may_pause: Callable[[], bool], every_s: float) -> None:
-        self._beating = self._beating or asyncio.ensure_future(self._beats(may_pause, every_s))
+        if self._timer is None:
+            self._sent_s = asyncio.get_running_loop().time()
+            self._look(may_pause, every_s)
+
+    def _look(self, may_pause: Callable[[], bool], every_s: float) -> None:
+        """Sends a beat if nothing was sent for so long, and looks again when that may be."""
+        loop = asyncio.get_running_loop()
+        if (left_s := self._sent_s + every_s - loop.time()) <= 0:
+            self._sent_s, left_s = loop.time(), every_s
+            # Before the first byte a failure keeps its status.
+            if may_pause() and self._is_between:
+                self._beats.begin(self._send_beat())
+        self._timer = loop.call_later(left_s, self._look, may_pause, every_s)
 
     def add(self, work: Work) -> None:
         """Has `work` end with the presence; the request's body has been read."""
@@ -79,8 +93,12 @@ class Presence:
 
     def over(self) -> None:
         """LiteLLM has done with the request."""
-        for task in filter(None, (self._leaving, self._beating)):
-            task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            # It holds all of the request by the error that ends it, and is not held by that.
+            leaving.cancel()
         if self._has_left:
             self._end()
 
@@ -91,20 +109,12 @@ class Presence:
             asyncio.get_running_loop().call_later(_LITELLMS_S, self._end)
         return message
 
-    async def _beats(self, may_pause: Callable[[], bool], every_s: float) -> None:
-        clock = asyncio.get_running_loop().time
-        self._sent_s = clock()
-        # A server that cannot send any more has told so where it can be heard.
-        with contextlib.suppress(Exception):
-            while not self._is_answered:
-                if (left_s := self._sent_s + every_s - clock()) > 0:
-                    await asyncio.sleep(left_s)
-                    continue
-                self._sent_s = clock()
-                # Before the first byte a failure keeps its status.
-                if may_pause() and self._is_between:
-                    async with self._sending:
-                        await self._send({"type": "http.response.body", "body": BEAT, "more_body": True})
+    async def _send_beat(self) -> None:
+        async with self._sending:
+            if self._is_between and not self._is_answered:
+                # If it cannot be sent, LiteLLM hears of that itself.
+                with contextlib.suppress(Exception):
+                    await self._send({"type": "http.response.body", "body": BEAT, "more_body": True})
 
     def _end(self) -> None:
         self._is_gone = True

@@ -57,7 +57,7 @@ class Seam(Enum):
     OWN_CALLS = "no model writes summaries", f"{_CORE}.internal_call_metadata:sanitized_forwardable_call_metadata()"
     STOPPED_STREAMS = "stopped streams are not charged", f"{_CORE}.litellm_logging:Logging.dispatch_success_handlers()"
     CONFIG = "config.yaml is not checked, and no master key is made", f"{_PROXY}:proxy_config.get_config_state()"
-    REQUESTS = "no route counts or compacts alone, or ends with its client", f"{_PROXY}:app.router.middleware_stack()"
+    REQUESTS = "no route counts or compacts, beats, or ends with its client", f"{_PROXY}:app.router.middleware_stack()"
     PAGE = "the page and the routes of recall and records are missing", f"{_PROXY}:app"
     KEYS = "the page and the routes beside it answer nobody", "proxy.auth.user_api_key_auth:user_api_key_auth()"
     MASTER_KEY = "what is stored, and what clients keep, is not encrypted", f"{_PROXY}:master_key"
