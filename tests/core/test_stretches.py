@@ -276,12 +276,11 @@ def test_a_message_with_words_is_never_empty(texts: list[str]) -> None:
         ("<page>\nread\n</page>", False),
     ],
 )
-def test_an_element_with_a_name_of_several_words_is_a_programs(text: str, is_one: bool) -> None:
-    """Unless it tells of the person's words; what is written about it in a line is the person's."""
+def test_alone_in_its_part_an_element_with_a_name_of_several_words_is_a_programs(text: str, is_one: bool) -> None:
+    """Unless it tells of the person's words; what is written around one is the person's, with it."""
     assert is_persons(parse_message(user(text))) is not is_one
-    assert own_words(parse_message(user(f"{text}\n{ASKED}"))).endswith(ASKED)
-    inside = f"Why is {' '.join(text.split())} there?"
-    assert own_words(parse_message(user(inside))) == inside
+    for around in (f"{text}\n{ASKED}", f"Why is {text} there?"):
+        assert own_words(parse_message(user(around))) == around
 
 
 def test_beside_results_a_part_that_opens_with_the_clients_words_is_all_theirs() -> None:
