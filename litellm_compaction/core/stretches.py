@@ -313,7 +313,7 @@ def _marks(messages: Sequence[Sequence[str]]) -> Marks:
 
 
 def _without_recurring(words: Stretch, marks: Marks) -> Iterator[Stretch]:
-    """Words without the client's paragraphs among them, and its lines at their ends; any other stretch as it is.
+    """Words without the client's paragraphs among them; any other stretch as it is.
 
     A client's begins as others do, half of its lines come again, and no other is a sentence.
     """
@@ -326,10 +326,7 @@ def _without_recurring(words: Stretch, marks: Marks) -> Iterator[Stretch]:
         new = [line for line in others if line not in marks.lines]
         is_clients = first in marks.lines and 2 * len(new) <= len(others) and all(map(_ITEM.match, new))
         start, end = part.span()
-        close = start if is_clients else end
-        while (at := text.rfind("\n", start, close)) >= 0 and marks.lines.issuperset(_levelled(text[at:close])):
-            close = at
-        pieces += [("words", start, close), ("recurring", close, end)]
+        pieces.append(("recurring" if is_clients else "words", start, end))
     pieces.append(("words", end, words.end))
     for kind, same in groupby((each for each in pieces if text[each[1] : each[2]].strip()), key=lambda each: each[0]):
         places = [*same]

@@ -194,7 +194,6 @@ CLIENTS: dict[str, Wrap] = {
     "a sentence below what it attaches": lambda at, words: (
         f"<file path='a.py'>\n{at}\n</file>\n{words}\n\nAnswer with one tool call." if at else words
     ),
-    "a footer in the next line": lambda at, words: f"{words}\n(Turn {at} of 40, one tool a turn.)",
     "words around it, with a date": lambda at, words: (
         f"It is Mon, 0{at} Nov, 10:0{at}.\n\n{words}\n\n* be brief\n* be kind"
     ),
