@@ -21,14 +21,11 @@ _LONGEST_CHARS = 600
 # So many words of a sentence that stand in no other are news.
 _NEWS_WORDS = 3
 _WORD = re.compile(r"[^\W\d_]+")
-# Prose is letters and blanks; a log, a table or code is not.
-_PROSE_RATIO, _LEAST_BULK_CHARS = 0.75, 12
-_LEAST_PLAIN_WORDS, _PLAIN_WORDS_RATIO = 4, 0.7
+# Prose is letters and blanks; a log or a table is not.
+_PROSE_RATIO, _LEAST_BULK_CHARS = 0.6, 12
 # Signs with which no sentence begins: of a prompt, a difference, a table, an object, and tags.
 _BULK_LINE = re.compile(r"\s*(?:>>> |\$ [a-z./]|\+\+\+ |--- |@@ |[|{}]|</?\w{1,40}>\s*$)")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+(?=\S)|(?<=[。！？；])")
-# Of scripts that set no words apart.
-_WIDE = re.compile("[\u2e80-\U0010ffff]")
 
 
 def _signals(kind: str) -> re.Pattern[str]:
@@ -67,13 +64,9 @@ def sentences(text: str) -> Iterator[Sentence]:
 
 
 def _is_bulk(line: str) -> bool:
-    """Returns True if a line was pasted rather than written: code, a log, a table, or without an end."""
-    words, plain_chars = line.split(), sum(map(str.isalpha, line)) + line.count(" ")
-    if len(line) < _LEAST_BULK_CHARS or plain_chars >= _PROSE_RATIO * len(line) or _WIDE.search(line) is not None:
-        return len(line) > _LONGEST_CHARS
-    # "The deadline is 2027-03-19." has few letters, and is said.
-    plain = sum([word.strip(".,:;!?()'\"").isalpha() for word in words])
-    return plain < _LEAST_PLAIN_WORDS or plain < _PLAIN_WORDS_RATIO * len(words)
+    """Returns True if a line was pasted rather than written: a log, a table, or without an end."""
+    plain_chars = sum(map(str.isalpha, line)) + line.count(" ")
+    return len(line) > _LONGEST_CHARS or (len(line) >= _LEAST_BULK_CHARS and plain_chars < _PROSE_RATIO * len(line))
 
 
 def worth(sentence: str) -> float:

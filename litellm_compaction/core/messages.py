@@ -54,7 +54,7 @@ class Marks:
     """The forms by which a conversation's client is known in it (`stretches.py`); texts are levelled."""
 
     names: frozenset[str] = frozenset()  # Of elements.
-    lines: frozenset[str] = frozenset()  # Of the client's paragraphs, and at the end of the person's.
+    lines: frozenset[str] = frozenset()  # Of the client's paragraphs.
 
 
 NO_MARKS = Marks()

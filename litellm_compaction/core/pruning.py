@@ -205,11 +205,6 @@ def _identity(message: Message) -> tuple[object, ...]:
     return (message.role, message.call_id, normal_text(message), calls)
 
 
-def plan_tokens(summary_tokens: int, messages: int) -> int:
-    """The bound on an edit plan for so many messages and its summary: however many there are, most of it is ranges."""
-    return summary_tokens + min(256 + 12 * messages, 768)
-
-
 def pruning_prompt(
     *,
     prompt: str,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, margin_tokens
 from litellm_compaction.core.cuts import common_level, excerpt
@@ -108,24 +107,30 @@ def with_less_data(view: View, budget: Budget, limit_tokens: int) -> tuple[Messa
     """The messages with less of the data that is attached to unanswered ones; None if all may stay.
 
     One into which a conversation is rendered is cut to its head and tail, where its instruction stands; else, if the
-    protected messages take more than `limit_tokens`, files and a client's recurring words are, to one common length.
+    protected messages take more than `limit_tokens`, data goes, the oldest first, the last of it to its head and tail.
     """
     changed, count = list(view.messages), view.count_text
+    # Below the trigger, and with room for a record of the history.
+    record_tokens = int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens) if view.cuts else 0
+    excess_tokens = budget.floor_tokens - min(limit_tokens, budget.trigger_tokens - record_tokens)
+
+    def shorten(data: str) -> str | None:
+        nonlocal excess_tokens
+        if excess_tokens <= 0:
+            return None
+        size = count(data)
+        keep_tokens = size - excess_tokens
+        shown = excerpt(data, keep_tokens, count) if keep_tokens >= _LEAST_EXCERPT_TOKENS else ""
+        # The line in place of data has fewer than the least excerpt.
+        excess_tokens -= size - max(count(shown), _LEAST_EXCERPT_TOKENS)
+        return shown
+
     if budget.rules.keeps_what_fits and (at := rendered_in(view.messages)) is not None:
         if budget.own.triggers(view.tokens):
             text, over_tokens = changed[at].text, view.tokens - budget.trigger_tokens
             shown = excerpt(text, max(count(text) - over_tokens, _LEAST_EXCERPT_TOKENS), count)
             changed[at] = with_text(changed[at], shown)
     elif budget.floor_tokens > limit_tokens:
-        data: list[str] = []
-        for index in view.tail:
-            with_shorter_data(changed[index], data.append)
-        # Below the trigger, and with room for a record of the history.
-        record_tokens = int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens) if view.cuts else 0
-        excess_tokens = budget.floor_tokens - min(limit_tokens, budget.trigger_tokens - record_tokens)
-        sizes = list(map(count, data))
-        level = common_level(sizes, [1] * len(sizes), sum(sizes) - excess_tokens)
-        shorten = partial(excerpt, limit_tokens=level, count=count) if level >= _LEAST_EXCERPT_TOKENS else lambda _: ""
         for index in view.tail:
             changed[index] = with_shorter_data(changed[index], shorten)
     return None if all(map(operator.is_, changed, view.messages)) else tuple(changed)

@@ -116,12 +116,16 @@ def parts_of(message: Message) -> list[list[Stretch]]:
     def decided(stretch: Stretch) -> Stretch:
         if stretch.kind == "recurring":
             return stretch if says_more else stretch._replace(kind="words")
-        is_clients = stretch.speaks and is_beside and stretch.text not in for_words
+        is_programs = stretch.kind == "words" and _is_programs(stretch.words)
+        is_clients = is_programs or (stretch.speaks and is_beside and stretch.text not in for_words)
         return stretch._replace(kind="note") if is_clients else stretch
 
     return [[decided(each) for each in own] for own in parts]
 
 
+# Alone in its part an element with a name of several words is a program's, unless it tells of the person's words.
+_ALONE = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>.*</\1>", re.DOTALL)
+_SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 _LAST_CLOSED = re.compile(r"</([A-Za-z][\w.:-]{1,60})>\s*\Z")
 _OF_THE_PERSON = re.compile(
     r"(?:\b|_)(?:user|human|person|task|query|question|request|prompt|message|answer|feedback|input|command|args|words)"
@@ -135,13 +139,18 @@ def _is_for_words(text: str) -> bool:
     return bool(last and _OF_THE_PERSON.search(last[1]) and f"\n<{last[1]}>" in f"\n{text}")
 
 
+def _is_programs(words: str) -> bool:
+    """Returns True for one element, whose name tells of a program and of nothing that a person said."""
+    name = element[1] if (element := _ALONE.fullmatch(words)) else ""
+    return _SEVERAL_WORDS.search(name) is not None and _OF_THE_PERSON.search(name) is None
+
+
 _ELEMENTS: Mapping[str, Kind] = {
     name: "data" if kind == "data" else "note" for kind, names in RULES["elements"].items() for name in names
 }
 _TAG = re.compile(r"<(/?)([A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>")
-# Data by its form: an attribute says where to read it again. A name of several words is a program's.
+# Data by its form: an attribute says where to read it again.
 _SOURCE = re.compile(r"[ \t](?:path|file|filename|file_path|ur[il])=[\"']")
-_SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 # Inside a line of the person's a shorter element is one that the person writes about.
 _LEAST_INLINE_CHARS = 120
 # The rest of a paragraph, and the list behind it; a question in the last line may be of the person who pasted the rest.
@@ -212,20 +221,12 @@ def _elements(text: str, names: Collection[str]) -> Iterator[Stretch]:
     at = 0
     for opening, close in (span for span in spans if len(span) > 1):
         name, start, end = opening[2], opening.start(), close.end()
-        kind = _ELEMENTS.get(name) or ("recurring" if name in names else _kind_of(opening[0]))
+        kind = _ELEMENTS.get(name) or ("recurring" if name in names else "data" if _SOURCE.search(opening[0]) else None)
         before = text[max(0, start - _LEAST_INLINE_CHARS) : start].rstrip(" \t")[-1:]
         stands_alone = before in ("", "\n", ">") or end - start > _LEAST_INLINE_CHARS or "\n" in text[start:end]
         if kind is not None and start >= at and stands_alone:
             yield _read(Stretch(kind, text, start, end, opening.end(), close.start(), name * (kind == "recurring")))
             at = end
-
-
-def _kind_of(opening: str) -> Kind | None:
-    """The kind of an element by the form of its opening tag; None for one that a person may have written."""
-    if _SOURCE.search(opening):
-        return "data"
-    name = opening.split()[0] if "=" in opening else opening
-    return "note" if _SEVERAL_WORDS.search(name) and not _OF_THE_PERSON.search(name) else None
 
 
 def _block(text: str, start: int, begin: int, end: int, is_alone: bool) -> Stretch:
@@ -312,7 +313,7 @@ def _marks(messages: Sequence[Sequence[str]]) -> Marks:
 
 
 def _without_recurring(words: Stretch, marks: Marks) -> Iterator[Stretch]:
-    """Words without the client's paragraphs among them, and its lines at their ends; any other stretch as it is.
+    """Words without the client's paragraphs among them; any other stretch as it is.
 
     A client's begins as others do, half of its lines come again, and no other is a sentence.
     """
@@ -325,10 +326,7 @@ def _without_recurring(words: Stretch, marks: Marks) -> Iterator[Stretch]:
         new = [line for line in others if line not in marks.lines]
         is_clients = first in marks.lines and 2 * len(new) <= len(others) and all(map(_ITEM.match, new))
         start, end = part.span()
-        close = start if is_clients else end
-        while (at := text.rfind("\n", start, close)) >= 0 and marks.lines.issuperset(_levelled(text[at:close])):
-            close = at
-        pieces += [("words", start, close), ("recurring", close, end)]
+        pieces.append(("recurring" if is_clients else "words", start, end))
     pieces.append(("words", end, words.end))
     for kind, same in groupby((each for each in pieces if text[each[1] : each[2]].strip()), key=lambda each: each[0]):
         places = [*same]

@@ -32,7 +32,7 @@ from litellm_compaction.core.prompts import (
     summary_prompt,
     transcript_parts,
 )
-from litellm_compaction.core.pruning import offered, plan_tokens, pruned, pruning_prompt, read_answer
+from litellm_compaction.core.pruning import offered, pruned, pruning_prompt, read_answer
 from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.view import request_text
 from litellm_compaction.engine.additions import Recaller
@@ -48,6 +48,8 @@ REQUEST_TOKENS = 200
 # Words for a token bound: 0.6 words a token leaves room in every language we measured.
 _WORDS_PER_TOKEN, _LEAST_WORDS = 0.6, 40
 _MAX_PARTS, _OVERRUN_RATIO = 6, 1.25
+# Of an edit plan, which is ranges for the most part.
+_PLAN_TOKENS = 512
 # The heading of the record so far, rounded up; and the least room for what is to be summarized.
 _HEADING_TOKENS, _LEAST_ROOM_TOKENS = 64, 200
 # The chat template's own tokens around the summariser's one user message, rounded up.
@@ -239,7 +241,7 @@ class SummaryClient:
         """Returns the pruning that the first answer gives, still without a ledger; None if that is no edit plan."""
         view = measured.conversation
         choices = offered(view.rest, step.draft)
-        answer_tokens = plan_tokens(step.summary_tokens, len(choices))
+        answer_tokens = step.summary_tokens + _PLAN_TOKENS
 
         async def modes(writer: _Writer) -> list[_Mode[Compaction]]:
             asking = partial(_question, measured, step, choices, writer, answer_tokens)

@@ -194,7 +194,6 @@ CLIENTS: dict[str, Wrap] = {
     "a sentence below what it attaches": lambda at, words: (
         f"<file path='a.py'>\n{at}\n</file>\n{words}\n\nAnswer with one tool call." if at else words
     ),
-    "a footer in the next line": lambda at, words: f"{words}\n(Turn {at} of 40, one tool a turn.)",
     "words around it, with a date": lambda at, words: (
         f"It is Mon, 0{at} Nov, 10:0{at}.\n\n{words}\n\n* be brief\n* be kind"
     ),
@@ -276,12 +275,11 @@ def test_a_message_with_words_is_never_empty(texts: list[str]) -> None:
         ("<page>\nread\n</page>", False),
     ],
 )
-def test_an_element_with_a_name_of_several_words_is_a_programs(text: str, is_one: bool) -> None:
-    """Unless it tells of the person's words; what is written about it in a line is the person's."""
+def test_alone_in_its_part_an_element_with_a_name_of_several_words_is_a_programs(text: str, is_one: bool) -> None:
+    """Unless it tells of the person's words; what is written around one is the person's, with it."""
     assert is_persons(parse_message(user(text))) is not is_one
-    assert own_words(parse_message(user(f"{text}\n{ASKED}"))).endswith(ASKED)
-    inside = f"Why is {' '.join(text.split())} there?"
-    assert own_words(parse_message(user(inside))) == inside
+    for around in (f"{text}\n{ASKED}", f"Why is {text} there?"):
+        assert own_words(parse_message(user(around))) == around
 
 
 def test_beside_results_a_part_that_opens_with_the_clients_words_is_all_theirs() -> None:
@@ -309,7 +307,7 @@ def _steps(note: str) -> list[JsonDict]:
 
 
 def test_what_recurs_gives_way_as_files_do() -> None:
-    """In old messages to a line, the oldest first; in what nobody has answered to one common length with a file."""
+    """In old messages to a line, the oldest first; in what nobody has answered only as much as has to, the last cut."""
     note = f"## Open files\n{LIST}"
     messages = marked(parsed(_steps(note)))
     assert request_indices(messages) == (12,)
@@ -319,12 +317,12 @@ def test_what_recurs_gives_way_as_files_do() -> None:
     file = f"<file>\n{LIST}\n</file>"
     open_only = marked(parsed([*_steps(note), user(f"{file}\nNow?\n\n{note}")]))
     view = conversation(open_only)
-    changed = with_less_data(view, budget(2 * view.floor_tokens, view), view.floor_tokens * 3 // 4)
+    changed = with_less_data(view, budget(2 * view.floor_tokens, view), view.floor_tokens - 1)
     assert changed is not None
     assert changed[:-1] == open_only[:-1]
-    (first, _), (last, end) = LIST.split("\n", 1), changed[-1].text.split("Now?")
-    assert last.count("tokens left out") == end.count("tokens left out") == 1
-    assert last.count(first) == end.count(first) == 1
+    attached, recurring = changed[-1].text.split("Now?")
+    assert "tokens left out" in attached
+    assert recurring == f"\n\n{note}"
 
 
 def test_floods_are_read_in_time() -> None:

@@ -170,8 +170,9 @@ def test_a_conversation_in_one_message_is_answered_over_the_window(bench: Bench,
     assert NOTICE not in answer.text
     assert watch.summaries == []
     sent = text_of(watch.sent()[0])
-    assert sent.startswith(f"{before}[The oldest ")
+    assert sent.startswith(f"{before}{said[0]}")
     assert sent.endswith(f"{said[-1]}{behind}")
+    assert " tokens left out …]" in sent
     assert 0.55 * WINDOW < prompt_tokens(watch) <= 0.9 * WINDOW
     # A person who pastes the same beside tools is not one who wants it shortened.
     refused = ask(bench, CHAT, {**body, "tools": tools(1)})
