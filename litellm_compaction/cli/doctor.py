@@ -148,11 +148,11 @@ class _Look:
         """Decides about an entry as the proxy does, and says what helps if that was not meant."""
         params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
         try:
-            deployment = deployment_of(params, info, group=self.name, environ=self.environ)
+            deployment = deployment_of(params, info, group=self.name, environ=self.environ, settings=self.settings)
         except ConfigError:
             self._say(self.name, None, "its settings are not valid")
             return
-        target, may_be, enabled = deployment.target, deployment.is_asked_first, deployment.settings.enabled
+        target, may_be, enabled = deployment.target, deployment.is_asked_first, deployment.own.enabled
         is_ours, opted_in = target.is_lmstudio and not may_be, deployment.opted_in
         api_base, server = target.api_base or "", without_userinfo(target.api_base or "")
         may_ask = may_be or (deployment.is_foreign and enabled is None and is_local_address(api_base))
@@ -184,7 +184,7 @@ class _Look:
     async def _report(self, deployment: Deployment, why: str) -> None:
         """Reports a deployment, or each loaded model of a wildcard, with the known facts."""
         windows = self.reporter.windows
-        for report in await self.reporter.reports(deployment, self.settings):
+        for report in await self.reporter.reports(deployment):
             target, name = report.target, self.name
             title = name if name.partition("/")[2] == target.model else f"{name} → {target.model}"
             place = title if "*" in name and "*" not in target.model else name

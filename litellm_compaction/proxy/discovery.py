@@ -21,8 +21,8 @@ from litellm_compaction.proxy import litellm_inside as litellm_router
 from litellm_compaction.proxy.presence import Application, Route
 from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.routing import (
+    Deployment,
     DeploymentSelector,
-    GuardedDeployment,
     as_entry,
     id_of,
     is_listed_here,
@@ -63,10 +63,10 @@ class Discovery:
 
     async def _fill(self, router: Any) -> None:
         with failing_open("discovery"):
-            guards = [guard async for guard in self._guards.guarded(router) if guard.deployment.target.is_lmstudio]
+            guarded = [each async for each in self._guards.guarded(router) if each.target.is_lmstudio]
             added: dict[str, tuple[str, str, str]] = {}
             limits: dict[str, Mapping[str, int]] = {}
-            await asyncio.gather(*(self._look(guard, added, limits) for guard in guards))
+            await asyncio.gather(*(self._look(each, added, limits) for each in guarded))
             for id_ in [id_of(as_entry(entry)) for entry in litellm_router.deployments(router)]:
                 if is_listed_here(id_) and id_ not in added:
                     litellm_router.remove(router, id_)
@@ -86,13 +86,13 @@ class Discovery:
         return {**written, **self._written.get(id_, {})}
 
     async def _look(
-        self, guard: GuardedDeployment, added: dict[str, tuple[str, str, str]], limits: dict[str, Mapping[str, int]]
+        self, deployment: Deployment, added: dict[str, tuple[str, str, str]], limits: dict[str, Mapping[str, int]]
     ) -> None:
         """Adds, by the ids of deployments, what a server lists behind a wildcard, and the limits of what is loaded.
 
         Of a model that is the id of the wildcard's deployment, the name by which clients reach it, and the model's own.
         """
-        deployment, target = guard.deployment, guard.deployment.target
+        target = deployment.target
         targets = {} if "*" in deployment.group or "*" in target.model else {deployment.id: target}
         models = await self._windows.listed(target) if "*" in target.model else {}
         for model in models:
@@ -104,7 +104,7 @@ class Discovery:
             # One that is not loaded has none. What an overflow has taught of a window may be one tenant's only, and
             # nobody's is asked.
             with contextlib.suppress(CompactionError):
-                limits[id_] = limits_of(await self._windows.resolve(one), guard.settings)
+                limits[id_] = limits_of(await self._windows.resolve(one), deployment.settings)
 
 
 def _listed_name(wildcard: str, pattern: str, model: str) -> str | None:

@@ -26,7 +26,7 @@ from litellm_compaction.proxy import client, litellm_inside, wire
 from litellm_compaction.proxy.client import Body
 from litellm_compaction.proxy.internal import Caller
 from litellm_compaction.proxy.litellm_inside.application import is_allowed, keeps_responses
-from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment, is_listed_here
+from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, is_listed_here
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
 
 _HEADER = "x-litellm-compaction"
@@ -282,15 +282,15 @@ class Exchanges:
 
 
 async def context_of(
-    router: Any, guards: DeploymentSelector, guard: GuardedDeployment, exchange: Exchange, body: Body
+    router: Any, guards: DeploymentSelector, deployment: Deployment, exchange: Exchange, body: Body
 ) -> engine.RequestContext:
     """A request's surroundings for the engine; a CompactionError if what it asks for cannot be followed."""
-    request, is_through = exchange.client, guard.carrier == "transport"
-    if request.bad_wish is not None and guard.does_guard:
+    request, is_through = exchange.client, deployment.carrier == "transport"
+    if request.bad_wish is not None and deployment.does_guard:
         raise request.bad_wish
     asked_tokens = wire.asked_output_tokens(body)
     carries_calls = wire.can_be_continued(body) and (is_through or (request.is_chat and bool(body.get("stream"))))
-    settings, deployment, metadata = guard.settings, guard.deployment, client.metadata_of(body)
+    settings, metadata = deployment.settings, client.metadata_of(body)
     pin = partial(pin_of, router, deployment, request.group)
     caller = Caller(router, pin, metadata, settings.summary_timeout_s, request.group)
     # A text completion is never compacted, unless LiteLLM makes a chat of it (main.py, `text_completion`), which is

@@ -32,7 +32,7 @@ from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_inside.application import connect
 from litellm_compaction.proxy.presence import while_here
-from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment
+from litellm_compaction.proxy.routing import Deployment, DeploymentSelector
 from litellm_compaction.proxy.standards.protocols import field_of_item
 from litellm_compaction.proxy.standards.standards import Standards
 from litellm_compaction.stores import Store
@@ -81,7 +81,7 @@ class Guard:
         guards = await self._reachable(router, data)
         return bool(guards) and all(guard is not None and guard.does_guard for guard in guards)
 
-    async def _reachable(self, router: Any, data: Body) -> list[GuardedDeployment | None]:
+    async def _reachable(self, router: Any, data: Body) -> list[Deployment | None]:
         """Every deployment that a request can reach, None for those that are left alone; [] if that cannot be said."""
         model = data.get("model")
         if router is None or not isinstance(model, str) or await self.faults.get((router, False)) is not None:
@@ -153,7 +153,7 @@ class Guard:
         deployment = self.guards.called(kwargs)
         # A summary of half of a text, or a count of it, is as wrong as an answer to it.
         extra = wire.refusing(kwargs, deployment.provider)
-        if not deployment.is_foreign and routing.carrier_of(deployment, self.guards.configured) == "transport":
+        if not deployment.is_foreign and deployment.carrier == "transport":
             extra |= wire.as_chat(kwargs)
         return {**kwargs, **extra} if extra else kwargs
 
@@ -161,27 +161,27 @@ class Guard:
         """The arguments of a call of a client's; the same object if nothing changes."""
         kwargs = self._as_deployed(router, received)
         group = str(metadata_of(kwargs).get("model_group") or "") or group_of(router, kwargs)
-        deployment = self.guards.called(kwargs, group)
-        guard, exchange = await self.guards.guard(deployment), note_of(kwargs).exchange
-        if guard is None:
+        called, exchange = self.guards.called(kwargs, group), note_of(kwargs).exchange
+        deployment = await self.guards.guard(called)
+        if deployment is None:
             if exchange is not None and kind in _GUARDED_CALLS:
-                exchange.begins_attempt(deployment)
+                exchange.begins_attempt(called)
                 exchange.attempts.too_long = exchange.decided = None
             return kwargs
-        if guard.does_guard:
-            fault = await self.faults.get((router, guard.carrier == "transport"))
+        if deployment.does_guard:
+            fault = await self.faults.get((router, deployment.carrier == "transport"))
             if fault is not None:
                 raise fault
         if kind not in _GUARDED_CALLS:
             # LiteLLM itself makes it of a chat that has been prepared.
             before = exchange.deployment if exchange is not None and exchange.is_hooked else None
             is_prepared = before is not None and before.id == deployment.id
-            return self._bridged(deployment, kwargs, kind) if guard.does_guard and not is_prepared else kwargs
+            return self._bridged(deployment, kwargs, kind) if deployment.does_guard and not is_prepared else kwargs
         try:
             with while_here():
-                return await self._guarded(guard, router, kwargs)
+                return await self._guarded(deployment, router, kwargs)
         except RecursionError as error:
-            if not guard.does_guard:
+            if not deployment.does_guard:
                 raise
             # How deep a request is nested is the client's choice, and must not switch the guard off.
             raise NotServed(TOO_DEEP) from error
@@ -205,9 +205,8 @@ class Guard:
             raise BadItem(field, _UNREAD)
         return wire.to_chats_alone(kwargs, deployment.provider)
 
-    async def _guarded(self, guard: GuardedDeployment, router: Any, kwargs: Body) -> Body:
+    async def _guarded(self, deployment: Deployment, router: Any, kwargs: Body) -> Body:
         """The arguments of a chat or text completion for a guarded deployment."""
-        deployment = guard.deployment
         exchange = await self._exchanges.of(kwargs, deployment.group, self.guards.configured)
         if exchange is None:
             return kwargs
@@ -215,15 +214,15 @@ class Guard:
         client = exchange.client
         if client.opted_out:
             return _cleaned(client, kwargs) if client.orders.portable is not None else kwargs
-        context = await context_of(router, self.guards, guard, exchange, kwargs)
-        if not guard.does_guard:
+        context = await context_of(router, self.guards, deployment, exchange, kwargs)
+        if not deployment.does_guard:
             await self._compactor.observe(client.original, context)
             return kwargs
         if client.has_orders and await self._standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
         # What was ordered to go has been taken out of it.
         call = _cleaned(exchange.client, kwargs)
-        if guard.carrier == "transport":
+        if deployment.carrier == "transport":
             return {**call, **await self._carried(exchange, context, kwargs)}
         return {**call, **await self._bounded(exchange, context, kwargs, deployment.provider)}
 

@@ -52,6 +52,7 @@ _OPENAIS = re.compile(r"(gpt-|chatgpt-|o\d)")
 _ROUTE = re.compile(r"\A([^/]+/)?(?:responses|chat_completions)/")
 _MAX_GROUPS = 64
 _LISTED = "litellm-compaction-"
+_DEFAULTS = Settings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +62,11 @@ class Deployment:
     id: str  # The router's; pins a call to this deployment.
     group: str  # Its `model_name`.
     provider: str  # LiteLLM's name for its kind.
-    target: Target  # For window and counting: of LM Studio, if its server is or may be that.
-    settings: DeploymentSettings  # `model_info.compaction`.
+    target: Target  # For window and counting: of LM Studio, if its server is or, until it is guarded, may be that.
     opted_in: Target | None = None  # For a server that is not LM Studio; None leaves that alone.
+    own: DeploymentSettings = NO_CHANGES  # `model_info.compaction`.
+    settings: Settings = _DEFAULTS  # config.yaml's or, once it is guarded, those in force for it.
+    conflict: str = ""  # Why a change at run time does not reach it.
 
     @property
     def is_foreign(self) -> bool:
@@ -75,9 +78,31 @@ class Deployment:
         """Its server decides, by a question, if it is LM Studio."""
         return self.target.is_lmstudio and self.provider != "lm_studio"
 
+    @property
+    def carrier(self) -> Carrier:
+        """The transport where LiteLLM reaches the server by a client that can be given."""
+        is_reachable = self.provider in ("lm_studio", *_OPENAI_PROVIDERS) and self.target.api_base is not None
+        return "transport" if is_reachable and self.settings.carrier != "hooks" else "hooks"
+
+    @property
+    def does_guard(self) -> bool:
+        """It is not observed only."""
+        return self.settings.mode == "guard"
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """The same for the same model of the same server with the same settings."""
+        return self.settings, self.target.api_base, self.target.model
+
 
 def deployment_of(
-    params: Entry, info: Entry, *, group: str, environ: Mapping[str, str], is_asked: bool = False
+    params: Entry,
+    info: Entry,
+    *,
+    group: str,
+    environ: Mapping[str, str],
+    settings: Settings = _DEFAULTS,
+    is_asked: bool = False,
 ) -> Deployment:
     """The deployment that a `model_list` entry, or the arguments of a call to it, describe.
 
@@ -106,7 +131,9 @@ def deployment_of(
         tokenizer=str(own.changes.get("tokenizer", "")),
     )
     opted_in = _opted_in(target, provider, info, is_asked) if own.enabled and not is_ours else None
-    return Deployment(id=identity, group=group, provider=provider, target=target, settings=own, opted_in=opted_in)
+    return Deployment(
+        id=identity, group=group, provider=provider, target=target, opted_in=opted_in, own=own, settings=settings
+    )
 
 
 def _address(provider: str, params: Entry, environ: Mapping[str, str]) -> tuple[str | None, str | None]:
@@ -139,12 +166,6 @@ def _opted_in(target: Target, provider: str, info: Entry, is_asked: bool) -> Tar
     if tokens is None and is_asked and not (apis or is_local or provider.startswith("ollama")):
         tokens, source = DEFAULT_WINDOW_TOKENS, "default"
     return replace(target, context_length=tokens, context_source=source, is_lmstudio=False, apis=apis)
-
-
-def carrier_of(deployment: Deployment, settings: Settings) -> Carrier:
-    """The transport where LiteLLM reaches the server by a client that can be given."""
-    is_reachable = deployment.provider in ("lm_studio", *_OPENAI_PROVIDERS) and deployment.target.api_base is not None
-    return "transport" if is_reachable and settings.carrier != "hooks" else "hooks"
 
 
 def without_route(model: str) -> str:
@@ -236,28 +257,6 @@ def limits_of(window: Window, settings: Settings) -> dict[str, int]:
     return {"max_input_tokens": window.tokens, "max_output_tokens": answer_tokens}
 
 
-@dataclass(frozen=True, slots=True)
-class GuardedDeployment:
-    """A guarded deployment with the settings in force for it."""
-
-    deployment: Deployment
-    settings: Settings
-
-    @property
-    def carrier(self) -> Carrier:
-        return carrier_of(self.deployment, self.settings)
-
-    @property
-    def does_guard(self) -> bool:
-        """It is not observed only."""
-        return self.settings.mode == "guard"
-
-    @property
-    def shape(self) -> tuple[object, ...]:
-        """The same for the same model of the same server with the same settings."""
-        return self.settings, self.deployment.target.api_base, self.deployment.target.model
-
-
 class DeploymentSelector:
     """The operator's settings, applied to deployments."""
 
@@ -273,25 +272,26 @@ class DeploymentSelector:
         if (name := params.get("litellm_credential_name")) is not None:
             params = with_credentials(params, str(name))
         info = as_entry(entry.get("model_info"))
-        return deployment_of(params, info, group=group, environ=os.environ, is_asked=is_asked)
+        own = self.configured
+        return deployment_of(params, info, group=group, environ=os.environ, settings=own, is_asked=is_asked)
 
     def called(self, kwargs: Mapping[str, Any], group: str = "") -> Deployment:
         """The deployment that a call's arguments describe."""
         info = kwargs.get("model_info")
         return self.deployment({"model_name": group, "litellm_params": kwargs, "model_info": info})
 
-    async def guard(self, deployment: Deployment) -> GuardedDeployment | None:
-        """None for a deployment that is left alone."""
+    async def guard(self, deployment: Deployment) -> Deployment | None:
+        """The deployment as it is guarded; None for one that is left alone."""
         if deployment.is_foreign:
             return None
-        settings, conflict = for_deployment(await self._source.current(), self.configured, deployment.settings)
+        settings, conflict = for_deployment(await self._source.current(), self.configured, deployment.own)
         if conflict:
             message = "settings changed at run time do not reach model=%s: %s"
             self.warn_once(f"{deployment.id}|{conflict}", message, deployment.group, conflict)
         target = await self._target(deployment) if settings.mode != "off" else None
-        return None if target is None else GuardedDeployment(replace(deployment, target=target), settings)
+        return None if target is None else replace(deployment, target=target, settings=settings, conflict=conflict)
 
-    async def guarded(self, router: Any) -> AsyncIterator[GuardedDeployment]:
+    async def guarded(self, router: Any) -> AsyncIterator[Deployment]:
         """Every guarded deployment of a router, in its order."""
         for entry in router_entries(router):
             if (guard := await self.guard(self.deployment(entry))) is not None:
@@ -309,7 +309,7 @@ class DeploymentSelector:
         if answer or other is None:
             return target if answer else None
         # LM Studio, which it may be while it is silent, has no window by default.
-        return other if answer is False else replace(other, context_length=deployment.settings.context_length)
+        return other if answer is False else replace(other, context_length=deployment.own.context_length)
 
     async def pruning_target(self, router: Any, name: str) -> Target | None:
         """The target of a pruning model, of several the one with the smallest window; None for an unknown name."""

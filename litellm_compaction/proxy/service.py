@@ -32,7 +32,7 @@ from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.presence import watched
 from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
-from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry
+from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, as_entry
 from litellm_compaction.proxy.standards.orders import Items
 from litellm_compaction.proxy.standards.standards import Standards, route_of
 from litellm_compaction.stores import Store, board_of, open_store, originals_of
@@ -155,17 +155,17 @@ class Service:
                 # That may hold the interpreter lock for a second.
                 await usable_soon(report.source.family)
 
-    async def _reports(self, router: Any) -> AsyncIterator[tuple[GuardedDeployment, DeploymentReport]]:
-        async for guard in self.guards.guarded(router):
-            for report in await self.reporter.reports(guard.deployment, guard.settings):
-                yield guard, report
+    async def _reports(self, router: Any) -> AsyncIterator[tuple[Deployment, DeploymentReport]]:
+        async for deployment in self.guards.guarded(router):
+            for report in await self.reporter.reports(deployment):
+                yield deployment, report
 
     async def _tell(self, router: Any) -> None:
         """Says what is guarded, with which window, and which pruning models cannot be asked."""
         models, pruning_models = list[str](), {SAME_MODEL}
-        async for guard, report in self._reports(router):
-            models.append(_named(guard.deployment.group, report))
-            pruning_models.add(guard.settings.pruning_model)
+        async for deployment, report in self._reports(router):
+            models.append(_named(deployment.group, report))
+            pruning_models.add(deployment.settings.pruning_model)
         for name in pruning_models - {SAME_MODEL}:
             if why := await self.guards.why_unusable(router, name):
                 logger.warning("pruning_model=%s is not used while %s; the model that is asked is", name, why)
