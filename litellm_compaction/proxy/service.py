@@ -13,7 +13,6 @@ import gc
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator
 from typing import Any
 
 from litellm_compaction.concurrency import Tasks
@@ -22,6 +21,7 @@ from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError, ModelNotLoaded
 from litellm_compaction.events import ContinuationEvent, Event, event_to_json, log_observer
 from litellm_compaction.master_key import ensure_master_key, stretched
+from litellm_compaction.proxy.client import mapping
 from litellm_compaction.proxy.config_check import SECTION, check_config
 from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.guard import Guard
@@ -32,11 +32,11 @@ from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.presence import watched
 from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
-from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, as_entry
+from litellm_compaction.proxy.routing import DeploymentSelector
 from litellm_compaction.proxy.standards.orders import Items
 from litellm_compaction.proxy.standards.standards import Standards, route_of
 from litellm_compaction.stores import Store, board_of, open_store, originals_of
-from litellm_compaction.tokenizers.registry import Sources, usable_soon
+from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
@@ -56,7 +56,7 @@ def load_settings() -> Settings:
     for finding in check_config(config, os.environ):
         if finding.error is not None:
             raise finding.error
-    return settings_from(as_entry(config["callback_settings"]).get(SECTION)).with_store(os.environ)
+    return settings_from(mapping(config["callback_settings"]).get(SECTION)).with_store(os.environ)
 
 
 def provide_environment() -> None:
@@ -66,7 +66,7 @@ def provide_environment() -> None:
     start; it reads `LITELLM_MASTER_KEY` if `general_settings` is there and has no `master_key` (proxy_server.py).
     """
     os.environ.setdefault("LM_STUDIO_API_BASE", DEFAULT_API_BASE)
-    general = as_entry(configuration().get("general_settings"))
+    general = mapping(configuration().get("general_settings"))
     if not general or "master_key" in general or general.get("dangerously_permit_weak_or_unset_master_key"):
         return
     if (path := ensure_master_key(os.environ).path) is not None:
@@ -136,36 +136,15 @@ class Service:
         await self._discovery.refresh(router)
         with failing_open("prepare"):
             await self._tell(current_router())
-        await self._keep_prepared()
-
-    async def _keep_prepared(self) -> None:
-        """Looks at what is guarded, and again whenever a server has loaded another model, until it is cancelled."""
-        is_wanted = asyncio.Event()
-        self.compactor.windows.on_loaded = is_wanted.set
-        is_wanted.set()
-        while await is_wanted.wait():
-            is_wanted.clear()
-            with failing_open("prepare"):
-                await self._prepare(current_router())
-
-    async def _prepare(self, router: Any) -> None:
-        """Loads the counters of the loaded models."""
-        async for _, report in self._reports(router):
-            if report.source is not None:
-                # That may hold the interpreter lock for a second.
-                await usable_soon(report.source.family)
-
-    async def _reports(self, router: Any) -> AsyncIterator[tuple[Deployment, DeploymentReport]]:
-        async for deployment in self.guards.guarded(router):
-            for report in await self.reporter.reports(deployment):
-                yield deployment, report
 
     async def _tell(self, router: Any) -> None:
-        """Says what is guarded, with which window, and which pruning models cannot be asked."""
-        models, pruning_models = list[str](), {SAME_MODEL}
-        async for deployment, report in self._reports(router):
-            models.append(_named(deployment.group, report))
+        """Says what is guarded, with which window, and which pruning models cannot be asked; then loads counters."""
+        models, pruning_models, sources = list[str](), {SAME_MODEL}, list[TokenizerSource]()
+        async for deployment in self.guards.guarded(router):
             pruning_models.add(deployment.settings.pruning_model)
+            for report in await self.reporter.reports(deployment):
+                models.append(_named(deployment.group, report))
+                sources += filter(None, [report.source])
         for name in pruning_models - {SAME_MODEL}:
             if why := await self.guards.why_unusable(router, name):
                 logger.warning("pruning_model=%s is not used while %s; the model that is asked is", name, why)
@@ -173,6 +152,9 @@ class Service:
         named = ", ".join(models[:_MOST_NAMED]) or "nothing"
         page = "/compaction, with the master key" if self.live.configured.page == "on" else "off"
         logger.info("guarding %s%s; mode=%s; page: %s", named, more, self.live.configured.mode, page)
+        for source in sources:
+            # That may hold the interpreter lock for a second, which the first request would wait for.
+            await usable_soon(source.family)
 
 
 def _named(group: str, report: DeploymentReport) -> str:
