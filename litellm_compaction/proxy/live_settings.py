@@ -83,22 +83,24 @@ class LiveSettings:
         return await self._kept.get(KEY, fresh=True)
 
     async def _read(self, key: str) -> InForce:
-        before = self.in_force
+        before, event = self.in_force, "settings_ignored"
         try:
             text = None if self._store is None else await self._store.get_setting(KEY)
             if text == before.text and not before.problem:
                 return before
-            now = InForce(with_values(self.configured, chosen_values(text)), text=text)
+            return InForce(with_values(self.configured, chosen_values(text)), text=text)
         except ConfigError as error:
             why = f"The saved changes are ignored, config.yaml holds: {error}. Saving replaces them."
-            if (now := InForce(self.configured, why)) != before:
-                logger.warning("settings_ignored %s", why)
+            now = InForce(self.configured, why)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             said = str(error) if isinstance(error, CompactionError) else type(error).__name__
-            why = f"The store cannot be read: {said}. Nothing can be saved."
-            if (now := before._replace(problem=why)) != before:
-                logger.warning("settings_not_read %s", why)
-        return before if now == before else now
+            event, now = (
+                "settings_not_read",
+                before._replace(problem=f"The store cannot be read: {said}. Nothing can be saved."),
+            )
+        if now != before:
+            logger.warning("%s %s", event, now.problem)
+        return now
 
     async def write(self, changes: Mapping[str, object], *, role: str = "") -> None:
         """Puts values in force, here at once and in other workers within a second; None gives config.yaml's back.
