@@ -24,12 +24,13 @@ from litellm_compaction.core.messages import JsonValue, Request, parse_message
 from litellm_compaction.engine import KnownWays
 from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, StoreError, WindowUnread
 from litellm_compaction.places import is_redis
+from litellm_compaction.proxy.client import mapping
 from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, Finding, entry_name, note, problem
 from litellm_compaction.proxy.litellm_inside import LACKS
 from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
 from litellm_compaction.proxy.live_settings import chosen_values
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
-from litellm_compaction.proxy.routing import Deployment, as_entry, deployment_of, is_local_address
+from litellm_compaction.proxy.routing import Deployment, deployment_of, is_local_address
 from litellm_compaction.tokenizers.registry import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.fetch import without_userinfo
@@ -146,7 +147,7 @@ class _Look:
 
     async def at(self, entry: Mapping[str, Any]) -> None:
         """Decides about an entry as the proxy does, and says what helps if that was not meant."""
-        params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
+        params, info = mapping(entry.get("litellm_params")), mapping(entry.get("model_info"))
         try:
             deployment = deployment_of(params, info, group=self.name, environ=self.environ, settings=self.settings)
         except ConfigError:

@@ -30,8 +30,10 @@ _ALLOWED = (
 _credential: ContextVar[str] = ContextVar("litellm_compaction_credential", default="")
 
 
-def mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def mapping(value: Any) -> Mapping[str, Any]:
+    """A value of a request's or of LiteLLM's as a mapping; {} for anything else."""
+    plain = value.model_dump() if hasattr(value, "model_dump") else value
+    return plain if isinstance(plain, Mapping) else {}
 
 
 def metadata_of(body: Body) -> Mapping[str, Any]:
@@ -78,8 +80,7 @@ def note_credential(headers: Mapping[str, str]) -> None:
 
 def raw_headers(data: Body) -> Mapping[str, str]:
     """The headers of a request as they came, which LiteLLM keeps for itself in the pre-call hook's data."""
-    secret = data.get("secret_fields")
-    return mapping(secret.get("raw_headers") if isinstance(secret, Mapping) else getattr(secret, "raw_headers", None))
+    return mapping(mapping(data.get("secret_fields")).get("raw_headers"))
 
 
 def headers_of(body: Body) -> dict[str, Any]:

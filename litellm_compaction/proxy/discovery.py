@@ -23,7 +23,6 @@ from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.routing import (
     Deployment,
     DeploymentSelector,
-    as_entry,
     id_of,
     is_listed_here,
     limits_of,
@@ -67,7 +66,7 @@ class Discovery:
             added: dict[str, tuple[str, str, str]] = {}
             limits: dict[str, Mapping[str, int]] = {}
             await asyncio.gather(*(self._look(each, added, limits) for each in guarded))
-            for id_ in [id_of(as_entry(entry)) for entry in litellm_router.deployments(router)]:
+            for id_ in map(id_of, litellm_router.deployments(router)):
                 if is_listed_here(id_) and id_ not in added:
                     litellm_router.remove(router, id_)
             for id_, (wildcard_id, name, model) in added.items():

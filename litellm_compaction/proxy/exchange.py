@@ -10,7 +10,7 @@ import multiprocessing
 import weakref
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,9 +25,9 @@ from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy import client, litellm_inside, wire
 from litellm_compaction.proxy.client import Body
 from litellm_compaction.proxy.internal import Caller
-from litellm_compaction.proxy.litellm_inside.application import is_allowed, keeps_responses
+from litellm_compaction.proxy.litellm_inside.application import is_allowed
 from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, is_listed_here
-from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
+from litellm_compaction.proxy.standards.orders import NO_ORDERS, NOTHING, Orders, Told
 
 _HEADER = "x-litellm-compaction"
 # Of an answer beside a conversation, and of the message that asks for it: no title, no list of suggestions is longer.
@@ -48,16 +48,11 @@ class ClientRequest:
     is_chat: bool  # The client speaks chat completions, and so reads the stream that we see.
     opted_out: bool
     wish: client.Wish
-    bad_wish: CompactionError | None  # Why its wish could not be read, or another field is not served.
+    bad_wish: BadWish | None  # Why its wish could not be read.
     is_client_summary: bool  # The client summarizes its conversation itself, or asks for something beside it.
     is_beside: bool  # Its conversation goes on as if it had not asked.
     orders: Orders
-    cleared: Told = field(default_factory=Told)  # Old tool results, by its order; `original` is without them.
     bases: tuple[Compaction, ...]  # The record that `original` begins with, as `core.portable.unfolded` has it.
-
-    @property
-    def has_orders(self) -> bool:
-        return self.orders is not NO_ORDERS
 
 
 @dataclass(slots=True)
@@ -75,7 +70,7 @@ class Exchange:
     # Nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
     begins_silently: bool = False
     may_pause: bool = False  # Its answer nears the limit, so that a compaction may silence it for a while.
-    alone: Told | None = None  # The whole answer, if no model is asked.
+    told: Told = NOTHING  # What its answer says of its context, and of what was cleared; `original` is without that.
     refusal: CompactionError | None = None
     room: engine.Reservation | None = None  # Its hold on a shared context if the hooks carry it, until it ends.
 
@@ -236,9 +231,7 @@ class Exchanges:
         metadata, orders = client.metadata_of(body), note_of(body).orders
         unfolded, bases = (received.messages, ()) if orders is None else orders.unfolded(received.messages)
         messages = tuple(map(cleaned, unfolded))
-        wish, route = client.NONE, str(metadata.get("user_api_key_request_route") or "")
-        bad_wish: CompactionError | None
-        bad_wish = wire.not_served(client.sent_body(body), route, keeps=keeps_responses, is_read=orders is not None)
+        wish, bad_wish = client.NONE, None
         try:
             wish = client.wish_of(body, metadata)
         except BadWish as error:
@@ -344,7 +337,9 @@ def pin_of(router: Any, deployment: Deployment, group: str) -> str:
     """
     # The id would reach the model `*`, and one that we have listed may be gone when its answer goes on.
     own = litellm_inside.deployment(router, deployment.id)
-    is_passing = own is None or "*" in str(own.litellm_params.model) or is_listed_here(deployment.id)
+    is_passing = (
+        not own or "*" in str(client.mapping(own["litellm_params"]).get("model")) or is_listed_here(deployment.id)
+    )
     return deployment.group or group if is_passing else deployment.id
 
 

@@ -19,7 +19,7 @@ import httpx
 
 from litellm_compaction.concurrency import Kept
 from litellm_compaction.engine import Compactor, Decided, PreparedRequest, RequestContext
-from litellm_compaction.errors import NO_CHAT, TOO_DEEP, BadItem, CompactionError, NotServed
+from litellm_compaction.errors import NO_CHAT, TOO_DEEP, CompactionError, NotServed
 from litellm_compaction.proxy import litellm_inside, refusals, routing, wire
 from litellm_compaction.proxy.answer.client import SILENT, Asked, notices_for, shows_late_thoughts
 from litellm_compaction.proxy.answer.legs import UNNAMED, Leg, judged
@@ -30,10 +30,10 @@ from litellm_compaction.proxy.answer.upstream import HookedUpstream
 from litellm_compaction.proxy.client import Body, metadata_of, sent_body
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, context_of, note_of, pin_of
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
-from litellm_compaction.proxy.litellm_inside.application import connect
+from litellm_compaction.proxy.litellm_inside.application import connect, keeps_responses
 from litellm_compaction.proxy.presence import while_here
 from litellm_compaction.proxy.routing import Deployment, DeploymentSelector
-from litellm_compaction.proxy.standards.protocols import field_of_item
+from litellm_compaction.proxy.standards.protocols import not_served
 from litellm_compaction.proxy.standards.standards import Standards
 from litellm_compaction.stores import Store
 
@@ -46,12 +46,8 @@ _ASIDE = (
     *("embedding", "rerank", "moderation", "transcription", "speech", "image", "video", "ocr", "search"),
     *("batch", "file", "fine_tuning"),
 )
-# LiteLLM makes a WebSocket's requests itself and shows them to no plug-in, and would leave the item out.
-_UNREAD = "is a compaction item, which is not followed over a WebSocket, nor by a model that is guarded only in part"
 # LiteLLM answers nothing then; it would make as many such answers as a client has asked for.
 _NO_ANSWER: Body = MappingProxyType({"mock_response": " ", "n": None})
-# A request of OpenAI's Responses has it; the only other route with orders is Anthropic's.
-_INPUT = "input"
 _STORE_LIMIT_S = 2.0
 
 
@@ -192,17 +188,15 @@ class Guard:
         if not isinstance(info, Mapping) or not (kwargs.get("custom_llm_provider") or kwargs.get("extra_body")):
             return kwargs
         # The body may name another kind of server.
-        entry = litellm_inside.deployment(router, str(info.get("id")))
-        own = self.guards.deployment(routing.as_entry(entry))
+        own = self.guards.deployment(litellm_inside.deployment(router, str(info.get("id"))))
         return kwargs if own.is_foreign else wire.without_overrides(kwargs, own.provider)
 
     def _bridged(self, deployment: Deployment, kwargs: Body, kind: str) -> Body:
         """The arguments of another call, for LiteLLM to make a chat of it: by its own route it would have no guard."""
         if kind not in _BECOME_CHATS:
             raise NotServed(NO_CHAT)
-        field = field_of_item(kwargs.get(_INPUT))
-        if field and note_of(kwargs).orders is None:
-            raise BadItem(field, _UNREAD)
+        if (refusal := not_served(kwargs, kind, keeps=keeps_responses)) is not None:
+            raise refusal
         return wire.to_chats_alone(kwargs, deployment.provider)
 
     async def _guarded(self, deployment: Deployment, router: Any, kwargs: Body) -> Body:
@@ -218,7 +212,7 @@ class Guard:
         if not deployment.does_guard:
             await self._compactor.observe(client.original, context)
             return kwargs
-        if client.has_orders and await self._standards.answers(exchange, context):
+        if await self._standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
         # What was ordered to go has been taken out of it.
         call = _cleaned(exchange.client, kwargs)
@@ -275,10 +269,9 @@ class Guard:
         stream = self._hooked(exchange, response, data) if is_carried_here else response
         beat_s, client = self.guards.configured.constants.heartbeat_s, exchange.client
         shown = beating = with_heartbeat(stream, exchange, every_s=beat_s)
-        shows = client.has_orders and client.orders.shows
-        if shows:
+        if shows := client.orders.shows:
             detailed = (wire.with_details(chunk, exchange.details) async for chunk in beating)
-            shown = self._standards.showing(detailed, exchange, is_messages=_INPUT not in data)
+            shown = self._standards.showing(detailed, exchange, data)
         try:
             async for chunk in shown:
                 yield chunk if shows else wire.with_details(chunk, exchange.details)
@@ -311,8 +304,8 @@ class Guard:
             with refusals.failing_open("learn"):
                 self._compactor.replies.learn(prepared.measured.context, prepared, **usage._asdict())
         detailed = wire.with_details(response, exchange.details)
-        if exchange.client.has_orders and exchange.client.orders.shows:
-            return await self._standards.shown(detailed, exchange, is_messages=_INPUT not in data)
+        if exchange.client.orders.shows:
+            return await self._standards.shown(detailed, exchange, data)
         return detailed if exchange.details is not None else None
 
     def failed(self, data: Body, error: Exception) -> refusals.Refusal | None:

@@ -21,6 +21,7 @@ from litellm_compaction.core.messages import Message, Request, roughly_tokens, u
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import litellm_inside, wire
+from litellm_compaction.proxy.client import mapping
 from litellm_compaction.proxy.litellm_inside.application import has_limits
 
 logger = logging.getLogger("litellm_compaction")
@@ -62,9 +63,8 @@ def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
 
 def group_of(router: Any, kwargs: Mapping[str, Any]) -> str:
     """The `model_name` of the deployment that a call goes to, by the deployment hook's `kwargs`; "" if not known."""
-    info = kwargs.get("model_info")
-    deployment = litellm_inside.deployment(router, str(info.get("id"))) if isinstance(info, Mapping) else None
-    return str(getattr(deployment, "model_name", None) or "")
+    info = mapping(kwargs.get("model_info"))
+    return str((info and litellm_inside.deployment(router, str(info.get("id"))).get("model_name")) or "")
 
 
 @dataclass(frozen=True, slots=True)

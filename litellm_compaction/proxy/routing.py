@@ -22,7 +22,7 @@ from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy import litellm_inside
-from litellm_compaction.proxy.client import fingerprint
+from litellm_compaction.proxy.client import fingerprint, mapping
 from litellm_compaction.proxy.litellm_inside.application import with_credentials
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.windows.other_servers import SERVERS
@@ -115,7 +115,7 @@ def deployment_of(
     named = prefix if slash else "openai" if _OPENAIS.match(full_name) else ""
     provider = _text(params.get("custom_llm_provider")) or named
     model = without_route(behind if slash and prefix == provider else full_name)
-    section = {**as_entry(info.get("compaction")), "enabled": True} if is_asked else info.get("compaction")
+    section = {**mapping(info.get("compaction")), "enabled": True} if is_asked else info.get("compaction")
     place = f"model_info.compaction of {group or full_name!r}"
     own = NO_CHANGES if section is None else deployment_settings_from(section, place)
     api_base, api_key = _address(provider, params, environ)
@@ -187,31 +187,26 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def as_entry(value: Any) -> Entry:
-    """A value of LiteLLM's router as a mapping; {} for anything else."""
-    dumped = value.model_dump() if hasattr(value, "model_dump") else value
-    return dumped if isinstance(dumped, Mapping) else {}
-
-
 def id_of(entry: Entry) -> str:
-    return str(as_entry(entry.get("model_info")).get("id"))
+    return str(mapping(entry.get("model_info")).get("id"))
 
 
 def router_entries(router: Any) -> list[Entry]:
     """Every deployment of the router that its operator has put there."""
-    entries = map(as_entry, litellm_inside.deployments(router)) if router is not None else ()
+    entries = litellm_inside.deployments(router) if router is not None else ()
     return [entry for entry in entries if not is_listed_here(id_of(entry))]
 
 
 def group_entries(router: Any, name: str, team_id: str | None = None) -> list[Entry]:
     """The router's entries of one group, alias, wildcard match or deployment id, without its fallbacks."""
-    pinned = filter(None, [litellm_inside.deployment(router, name)])
-    return [as_entry(entry) for entry in litellm_inside.deployments(router, name, team_id) or pinned]
+    return litellm_inside.deployments(router, name, team_id) or [
+        *filter(None, [litellm_inside.deployment(router, name)])
+    ]
 
 
 def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> list[Entry]:
     """The router's entries that a request for `model` can reach: its group, and all fallbacks of both."""
-    team_id = as_entry(request.get("metadata")).get("user_api_key_team_id")
+    team_id = mapping(request.get("metadata")).get("user_api_key_team_id")
     listed = [
         each for key in litellm_inside.FALLBACKS for each in (request.get(key), litellm_inside.setting(router, key))
     ]
@@ -268,10 +263,10 @@ class DeploymentSelector:
 
     def deployment(self, entry: Entry, *, is_asked: bool = False) -> Deployment:
         """The deployment that an entry of the router's list describes, as `deployment_of` has it."""
-        params, group = as_entry(entry.get("litellm_params")), str(entry.get("model_name") or "")
+        params, group = mapping(entry.get("litellm_params")), str(entry.get("model_name") or "")
         if (name := params.get("litellm_credential_name")) is not None:
             params = with_credentials(params, str(name))
-        info = as_entry(entry.get("model_info"))
+        info = mapping(entry.get("model_info"))
         own = self.configured
         return deployment_of(params, info, group=group, environ=os.environ, settings=own, is_asked=is_asked)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
 from importlib import import_module
@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 
 from litellm_compaction.errors import LiteLLMChanged
+from litellm_compaction.proxy.client import mapping
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -30,7 +31,6 @@ logger = logging.getLogger("litellm_compaction")
 LACKS = ("proxy", "litellm_lacks")
 # No deployment has it, and nothing answers there (RFC 863): only a LiteLLM that passes no client on asks it.
 _NOBODY, _NOWHERE = "litellm-compaction", "http://127.0.0.1:9/v1"
-_LIMIT_S = 10.0
 _ANSWER = {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": "seen"}}]}
 _PROXY, _CORE = "proxy.proxy_server", "litellm_core_utils"
 _CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
@@ -68,7 +68,6 @@ class Seam(Enum):
     )
     REDIS = "`store: redis` has no connection", f"{_PROXY}:redis_usage_cache"
     REDIS_CLIENT = "commands cannot reach the proxy's Redis", "_redis:get_redis_async_client()"
-    POOL = "streams cost more of the processor", "llms.custom_httpx.aiohttp_transport:LiteLLMAiohttpTransport()"
     ACCESS = (
         "no key with a list of models may use a pruning model, and lists of users do not hold for it",
         *(f"{module}:caller_can_call_model()" for module in _CHECKS),
@@ -136,15 +135,19 @@ def current_router() -> Any:
     return Seam.ROUTER.needed()
 
 
-def deployment(router: Any, deployment_id: str) -> Any:
-    """The router's own object of a deployment; None if it has none of this id."""
+def deployment(router: Any, deployment_id: str) -> Mapping[str, Any]:
+    """The entry of a deployment; {} if the router has none of this id."""
+    return mapping(_own(router, deployment_id))
+
+
+def _own(router: Any, deployment_id: str) -> Any:
     return _asked(router, "registry", "deployment", "get_deployment", lambda member: member(deployment_id))
 
 
-def deployments(router: Any, name: str | None = None, team_id: str | None = None) -> Sequence[Any]:
+def deployments(router: Any, name: str | None = None, team_id: str | None = None) -> list[Mapping[str, Any]]:
     """The entries that serve a group, an alias or a name behind a wildcard; those of all groups without a name."""
     listed = _asked(router, "registry", "deployments", "get_model_list", lambda member: member(name, team_id=team_id))
-    return listed or ()
+    return [*map(mapping, listed or ())]
 
 
 def setting(router: Any, name: str) -> object:
@@ -179,8 +182,8 @@ def rewrite_info(router: Any, rewritten: Callable[[Mapping[str, Any]], Mapping[s
 
 def add(router: Any, like: str, deployment_id: str, name: str, model: str) -> None:
     """Adds a deployment of this `model_name` and model, else like that of the id `like`, if that is still there."""
-    wildcard = deployment(router, like)
-    if wildcard is not None and deployment(router, deployment_id) is None:
+    wildcard = _own(router, like)
+    if wildcard is not None and not deployment(router, deployment_id):
         params = {**wildcard.litellm_params.model_dump(), "model": model}
         # A look at its health would make LM Studio load it.
         own = {"id": deployment_id, "disable_background_health_check": True}
@@ -215,14 +218,14 @@ async def look(place: tuple[Any, bool]) -> LiteLLMChanged | None:
         for name in (*FALLBACKS, CHECKS):
             setting(router, name)
         if is_carried:
-            await _look_at_client(_NOBODY)
+            await _look_at_client()
     except LiteLLMChanged as error:
         logger.error("%s", error)  # noqa: TRY400 - the message is the finding
         return error
     return None
 
 
-async def _look_at_client(model: str) -> None:
+async def _look_at_client() -> None:
     """Has LiteLLM make a call whose client answers by itself; no other callback is told of it.
 
     Raises LiteLLMChanged if it does not pass on the client, with which our transport carries answers.
@@ -232,22 +235,19 @@ async def _look_at_client(model: str) -> None:
 
     from litellm_compaction.proxy.internal import as_ours
 
-    calls: list[object] = []
+    calls: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         calls.append(request)
         return httpx.Response(200, json=_ANSWER)
 
-    async def create(**given: object) -> None:
-        calls.append(given)
-
     http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    place: dict[str, Any] = {"api_key": model, "base_url": _NOWHERE}
-    options: dict[str, Any] = {"timeout": _LIMIT_S, "max_retries": 0, "num_retries": 0, "no-log": True}
+    place: dict[str, Any] = {"api_key": _NOBODY, "base_url": _NOWHERE}
+    options: dict[str, Any] = {"timeout": 10.0, "max_retries": 0, "num_retries": 0, "no-log": True}
     async with AsyncOpenAI(**place, http_client=http) as client:
-        options |= {"messages": [{"role": "user", "content": "."}], "client": with_chats(client, create)}
+        options |= {"messages": [{"role": "user", "content": "."}], "client": client}
         with contextlib.suppress(Exception), as_ours():
-            await litellm.acompletion(f"lm_studio/{model}", **place, **options)
+            await litellm.acompletion(f"lm_studio/{_NOBODY}", **place, **options)
     if not calls:
         raise LiteLLMChanged("client=", "Or set `carrier: hooks`, which passes no client on.")
 
