@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from litellm_compaction.concurrency import Kept
-from litellm_compaction.config import LIVE, DeploymentSettings, Settings, WrongSettings
+from litellm_compaction.config import LIVE, Settings, WrongSettings
 from litellm_compaction.errors import CompactionError, ConfigError, StoreError
 from litellm_compaction.stores import Store
 
@@ -118,13 +118,3 @@ class LiveSettings:
             await self.read()
             for key in [key for key in LIVE if new[key] != old[key]]:
                 logger.info("settings_changed %s=%s (before: %s) by %s", key, new[key], old[key], role)
-
-
-def for_deployment(current: Settings, configured: Settings, own: DeploymentSettings) -> tuple[Settings, str]:
-    """Returns the settings of a deployment, and why a change made at run time does not reach it ("" if it does)."""
-    try:
-        return (current.for_deployment(own) if own.changes else current), ""
-    except ConfigError as error:
-        if current == configured:
-            raise
-        return configured.for_deployment(own), str(error)

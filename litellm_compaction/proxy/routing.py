@@ -14,17 +14,19 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from litellm_compaction.concurrency import Kept
 from litellm_compaction.config import NO_CHANGES, DeploymentSettings, Settings, deployment_settings_from
 from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import ALL_WAYS
-from litellm_compaction.errors import CompactionError
+from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.proxy import litellm_inside
 from litellm_compaction.proxy.client import fingerprint, mapping
 from litellm_compaction.proxy.litellm_inside.application import with_credentials
-from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
+from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.windows.other_servers import SERVERS
 from litellm_compaction.windows.windows import Target, Window, Windows
 
@@ -257,9 +259,23 @@ class DeploymentSelector:
 
     def __init__(self, source: LiveSettings, windows: Windows) -> None:
         self.configured = source.configured
+        # What lacks of all that requests are guarded by: one look at a router, and at the client that carries answers.
+        self.faults = Kept(litellm_inside.look, lambda _: math.inf, most=2)
         self._source = source
         self._windows = windows
-        self._warned: set[str] = set()
+        self._warn_once = lru_cache(logger.warning)
+
+    async def reachable(self, router: Any, request: Mapping[str, Any]) -> list[Deployment | None]:
+        """Every deployment that a request can reach, None for those that are left alone; [] if that cannot be said."""
+        model = request.get("model")
+        if router is None or not isinstance(model, str) or await self.faults.get((router, False)) is not None:
+            return []
+        return [await self.guard(self.deployment(entry)) for entry in reachable_entries(router, model, request)]
+
+    async def is_guarded(self, router: Any, request: Mapping[str, Any]) -> bool:
+        """Returns True if every deployment that a request, such as `{"model": name}`, can reach is guarded."""
+        deployments = await self.reachable(router, request)
+        return bool(deployments) and all(each is not None and each.does_guard for each in deployments)
 
     def deployment(self, entry: Entry, *, is_asked: bool = False) -> Deployment:
         """The deployment that an entry of the router's list describes, as `deployment_of` has it."""
@@ -279,10 +295,14 @@ class DeploymentSelector:
         """The deployment as it is guarded; None for one that is left alone."""
         if deployment.is_foreign:
             return None
-        settings, conflict = for_deployment(await self._source.current(), self.configured, deployment.own)
-        if conflict:
-            message = "settings changed at run time do not reach model=%s: %s"
-            self.warn_once(f"{deployment.id}|{conflict}", message, deployment.group, conflict)
+        current, own, conflict = await self._source.current(), deployment.own, ""
+        try:
+            settings = current.for_deployment(own) if own.changes else current
+        except ConfigError as error:
+            if current == self.configured:
+                raise
+            settings, conflict = self.configured.for_deployment(own), str(error)
+            self._warn_once("settings changed at run time do not reach model=%s: %s", deployment.group, conflict)
         target = await self._target(deployment) if settings.mode != "off" else None
         return None if target is None else replace(deployment, target=target, settings=settings, conflict=conflict)
 
@@ -300,7 +320,7 @@ class DeploymentSelector:
         answer = target.api_base is not None and await self._windows.is_lmstudio(target.api_base, target.api_key)
         if answer is None and other is None:
             message = "model=%s is not guarded while its server does not answer: if it is LM Studio, write %s"
-            self.warn_once(f"{deployment.id}?", message, deployment.group, "`model: lm_studio/…`")
+            self._warn_once(message, deployment.group, "`model: lm_studio/…`")
         if answer or other is None:
             return target if answer else None
         # LM Studio, which it may be while it is silent, has no window by default.
@@ -322,8 +342,3 @@ class DeploymentSelector:
         except CompactionError as error:
             return f"its context length is not known: {error.for_clients}"
         return ""
-
-    def warn_once(self, key: str, message: str, *values: object) -> None:
-        if key not in self._warned:
-            self._warned.add(key)
-            logger.warning(message, *values)

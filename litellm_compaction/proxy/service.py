@@ -15,16 +15,18 @@ import os
 from collections import deque
 from typing import Any
 
+import anyio
+
 from litellm_compaction.concurrency import Tasks
 from litellm_compaction.config import SAME_MODEL, Settings, settings_from
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError, ModelNotLoaded
 from litellm_compaction.events import ContinuationEvent, Event, event_to_json, log_observer
 from litellm_compaction.master_key import ensure_master_key, stretched
+from litellm_compaction.proxy import litellm_inside
 from litellm_compaction.proxy.client import mapping
 from litellm_compaction.proxy.config_check import SECTION, check_config
 from litellm_compaction.proxy.discovery import Discovery
-from litellm_compaction.proxy.guard import Guard
 from litellm_compaction.proxy.litellm_inside import Seam, current_router
 from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_redis, proxy_secret, wrap_requests
 from litellm_compaction.proxy.live_settings import LiveSettings
@@ -44,6 +46,7 @@ from litellm_compaction.windows.windows import Windows
 
 # Lines that may wait for a slow disk; beyond that the oldest are not kept.
 _MAX_WAITING = 1000
+_STORE_LIMIT_S = 2.0
 logger = logging.getLogger("litellm_compaction")
 _ROUTER_WAIT_S = 0.2
 # More models are counted in the line at the start.
@@ -96,7 +99,7 @@ class Service:
         self.reporter = Reporter(self.compactor.windows, self.compactor.sources, self.compactor.known_ways)
         self.live = LiveSettings(settings, store if settings.page == "on" else None)
         self.guards = DeploymentSelector(self.live, self.compactor.windows)
-        self.guard = Guard(self.guards, self.compactor, Standards(self.compactor, Items(secret)), store)
+        self.standards = Standards(self.compactor, Items(secret))
         self._discovery = Discovery(self.compactor.windows, self.guards)
         self._work = Tasks()
 
@@ -109,7 +112,7 @@ class Service:
             lambda application: watched(
                 application,
                 self._discovery.route(application, current_router),
-                route_of(application, lambda name: self.guard.is_guarded(current_router(), {"model": name})),
+                route_of(application, lambda name: self.guards.is_guarded(current_router(), {"model": name})),
             )
         )
         # Without a loop this is no proxy.
@@ -129,13 +132,21 @@ class Service:
         # everything for half a second, unless they are passed over; they are still freed with their last reference.
         gc.collect()
         gc.freeze()
-        await self.guard.look_at_seams(router)
+        await self.look_at_seams(router)
         if secret := proxy_secret():
             # Remembered: the first request would wait for it.
             await asyncio.to_thread(stretched, secret)
         await self._discovery.refresh(router)
         with failing_open("prepare"):
             await self._tell(current_router())
+
+    async def look_at_seams(self, router: Any) -> None:
+        """Notes in the store, for `doctor`, what lacks of all that requests are guarded by."""
+        fault = await self.guards.faults.get((router, self.live.configured.carrier == "auto"))
+        said = "\n".join([str(fault or ""), *litellm_inside.missing()]).rstrip()
+        # The store tells its own troubles.
+        with contextlib.suppress(Exception), anyio.fail_after(_STORE_LIMIT_S):
+            await self.store.put_fact(*litellm_inside.LACKS, said)
 
     async def _tell(self, router: Any) -> None:
         """Says what is guarded, with which window, and which pruning models cannot be asked; then loads counters."""

@@ -1,6 +1,6 @@
 """The loop that carries an answer over the context limit: watch, stop, compact, continue; streaming and not.
 
-Written once, over an abstract upstream (`upstream.py`); `transport.py` and, for LiteLLM's hooks, `guard.py` carry it.
+Written once, over an abstract upstream (`upstream.py`); `transport.py` and, for the hooks, `callback.py` carry it.
 """
 
 from __future__ import annotations
