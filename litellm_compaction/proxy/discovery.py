@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,14 +51,13 @@ class Discovery:
         if router is not None:
             await self._filled.soon(router, wait_s=_LIMIT_S)
 
-    def route(self, application: Application, router: Callable[[], Any]) -> Route:
-        """The reads of lists, for which LiteLLM's application is asked after they are filled; keys are its business."""
+    def route(self) -> Route:
+        """The reads of lists, which are filled first; keys are the business of LiteLLM's application."""
+        return Route("GET", _LISTING.fullmatch, self._serve)
 
-        async def serve(scope: Any, receive: Any, send: Any) -> None:
-            await self.refresh(router())
-            await application(scope, receive, send)
-
-        return Route("GET", _LISTING.fullmatch, serve)
+    async def _serve(self, application: Application, scope: Any, receive: Any, send: Any) -> None:
+        await self.refresh(litellm_router.current_router())
+        await application(scope, receive, send)
 
     async def _fill(self, router: Any) -> None:
         with failing_open("discovery"):

@@ -336,10 +336,8 @@ def pin_of(router: Any, deployment: Deployment, group: str) -> str:
     `group` is the request's, for a deployment of which none is known.
     """
     # The id would reach the model `*`, and one that we have listed may be gone when its answer goes on.
-    own = litellm_inside.deployment(router, deployment.id)
-    is_passing = (
-        not own or "*" in str(client.mapping(own["litellm_params"]).get("model")) or is_listed_here(deployment.id)
-    )
+    params = client.mapping(litellm_inside.deployment(router, deployment.id).get("litellm_params"))
+    is_passing = "*" in str(params.get("model", "*")) or is_listed_here(deployment.id)
     return deployment.group or group if is_passing else deployment.id
 
 

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import anyio
@@ -25,7 +26,7 @@ _LITELLMS_S = 1.0
 
 
 class Route(NamedTuple):
-    """Has requests of a method on the paths that it matches, below the proxy's own root, served by `serve`."""
+    """Requests of a method on the paths that it matches, below the proxy's own root; `serve` gets the application."""
 
     method: str
     matches: Callable[[str], object]
@@ -96,7 +97,7 @@ def watched(application: Application, *routes: Route) -> Application:
     async def serve(scope: Any, receive: _Receive, send: _Send) -> None:
         method = scope["method"] if scope["type"] == "http" else ""
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        owns = (route.serve for route in routes if route.method == method and route.matches(path))
+        owns = (partial(each.serve, application) for each in routes if each.method == method and each.matches(path))
         chosen = next(owns, application)
         if method != "POST":
             await chosen(scope, receive, send)

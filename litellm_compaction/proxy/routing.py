@@ -25,7 +25,6 @@ from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.proxy import litellm_inside
 from litellm_compaction.proxy.client import fingerprint, mapping
-from litellm_compaction.proxy.litellm_inside.application import with_credentials
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.windows.other_servers import SERVERS
 from litellm_compaction.windows.windows import Target, Window, Windows
@@ -281,10 +280,12 @@ class DeploymentSelector:
         """The deployment that an entry of the router's list describes, as `deployment_of` has it."""
         params, group = mapping(entry.get("litellm_params")), str(entry.get("model_name") or "")
         if (name := params.get("litellm_credential_name")) is not None:
-            params = with_credentials(params, str(name))
+            # LiteLLM adds them after our hook.
+            own = {key: value for key, value in params.items() if value is not None}
+            params = {**litellm_inside.Seam.CREDENTIALS.needed()(str(name)), **own}
         info = mapping(entry.get("model_info"))
-        own = self.configured
-        return deployment_of(params, info, group=group, environ=os.environ, settings=own, is_asked=is_asked)
+        rules = self.configured
+        return deployment_of(params, info, group=group, environ=os.environ, settings=rules, is_asked=is_asked)
 
     def called(self, kwargs: Mapping[str, Any], group: str = "") -> Deployment:
         """The deployment that a call's arguments describe."""

@@ -108,13 +108,8 @@ class Service:
         if self.live.is_asleep:
             return
         # At once: a client may ask as soon as the proxy listens.
-        wrap_requests(
-            lambda application: watched(
-                application,
-                self._discovery.route(application, current_router),
-                route_of(application, lambda name: self.guards.is_guarded(current_router(), {"model": name})),
-            )
-        )
+        standards = route_of(lambda name: self.guards.is_guarded(current_router(), {"model": name}))
+        wrap_requests(lambda application: watched(application, self._discovery.route(), standards))
         # Without a loop this is no proxy.
         with contextlib.suppress(RuntimeError):
             self._work.begin(self._run())

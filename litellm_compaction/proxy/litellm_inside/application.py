@@ -126,11 +126,6 @@ def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
     return make
 
 
-def with_credentials(params: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """`params` of a deployment with those of its `litellm_credential_name`, which LiteLLM adds after our hook."""
-    return {**Seam.CREDENTIALS.needed()(name), **{key: value for key, value in params.items() if value is not None}}
-
-
 def connect() -> httpx.AsyncBaseTransport:
     """A transport with a connection pool, for the running loop; it goes past the proxies of the environment."""
     import litellm

@@ -141,10 +141,10 @@ def _form_of(body: Body) -> Responses | Messages:
     return Responses() if "input" in body else Messages()
 
 
-def route_of(application: Application, is_guarded: Callable[[object], Awaitable[bool]]) -> Route:
-    """Returns the route by which these paths are served for guarded models, by LiteLLM's own `application`."""
+def route_of(is_guarded: Callable[[object], Awaitable[bool]]) -> Route:
+    """Returns the route by which these paths are served for guarded models."""
 
-    async def serve(scope: Any, receive: Any, send: Any) -> None:
+    async def serve(application: Application, scope: Any, receive: Any, send: Any) -> None:
         try:
             content = await Request(scope, receive).body()
         except ClientDisconnect:
