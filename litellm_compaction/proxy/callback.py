@@ -89,8 +89,6 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> dict[str, Any] | None:
         """Phase 1 and 2 before a request is routed, if its window is already certain: measured, decided or refused."""
-        if self.service.live.is_asleep:
-            return None
         serve(data)
         note_credential(raw_headers(data))
         try:
@@ -137,9 +135,8 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
         """Phase 1 and 2 for the chosen deployment: its own window, its own bound on the answer."""
-        router = None if self.service.live.is_asleep else current_router()
         # LiteLLM names no kind for some calls.
-        kind = str(getattr(call_type, "value", call_type) or "")
+        router, kind = current_router(), str(getattr(call_type, "value", call_type) or "")
         if router is None or any(word in kind for word in _ASIDE):
             return None
         # Also if nothing else changes, or something fails: LiteLLM could not reach the server.

@@ -68,11 +68,6 @@ class LiveSettings:
         """As last read."""
         return self._kept.last(KEY) or InForce(self.configured)
 
-    @property
-    def is_asleep(self) -> bool:
-        """The plug-in is off, and no page may switch it on."""
-        return self._store is None and self.configured.mode == "off"
-
     async def current(self) -> Settings:
         """Returns settings no more than a second old; the last known ones if the store cannot be read."""
         read = None if self._store is None else await self._kept.soon(KEY, wait_s=_WAIT_S)

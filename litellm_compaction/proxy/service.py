@@ -105,13 +105,12 @@ class Service:
 
     def start(self) -> None:
         """Serves what LiteLLM does not, and looks at every guarded deployment as soon as the router is there."""
-        if self.live.is_asleep:
-            return
         # At once: a client may ask as soon as the proxy listens.
         standards = route_of(lambda name: self.guards.is_guarded(current_router(), {"model": name}))
         wrap_requests(lambda application: watched(application, self._discovery.route(), standards))
         # Without a loop this is no proxy.
         with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
             self._work.begin(self._run())
         if self.live.configured.page == "on":
             # Imported here, so that nothing that the page alone needs can keep the proxy from starting (P8).
