@@ -32,8 +32,7 @@ from litellm_compaction.proxy.answer.upstream import HookedUpstream
 from litellm_compaction.proxy.client import Body, metadata_of, note_credential, raw_headers, sent_body
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, context_of, note_of, pin_of, serve
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
-from litellm_compaction.proxy.litellm_inside import current_router
-from litellm_compaction.proxy.litellm_inside.application import connect, keeps_responses
+from litellm_compaction.proxy.litellm_inside import connect, current_router, keeps_responses
 from litellm_compaction.proxy.presence import while_here
 from litellm_compaction.proxy.routing import Deployment
 from litellm_compaction.proxy.service import Service, load_settings, provide_environment

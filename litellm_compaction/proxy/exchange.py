@@ -25,7 +25,6 @@ from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy import client, litellm_inside, wire
 from litellm_compaction.proxy.client import Body
 from litellm_compaction.proxy.internal import Caller
-from litellm_compaction.proxy.litellm_inside.application import is_allowed
 from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, is_listed_here
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, NOTHING, Orders, Told
 
@@ -324,7 +323,9 @@ async def pruning_models_of(
 ) -> tuple[engine.PruningModel, ...]:
     """The configured model, if it is another one that the key may use, and the one that the client asked."""
     same = engine.PruningModel(label=caller.group, target=deployment.target, ask=caller.ask, is_same=True)
-    if (name := settings.pruning_model) == SAME_MODEL or not await is_allowed(caller.router, name, caller.parent):
+    if (name := settings.pruning_model) == SAME_MODEL or not await litellm_inside.is_allowed(
+        caller.router, name, caller.parent
+    ):
         return (same,)
     target, ask = await guards.pruning_target(caller.router, name), replace(caller, model=lambda: name, group=name).ask
     return (same,) if target is None else (engine.PruningModel(label=name, target=target, ask=ask, is_same=False), same)

@@ -22,7 +22,6 @@ from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import litellm_inside, wire
 from litellm_compaction.proxy.client import mapping
-from litellm_compaction.proxy.litellm_inside.application import has_limits
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -93,7 +92,7 @@ class Caller:
 
     async def may_write_ahead(self) -> bool:
         """True if its key may have summaries before they are needed: never one with any limit."""
-        return not has_limits(self.parent)
+        return not litellm_inside.has_limits(self.parent)
 
     async def load(self) -> None:
         """Makes LM Studio load the model; a failure shows in the next look at the window, in clearer words."""

@@ -27,8 +27,7 @@ from litellm_compaction.proxy import litellm_inside
 from litellm_compaction.proxy.client import mapping
 from litellm_compaction.proxy.config_check import SECTION, check_config
 from litellm_compaction.proxy.discovery import Discovery
-from litellm_compaction.proxy.litellm_inside import Seam, current_router
-from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_redis, proxy_secret, wrap_requests
+from litellm_compaction.proxy.litellm_inside import Seam, configuration, current_router, proxy_redis, proxy_secret
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.presence import watched
@@ -107,7 +106,7 @@ class Service:
         """Serves what LiteLLM does not, and looks at every guarded deployment as soon as the router is there."""
         # At once: a client may ask as soon as the proxy listens.
         standards = route_of(lambda name: self.guards.is_guarded(current_router(), {"model": name}))
-        wrap_requests(lambda application: watched(application, self._discovery.route(), standards))
+        litellm_inside.wrap_requests(lambda application: watched(application, self._discovery.route(), standards))
         # Without a loop this is no proxy.
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()

@@ -26,8 +26,7 @@ from litellm_compaction.errors import CompactionError, StoreError
 from litellm_compaction.events import Event, event_from_json, event_to_json
 from litellm_compaction.proxy.answer.sse import json_object
 from litellm_compaction.proxy.client import note_credential, tenant_of
-from litellm_compaction.proxy.litellm_inside import Seam, current_router
-from litellm_compaction.proxy.litellm_inside.application import is_allowed, key_owner
+from litellm_compaction.proxy.litellm_inside import Seam, current_router, is_allowed, key_owner
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import DeploymentReport
