@@ -92,7 +92,7 @@ async def examined(
         windows = Windows(cache_s=60.0, http=http, timeout_s=_LIMIT_S, rpc=LMStudioRpc.of(settings))
         # A file that cannot be used becomes a finding.
         sources = Sources(settings.tokenizer)
-        reporter = Reporter(windows, sources, KnownWays(), is_patient=True)
+        reporter = Reporter(windows, sources, KnownWays())
         looks = [
             _Look(entry_name(entry, index), environ, http, settings, reporter, probes)
             for index, entry in enumerate(file.deployments)

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -49,8 +48,6 @@ _ASIDE = (
     *("embedding", "rerank", "moderation", "transcription", "speech", "image", "video", "ocr", "search"),
     *("batch", "file", "fine_tuning"),
 )
-# LiteLLM answers nothing then; it would make as many such answers as a client has asked for.
-_NO_ANSWER: Body = MappingProxyType({"mock_response": " ", "n": None})
 
 
 def load_handler() -> CompactionHandler:
@@ -230,16 +227,15 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             await self._compactor.observe(client.original, context)
             return kwargs
         if await self._standards.answers(exchange, context):
-            return {**kwargs, **_NO_ANSWER}
+            # LiteLLM answers nothing then; it would make as many such answers as a client has asked for.
+            return {**kwargs, "mock_response": " ", "n": None}
         # What was ordered to go has been taken out of it.
         call = _cleaned(exchange.client, kwargs)
         if deployment.carrier == "transport":
             return {**call, **await self._carried(exchange, context, kwargs)}
-        return {**call, **await self._bounded(exchange, context, kwargs, deployment.provider)}
+        return {**call, **await self._bounded(exchange, context, kwargs), **wire.refusing(kwargs, deployment.provider)}
 
-    async def _bounded(
-        self, exchange: Exchange, context: RequestContext, kwargs: Body, provider: str
-    ) -> dict[str, Any]:
+    async def _bounded(self, exchange: Exchange, context: RequestContext, kwargs: Body) -> dict[str, Any]:
         """The changes to a call whose answer LiteLLM's hooks carry."""
         is_chat, is_stream = exchange.client.is_chat, bool(kwargs.get("stream"))
         # Given back by whoever carries the stream, at the answer's end, or with the exchange.
@@ -255,7 +251,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             answers=wire.asked_answers(kwargs),
         )
         exchange.sent(prepared)
-        changed = Leg(prepared=prepared, max_tokens=limit).changes(kwargs) | wire.refusing(kwargs, provider)
+        changed = Leg(prepared=prepared, max_tokens=limit).changes(kwargs)
         return changed | wire.added(kwargs, wire.REPORTS_USAGE) if is_stream and is_chat else changed
 
     async def _carried(self, exchange: Exchange, context: RequestContext, kwargs: Body) -> dict[str, Any]:

@@ -70,12 +70,11 @@ class DeploymentReport:
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """Looks at deployments by the same cached reads as requests do; if it `is_patient`, it loads their counters."""
+    """Looks at deployments by the same cached reads as requests do, and loads their counters, as requests would."""
 
     windows: Windows
     sources: Sources
     known_ways: KnownWays
-    is_patient: bool = False
 
     async def reports(self, deployment: Deployment) -> list[DeploymentReport]:
         """One report, or one for each loaded model of a wildcard; the wildcard's own if there is none."""
@@ -97,10 +96,9 @@ class Reporter:
             report.model_settings, report.warnings = server_settings.words, server_settings.warnings
         report.source = self.sources.source(target, window.architecture)
         family = report.source.family
-        if self.is_patient:
-            # Loaded as the proxy would: only then is known whether it can be.
-            await usable_soon(family)
-            report.failure = why_broken(family.vocabulary)
+        # Only then is known whether it can be loaded.
+        await usable_soon(family)
+        report.failure = why_broken(family.vocabulary)
         # Every source that is no server's leads to the last way, but for LM Studio's models.
         can_render = windows.instance(target) is not None or (family.exact and family.template)
         possible = [way for way in WAYS_OF[report.carrier] if can_render or way != "raw"]

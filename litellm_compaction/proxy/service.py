@@ -1,8 +1,8 @@
 """The running plug-in: its parts, made once from the settings, and begun with the proxy.
 
 It keeps events in the store, for `litellm-compaction events` and the page, and holds up no request for that. An error
-in the settings stops the proxy's start. What can wait is done in the background once LiteLLM's router is there: making
-a vocabulary holds the interpreter lock for 50 to 500 ms, which every running stream feels.
+in the settings stops the proxy's start. What can wait is done in the background once LiteLLM's router is there, such as
+loading a vocabulary, which holds the interpreter lock for 50 to 500 ms: the first request would wait for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from litellm_compaction.proxy.routing import DeploymentSelector
 from litellm_compaction.proxy.standards.orders import Items
 from litellm_compaction.proxy.standards.standards import Standards, route_of
 from litellm_compaction.stores import Store, board_of, open_store, originals_of
-from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon
+from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
@@ -142,13 +142,12 @@ class Service:
             await self.store.put_fact(*litellm_inside.LACKS, said)
 
     async def _tell(self, router: Any) -> None:
-        """Says what is guarded, with which window, and which pruning models cannot be asked; then loads counters."""
-        models, pruning_models, sources = list[str](), {SAME_MODEL}, list[TokenizerSource]()
+        """Says what is guarded, with which window, and which pruning models cannot be asked."""
+        models, pruning_models = list[str](), {SAME_MODEL}
         async for deployment in self.guards.guarded(router):
             pruning_models.add(deployment.settings.pruning_model)
             for report in await self.reporter.reports(deployment):
                 models.append(_named(deployment.group, report))
-                sources += filter(None, [report.source])
         for name in pruning_models - {SAME_MODEL}:
             if why := await self.guards.why_unusable(router, name):
                 logger.warning("pruning_model=%s is not used while %s; the model that is asked is", name, why)
@@ -156,9 +155,6 @@ class Service:
         named = ", ".join(models[:_MOST_NAMED]) or "nothing"
         page = "/compaction, with the master key" if self.live.configured.page == "on" else "off"
         logger.info("guarding %s%s; mode=%s; page: %s", named, more, self.live.configured.mode, page)
-        for source in sources:
-            # That may hold the interpreter lock for a second, which the first request would wait for.
-            await usable_soon(source.family)
 
 
 def _named(group: str, report: DeploymentReport) -> str:
