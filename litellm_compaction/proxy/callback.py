@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +28,12 @@ from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.answer.transport import GuardedTransport, client_over
 from litellm_compaction.proxy.answer.upstream import HookedUpstream
-from litellm_compaction.proxy.client import Body, metadata_of, note_credential, raw_headers, sent_body
+from litellm_compaction.proxy.client import Body, note_credential, raw_headers, sent_body
 from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, context_of, note_of, pin_of, serve
-from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
+from litellm_compaction.proxy.internal import is_internal_call, name_call
 from litellm_compaction.proxy.litellm_inside import connect, current_router, keeps_responses
 from litellm_compaction.proxy.presence import while_here
-from litellm_compaction.proxy.routing import Deployment
+from litellm_compaction.proxy.routing import Deployment, id_of
 from litellm_compaction.proxy.service import Service, load_settings, provide_environment
 from litellm_compaction.proxy.standards.protocols import not_served
 
@@ -160,7 +160,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     def _of_ours(self, router: Any, kwargs: Body) -> Body:
         """The arguments of a call that we make ourselves, which nobody guards."""
         name_call(router, kwargs)
-        deployment = self._guards.called(kwargs)
+        deployment = self._guards.called(router, kwargs)
         # A summary of half of a text, or a count of it, is as wrong as an answer to it.
         extra = wire.refusing(kwargs, deployment.provider)
         if not deployment.is_foreign and deployment.carrier == "transport":
@@ -170,8 +170,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     async def _changed(self, router: Any, received: Body, kind: str) -> Body:
         """The arguments of a call of a client's; the same object if nothing changes."""
         kwargs = self._as_deployed(router, received)
-        group = str(metadata_of(kwargs).get("model_group") or "") or group_of(router, kwargs)
-        called, exchange = self._guards.called(kwargs, group), note_of(kwargs).exchange
+        called, exchange = self._guards.called(router, kwargs), note_of(kwargs).exchange
         deployment = await self._guards.guard(called)
         if deployment is None:
             if exchange is not None and kind in _GUARDED_CALLS:
@@ -198,11 +197,10 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
 
     def _as_deployed(self, router: Any, kwargs: Body) -> Body:
         """The arguments of a call as its deployment's own entry has them; of one that is left alone as they came."""
-        info = kwargs.get("model_info")
-        if not isinstance(info, Mapping) or not (kwargs.get("custom_llm_provider") or kwargs.get("extra_body")):
+        if not (kwargs.get("custom_llm_provider") or kwargs.get("extra_body")):
             return kwargs
         # The body may name another kind of server.
-        own = self._guards.deployment(litellm_inside.deployment(router, str(info.get("id"))))
+        own = self._guards.deployment(litellm_inside.deployment(router, id_of(kwargs)))
         return kwargs if own.is_foreign else wire.without_overrides(kwargs, own.provider)
 
     def _bridged(self, deployment: Deployment, kwargs: Body, kind: str) -> Body:

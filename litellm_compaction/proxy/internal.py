@@ -53,17 +53,11 @@ def as_ours() -> Iterator[None]:
 
 def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
     """Names a call of ours in LiteLLM's books, in place: its deployment's `model_name`, and a tag."""
-    metadata, info = kwargs.get("metadata"), kwargs.get("model_info")
-    if isinstance(metadata, dict) and isinstance(info, Mapping):
+    metadata, info = kwargs.get("metadata"), mapping(kwargs.get("model_info"))
+    if isinstance(metadata, dict) and info:
         metadata["tags"] = [*(metadata.get("tags") or ()), OWN_TAG]
-        if metadata.get("model_group") == info.get("id"):
-            metadata["model_group"] = group_of(router, kwargs) or metadata["model_group"]
-
-
-def group_of(router: Any, kwargs: Mapping[str, Any]) -> str:
-    """The `model_name` of the deployment that a call goes to, by the deployment hook's `kwargs`; "" if not known."""
-    info = mapping(kwargs.get("model_info"))
-    return str((info and litellm_inside.deployment(router, str(info.get("id"))).get("model_name")) or "")
+        if (group := metadata.get("model_group")) == info.get("id"):
+            metadata["model_group"] = litellm_inside.deployment(router, str(group)).get("model_name") or group
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.proxy import litellm_inside
-from litellm_compaction.proxy.client import fingerprint, mapping
+from litellm_compaction.proxy.client import fingerprint, mapping, metadata_of
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.windows.other_servers import SERVERS
 from litellm_compaction.windows.windows import Target, Window, Windows
@@ -287,10 +287,12 @@ class DeploymentSelector:
         rules = self.configured
         return deployment_of(params, info, group=group, environ=os.environ, settings=rules, is_asked=is_asked)
 
-    def called(self, kwargs: Mapping[str, Any], group: str = "") -> Deployment:
+    def called(self, router: Any, kwargs: Mapping[str, Any]) -> Deployment:
         """The deployment that a call's arguments describe."""
-        info = kwargs.get("model_info")
-        return self.deployment({"model_name": group, "litellm_params": kwargs, "model_info": info})
+        group = metadata_of(kwargs).get("model_group") or litellm_inside.deployment(router, id_of(kwargs)).get(
+            "model_name"
+        )
+        return self.deployment({"model_name": group, "litellm_params": kwargs, "model_info": kwargs.get("model_info")})
 
     async def guard(self, deployment: Deployment) -> Deployment | None:
         """The deployment as it is guarded; None for one that is left alone."""
