@@ -198,7 +198,7 @@ def rewrite_info(router: Any, rewritten: Callable[[Mapping[str, Any]], Mapping[s
 def add(router: Any, like: str, deployment_id: str, name: str, model: str) -> None:
     """Adds a deployment of this `model_name` and model, else like that of the id `like`, if that is still there."""
     wildcard = _own(router, like)
-    if wildcard is not None and not deployment(router, deployment_id):
+    if wildcard is not None and _own(router, deployment_id) is None:
         params = {**wildcard.litellm_params.model_dump(), "model": model}
         # A look at its health would make LM Studio load it.
         own = {"id": deployment_id, "disable_background_health_check": True}
