@@ -67,7 +67,7 @@ class Discovery:
             await asyncio.gather(*(self._look(each, added, limits) for each in guarded))
             for id_ in map(id_of, litellm_router.deployments(router)):
                 if is_listed_here(id_) and id_ not in added:
-                    litellm_router.remove(router, id_)
+                    router.delete_deployment(id=id_)
             for id_, (wildcard_id, name, model) in added.items():
                 litellm_router.add(router, wildcard_id, id_, name, model)
             # It would refuse by these numbers what is about to be compacted.

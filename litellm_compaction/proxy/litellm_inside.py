@@ -206,11 +206,6 @@ def add(router: Any, like: str, deployment_id: str, name: str, model: str) -> No
         router.add_deployment(deployment=type(wildcard)(model_name=name, litellm_params=params, model_info=info))
 
 
-def remove(router: Any, deployment_id: str) -> None:
-    """Takes a deployment out of the router's list."""
-    router.delete_deployment(id=deployment_id)
-
-
 # ------------------------------------------------------------------ what stands before a request is guarded
 
 
