@@ -29,7 +29,7 @@ from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.answer.transport import GuardedTransport, client_over
 from litellm_compaction.proxy.answer.upstream import HookedUpstream
 from litellm_compaction.proxy.client import Body, note_credential, raw_headers, sent_body
-from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges, context_of, note_of, pin_of, serve
+from litellm_compaction.proxy.exchange import Exchange, Exchanges, context_of, note_of, pin_of, serve
 from litellm_compaction.proxy.internal import is_internal_call, name_call
 from litellm_compaction.proxy.litellm_inside import connect, current_router, keeps_responses
 from litellm_compaction.proxy.presence import while_here
@@ -113,7 +113,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         is_chat, group = call_type == "acompletion", str(data.get("model"))
         exchange = await self._exchanges.of(data, group, self._guards.configured, is_chat=is_chat)
         is_certain = first.does_guard and all(each is not None and each.shape == first.shape for each in deployments)
-        if exchange is None or not is_certain or exchange.client.opted_out:
+        if exchange is None or not is_certain or exchange.opted_out:
             return
         with while_here():
             context = await context_of(router, self._guards, first, exchange, data)
@@ -127,7 +127,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     async def _decided(self, exchange: Exchange, context: RequestContext) -> Decided:
         """Decides what to send, or to make first; what was done when this deployment was foreseen is not done again."""
         foreseen, exchange.decided = exchange.decided, None
-        return await self._compactor.prepare(exchange.client.original, context, foreseen)
+        return await self._compactor.prepare(exchange.original, context, foreseen)
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
         """Phase 1 and 2 for the chosen deployment: its own window, its own bound on the answer."""
@@ -217,25 +217,24 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if exchange is None:
             return kwargs
         exchange.begins_attempt(deployment)
-        client = exchange.client
-        if client.opted_out:
-            return _cleaned(client, kwargs) if client.orders.portable is not None else kwargs
+        if exchange.opted_out:
+            return _cleaned(exchange, kwargs) if exchange.orders.portable is not None else kwargs
         context = await context_of(router, self._guards, deployment, exchange, kwargs)
         if not deployment.does_guard:
-            await self._compactor.observe(client.original, context)
+            await self._compactor.observe(exchange.original, context)
             return kwargs
         if await self._standards.answers(exchange, context):
             # LiteLLM answers nothing then; it would make as many such answers as a client has asked for.
             return {**kwargs, "mock_response": " ", "n": None}
         # What was ordered to go has been taken out of it.
-        call = _cleaned(exchange.client, kwargs)
+        call = _cleaned(exchange, kwargs)
         if deployment.carrier == "transport":
             return {**call, **await self._carried(exchange, context, kwargs)}
         return {**call, **await self._bounded(exchange, context, kwargs), **wire.refusing(kwargs, deployment.provider)}
 
     async def _bounded(self, exchange: Exchange, context: RequestContext, kwargs: Body) -> dict[str, Any]:
         """The changes to a call whose answer LiteLLM's hooks carry."""
-        is_chat, is_stream = exchange.client.is_chat, bool(kwargs.get("stream"))
+        is_chat, is_stream = exchange.is_chat, bool(kwargs.get("stream"))
         # Given back by whoever carries the stream, at the answer's end, or with the exchange.
         room = exchange.room = self._compactor.room(context)
         if (task := asyncio.current_task()) is not None:
@@ -262,7 +261,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             exchange.prepared, exchange.action, exchange.may_pause = None, "compacted", True
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
         asked = _asked_of(exchange, context, kwargs, wants_usage=True)
-        exchange.begins_silently = not exchange.client.is_chat and (asked.is_json or asked.notices.before == "off")
+        exchange.begins_silently = not exchange.is_chat and (asked.is_json or asked.notices.before == "off")
         # The connection pool that all guarded deployments share, made in the running loop.
         self._inner = self._inner or connect()
         transport = GuardedTransport(self._inner, self._compactor, context, asked, prepared, exchange)
@@ -280,9 +279,9 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             return
         is_carried_here = exchange.is_hooked and wire.can_be_continued(request_data)
         stream = self._hooked(exchange, response, request_data) if is_carried_here else response
-        beat_s, client = self._guards.configured.constants.heartbeat_s, exchange.client
+        beat_s = self._guards.configured.constants.heartbeat_s
         shown = beating = with_heartbeat(stream, exchange, every_s=beat_s)
-        if shows := client.orders.shows:
+        if shows := exchange.orders.shows:
             detailed = (wire.with_details(chunk, exchange.details) async for chunk in beating)
             shown = self._standards.showing(detailed, exchange, request_data)
         try:
@@ -299,7 +298,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         prepared, deployment, room = exchange.prepared, exchange.deployment, exchange.room
         assert prepared and deployment and room  # noqa: S101, PT018 - the caller asked `is_hooked`
         context, router = prepared.measured.context, current_router()
-        upstream = HookedUpstream(first, router, pin_of(router, deployment, exchange.client.group), data)
+        upstream = HookedUpstream(first, router, pin_of(router, deployment, exchange.group), data)
         asked = _asked_of(exchange, context, data, wants_usage=wire.asks_for_usage(data))
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(prepared, action=exchange.action)
@@ -317,7 +316,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             with refusals.failing_open("learn"):
                 self._compactor.replies.learn(prepared.measured.context, prepared, **usage._asdict())
         detailed = wire.with_details(response, exchange.details)
-        if exchange.client.orders.shows:
+        if exchange.orders.shows:
             return await self._standards.shown(detailed, exchange, data)
         return detailed if exchange.details is not None else None
 
@@ -336,7 +335,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 self._compactor.replies.learn_overflow(prepared.measured.context, prepared, overflow or UNNAMED)
         reworded = refusals.reworded(refusal, error, is_guarded=prepared is not None, client_text=client_text)
         if reworded is not None and refusal is not None and exchange is not None:
-            refusals.log_refused(exchange.client.group, refusal)
+            refusals.log_refused(exchange.group, refusal)
         if reworded is not None and hasattr(error, "message"):
             # LiteLLM tells this one for /v1/messages and inside streams.
             error.message = reworded.message
@@ -351,19 +350,18 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         return exchange.headers if exchange is not None else None
 
 
-def _cleaned(client: ClientRequest, kwargs: Body) -> Body:
+def _cleaned(exchange: Exchange, kwargs: Body) -> Body:
     """A call with the client's messages without notices that came back with them."""
-    is_changed = client.original is not client.received and kwargs.get("messages")
-    return {**kwargs, "messages": wire.encode(client.original.messages)} if is_changed else kwargs
+    is_changed = exchange.original is not exchange.received and kwargs.get("messages")
+    return {**kwargs, "messages": wire.encode(exchange.original.messages)} if is_changed else kwargs
 
 
 def _asked_of(exchange: Exchange, context: RequestContext, body: Body, *, wants_usage: bool) -> Asked:
     """The client's wishes, as far as the loop that carries its answer has to know; `body` is its request."""
-    client = exchange.client
     # A client that summarizes keeps the answer in place of its history.
-    is_kept = client.is_client_summary or client.orders.wants_item
+    is_kept = exchange.is_client_summary or exchange.orders.wants_item
     return Asked(
-        request=client.original,
+        request=exchange.original,
         output_tokens=wire.asked_output_tokens(body),
         is_json=wire.is_structured(body),
         notices=SILENT if is_kept else notices_for(context.settings.notices, body),

@@ -35,11 +35,11 @@ _MOST_ANSWER_TOKENS, _MOST_CHARS = 512, 4000
 _END, _LEAST_COPIED, _MOST_REMEMBERED = 32, 2, 16_384
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRequest:
-    """A request as the client sent it, read once: it has as many fields as clients have words."""
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """A client's request, read once, and the work done for it. The loop that carries its answer tells how that goes."""
 
-    received: Request
+    received: Request  # As it came; the first fields are the client's words.
     # Without the notices that it carried back, the same object if there were none.
     original: Request
     group: str  # The model name that it is filed under in the store.
@@ -52,13 +52,6 @@ class ClientRequest:
     is_beside: bool  # Its conversation goes on as if it had not asked.
     orders: Orders
     bases: tuple[Compaction, ...]  # The record that `original` begins with, as `core.portable.unfolded` has it.
-
-
-@dataclass(slots=True)
-class Exchange:
-    """A client's request and the work done for it. The loop that carries its answer tells it how that goes."""
-
-    client: ClientRequest
     attempts: engine.Attempts  # That it may still spend.
     deployment: Deployment | None = None  # The last one that it was sent to.
     # The outcome before its deployment was chosen, until it is; then of one that the transport carries.
@@ -76,7 +69,7 @@ class Exchange:
     @property
     def is_hooked(self) -> bool:
         """LiteLLM's hooks carry its answer: the transport has a room of its own."""
-        return self.client.is_chat and None not in (self.room, self.prepared, self.deployment)
+        return self.is_chat and None not in (self.room, self.prepared, self.deployment)
 
     @property
     def headers(self) -> dict[str, str] | None:
@@ -105,7 +98,7 @@ class Exchange:
         prepared = self.prepared
         if prepared is None or prepared.compaction is None:
             return {}
-        prefix, measured = system_prefix_length(self.client.original.messages), prepared.measured
+        prefix, measured = system_prefix_length(self.original.messages), prepared.measured
         return receipt_of(measured.context.scope, prepared.compaction, prefix, len(measured.request.left_out))._asdict()
 
     def begins_attempt(self, deployment: Deployment) -> None:
@@ -211,20 +204,20 @@ class Exchanges:
         current, prompt = note_of(body).exchange, body.get("prompt")
         long = is_long(body.get("messages"), body.get("tools"), prompt, [prompt])
         # LiteLLM also makes calls of its own on a request's behalf, and other callbacks change messages.
-        if current is not None and current.client.tenant != client.tenant_of(client.metadata_of(body)):
+        if current is not None and current.tenant != client.tenant_of(client.metadata_of(body)):
             current = None
         if current is not None:
-            received, is_chat = current.client.received, current.client.is_chat
+            received, is_chat = current.received, current.is_chat
             # A text completion has none.
             if not body.get("messages") or await off_loop_if(long, lambda: wire.is_same_request(body, received)):
                 return current
-        if (request := await off_loop_if(long, lambda: self._read(body, group, settings, is_chat))) is None:
+        if (exchange := await off_loop_if(long, lambda: self._read(body, group, settings, is_chat))) is None:
             note_of(body).close()
             return None
-        attempts = engine.Attempts(summary_calls_left=settings.constants.max_summary_calls)
-        return opened(body, Exchange(request, attempts if current is None else current.attempts))
+        exchange.attempts = exchange.attempts if current is None else current.attempts
+        return opened(body, exchange)
 
-    def _read(self, body: Body, group: str, settings: Settings, is_chat: bool) -> ClientRequest | None:
+    def _read(self, body: Body, group: str, settings: Settings, is_chat: bool) -> Exchange | None:
         if (received := wire.decode(body) or wire.decode_text(body)) is None:
             return None
         metadata, orders = client.metadata_of(body), note_of(body).orders
@@ -241,7 +234,7 @@ class Exchanges:
         is_summary = is_client_summary(messages, client.told_headers(body), has_tools=has_tools)
         if not is_summary:
             is_beside = self.is_beside(tenant, messages, has_tools=has_tools, is_bounded=is_bounded)
-        return ClientRequest(
+        return Exchange(
             received=received,
             original=received if messages == received.messages else replace(received, messages=messages),
             group=group,
@@ -254,6 +247,7 @@ class Exchanges:
             is_beside=is_beside,
             orders=orders or NO_ORDERS,
             bases=bases,
+            attempts=engine.Attempts(summary_calls_left=settings.constants.max_summary_calls),
         )
 
     def is_beside(self, tenant: str, messages: Sequence[Message], *, has_tools: bool, is_bounded: bool) -> bool:
@@ -274,10 +268,10 @@ class Exchanges:
 
 
 async def context_of(
-    router: Any, guards: DeploymentSelector, deployment: Deployment, exchange: Exchange, body: Body
+    router: Any, guards: DeploymentSelector, deployment: Deployment, request: Exchange, body: Body
 ) -> engine.RequestContext:
     """A request's surroundings for the engine; a CompactionError if what it asks for cannot be followed."""
-    request, is_through = exchange.client, deployment.carrier == "transport"
+    is_through = deployment.carrier == "transport"
     if request.bad_wish is not None and deployment.does_guard:
         raise request.bad_wish
     asked_tokens = wire.asked_output_tokens(body)
@@ -301,7 +295,7 @@ async def context_of(
         tenant=request.tenant,
         pruning_models=await pruning_models_of(guards, deployment, settings, caller),
         warm_up=replace(caller, timeout_s=settings.constants.warm_up_timeout_s).load,
-        attempts=exchange.attempts,
+        attempts=request.attempts,
         asked_tokens=asked_tokens,
         measure=caller.measure,
         may_write_ahead=caller.may_write_ahead if may_be_ahead else None,
@@ -342,7 +336,7 @@ def pin_of(router: Any, deployment: Deployment, group: str) -> str:
     return deployment.group or group if is_passing else deployment.id
 
 
-def _scope(request: ClientRequest, settings: Settings) -> str:
+def _scope(request: Exchange, settings: Settings) -> str:
     """Stored compactions are shared by one tenant, model group and settings."""
     shape = (settings.strategy, settings.pruning_model, settings.target_ratio, settings.keep_recent_messages)
     # Text that was written down with its secrets is not read again once they are to be left out.

@@ -64,14 +64,14 @@ class Standards:
 
     async def answers(self, exchange: Exchange, context: RequestContext) -> bool:
         """Follows a request's orders before a model is asked; returns True if no model has to be asked."""
-        orders, request, compactor = exchange.client.orders, exchange.client.original, self._compactor
+        orders, request, compactor = exchange.orders, exchange.original, self._compactor
         if orders.clear is not None and not exchange.told.cleared_calls:
             tokens = await compactor.count(request, context)
             rest, calls = cleared(request.messages, orders.clear, tokens)
             smaller = replace(request, messages=rest)
             saved_tokens = tokens - await compactor.count(smaller, context) if calls else 0
             if calls and saved_tokens >= orders.clear.at_least_tokens:
-                request, exchange.client = smaller, replace(exchange.client, original=smaller)
+                request = exchange.original = smaller
                 exchange.told = Told(cleared_calls=calls, cleared_tokens=saved_tokens)
         if orders.counts_only:
             tokens = await compactor.count(request, context)
@@ -87,14 +87,14 @@ class Standards:
 
     async def told(self, exchange: Exchange) -> Told:
         """Returns what the answer to a request that was sent says of its context."""
-        client, prepared, report = exchange.client, exchange.prepared, exchange.told
+        prepared, report = exchange.prepared, exchange.told
         if report.is_alone:
             return report
         # The answer is whole without (P8).
         with failing_open("item"):
-            portable = client.orders.returned(client.original, prepared)
+            portable = exchange.orders.returned(exchange.original, prepared)
             if portable is not None:
-                text = await asyncio.to_thread(self._items.sealed, client.tenant, portable)
+                text = await asyncio.to_thread(self._items.sealed, exchange.tenant, portable)
                 report = report._replace(text=text, record=record_of(portable))
             if prepared is not None and prepared.action == "compacted" and prepared.compaction is not None:
                 written = prepared.count_text(prepared.compaction.model_text)
