@@ -149,10 +149,11 @@ class _Look:
         """Decides about an entry as the proxy does, and says what helps if that was not meant."""
         params, info = mapping(entry.get("litellm_params")), mapping(entry.get("model_info"))
         try:
-            deployment = deployment_of(params, info, group=self.name, environ=self.environ, settings=self.settings)
+            read = deployment_of(params, info, group=self.name, environ=self.environ)
         except ConfigError:
             self._say(self.name, None, "its settings are not valid")
             return
+        deployment = replace(read, settings=self.settings)
         target, may_be, enabled = deployment.target, deployment.is_asked_first, deployment.own.enabled
         is_ours, opted_in = target.is_lmstudio and not may_be, deployment.opted_in
         api_base, server = target.api_base or "", without_userinfo(target.api_base or "")

@@ -274,7 +274,6 @@ async def context_of(
     is_through = deployment.carrier == "transport"
     if request.bad_wish is not None and deployment.does_guard:
         raise request.bad_wish
-    asked_tokens = wire.asked_output_tokens(body)
     carries_calls = wire.can_be_continued(body) and (is_through or (request.is_chat and bool(body.get("stream"))))
     settings, metadata = deployment.settings, client.metadata_of(body)
     pin = partial(pin_of, router, deployment, request.group)
@@ -296,7 +295,7 @@ async def context_of(
         pruning_models=await pruning_models_of(guards, deployment, settings, caller),
         warm_up=replace(caller, timeout_s=settings.constants.warm_up_timeout_s).load,
         attempts=request.attempts,
-        asked_tokens=asked_tokens,
+        asked_tokens=wire.asked_output_tokens(body),
         measure=caller.measure,
         may_write_ahead=caller.may_write_ahead if may_be_ahead else None,
         has_siblings=is_worker or not settings.store.startswith(("sqlite:", "memory:")),
@@ -317,9 +316,8 @@ async def pruning_models_of(
 ) -> tuple[engine.PruningModel, ...]:
     """The configured model, if it is another one that the key may use, and the one that the client asked."""
     same = engine.PruningModel(label=caller.group, target=deployment.target, ask=caller.ask, is_same=True)
-    if (name := settings.pruning_model) == SAME_MODEL or not await litellm_inside.is_allowed(
-        caller.router, name, caller.parent
-    ):
+    name = settings.pruning_model
+    if name == SAME_MODEL or not await litellm_inside.is_allowed(caller.router, name, caller.parent):
         return (same,)
     target, ask = await guards.pruning_target(caller.router, name), replace(caller, model=lambda: name, group=name).ask
     return (same,) if target is None else (engine.PruningModel(label=name, target=target, ask=ask, is_same=False), same)

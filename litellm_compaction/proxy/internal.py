@@ -108,9 +108,8 @@ class Caller:
             options |= {} if request.tool_choice is None else {"tool_choice": request.tool_choice}
         # An answer from LiteLLM's response cache could belong to another tenant's conversation.
         options |= {"timeout": self.timeout_s, "cache": {"no-cache": True, "no-store": True}, "max_tokens": max_tokens}
-        return await call_router(
-            self.router, self.model(), self.parent, messages=wire.encode(request.messages), **options
-        )
+        messages = wire.encode(request.messages)
+        return await call_router(self.router, self.model(), self.parent, messages=messages, **options)
 
 
 async def call_router(router: Any, model: str, parent: Mapping[str, Any], **arguments: Any) -> Any:

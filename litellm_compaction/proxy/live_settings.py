@@ -89,10 +89,8 @@ class LiveSettings:
             now = InForce(self.configured, why)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             said = str(error) if isinstance(error, CompactionError) else type(error).__name__
-            event, now = (
-                "settings_not_read",
-                before._replace(problem=f"The store cannot be read: {said}. Nothing can be saved."),
-            )
+            event = "settings_not_read"
+            now = before._replace(problem=f"The store cannot be read: {said}. Nothing can be saved.")
         if now != before:
             logger.warning("%s %s", event, now.problem)
         return now

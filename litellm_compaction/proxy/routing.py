@@ -66,7 +66,7 @@ class Deployment:
     target: Target  # For window and counting: of LM Studio, if its server is or, until it is guarded, may be that.
     opted_in: Target | None = None  # For a server that is not LM Studio; None leaves that alone.
     own: DeploymentSettings = NO_CHANGES  # `model_info.compaction`.
-    settings: Settings = _DEFAULTS  # config.yaml's or, once it is guarded, those in force for it.
+    settings: Settings = _DEFAULTS  # The selector's or, once it is guarded, those in force for it.
     conflict: str = ""  # Why a change at run time does not reach it.
 
     @property
@@ -97,13 +97,7 @@ class Deployment:
 
 
 def deployment_of(
-    params: Entry,
-    info: Entry,
-    *,
-    group: str,
-    environ: Mapping[str, str],
-    settings: Settings = _DEFAULTS,
-    is_asked: bool = False,
+    params: Entry, info: Entry, *, group: str, environ: Mapping[str, str], is_asked: bool = False
 ) -> Deployment:
     """The deployment that a `model_list` entry, or the arguments of a call to it, describe.
 
@@ -132,9 +126,7 @@ def deployment_of(
         tokenizer=str(own.changes.get("tokenizer", "")),
     )
     opted_in = _opted_in(target, provider, info, is_asked) if own.enabled and not is_ours else None
-    return Deployment(
-        id=identity, group=group, provider=provider, target=target, opted_in=opted_in, own=own, settings=settings
-    )
+    return Deployment(id=identity, group=group, provider=provider, target=target, opted_in=opted_in, own=own)
 
 
 def _address(provider: str, params: Entry, environ: Mapping[str, str]) -> tuple[str | None, str | None]:
@@ -200,9 +192,8 @@ def router_entries(router: Any) -> list[Entry]:
 
 def group_entries(router: Any, name: str, team_id: str | None = None) -> list[Entry]:
     """The router's entries of one group, alias, wildcard match or deployment id, without its fallbacks."""
-    return litellm_inside.deployments(router, name, team_id) or [
-        *filter(None, [litellm_inside.deployment(router, name)])
-    ]
+    entries = litellm_inside.deployments(router, name, team_id)
+    return entries or [*filter(None, [litellm_inside.deployment(router, name)])]
 
 
 def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> list[Entry]:
@@ -284,8 +275,8 @@ class DeploymentSelector:
             own = {key: value for key, value in params.items() if value is not None}
             params = {**litellm_inside.Seam.CREDENTIALS.needed()(str(name)), **own}
         info = mapping(entry.get("model_info"))
-        rules = self.configured
-        return deployment_of(params, info, group=group, environ=os.environ, settings=rules, is_asked=is_asked)
+        read = deployment_of(params, info, group=group, environ=os.environ, is_asked=is_asked)
+        return replace(read, settings=self.configured)
 
     def called(self, router: Any, kwargs: Mapping[str, Any]) -> Deployment:
         """The deployment that a call's arguments describe."""
