@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
@@ -44,10 +45,7 @@ _harmless = HarmlessRecords()
 _GUARDED_CALLS = frozenset({"acompletion", "atext_completion"})
 _BRIDGED_CALLS = frozenset({"anthropic_messages", "aresponses"})
 _BECOME_CHATS = _BRIDGED_CALLS | {"_aresponses_websocket", "agenerate_content", "agenerate_content_stream", ""}
-_ASIDE = (
-    *("embedding", "rerank", "moderation", "transcription", "speech", "image", "video", "ocr", "search"),
-    *("batch", "file", "fine_tuning"),
-)
+_ASIDE = re.compile("embedding|rerank|moderation|transcription|speech|image|video|ocr|search|batch|file|fine_tuning")
 
 
 def load_handler() -> CompactionHandler:
@@ -133,7 +131,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         """Phase 1 and 2 for the chosen deployment: its own window, its own bound on the answer."""
         # LiteLLM names no kind for some calls.
         router, kind = current_router(), str(getattr(call_type, "value", call_type) or "")
-        if router is None or any(word in kind for word in _ASIDE):
+        if router is None or _ASIDE.search(kind):
             return None
         # Also if nothing else changes, or something fails: LiteLLM could not reach the server.
         changed = own = wire.from_chats_alone(kwargs)

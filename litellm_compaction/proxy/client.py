@@ -100,19 +100,16 @@ def told_headers(body: Body) -> dict[str, str]:
     return {str(name).lower(): value for name, value in headers.items() if isinstance(value, str)}
 
 
+_Pin: TypeAlias = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
+
+
 class Wish(BaseModel, frozen=True, strict=True, extra="forbid"):
     """`now`: whatever the fill, with `focus` as a topic; `pin` has words of messages that stay, None for no word."""
 
     off: bool = False
     now: bool = False
     focus: Annotated[str, AfterValidator(one_line_topic)] = ""
-    pin: (
-        Annotated[
-            list[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]],
-            Field(max_length=32),
-        ]
-        | None
-    ) = None
+    pin: Annotated[list[_Pin], Field(max_length=32)] | None = None
 
 
 NONE = Wish()
