@@ -223,20 +223,15 @@ class _Page:
 
     async def deployments(self, request: Request, visitor: Visitor) -> JsonObject:
         """The guarded deployments that a visitor may see."""
-        router, owner = current_router(), {"user_api_key_auth": visitor.auth}
-        entries = [
-            entry
-            for entry in router_entries(router)
-            if visitor.sees_all or await is_allowed(router, str(entry.get("model_name") or ""), owner)
-        ]
-        looks = await asyncio.gather(*(self._rows(router, entry, visitor) for entry in entries))
+        router = current_router()
+        looks = await asyncio.gather(*(self._rows(router, entry, visitor) for entry in router_entries(router)))
         return {"deployments": [row for rows in looks for row in rows]}
 
     async def _rows(self, router: Any, entry: Mapping[str, Any], visitor: Visitor) -> list[JsonObject]:
-        """One row, or one for each loaded model of a wildcard; none for a deployment that is not guarded."""
-        guards = self._service.guards
-        deployment = await _soon(guards.guard(guards.deployment(entry)), None)
-        if deployment is None:
+        """One row, or one for each loaded model of a wildcard; none for what is not guarded, or not to be seen."""
+        guards, owner = self._service.guards, {"user_api_key_auth": visitor.auth}
+        is_seen = visitor.sees_all or await is_allowed(router, str(entry.get("model_name") or ""), owner)
+        if not is_seen or (deployment := await _soon(guards.guard(guards.deployment(entry)), None)) is None:
             return []
         own, settings, name = deployment.own, deployment.settings, deployment.settings.pruning_model
         # A path is not everybody's business.
