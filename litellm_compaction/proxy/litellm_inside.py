@@ -14,12 +14,12 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from importlib import import_module
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import httpx
 
@@ -41,7 +41,6 @@ _SPEND = "proxy.spend_tracking.spend_tracking_utils"
 # Settings of the router by which we decide; by the last one LiteLLM refuses requests by the windows in its lists.
 FALLBACKS = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")
 CHECKS = "enable_pre_call_checks"
-_Application: TypeAlias = Callable[..., Awaitable[None]]
 # Nothing else of a request's, such as a body that LiteLLM has read.
 _KEPT_IN_SCOPE = ("type", "app", "asgi", "client", "http_version", "scheme", "server")
 # The answers of LiteLLM's own checks for a call on a caller's behalf.
@@ -289,7 +288,7 @@ def proxy_secret() -> str | None:
     return key if isinstance(key, str) and key else None
 
 
-def wrap_requests(make: Callable[[_Application], _Application]) -> None:
+def wrap_requests(make: Callable[[Any], Any]) -> None:
     """Puts what is made of the proxy's ASGI application in its place, inside of all middleware."""
     if (application := Seam.REQUESTS.get()) is not None:
         # What was put there before goes.

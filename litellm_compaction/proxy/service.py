@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 from collections import deque
+from functools import lru_cache
 from typing import Any
 
 import anyio
@@ -177,7 +178,7 @@ class History:
         self._store = store
         self._waiting: deque[Event] = deque(maxlen=_MAX_WAITING)
         self.writing = Tasks()
-        self._has_warned = False
+        self._warn_once = lru_cache(logger.warning)
 
     def __call__(self, event: Event) -> None:
         # The compaction of a restart is an event of its own.
@@ -192,7 +193,5 @@ class History:
             try:
                 await self._store.add_event(event.when_s, event_to_json(event))
             except Exception as error:  # noqa: BLE001 - nothing that is only told may harm a request
-                if not self._has_warned:
-                    said = str(error) if isinstance(error, CompactionError) else type(error).__name__
-                    logger.warning("history_failed %s; this is said once", said)
-                self._has_warned = True
+                said = str(error) if isinstance(error, CompactionError) else type(error).__name__
+                self._warn_once("history_failed %s; this is said once", said)
