@@ -51,7 +51,8 @@ _NO_REDIS = (
 )
 # One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot. Idle
 # connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
-_POOL_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=2.0)
+_IDLE_S = 2.0
+_POOL_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=_IDLE_S)
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False}
 
 
@@ -82,6 +83,7 @@ class Seam(Enum):
     )
     REDIS = "`store: redis` has no connection", f"{_PROXY}:redis_usage_cache"
     REDIS_CLIENT = "commands cannot reach the proxy's Redis", "_redis:get_redis_async_client()"
+    POOL = "streams cost more of the processor", "llms.custom_httpx.aiohttp_transport:LiteLLMAiohttpTransport()"
     ACCESS = (
         "no key with a list of models may use a pruning model, and lists of users do not hold for it",
         *(f"{module}:caller_can_call_model()" for module in _CHECKS),
@@ -374,4 +376,19 @@ def connect() -> httpx.AsyncBaseTransport:
     # LiteLLM's `litellm_settings.ssl_verify`: a switch, or a bundle of certificates.
     verify = os.environ.get("SSL_VERIFY", getattr(litellm, "ssl_verify", True))
     verify = _SWITCH.get(verify.strip().lower(), verify) if isinstance(verify, str) else verify is not False
-    return httpx.AsyncHTTPTransport(verify=verify, limits=_POOL_LIMITS)
+    context, inherited = httpx.create_ssl_context(verify=verify), Seam.POOL.get()
+    is_off = os.environ.get("DISABLE_AIOHTTP_TRANSPORT", "").strip().lower()
+    if inherited is None or _SWITCH.get(is_off, False) or getattr(litellm, "disable_aiohttp_transport", False):
+        return httpx.AsyncHTTPTransport(verify=context, limits=_POOL_LIMITS)
+    from aiohttp import ClientSession, DummyCookieJar, TCPConnector
+
+    class Transport(inherited):  # type: ignore[misc, valid-type] # LiteLLM is not typed strictly enough to check
+        async def _get_proxy_settings(self, request: httpx.Request) -> None:
+            return None
+
+    def session() -> ClientSession:
+        connector = TCPConnector(limit=0, keepalive_timeout=_IDLE_S, ssl=context)
+        return ClientSession(connector=connector, cookie_jar=DummyCookieJar())
+
+    transport: httpx.AsyncBaseTransport = Transport(client=session)
+    return transport

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from litellm_compaction.proxy.litellm_inside import Seam
 
 
 async def test_proxies_of_the_environment_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A conversation with a local server never meets a proxy, although the environment names one.
+    """A conversation with a local server never meets a proxy, although LiteLLM's transport would send it there.
 
     Nor does one wait for another's connection.
     """
@@ -48,29 +49,34 @@ async def test_proxies_of_the_environment_are_passed_by(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("environ", "own", "verify"),
+    ("environ", "own", "verify", "is_pooled"),
     [
-        ({}, {}, True),
-        *(({"SSL_VERIFY": word}, {"ssl_verify": False}, True) for word in ("True", " 1 ", "yes")),
-        ({"SSL_VERIFY": "FALSE"}, {}, False),
-        ({"SSL_VERIFY": "ca.pem"}, {}, "ca.pem"),
-        ({}, {"ssl_verify": False}, False),
-        ({}, {"ssl_verify": None}, True),
+        ({}, {}, True, True),
+        *(({"SSL_VERIFY": word}, {"ssl_verify": False}, True, True) for word in ("True", " 1 ", "yes")),
+        ({"SSL_VERIFY": "FALSE"}, {}, False, True),
+        ({"SSL_VERIFY": "ca.pem"}, {}, "ca.pem", True),
+        ({}, {"ssl_verify": False}, False, True),
+        ({}, {"ssl_verify": None}, True, True),
+        *(({"DISABLE_AIOHTTP_TRANSPORT": word}, {}, True, False) for word in ("true", "1", "Yes ")),
+        *(({"DISABLE_AIOHTTP_TRANSPORT": word}, {}, True, True) for word in ("false", "no")),
+        ({}, {"disable_aiohttp_transport": True}, True, False),
     ],
 )
-def test_litellms_switch_holds_for_guarded_servers(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], own: dict[str, Any], verify: object
+async def test_litellms_switches_hold_for_guarded_servers(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], own: dict[str, Any], verify: object, is_pooled: bool
 ) -> None:
-    """Of certificates, by the environment first."""
+    """Of certificates, by the environment first, and of its pool."""
     trusts: list[object] = []
-    monkeypatch.setattr(httpx, "AsyncHTTPTransport", lambda *, verify, **_: trusts.append(verify))
-    monkeypatch.delenv("SSL_VERIFY", raising=False)
+    context = ssl.create_default_context()
+    monkeypatch.setattr(httpx, "create_ssl_context", lambda *, verify: trusts.append(verify) or context)
+    for name in ("SSL_VERIFY", "DISABLE_AIOHTTP_TRANSPORT"):
+        monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    for name, value in {"ssl_verify": True, **own}.items():
+    for name, value in {"ssl_verify": True, "disable_aiohttp_transport": False, **own}.items():
         monkeypatch.setattr(litellm, name, value)
-    litellm_inside.connect()
-    assert trusts == [verify]
+    async with litellm_inside.connect() as transport:
+        assert (trusts, isinstance(transport, httpx.AsyncHTTPTransport)) == ([verify], not is_pooled)
 
 
 async def test_a_key_is_asked_about_without_what_came_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
