@@ -29,9 +29,9 @@ from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.answer.transport import GuardedTransport, client_over
 from litellm_compaction.proxy.answer.upstream import HookedUpstream
-from litellm_compaction.proxy.client import Body, note_credential, raw_headers, sent_body
+from litellm_compaction.proxy.client import Body, mapping, note_credential, raw_headers, sent_body
 from litellm_compaction.proxy.exchange import Exchange, Exchanges, context_of, note_of, pin_of, serve
-from litellm_compaction.proxy.internal import is_internal_call, name_call
+from litellm_compaction.proxy.internal import OWN_TAG, is_internal_call
 from litellm_compaction.proxy.litellm_inside import connect, current_router, keeps_responses
 from litellm_compaction.proxy.presence import while_here
 from litellm_compaction.proxy.routing import Deployment, id_of
@@ -157,7 +157,12 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
 
     def _of_ours(self, router: Any, kwargs: Body) -> Body:
         """The arguments of a call that we make ourselves, which nobody guards."""
-        name_call(router, kwargs)
+        metadata, info = kwargs.get("metadata"), mapping(kwargs.get("model_info"))
+        if isinstance(metadata, dict) and info:
+            # LiteLLM's books know it by a tag, and by its deployment's `model_name`.
+            metadata["tags"] = [*(metadata.get("tags") or ()), OWN_TAG]
+            if (group := metadata.get("model_group")) == info.get("id"):
+                metadata["model_group"] = litellm_inside.deployment(router, str(group)).get("model_name") or group
         deployment = self._guards.called(router, kwargs)
         # A summary of half of a text, or a count of it, is as wrong as an answer to it.
         extra = wire.refusing(kwargs, deployment.provider)
@@ -165,9 +170,12 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             extra |= wire.as_chat(kwargs)
         return {**kwargs, **extra} if extra else kwargs
 
-    async def _changed(self, router: Any, received: Body, kind: str) -> Body:
+    async def _changed(self, router: Any, kwargs: Body, kind: str) -> Body:
         """The arguments of a call of a client's; the same object if nothing changes."""
-        kwargs = self._as_deployed(router, received)
+        if kwargs.get("custom_llm_provider") or kwargs.get("extra_body"):
+            # The body may name another kind of server than the deployment's own entry.
+            own = self._guards.deployment(litellm_inside.deployment(router, id_of(kwargs)))
+            kwargs = kwargs if own.is_foreign else wire.without_overrides(kwargs, own.provider)
         called, exchange = self._guards.called(router, kwargs), note_of(kwargs).exchange
         deployment = await self._guards.guard(called)
         if deployment is None:
@@ -192,14 +200,6 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 raise
             # How deep a request is nested is the client's choice, and must not switch the guard off.
             raise NotServed(TOO_DEEP) from error
-
-    def _as_deployed(self, router: Any, kwargs: Body) -> Body:
-        """The arguments of a call as its deployment's own entry has them; of one that is left alone as they came."""
-        if not (kwargs.get("custom_llm_provider") or kwargs.get("extra_body")):
-            return kwargs
-        # The body may name another kind of server.
-        own = self._guards.deployment(litellm_inside.deployment(router, id_of(kwargs)))
-        return kwargs if own.is_foreign else wire.without_overrides(kwargs, own.provider)
 
     def _bridged(self, deployment: Deployment, kwargs: Body, kind: str) -> Body:
         """The arguments of another call, for LiteLLM to make a chat of it: by its own route it would have no guard."""

@@ -45,15 +45,13 @@ class Discovery:
         # By the ids of deployments: our numbers, which are none of the operator's.
         self._written: dict[str, Mapping[str, int]] = {}
         self._filled: Kept[Any, None] = Kept(self._fill, lambda _: 0.0, most=1)
+        # The reads of lists, which are filled first; keys are the business of LiteLLM's application.
+        self.route = Route("GET", _LISTING.fullmatch, self._serve)
 
     async def refresh(self, router: Any) -> None:
         """Fills the lists by LM Studio's present one; never raises, and waits 2 s at most."""
         if router is not None:
             await self._filled.soon(router, wait_s=_LIMIT_S)
-
-    def route(self) -> Route:
-        """The reads of lists, which are filled first; keys are the business of LiteLLM's application."""
-        return Route("GET", _LISTING.fullmatch, self._serve)
 
     async def _serve(self, application: Application, scope: Any, receive: Any, send: Any) -> None:
         await self.refresh(litellm_router.current_router())

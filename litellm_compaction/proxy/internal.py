@@ -21,7 +21,6 @@ from litellm_compaction.core.messages import Message, Request, roughly_tokens, u
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import litellm_inside, wire
-from litellm_compaction.proxy.client import mapping
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -49,15 +48,6 @@ def as_ours() -> Iterator[None]:
         yield
     finally:
         is_internal_call.reset(token)
-
-
-def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
-    """Names a call of ours in LiteLLM's books, in place: its deployment's `model_name`, and a tag."""
-    metadata, info = kwargs.get("metadata"), mapping(kwargs.get("model_info"))
-    if isinstance(metadata, dict) and info:
-        metadata["tags"] = [*(metadata.get("tags") or ()), OWN_TAG]
-        if (group := metadata.get("model_group")) == info.get("id"):
-            metadata["model_group"] = litellm_inside.deployment(router, str(group)).get("model_name") or group
 
 
 @dataclass(frozen=True, slots=True)

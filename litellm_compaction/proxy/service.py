@@ -107,7 +107,7 @@ class Service:
         """Serves what LiteLLM does not, and looks at every guarded deployment as soon as the router is there."""
         # At once: a client may ask as soon as the proxy listens.
         standards = route_of(lambda name: self.guards.is_guarded(current_router(), {"model": name}))
-        litellm_inside.wrap_requests(lambda application: watched(application, self._discovery.route(), standards))
+        litellm_inside.wrap_requests(lambda application: watched(application, self._discovery.route, standards))
         # Without a loop this is no proxy.
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()

@@ -181,7 +181,7 @@ async def test_only_reads_of_lists_wait(
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": scope["path"].encode()})
 
-    transport = httpx.ASGITransport(watched(application, discovery.route()))
+    transport = httpx.ASGITransport(watched(application, discovery.route))
     async with httpx.AsyncClient(transport=transport, base_url="http://proxy.test") as client:
         answer = await client.request(method, path)
     assert (len(asked), answer.text) == (int(reads), path)
