@@ -14,7 +14,7 @@ from redis.asyncio import SSLConnection
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.places import is_redis, parse_redis
-from litellm_compaction.proxy.litellm_inside.application import redis_of
+from litellm_compaction.proxy.litellm_inside import redis_of
 from litellm_compaction.stores.redis import client_of
 
 

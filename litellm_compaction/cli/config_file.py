@@ -14,8 +14,8 @@ import yaml
 
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.places import ENVIRONMENT_PREFIX
+from litellm_compaction.proxy.client import mapping
 from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, SECTION, Finding, check_config, entries_of, problem
-from litellm_compaction.proxy.routing import as_entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class ConfigFile:
     data: Mapping[str, Any] = field(repr=False)
 
     def section(self, name: str) -> Mapping[str, Any]:
-        return as_entry(self.data.get(name))
+        return mapping(self.data.get(name))
 
     @property
     def settings(self) -> object:
@@ -43,7 +43,7 @@ class ConfigFile:
         """The models of the deployments whose address is `LM_STUDIO_API_BASE`, without their provider's prefix."""
         models = []
         for entry in self.deployments:
-            params = as_entry(entry.get("litellm_params"))
+            params = mapping(entry.get("litellm_params"))
             provider, _, model = str(params.get("model", "")).partition("/")
             address = params.get("api_base") or (API_BASE_VARIABLE if provider == "lm_studio" else "")
             if str(address).removeprefix(ENVIRONMENT_PREFIX) == API_BASE_VARIABLE:

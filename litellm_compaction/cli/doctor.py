@@ -24,12 +24,13 @@ from litellm_compaction.core.messages import JsonValue, Request, parse_message
 from litellm_compaction.engine import KnownWays
 from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, StoreError, WindowUnread
 from litellm_compaction.places import is_redis
+from litellm_compaction.proxy.client import mapping
 from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, Finding, entry_name, note, problem
 from litellm_compaction.proxy.litellm_inside import LACKS
 from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
 from litellm_compaction.proxy.live_settings import chosen_values
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
-from litellm_compaction.proxy.routing import Deployment, as_entry, deployment_of, is_local_address
+from litellm_compaction.proxy.routing import Deployment, deployment_of, is_local_address
 from litellm_compaction.tokenizers.registry import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.fetch import without_userinfo
@@ -91,7 +92,7 @@ async def examined(
         windows = Windows(cache_s=60.0, http=http, timeout_s=_LIMIT_S, rpc=LMStudioRpc.of(settings))
         # A file that cannot be used becomes a finding.
         sources = Sources(settings.tokenizer)
-        reporter = Reporter(windows, sources, KnownWays(), is_patient=True)
+        reporter = Reporter(windows, sources, KnownWays())
         looks = [
             _Look(entry_name(entry, index), environ, http, settings, reporter, probes)
             for index, entry in enumerate(file.deployments)
@@ -146,13 +147,14 @@ class _Look:
 
     async def at(self, entry: Mapping[str, Any]) -> None:
         """Decides about an entry as the proxy does, and says what helps if that was not meant."""
-        params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
+        params, info = mapping(entry.get("litellm_params")), mapping(entry.get("model_info"))
         try:
-            deployment = deployment_of(params, info, group=self.name, environ=self.environ)
+            read = deployment_of(params, info, group=self.name, environ=self.environ)
         except ConfigError:
             self._say(self.name, None, "its settings are not valid")
             return
-        target, may_be, enabled = deployment.target, deployment.is_asked_first, deployment.settings.enabled
+        deployment = replace(read, settings=self.settings)
+        target, may_be, enabled = deployment.target, deployment.is_asked_first, deployment.own.enabled
         is_ours, opted_in = target.is_lmstudio and not may_be, deployment.opted_in
         api_base, server = target.api_base or "", without_userinfo(target.api_base or "")
         may_ask = may_be or (deployment.is_foreign and enabled is None and is_local_address(api_base))
@@ -184,7 +186,7 @@ class _Look:
     async def _report(self, deployment: Deployment, why: str) -> None:
         """Reports a deployment, or each loaded model of a wildcard, with the known facts."""
         windows = self.reporter.windows
-        for report in await self.reporter.reports(deployment, self.settings):
+        for report in await self.reporter.reports(deployment):
             target, name = report.target, self.name
             title = name if name.partition("/")[2] == target.model else f"{name} → {target.model}"
             place = title if "*" in name and "*" not in target.model else name

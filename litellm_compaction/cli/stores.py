@@ -24,7 +24,7 @@ from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.events import event_from_json, harmless
 from litellm_compaction.master_key import KEY_VARIABLE, known_master_key
 from litellm_compaction.places import ENVIRONMENT_PREFIX
-from litellm_compaction.proxy.litellm_inside.application import redis_of
+from litellm_compaction.proxy.litellm_inside import redis_of
 from litellm_compaction.recall import found_fields, indexed, search, told
 from litellm_compaction.stores import Originals, Store, StoredCompaction, open_store, originals_of
 from litellm_compaction.stores.rows import Row

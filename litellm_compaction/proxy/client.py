@@ -30,8 +30,10 @@ _ALLOWED = (
 _credential: ContextVar[str] = ContextVar("litellm_compaction_credential", default="")
 
 
-def mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def mapping(value: Any) -> Mapping[str, Any]:
+    """A value of a request's or of LiteLLM's as a mapping; {} for anything else."""
+    plain = value.model_dump() if hasattr(value, "model_dump") else value
+    return plain if isinstance(plain, Mapping) else {}
 
 
 def metadata_of(body: Body) -> Mapping[str, Any]:
@@ -78,8 +80,7 @@ def note_credential(headers: Mapping[str, str]) -> None:
 
 def raw_headers(data: Body) -> Mapping[str, str]:
     """The headers of a request as they came, which LiteLLM keeps for itself in the pre-call hook's data."""
-    secret = data.get("secret_fields")
-    return mapping(secret.get("raw_headers") if isinstance(secret, Mapping) else getattr(secret, "raw_headers", None))
+    return mapping(mapping(data.get("secret_fields")).get("raw_headers"))
 
 
 def headers_of(body: Body) -> dict[str, Any]:
@@ -99,19 +100,16 @@ def told_headers(body: Body) -> dict[str, str]:
     return {str(name).lower(): value for name, value in headers.items() if isinstance(value, str)}
 
 
+_Pin: TypeAlias = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
+
+
 class Wish(BaseModel, frozen=True, strict=True, extra="forbid"):
     """`now`: whatever the fill, with `focus` as a topic; `pin` has words of messages that stay, None for no word."""
 
     off: bool = False
     now: bool = False
     focus: Annotated[str, AfterValidator(one_line_topic)] = ""
-    pin: (
-        Annotated[
-            list[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]],
-            Field(max_length=32),
-        ]
-        | None
-    ) = None
+    pin: Annotated[list[_Pin], Field(max_length=32)] | None = None
 
 
 NONE = Wish()

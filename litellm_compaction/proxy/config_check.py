@@ -17,7 +17,7 @@ from litellm_compaction.config import DeploymentSettings, Settings, deployment_s
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import KEY_VARIABLE
 from litellm_compaction.places import ENVIRONMENT_PREFIX
-from litellm_compaction.proxy.routing import as_entry
+from litellm_compaction.proxy.client import mapping
 from litellm_compaction.tokenizers.registry import check_tokenizer
 
 SECTION = "litellm_compaction"
@@ -62,14 +62,14 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
 
     `data` is the file as LiteLLM reads it, its includes merged in; `environ` is for values such as `os.environ/NAME`.
     """
-    listed = as_entry(data.get("litellm_settings")).get("callbacks")
+    listed = mapping(data.get("litellm_settings")).get("callbacks")
     # LiteLLM takes a bare string for a list of one, which replaces all other callbacks.
     if not isinstance(listed, list) or listed.count(HANDLER) != 1:
         line = f'write `callbacks: ["{HANDLER}"]` under `litellm_settings`'
         yield problem("litellm_settings.callbacks", f"the plug-in must be listed once, or nothing is guarded: {line}.")
     settings = settings_from(None)
     try:
-        settings = settings_from(as_entry(data.get("callback_settings")).get(SECTION)).with_store(environ)
+        settings = settings_from(mapping(data.get("callback_settings")).get(SECTION)).with_store(environ)
         check_tokenizer(settings.tokenizer, f"{SETTINGS_PLACE}.tokenizer")
     except ConfigError as error:
         yield _refused(SETTINGS_PLACE, error)
@@ -116,7 +116,7 @@ def _walk(value: object, section: str) -> Iterator[tuple[str, str, object]]:
 
 
 def _deployment(entry: Mapping[str, Any], name: str, settings: Settings) -> Iterator[Finding]:
-    params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
+    params, info = mapping(entry.get("litellm_params")), mapping(entry.get("model_info"))
     if not isinstance(params.get("model"), str) or not params["model"]:
         yield problem(f"{name}: litellm_params.model", "it is missing: name the model, such as lm_studio/*.")
     place = f"model_info.compaction of {name!r}"

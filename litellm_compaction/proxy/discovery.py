@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +21,8 @@ from litellm_compaction.proxy import litellm_inside as litellm_router
 from litellm_compaction.proxy.presence import Application, Route
 from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.routing import (
+    Deployment,
     DeploymentSelector,
-    GuardedDeployment,
-    as_entry,
     id_of,
     is_listed_here,
     limits_of,
@@ -46,30 +45,27 @@ class Discovery:
         # By the ids of deployments: our numbers, which are none of the operator's.
         self._written: dict[str, Mapping[str, int]] = {}
         self._filled: Kept[Any, None] = Kept(self._fill, lambda _: 0.0, most=1)
+        # The reads of lists, which are filled first; keys are the business of LiteLLM's application.
+        self.route = Route("GET", _LISTING.fullmatch, self._serve)
 
     async def refresh(self, router: Any) -> None:
         """Fills the lists by LM Studio's present one; never raises, and waits 2 s at most."""
         if router is not None:
             await self._filled.soon(router, wait_s=_LIMIT_S)
 
-    def route(self, application: Application, router: Callable[[], Any]) -> Route:
-        """The reads of lists, for which LiteLLM's application is asked after they are filled; keys are its business."""
-
-        async def serve(scope: Any, receive: Any, send: Any) -> None:
-            await self.refresh(router())
-            await application(scope, receive, send)
-
-        return Route("GET", _LISTING.fullmatch, serve)
+    async def _serve(self, application: Application, scope: Any, receive: Any, send: Any) -> None:
+        await self.refresh(litellm_router.current_router())
+        await application(scope, receive, send)
 
     async def _fill(self, router: Any) -> None:
         with failing_open("discovery"):
-            guards = [guard async for guard in self._guards.guarded(router) if guard.deployment.target.is_lmstudio]
+            guarded = [each async for each in self._guards.guarded(router) if each.target.is_lmstudio]
             added: dict[str, tuple[str, str, str]] = {}
             limits: dict[str, Mapping[str, int]] = {}
-            await asyncio.gather(*(self._look(guard, added, limits) for guard in guards))
-            for id_ in [id_of(as_entry(entry)) for entry in litellm_router.deployments(router)]:
+            await asyncio.gather(*(self._look(each, added, limits) for each in guarded))
+            for id_ in map(id_of, litellm_router.deployments(router)):
                 if is_listed_here(id_) and id_ not in added:
-                    litellm_router.remove(router, id_)
+                    router.delete_deployment(id=id_)
             for id_, (wildcard_id, name, model) in added.items():
                 litellm_router.add(router, wildcard_id, id_, name, model)
             # It would refuse by these numbers what is about to be compacted.
@@ -86,13 +82,13 @@ class Discovery:
         return {**written, **self._written.get(id_, {})}
 
     async def _look(
-        self, guard: GuardedDeployment, added: dict[str, tuple[str, str, str]], limits: dict[str, Mapping[str, int]]
+        self, deployment: Deployment, added: dict[str, tuple[str, str, str]], limits: dict[str, Mapping[str, int]]
     ) -> None:
         """Adds, by the ids of deployments, what a server lists behind a wildcard, and the limits of what is loaded.
 
         Of a model that is the id of the wildcard's deployment, the name by which clients reach it, and the model's own.
         """
-        deployment, target = guard.deployment, guard.deployment.target
+        target = deployment.target
         targets = {} if "*" in deployment.group or "*" in target.model else {deployment.id: target}
         models = await self._windows.listed(target) if "*" in target.model else {}
         for model in models:
@@ -104,7 +100,7 @@ class Discovery:
             # One that is not loaded has none. What an overflow has taught of a window may be one tenant's only, and
             # nobody's is asked.
             with contextlib.suppress(CompactionError):
-                limits[id_] = limits_of(await self._windows.resolve(one), guard.settings)
+                limits[id_] = limits_of(await self._windows.resolve(one), deployment.settings)
 
 
 def _listed_name(wildcard: str, pattern: str, model: str) -> str | None:

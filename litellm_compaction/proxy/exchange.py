@@ -10,7 +10,7 @@ import multiprocessing
 import weakref
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,9 +25,8 @@ from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy import client, litellm_inside, wire
 from litellm_compaction.proxy.client import Body
 from litellm_compaction.proxy.internal import Caller
-from litellm_compaction.proxy.litellm_inside.application import is_allowed, keeps_responses
-from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, GuardedDeployment, is_listed_here
-from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
+from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, is_listed_here
+from litellm_compaction.proxy.standards.orders import NO_ORDERS, NOTHING, Orders, Told
 
 _HEADER = "x-litellm-compaction"
 # Of an answer beside a conversation, and of the message that asks for it: no title, no list of suggestions is longer.
@@ -36,11 +35,11 @@ _MOST_ANSWER_TOKENS, _MOST_CHARS = 512, 4000
 _END, _LEAST_COPIED, _MOST_REMEMBERED = 32, 2, 16_384
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRequest:
-    """A request as the client sent it, read once: it has as many fields as clients have words."""
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """A client's request, read once, and the work done for it. The loop that carries its answer tells how that goes."""
 
-    received: Request
+    received: Request  # As it came; the first fields are the client's words.
     # Without the notices that it carried back, the same object if there were none.
     original: Request
     group: str  # The model name that it is filed under in the store.
@@ -48,23 +47,11 @@ class ClientRequest:
     is_chat: bool  # The client speaks chat completions, and so reads the stream that we see.
     opted_out: bool
     wish: client.Wish
-    bad_wish: CompactionError | None  # Why its wish could not be read, or another field is not served.
+    bad_wish: BadWish | None  # Why its wish could not be read.
     is_client_summary: bool  # The client summarizes its conversation itself, or asks for something beside it.
     is_beside: bool  # Its conversation goes on as if it had not asked.
     orders: Orders
-    cleared: Told = field(default_factory=Told)  # Old tool results, by its order; `original` is without them.
     bases: tuple[Compaction, ...]  # The record that `original` begins with, as `core.portable.unfolded` has it.
-
-    @property
-    def has_orders(self) -> bool:
-        return self.orders is not NO_ORDERS
-
-
-@dataclass(slots=True)
-class Exchange:
-    """A client's request and the work done for it. The loop that carries its answer tells it how that goes."""
-
-    client: ClientRequest
     attempts: engine.Attempts  # That it may still spend.
     deployment: Deployment | None = None  # The last one that it was sent to.
     # The outcome before its deployment was chosen, until it is; then of one that the transport carries.
@@ -75,14 +62,14 @@ class Exchange:
     # Nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
     begins_silently: bool = False
     may_pause: bool = False  # Its answer nears the limit, so that a compaction may silence it for a while.
-    alone: Told | None = None  # The whole answer, if no model is asked.
+    told: Told = NOTHING  # What its answer says of its context, and of what was cleared; `original` is without that.
     refusal: CompactionError | None = None
     room: engine.Reservation | None = None  # Its hold on a shared context if the hooks carry it, until it ends.
 
     @property
     def is_hooked(self) -> bool:
         """LiteLLM's hooks carry its answer: the transport has a room of its own."""
-        return self.client.is_chat and None not in (self.room, self.prepared, self.deployment)
+        return self.is_chat and None not in (self.room, self.prepared, self.deployment)
 
     @property
     def headers(self) -> dict[str, str] | None:
@@ -111,7 +98,7 @@ class Exchange:
         prepared = self.prepared
         if prepared is None or prepared.compaction is None:
             return {}
-        prefix, measured = system_prefix_length(self.client.original.messages), prepared.measured
+        prefix, measured = system_prefix_length(self.original.messages), prepared.measured
         return receipt_of(measured.context.scope, prepared.compaction, prefix, len(measured.request.left_out))._asdict()
 
     def begins_attempt(self, deployment: Deployment) -> None:
@@ -217,28 +204,26 @@ class Exchanges:
         current, prompt = note_of(body).exchange, body.get("prompt")
         long = is_long(body.get("messages"), body.get("tools"), prompt, [prompt])
         # LiteLLM also makes calls of its own on a request's behalf, and other callbacks change messages.
-        if current is not None and current.client.tenant != client.tenant_of(client.metadata_of(body)):
+        if current is not None and current.tenant != client.tenant_of(client.metadata_of(body)):
             current = None
         if current is not None:
-            received, is_chat = current.client.received, current.client.is_chat
+            received, is_chat = current.received, current.is_chat
             # A text completion has none.
             if not body.get("messages") or await off_loop_if(long, lambda: wire.is_same_request(body, received)):
                 return current
-        if (request := await off_loop_if(long, lambda: self._read(body, group, settings, is_chat))) is None:
+        if (exchange := await off_loop_if(long, lambda: self._read(body, group, settings, is_chat))) is None:
             note_of(body).close()
             return None
-        attempts = engine.Attempts(summary_calls_left=settings.constants.max_summary_calls)
-        return opened(body, Exchange(request, attempts if current is None else current.attempts))
+        exchange.attempts = exchange.attempts if current is None else current.attempts
+        return opened(body, exchange)
 
-    def _read(self, body: Body, group: str, settings: Settings, is_chat: bool) -> ClientRequest | None:
+    def _read(self, body: Body, group: str, settings: Settings, is_chat: bool) -> Exchange | None:
         if (received := wire.decode(body) or wire.decode_text(body)) is None:
             return None
-        metadata, orders = client.metadata_of(body), note_of(body).orders
-        unfolded, bases = (received.messages, ()) if orders is None else orders.unfolded(received.messages)
+        metadata, orders = client.metadata_of(body), note_of(body).orders or NO_ORDERS
+        unfolded, bases = orders.unfolded(received.messages)
         messages = tuple(map(cleaned, unfolded))
-        wish, route = client.NONE, str(metadata.get("user_api_key_request_route") or "")
-        bad_wish: CompactionError | None
-        bad_wish = wire.not_served(client.sent_body(body), route, keeps=keeps_responses, is_read=orders is not None)
+        wish, bad_wish = client.NONE, None
         try:
             wish = client.wish_of(body, metadata)
         except BadWish as error:
@@ -249,7 +234,7 @@ class Exchanges:
         is_summary = is_client_summary(messages, client.told_headers(body), has_tools=has_tools)
         if not is_summary:
             is_beside = self.is_beside(tenant, messages, has_tools=has_tools, is_bounded=is_bounded)
-        return ClientRequest(
+        return Exchange(
             received=received,
             original=received if messages == received.messages else replace(received, messages=messages),
             group=group,
@@ -260,8 +245,9 @@ class Exchanges:
             bad_wish=bad_wish,
             is_client_summary=is_summary or is_beside,
             is_beside=is_beside,
-            orders=orders or NO_ORDERS,
+            orders=orders,
             bases=bases,
+            attempts=engine.Attempts(summary_calls_left=settings.constants.max_summary_calls),
         )
 
     def is_beside(self, tenant: str, messages: Sequence[Message], *, has_tools: bool, is_bounded: bool) -> bool:
@@ -282,15 +268,14 @@ class Exchanges:
 
 
 async def context_of(
-    router: Any, guards: DeploymentSelector, guard: GuardedDeployment, exchange: Exchange, body: Body
+    router: Any, guards: DeploymentSelector, deployment: Deployment, request: Exchange, body: Body
 ) -> engine.RequestContext:
     """A request's surroundings for the engine; a CompactionError if what it asks for cannot be followed."""
-    request, is_through = exchange.client, guard.carrier == "transport"
-    if request.bad_wish is not None and guard.does_guard:
+    is_through = deployment.carrier == "transport"
+    if request.bad_wish is not None and deployment.does_guard:
         raise request.bad_wish
-    asked_tokens = wire.asked_output_tokens(body)
     carries_calls = wire.can_be_continued(body) and (is_through or (request.is_chat and bool(body.get("stream"))))
-    settings, deployment, metadata = guard.settings, guard.deployment, client.metadata_of(body)
+    settings, metadata = deployment.settings, client.metadata_of(body)
     pin = partial(pin_of, router, deployment, request.group)
     caller = Caller(router, pin, metadata, settings.summary_timeout_s, request.group)
     # A text completion is never compacted, unless LiteLLM makes a chat of it (main.py, `text_completion`), which is
@@ -309,8 +294,8 @@ async def context_of(
         tenant=request.tenant,
         pruning_models=await pruning_models_of(guards, deployment, settings, caller),
         warm_up=replace(caller, timeout_s=settings.constants.warm_up_timeout_s).load,
-        attempts=exchange.attempts,
-        asked_tokens=asked_tokens,
+        attempts=request.attempts,
+        asked_tokens=wire.asked_output_tokens(body),
         measure=caller.measure,
         may_write_ahead=caller.may_write_ahead if may_be_ahead else None,
         has_siblings=is_worker or not settings.store.startswith(("sqlite:", "memory:")),
@@ -331,7 +316,8 @@ async def pruning_models_of(
 ) -> tuple[engine.PruningModel, ...]:
     """The configured model, if it is another one that the key may use, and the one that the client asked."""
     same = engine.PruningModel(label=caller.group, target=deployment.target, ask=caller.ask, is_same=True)
-    if (name := settings.pruning_model) == SAME_MODEL or not await is_allowed(caller.router, name, caller.parent):
+    name = settings.pruning_model
+    if name == SAME_MODEL or not await litellm_inside.is_allowed(caller.router, name, caller.parent):
         return (same,)
     target, ask = await guards.pruning_target(caller.router, name), replace(caller, model=lambda: name, group=name).ask
     return (same,) if target is None else (engine.PruningModel(label=name, target=target, ask=ask, is_same=False), same)
@@ -343,12 +329,12 @@ def pin_of(router: Any, deployment: Deployment, group: str) -> str:
     `group` is the request's, for a deployment of which none is known.
     """
     # The id would reach the model `*`, and one that we have listed may be gone when its answer goes on.
-    own = litellm_inside.deployment(router, deployment.id)
-    is_passing = own is None or "*" in str(own.litellm_params.model) or is_listed_here(deployment.id)
+    params = client.mapping(litellm_inside.deployment(router, deployment.id).get("litellm_params"))
+    is_passing = "*" in str(params.get("model", "*")) or is_listed_here(deployment.id)
     return deployment.group or group if is_passing else deployment.id
 
 
-def _scope(request: ClientRequest, settings: Settings) -> str:
+def _scope(request: Exchange, settings: Settings) -> str:
     """Stored compactions are shared by one tenant, model group and settings."""
     shape = (settings.strategy, settings.pruning_model, settings.target_ratio, settings.keep_recent_messages)
     # Text that was written down with its secrets is not read again once they are to be left out.

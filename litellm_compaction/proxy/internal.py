@@ -21,7 +21,6 @@ from litellm_compaction.core.messages import Message, Request, roughly_tokens, u
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import litellm_inside, wire
-from litellm_compaction.proxy.litellm_inside.application import has_limits
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -51,22 +50,6 @@ def as_ours() -> Iterator[None]:
         is_internal_call.reset(token)
 
 
-def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
-    """Names a call of ours in LiteLLM's books, in place: its deployment's `model_name`, and a tag."""
-    metadata, info = kwargs.get("metadata"), kwargs.get("model_info")
-    if isinstance(metadata, dict) and isinstance(info, Mapping):
-        metadata["tags"] = [*(metadata.get("tags") or ()), OWN_TAG]
-        if metadata.get("model_group") == info.get("id"):
-            metadata["model_group"] = group_of(router, kwargs) or metadata["model_group"]
-
-
-def group_of(router: Any, kwargs: Mapping[str, Any]) -> str:
-    """The `model_name` of the deployment that a call goes to, by the deployment hook's `kwargs`; "" if not known."""
-    info = kwargs.get("model_info")
-    deployment = litellm_inside.deployment(router, str(info.get("id"))) if isinstance(info, Mapping) else None
-    return str(getattr(deployment, "model_name", None) or "")
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Makes calls of ours to one model, on behalf of a client's request."""
@@ -93,7 +76,7 @@ class Caller:
 
     async def may_write_ahead(self) -> bool:
         """True if its key may have summaries before they are needed: never one with any limit."""
-        return not has_limits(self.parent)
+        return not litellm_inside.has_limits(self.parent)
 
     async def load(self) -> None:
         """Makes LM Studio load the model; a failure shows in the next look at the window, in clearer words."""
@@ -115,9 +98,8 @@ class Caller:
             options |= {} if request.tool_choice is None else {"tool_choice": request.tool_choice}
         # An answer from LiteLLM's response cache could belong to another tenant's conversation.
         options |= {"timeout": self.timeout_s, "cache": {"no-cache": True, "no-store": True}, "max_tokens": max_tokens}
-        return await call_router(
-            self.router, self.model(), self.parent, messages=wire.encode(request.messages), **options
-        )
+        messages = wire.encode(request.messages)
+        return await call_router(self.router, self.model(), self.parent, messages=messages, **options)
 
 
 async def call_router(router: Any, model: str, parent: Mapping[str, Any], **arguments: Any) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from litellm_compaction.concurrency import Kept
-from litellm_compaction.config import LIVE, DeploymentSettings, Settings, WrongSettings
+from litellm_compaction.config import LIVE, Settings, WrongSettings
 from litellm_compaction.errors import CompactionError, ConfigError, StoreError
 from litellm_compaction.stores import Store
 
@@ -68,11 +68,6 @@ class LiveSettings:
         """As last read."""
         return self._kept.last(KEY) or InForce(self.configured)
 
-    @property
-    def is_asleep(self) -> bool:
-        """The plug-in is off, and no page may switch it on."""
-        return self._store is None and self.configured.mode == "off"
-
     async def current(self) -> Settings:
         """Returns settings no more than a second old; the last known ones if the store cannot be read."""
         read = None if self._store is None else await self._kept.soon(KEY, wait_s=_WAIT_S)
@@ -83,22 +78,22 @@ class LiveSettings:
         return await self._kept.get(KEY, fresh=True)
 
     async def _read(self, key: str) -> InForce:
-        before = self.in_force
+        before, event = self.in_force, "settings_ignored"
         try:
             text = None if self._store is None else await self._store.get_setting(KEY)
             if text == before.text and not before.problem:
                 return before
-            now = InForce(with_values(self.configured, chosen_values(text)), text=text)
+            return InForce(with_values(self.configured, chosen_values(text)), text=text)
         except ConfigError as error:
             why = f"The saved changes are ignored, config.yaml holds: {error}. Saving replaces them."
-            if (now := InForce(self.configured, why)) != before:
-                logger.warning("settings_ignored %s", why)
+            now = InForce(self.configured, why)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             said = str(error) if isinstance(error, CompactionError) else type(error).__name__
-            why = f"The store cannot be read: {said}. Nothing can be saved."
-            if (now := before._replace(problem=why)) != before:
-                logger.warning("settings_not_read %s", why)
-        return before if now == before else now
+            event = "settings_not_read"
+            now = before._replace(problem=f"The store cannot be read: {said}. Nothing can be saved.")
+        if now != before:
+            logger.warning("%s %s", event, now.problem)
+        return now
 
     async def write(self, changes: Mapping[str, object], *, role: str = "") -> None:
         """Puts values in force, here at once and in other workers within a second; None gives config.yaml's back.
@@ -116,13 +111,3 @@ class LiveSettings:
             await self.read()
             for key in [key for key in LIVE if new[key] != old[key]]:
                 logger.info("settings_changed %s=%s (before: %s) by %s", key, new[key], old[key], role)
-
-
-def for_deployment(current: Settings, configured: Settings, own: DeploymentSettings) -> tuple[Settings, str]:
-    """Returns the settings of a deployment, and why a change made at run time does not reach it ("" if it does)."""
-    try:
-        return (current.for_deployment(own) if own.changes else current), ""
-    except ConfigError as error:
-        if current == configured:
-            raise
-        return configured.for_deployment(own), str(error)

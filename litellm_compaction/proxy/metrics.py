@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -74,7 +74,7 @@ class Metrics:
             if self._instruments is None:
                 # Tried once.
                 self._instruments = {}
-                self._instruments = dict(_instruments(self._load()))
+                self._instruments = _instruments(self._load())
             # Wildcard deployments get model names from clients.
             model = event.model if event.model in self._models or len(self._models) < MAX_MODELS else OTHER
             self._models.add(model)
@@ -85,13 +85,11 @@ class Metrics:
             logger.debug("metrics error=%s", type(error).__name__)
 
 
-def _instruments(library: Any) -> Iterator[tuple[str, Any]]:
-    """New ones, or those that have the names already: the module may be loaded twice in one process."""
+@lru_cache
+def _instruments(library: Any) -> dict[str, Any]:
+    """Made once: a handler that is loaded anew counts on."""
+    made = dict[str, Any]()
     for name, (text, labels, buckets) in _METRICS.items():
-        full_name, make = f"litellm_compaction_{name}", library.Counter
-        if buckets:
-            make = partial(library.Histogram, buckets=buckets)
-        try:
-            yield name, make(full_name, text, ("model", *labels))
-        except ValueError:
-            yield name, library.REGISTRY._names_to_collectors[full_name]
+        make = partial(library.Histogram, buckets=buckets) if buckets else library.Counter
+        made[name] = make(f"litellm_compaction_{name}", text, ("model", *labels))
+    return made

@@ -12,6 +12,7 @@ import contextlib
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import anyio
@@ -29,7 +30,7 @@ BEAT, _END_OF_EVENT = b": ping\n\n", b"\n\n"
 
 
 class Route(NamedTuple):
-    """Has requests of a method on the paths that it matches, below the proxy's own root, served by `serve`."""
+    """Requests of a method on the paths that it matches, below the proxy's own root; `serve` gets the application."""
 
     method: str
     matches: Callable[[str], object]
@@ -134,7 +135,7 @@ def watched(application: Application, *routes: Route) -> Application:
     async def serve(scope: Any, receive: _Receive, send: _Send) -> None:
         method = scope["method"] if scope["type"] == "http" else ""
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        owns = (route.serve for route in routes if route.method == method and route.matches(path))
+        owns = (partial(each.serve, application) for each in routes if each.method == method and each.matches(path))
         chosen = next(owns, application)
         if method != "POST":
             await chosen(scope, receive, send)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from litellm_compaction.config import Settings
 from litellm_compaction.engine import KnownWays
 from litellm_compaction.errors import CompactionError, ServerUnavailable
-from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
+from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, serves
 from litellm_compaction.tokenizers.registry import Sources, TokenizerSource, usable_soon, why_broken
 from litellm_compaction.windows.fetch import without_userinfo
 from litellm_compaction.windows.windows import Target, Window, Windows
@@ -71,21 +70,20 @@ class DeploymentReport:
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """Looks at deployments by the same cached reads as requests do; if it `is_patient`, it loads their counters."""
+    """Looks at deployments by the same cached reads as requests do, and loads their counters, as requests would."""
 
     windows: Windows
     sources: Sources
     known_ways: KnownWays
-    is_patient: bool = False
 
-    async def reports(self, deployment: Deployment, settings: Settings) -> list[DeploymentReport]:
+    async def reports(self, deployment: Deployment) -> list[DeploymentReport]:
         """One report, or one for each loaded model of a wildcard; the wildcard's own if there is none."""
-        target, carrier = deployment.target, carrier_of(deployment, settings)
+        target = deployment.target
         listed = await self.windows.listed(target) if "*" in target.model else {}
         names = [name for name, is_loaded in listed.items() if is_loaded and serves(target.model, name)]
         # Keyed as requests are.
         targets = [replace(target, key=f"{deployment.id}|{name}", model=name) for name in names] or [target]
-        return [await self._report(DeploymentReport(each, carrier)) for each in targets]
+        return [await self._report(DeploymentReport(each, deployment.carrier)) for each in targets]
 
     async def _report(self, report: DeploymentReport) -> DeploymentReport:
         target, windows = report.target, self.windows
@@ -98,10 +96,9 @@ class Reporter:
             report.model_settings, report.warnings = server_settings.words, server_settings.warnings
         report.source = self.sources.source(target, window.architecture)
         family = report.source.family
-        if self.is_patient:
-            # Loaded as the proxy would: only then is known whether it can be.
-            await usable_soon(family)
-            report.failure = why_broken(family.vocabulary)
+        # Only then is known whether it can be loaded.
+        await usable_soon(family)
+        report.failure = why_broken(family.vocabulary)
         # Every source that is no server's leads to the last way, but for LM Studio's models.
         can_render = windows.instance(target) is not None or (family.exact and family.template)
         possible = [way for way in WAYS_OF[report.carrier] if can_render or way != "raw"]

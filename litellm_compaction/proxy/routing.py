@@ -14,17 +14,18 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from litellm_compaction.concurrency import Kept
 from litellm_compaction.config import NO_CHANGES, DeploymentSettings, Settings, deployment_settings_from
 from litellm_compaction.core.go_on import Way
 from litellm_compaction.engine import ALL_WAYS
-from litellm_compaction.errors import CompactionError
+from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.proxy import litellm_inside
-from litellm_compaction.proxy.client import fingerprint
-from litellm_compaction.proxy.litellm_inside.application import with_credentials
-from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
+from litellm_compaction.proxy.client import fingerprint, mapping, metadata_of
+from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.windows.other_servers import SERVERS
 from litellm_compaction.windows.windows import Target, Window, Windows
 
@@ -52,6 +53,7 @@ _OPENAIS = re.compile(r"(gpt-|chatgpt-|o\d)")
 _ROUTE = re.compile(r"\A([^/]+/)?(?:responses|chat_completions)/")
 _MAX_GROUPS = 64
 _LISTED = "litellm-compaction-"
+_DEFAULTS = Settings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +63,11 @@ class Deployment:
     id: str  # The router's; pins a call to this deployment.
     group: str  # Its `model_name`.
     provider: str  # LiteLLM's name for its kind.
-    target: Target  # For window and counting: of LM Studio, if its server is or may be that.
-    settings: DeploymentSettings  # `model_info.compaction`.
+    target: Target  # For window and counting: of LM Studio, if its server is or, until it is guarded, may be that.
     opted_in: Target | None = None  # For a server that is not LM Studio; None leaves that alone.
+    own: DeploymentSettings = NO_CHANGES  # `model_info.compaction`.
+    settings: Settings = _DEFAULTS  # The selector's or, once it is guarded, those in force for it.
+    conflict: str = ""  # Why a change at run time does not reach it.
 
     @property
     def is_foreign(self) -> bool:
@@ -74,6 +78,22 @@ class Deployment:
     def is_asked_first(self) -> bool:
         """Its server decides, by a question, if it is LM Studio."""
         return self.target.is_lmstudio and self.provider != "lm_studio"
+
+    @property
+    def carrier(self) -> Carrier:
+        """The transport where LiteLLM reaches the server by a client that can be given."""
+        is_reachable = self.provider in ("lm_studio", *_OPENAI_PROVIDERS) and self.target.api_base is not None
+        return "transport" if is_reachable and self.settings.carrier != "hooks" else "hooks"
+
+    @property
+    def does_guard(self) -> bool:
+        """It is not observed only."""
+        return self.settings.mode == "guard"
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """The same for the same model of the same server with the same settings."""
+        return self.settings, self.target.api_base, self.target.model
 
 
 def deployment_of(
@@ -90,7 +110,7 @@ def deployment_of(
     named = prefix if slash else "openai" if _OPENAIS.match(full_name) else ""
     provider = _text(params.get("custom_llm_provider")) or named
     model = without_route(behind if slash and prefix == provider else full_name)
-    section = {**as_entry(info.get("compaction")), "enabled": True} if is_asked else info.get("compaction")
+    section = {**mapping(info.get("compaction")), "enabled": True} if is_asked else info.get("compaction")
     place = f"model_info.compaction of {group or full_name!r}"
     own = NO_CHANGES if section is None else deployment_settings_from(section, place)
     api_base, api_key = _address(provider, params, environ)
@@ -106,7 +126,7 @@ def deployment_of(
         tokenizer=str(own.changes.get("tokenizer", "")),
     )
     opted_in = _opted_in(target, provider, info, is_asked) if own.enabled and not is_ours else None
-    return Deployment(id=identity, group=group, provider=provider, target=target, settings=own, opted_in=opted_in)
+    return Deployment(id=identity, group=group, provider=provider, target=target, opted_in=opted_in, own=own)
 
 
 def _address(provider: str, params: Entry, environ: Mapping[str, str]) -> tuple[str | None, str | None]:
@@ -141,12 +161,6 @@ def _opted_in(target: Target, provider: str, info: Entry, is_asked: bool) -> Tar
     return replace(target, context_length=tokens, context_source=source, is_lmstudio=False, apis=apis)
 
 
-def carrier_of(deployment: Deployment, settings: Settings) -> Carrier:
-    """The transport where LiteLLM reaches the server by a client that can be given."""
-    is_reachable = deployment.provider in ("lm_studio", *_OPENAI_PROVIDERS) and deployment.target.api_base is not None
-    return "transport" if is_reachable and settings.carrier != "hooks" else "hooks"
-
-
 def without_route(model: str) -> str:
     """A model's name, with or without a provider's, without the route that LiteLLM would ask for it by."""
     return _ROUTE.sub(lambda route: route[1] or "", model)
@@ -166,31 +180,25 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def as_entry(value: Any) -> Entry:
-    """A value of LiteLLM's router as a mapping; {} for anything else."""
-    dumped = value.model_dump() if hasattr(value, "model_dump") else value
-    return dumped if isinstance(dumped, Mapping) else {}
-
-
 def id_of(entry: Entry) -> str:
-    return str(as_entry(entry.get("model_info")).get("id"))
+    return str(mapping(entry.get("model_info")).get("id"))
 
 
 def router_entries(router: Any) -> list[Entry]:
     """Every deployment of the router that its operator has put there."""
-    entries = map(as_entry, litellm_inside.deployments(router)) if router is not None else ()
+    entries = litellm_inside.deployments(router) if router is not None else ()
     return [entry for entry in entries if not is_listed_here(id_of(entry))]
 
 
 def group_entries(router: Any, name: str, team_id: str | None = None) -> list[Entry]:
     """The router's entries of one group, alias, wildcard match or deployment id, without its fallbacks."""
-    pinned = filter(None, [litellm_inside.deployment(router, name)])
-    return [as_entry(entry) for entry in litellm_inside.deployments(router, name, team_id) or pinned]
+    entries = litellm_inside.deployments(router, name, team_id)
+    return entries or [*filter(None, [litellm_inside.deployment(router, name)])]
 
 
 def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> list[Entry]:
     """The router's entries that a request for `model` can reach: its group, and all fallbacks of both."""
-    team_id = as_entry(request.get("metadata")).get("user_api_key_team_id")
+    team_id = mapping(request.get("metadata")).get("user_api_key_team_id")
     listed = [
         each for key in litellm_inside.FALLBACKS for each in (request.get(key), litellm_inside.setting(router, key))
     ]
@@ -236,62 +244,63 @@ def limits_of(window: Window, settings: Settings) -> dict[str, int]:
     return {"max_input_tokens": window.tokens, "max_output_tokens": answer_tokens}
 
 
-@dataclass(frozen=True, slots=True)
-class GuardedDeployment:
-    """A guarded deployment with the settings in force for it."""
-
-    deployment: Deployment
-    settings: Settings
-
-    @property
-    def carrier(self) -> Carrier:
-        return carrier_of(self.deployment, self.settings)
-
-    @property
-    def does_guard(self) -> bool:
-        """It is not observed only."""
-        return self.settings.mode == "guard"
-
-    @property
-    def shape(self) -> tuple[object, ...]:
-        """The same for the same model of the same server with the same settings."""
-        return self.settings, self.deployment.target.api_base, self.deployment.target.model
-
-
 class DeploymentSelector:
     """The operator's settings, applied to deployments."""
 
     def __init__(self, source: LiveSettings, windows: Windows) -> None:
         self.configured = source.configured
+        # What lacks of all that requests are guarded by: one look at a router, and at the client that carries answers.
+        self.faults = Kept(litellm_inside.look, lambda _: math.inf, most=2)
         self._source = source
         self._windows = windows
-        self._warned: set[str] = set()
+        self._warn_once = lru_cache(logger.warning)
+
+    async def reachable(self, router: Any, request: Mapping[str, Any]) -> list[Deployment | None]:
+        """Every deployment that a request can reach, None for those that are left alone; [] if that cannot be said."""
+        model = request.get("model")
+        if router is None or not isinstance(model, str) or await self.faults.get((router, False)) is not None:
+            return []
+        return [await self.guard(self.deployment(entry)) for entry in reachable_entries(router, model, request)]
+
+    async def is_guarded(self, router: Any, request: Mapping[str, Any]) -> bool:
+        """Returns True if every deployment that a request, such as `{"model": name}`, can reach is guarded."""
+        deployments = await self.reachable(router, request)
+        return bool(deployments) and all(each is not None and each.does_guard for each in deployments)
 
     def deployment(self, entry: Entry, *, is_asked: bool = False) -> Deployment:
         """The deployment that an entry of the router's list describes, as `deployment_of` has it."""
-        params, group = as_entry(entry.get("litellm_params")), str(entry.get("model_name") or "")
+        params, group = mapping(entry.get("litellm_params")), str(entry.get("model_name") or "")
         if (name := params.get("litellm_credential_name")) is not None:
-            params = with_credentials(params, str(name))
-        info = as_entry(entry.get("model_info"))
-        return deployment_of(params, info, group=group, environ=os.environ, is_asked=is_asked)
+            # LiteLLM adds them after our hook.
+            own = {key: value for key, value in params.items() if value is not None}
+            params = {**litellm_inside.Seam.CREDENTIALS.needed()(str(name)), **own}
+        info = mapping(entry.get("model_info"))
+        read = deployment_of(params, info, group=group, environ=os.environ, is_asked=is_asked)
+        return replace(read, settings=self.configured)
 
-    def called(self, kwargs: Mapping[str, Any], group: str = "") -> Deployment:
+    def called(self, router: Any, kwargs: Mapping[str, Any]) -> Deployment:
         """The deployment that a call's arguments describe."""
-        info = kwargs.get("model_info")
-        return self.deployment({"model_name": group, "litellm_params": kwargs, "model_info": info})
+        group = metadata_of(kwargs).get("model_group") or litellm_inside.deployment(router, id_of(kwargs)).get(
+            "model_name"
+        )
+        return self.deployment({"model_name": group, "litellm_params": kwargs, "model_info": kwargs.get("model_info")})
 
-    async def guard(self, deployment: Deployment) -> GuardedDeployment | None:
-        """None for a deployment that is left alone."""
+    async def guard(self, deployment: Deployment) -> Deployment | None:
+        """The deployment as it is guarded; None for one that is left alone."""
         if deployment.is_foreign:
             return None
-        settings, conflict = for_deployment(await self._source.current(), self.configured, deployment.settings)
-        if conflict:
-            message = "settings changed at run time do not reach model=%s: %s"
-            self.warn_once(f"{deployment.id}|{conflict}", message, deployment.group, conflict)
+        current, own, conflict = await self._source.current(), deployment.own, ""
+        try:
+            settings = current.for_deployment(own) if own.changes else current
+        except ConfigError as error:
+            if current == self.configured:
+                raise
+            settings, conflict = self.configured.for_deployment(own), str(error)
+            self._warn_once("settings changed at run time do not reach model=%s: %s", deployment.group, conflict)
         target = await self._target(deployment) if settings.mode != "off" else None
-        return None if target is None else GuardedDeployment(replace(deployment, target=target), settings)
+        return None if target is None else replace(deployment, target=target, settings=settings, conflict=conflict)
 
-    async def guarded(self, router: Any) -> AsyncIterator[GuardedDeployment]:
+    async def guarded(self, router: Any) -> AsyncIterator[Deployment]:
         """Every guarded deployment of a router, in its order."""
         for entry in router_entries(router):
             if (guard := await self.guard(self.deployment(entry))) is not None:
@@ -305,11 +314,11 @@ class DeploymentSelector:
         answer = target.api_base is not None and await self._windows.is_lmstudio(target.api_base, target.api_key)
         if answer is None and other is None:
             message = "model=%s is not guarded while its server does not answer: if it is LM Studio, write %s"
-            self.warn_once(f"{deployment.id}?", message, deployment.group, "`model: lm_studio/…`")
+            self._warn_once(message, deployment.group, "`model: lm_studio/…`")
         if answer or other is None:
             return target if answer else None
         # LM Studio, which it may be while it is silent, has no window by default.
-        return other if answer is False else replace(other, context_length=deployment.settings.context_length)
+        return other if answer is False else replace(other, context_length=deployment.own.context_length)
 
     async def pruning_target(self, router: Any, name: str) -> Target | None:
         """The target of a pruning model, of several the one with the smallest window; None for an unknown name."""
@@ -327,8 +336,3 @@ class DeploymentSelector:
         except CompactionError as error:
             return f"its context length is not known: {error.for_clients}"
         return ""
-
-    def warn_once(self, key: str, message: str, *values: object) -> None:
-        if key not in self._warned:
-            self._warned.add(key)
-            logger.warning(message, *values)

@@ -1,8 +1,8 @@
 """The running plug-in: its parts, made once from the settings, and begun with the proxy.
 
 It keeps events in the store, for `litellm-compaction events` and the page, and holds up no request for that. An error
-in the settings stops the proxy's start. What can wait is done in the background once LiteLLM's router is there: making
-a vocabulary holds the interpreter lock for 50 to 500 ms, which every running stream feels.
+in the settings stops the proxy's start. What can wait is done in the background once LiteLLM's router is there, such as
+loading a vocabulary, which holds the interpreter lock for 50 to 500 ms: the first request would wait for it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import gc
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator
+from functools import lru_cache
 from typing import Any
+
+import anyio
 
 from litellm_compaction.concurrency import Tasks
 from litellm_compaction.config import SAME_MODEL, Settings, settings_from
@@ -22,21 +24,21 @@ from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError, ModelNotLoaded
 from litellm_compaction.events import ContinuationEvent, Event, event_to_json, log_observer
 from litellm_compaction.master_key import ensure_master_key, stretched
+from litellm_compaction.proxy import litellm_inside
+from litellm_compaction.proxy.client import mapping
 from litellm_compaction.proxy.config_check import SECTION, check_config
 from litellm_compaction.proxy.discovery import Discovery
-from litellm_compaction.proxy.guard import Guard
-from litellm_compaction.proxy.litellm_inside import Seam, current_router
-from litellm_compaction.proxy.litellm_inside.application import configuration, proxy_redis, proxy_secret, wrap_requests
+from litellm_compaction.proxy.litellm_inside import Seam, configuration, current_router, proxy_redis, proxy_secret
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.presence import watched
 from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
-from litellm_compaction.proxy.routing import DeploymentSelector, GuardedDeployment, as_entry
+from litellm_compaction.proxy.routing import DeploymentSelector
 from litellm_compaction.proxy.standards.orders import Items
 from litellm_compaction.proxy.standards.standards import Standards, route_of
 from litellm_compaction.stores import Store, board_of, open_store, originals_of
-from litellm_compaction.tokenizers.registry import Sources, usable_soon
+from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
@@ -44,6 +46,7 @@ from litellm_compaction.windows.windows import Windows
 
 # Lines that may wait for a slow disk; beyond that the oldest are not kept.
 _MAX_WAITING = 1000
+_STORE_LIMIT_S = 2.0
 logger = logging.getLogger("litellm_compaction")
 _ROUTER_WAIT_S = 0.2
 # More models are counted in the line at the start.
@@ -56,7 +59,7 @@ def load_settings() -> Settings:
     for finding in check_config(config, os.environ):
         if finding.error is not None:
             raise finding.error
-    return settings_from(as_entry(config["callback_settings"]).get(SECTION)).with_store(os.environ)
+    return settings_from(mapping(config["callback_settings"]).get(SECTION)).with_store(os.environ)
 
 
 def provide_environment() -> None:
@@ -66,7 +69,7 @@ def provide_environment() -> None:
     start; it reads `LITELLM_MASTER_KEY` if `general_settings` is there and has no `master_key` (proxy_server.py).
     """
     os.environ.setdefault("LM_STUDIO_API_BASE", DEFAULT_API_BASE)
-    general = as_entry(configuration().get("general_settings"))
+    general = mapping(configuration().get("general_settings"))
     if not general or "master_key" in general or general.get("dangerously_permit_weak_or_unset_master_key"):
         return
     if (path := ensure_master_key(os.environ).path) is not None:
@@ -96,24 +99,18 @@ class Service:
         self.reporter = Reporter(self.compactor.windows, self.compactor.sources, self.compactor.known_ways)
         self.live = LiveSettings(settings, store if settings.page == "on" else None)
         self.guards = DeploymentSelector(self.live, self.compactor.windows)
-        self.guard = Guard(self.guards, self.compactor, Standards(self.compactor, Items(secret)), store)
+        self.standards = Standards(self.compactor, Items(secret))
         self._discovery = Discovery(self.compactor.windows, self.guards)
         self._work = Tasks()
 
     def start(self) -> None:
         """Serves what LiteLLM does not, and looks at every guarded deployment as soon as the router is there."""
-        if self.live.is_asleep:
-            return
         # At once: a client may ask as soon as the proxy listens.
-        wrap_requests(
-            lambda application: watched(
-                application,
-                self._discovery.route(application, current_router),
-                route_of(application, lambda name: self.guard.is_guarded(current_router(), {"model": name})),
-            )
-        )
+        standards = route_of(lambda name: self.guards.is_guarded(current_router(), {"model": name}))
+        litellm_inside.wrap_requests(lambda application: watched(application, self._discovery.route, standards))
         # Without a loop this is no proxy.
         with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
             self._work.begin(self._run())
         if self.live.configured.page == "on":
             # Imported here, so that nothing that the page alone needs can keep the proxy from starting (P8).
@@ -129,43 +126,29 @@ class Service:
         # everything for half a second, unless they are passed over; they are still freed with their last reference.
         gc.collect()
         gc.freeze()
-        await self.guard.look_at_seams(router)
+        await self.look_at_seams(router)
         if secret := proxy_secret():
             # Remembered: the first request would wait for it.
             await asyncio.to_thread(stretched, secret)
         await self._discovery.refresh(router)
         with failing_open("prepare"):
             await self._tell(current_router())
-        await self._keep_prepared()
 
-    async def _keep_prepared(self) -> None:
-        """Looks at what is guarded, and again whenever a server has loaded another model, until it is cancelled."""
-        is_wanted = asyncio.Event()
-        self.compactor.windows.on_loaded = is_wanted.set
-        is_wanted.set()
-        while await is_wanted.wait():
-            is_wanted.clear()
-            with failing_open("prepare"):
-                await self._prepare(current_router())
-
-    async def _prepare(self, router: Any) -> None:
-        """Loads the counters of the loaded models."""
-        async for _, report in self._reports(router):
-            if report.source is not None:
-                # That may hold the interpreter lock for a second.
-                await usable_soon(report.source.family)
-
-    async def _reports(self, router: Any) -> AsyncIterator[tuple[GuardedDeployment, DeploymentReport]]:
-        async for guard in self.guards.guarded(router):
-            for report in await self.reporter.reports(guard.deployment, guard.settings):
-                yield guard, report
+    async def look_at_seams(self, router: Any) -> None:
+        """Notes in the store, for `doctor`, what lacks of all that requests are guarded by."""
+        fault = await self.guards.faults.get((router, self.live.configured.carrier == "auto"))
+        said = "\n".join([str(fault or ""), *litellm_inside.missing()]).rstrip()
+        # The store tells its own troubles.
+        with contextlib.suppress(Exception), anyio.fail_after(_STORE_LIMIT_S):
+            await self.store.put_fact(*litellm_inside.LACKS, said)
 
     async def _tell(self, router: Any) -> None:
         """Says what is guarded, with which window, and which pruning models cannot be asked."""
         models, pruning_models = list[str](), {SAME_MODEL}
-        async for guard, report in self._reports(router):
-            models.append(_named(guard.deployment.group, report))
-            pruning_models.add(guard.settings.pruning_model)
+        async for deployment in self.guards.guarded(router):
+            pruning_models.add(deployment.settings.pruning_model)
+            for report in await self.reporter.reports(deployment):
+                models.append(_named(deployment.group, report))
         for name in pruning_models - {SAME_MODEL}:
             if why := await self.guards.why_unusable(router, name):
                 logger.warning("pruning_model=%s is not used while %s; the model that is asked is", name, why)
@@ -195,7 +178,7 @@ class History:
         self._store = store
         self._waiting: deque[Event] = deque(maxlen=_MAX_WAITING)
         self.writing = Tasks()
-        self._has_warned = False
+        self._warn_once = lru_cache(logger.warning)
 
     def __call__(self, event: Event) -> None:
         # The compaction of a restart is an event of its own.
@@ -210,7 +193,5 @@ class History:
             try:
                 await self._store.add_event(event.when_s, event_to_json(event))
             except Exception as error:  # noqa: BLE001 - nothing that is only told may harm a request
-                if not self._has_warned:
-                    said = str(error) if isinstance(error, CompactionError) else type(error).__name__
-                    logger.warning("history_failed %s; this is said once", said)
-                self._has_warned = True
+                said = str(error) if isinstance(error, CompactionError) else type(error).__name__
+                self._warn_once("history_failed %s; this is said once", said)

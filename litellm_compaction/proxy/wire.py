@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message
-from litellm_compaction.errors import NotServed
-from litellm_compaction.proxy.client import Body
-from litellm_compaction.proxy.routing import as_entry, without_route
+from litellm_compaction.proxy.client import Body, mapping
+from litellm_compaction.proxy.routing import without_route
 
 # LiteLLM's additions to a request.
 _LITELLM_KEYS = frozenset({"metadata", "litellm_metadata", "proxy_server_request", "secret_fields", "model_info"})
@@ -81,8 +80,6 @@ _DATA = re.compile(rb"(?<=\Aevent: message_delta\ndata: )\{.*\}(?=\n)")
 # deployment's `model_info` for its own arguments meanwhile.
 _CHATS_ALONE, _NOWHERE, _OWN = "custom_openai", "http://guarded.invalid/v1", "litellm_compaction_own"
 _OF_DEPLOYMENTS = ("model", _PROVIDER, "api_base", "base_url", "api_key", "litellm_credential_name", "model_info")
-# By the end of a route: fields that LiteLLM drops, which stand for messages.
-_DROPPED = {"messages": ("compaction",), "responses": ("conversation", "previous_response_id")}
 
 
 class Usage(NamedTuple):
@@ -97,7 +94,7 @@ def _at(value: object, *path: str) -> object:
 
 
 def _with_inner(body: Body) -> Body:
-    return {**body, **as_entry(body.get(_EXTRA))}
+    return {**body, **mapping(body.get(_EXTRA))}
 
 
 def decode(body: Body) -> Request | None:
@@ -270,30 +267,6 @@ def _parts(value: object) -> Iterator[object]:
             waiting += part
 
 
-def not_served(body: Body, route: str, *, keeps: Callable[[], bool], is_read: bool) -> NotServed | None:
-    """The first field or item of a body, as its client sent it, that LiteLLM would drop on its way to a chat.
-
-    Not `compaction`, if the protocol `is_read` here, nor the response before, if LiteLLM `keeps` responses.
-    """
-    kind, items = route.rpartition("/")[2], body.get("input")
-    dropped = [field for field in _DROPPED.get(kind, ()) if body.get(field) is not None]
-    if kind == "responses" and isinstance(items, list):
-        dropped += [f"input[{at}]" for at, item in enumerate(items) if _is_reference(item)]
-    for field in dropped:
-        is_served = (field == "compaction" and is_read) or (field == "previous_response_id" and keeps())
-        if not is_served:
-            why = "is not served for this model: it would be left out in silence. Send the whole conversation."
-            return NotServed(f"`{field}` {why}", field)
-    return None
-
-
-def _is_reference(item: object) -> bool:
-    """True for an item that only names another, which OpenAI's server has stored; its type may be left out."""
-    if not isinstance(item, Mapping) or "id" not in item:
-        return False
-    return item.keys() <= {"type", "id"} and item.get("type") in (None, "item_reference")
-
-
 def encode(messages: Sequence[Message], *, like: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """The list for LiteLLM, untouched messages with the client's own keys; roles as in `like`, which LiteLLM wrote."""
     encoded = [dict(message.raw) for message in messages]
@@ -306,7 +279,7 @@ def encode(messages: Sequence[Message], *, like: Sequence[Mapping[str, Any]] = (
 def added(body: Body, fields: Mapping[str, Any]) -> dict[str, Any]:
     """`fields` for `body`; of a key that is an object in both, the body's other members stay."""
     # Each object is a new one: LiteLLM takes keys out of those that it gets.
-    both = {key: {**as_entry(body.get(key)), **value} for key, value in fields.items() if isinstance(value, Mapping)}
+    both = {key: {**mapping(body.get(key)), **value} for key, value in fields.items() if isinstance(value, Mapping)}
     return {**fields, **both}
 
 
@@ -339,7 +312,7 @@ def begun(body: Body, prompt: str, end_of_turn: str) -> dict[str, Any]:
 
 def without_overrides(body: Body, provider: str) -> Body:
     """The arguments of a call to a guarded deployment of `provider`, without those that would send it another way."""
-    extra, theirs = as_entry(body.get(_EXTRA)), _LIFTED | _NOT_THE_CLIENTS
+    extra, theirs = mapping(body.get(_EXTRA)), _LIFTED | _NOT_THE_CLIENTS
     is_other_way = bool(provider) and body.get(_PROVIDER) not in (None, provider)
     changed = {**body, _PROVIDER: provider} if is_other_way else body
     if not theirs.isdisjoint(extra):

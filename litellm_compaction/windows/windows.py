@@ -21,7 +21,7 @@ from litellm_compaction.concurrency import Bounded, Kept
 from litellm_compaction.core.messages import JsonValue, Request
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, ServerUnavailable, WindowUnknown, WindowUnread
 from litellm_compaction.windows.fetch import PATIENT_TIMEOUT_S, NotThisApi, Unreached, without_userinfo
-from litellm_compaction.windows.lmstudio import LMStudioListing, answers_as_lmstudio, list_models, server_root
+from litellm_compaction.windows.lmstudio import answers_as_lmstudio, list_models, server_root
 from litellm_compaction.windows.lmstudio_rpc import InstanceAddress, LMStudioRpc, LoadedModel, ModelSettings
 from litellm_compaction.windows.other_servers import SERVERS, Api, LocalServer, Served, list_served, tokens_by_server
 from litellm_compaction.windows.window import Found, Listing, Source, Window
@@ -130,8 +130,6 @@ class Windows:
         timeout_s: float = 3.0,
         rpc: LMStudioRpc | None = None,
     ) -> None:
-        # Is called if a new listing of LM Studio's has a loaded model that the one before had not.
-        self.on_loaded: Callable[[], None] | None = None
         self._cache_s, self._timeout_s, self._clock = cache_s, timeout_s, clock
         self._http, self._owns_http = http, http is None
         self._readings: Kept[Place, Reading] = Kept(self._read, self._life_s, clock=clock)
@@ -388,10 +386,6 @@ class Windows:
             if last.listing is not None and last.failure is None:
                 logger.warning("window_not_read: only what operators wrote counts until the server answers: %s", exc)
             return last._replace(failure=exc)
-        if self.on_loaded is not None and isinstance(listing, LMStudioListing):
-            before = last.listing.chats if last.listing is not None else {}
-            if any(is_loaded and not before.get(name) for name, is_loaded in listing.chats.items()):
-                self.on_loaded()
         return Reading(listing, began_s)
 
     async def _judge(self, place: Place) -> bool | None:

@@ -237,8 +237,8 @@ def test_a_guard_that_cannot_stand_sends_nothing(bench: Bench, monkeypatch: pyte
     alone = {"model": "alone", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 20}
     bench.proxy.post(alone)  # from now on it is its own application that is open
     service = importlib.import_module("litellm_compaction").handler.service
-    gate = service.guard
-    monkeypatch.setattr(gate, "faults", Kept(gate.faults._obtain, lambda _: math.inf, most=2))
+    guards = service.guards
+    monkeypatch.setattr(guards, "faults", Kept(guards.faults._obtain, lambda _: math.inf, most=2))
     router = importlib.import_module("litellm.proxy.proxy_server").llm_router
     if lacks == "client=":
         # LiteLLM's own handler ignores the client that it is given.
@@ -256,7 +256,7 @@ def test_a_guard_that_cannot_stand_sends_nothing(bench: Bench, monkeypatch: pyte
             assert (said.status_code, lacks in said.text) == (503, True), said.text
     assert watch.chats == []
     assert bench.proxy.post(alone).status_code == 200
-    in_loop(gate.look_at_seams(router))
+    in_loop(service.look_at_seams(router))
     assert lacks in in_loop(service.store.get_fact(*LACKS))
 
 

@@ -32,7 +32,7 @@ from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, Received, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.client import NONE
-from litellm_compaction.proxy.exchange import ClientRequest, Exchange
+from litellm_compaction.proxy.exchange import Exchange
 from litellm_compaction.proxy.standards.orders import NO_ORDERS
 from litellm_compaction.stores import open_store
 from litellm_compaction.tokens.counter import TokenCounter
@@ -406,7 +406,7 @@ def exchange_of(*messages: dict[str, Any], **known: Any) -> Exchange:
     request, no = Request(messages=tuple(map(parse_message, messages))), False
     fields = {"opted_out": no, "wish": NONE, "bad_wish": None, "is_client_summary": no, "is_beside": no, "bases": ()}
     fields |= {"group": "served", "tenant": "", "is_chat": no, "orders": NO_ORDERS, **known}
-    return Exchange(ClientRequest(received=request, original=request, **fields), Attempts(summary_calls_left=1))
+    return Exchange(received=request, original=request, attempts=Attempts(summary_calls_left=1), **fields)
 
 
 async def _nothing() -> None:

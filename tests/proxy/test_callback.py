@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import litellm
 import pytest
 from litellm.integrations.custom_logger import CustomLogger
 
+from litellm_compaction.config import Settings
 from litellm_compaction.errors import LiteLLMChanged
-from litellm_compaction.proxy import callback, service
+from litellm_compaction.proxy import callback, litellm_inside, refusals, service
 
 _OFF = {"mode": "off", "page": "off", "store": "memory://"}
 
@@ -73,3 +76,22 @@ def test_what_litellm_reads_later_is_there(
     assert os.environ["LM_STUDIO_API_BASE"] == "http://127.0.0.1:1234/v1"
     assert os.environ.get("LITELLM_MASTER_KEY", "").startswith("sk-") is is_made
     assert [record.getMessage().partition(" ")[0] for record in caplog.records] == ["master_key"] * is_made
+
+
+class _Router(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+async def test_a_deployment_is_guarded_where_all_others_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own mode, also without a page: its server, which is down, is asked for the window."""
+    params = {"model": "lm_studio/x", "api_base": "http://127.0.0.1:9/v1"}
+    for mode in ("guard", "off"):
+        entry = {"model_name": "x", "litellm_params": params, "model_info": {"compaction": {"mode": mode}}}
+        router = _Router(get_deployment=lambda _: None, get_model_list=lambda *_, entry=entry, **__: [entry])
+        vars(router).update(dict.fromkeys((*litellm_inside.FALLBACKS, litellm_inside.CHECKS)))
+        monkeypatch.setattr(callback, "current_router", lambda router=router: router)
+        handler = callback.CompactionHandler(Settings(mode="off", page="off", store="memory://"))
+        asked = {"model": "x", "messages": [{"role": "user", "content": "Hi."}]}
+        with pytest.raises(refusals.Refusal) if mode == "guard" else nullcontext():
+            await handler.async_pre_call_hook(None, None, asked, "acompletion")
+        await handler.service.compactor.aclose()

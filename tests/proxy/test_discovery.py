@@ -170,15 +170,18 @@ async def test_a_silent_server_delays_no_list_for_long(
         ("/v1/modelsfoo", "GET", False),
     ],
 )
-async def test_only_reads_of_lists_wait(discovery: Discovery, path: str, method: str, reads: bool) -> None:
+async def test_only_reads_of_lists_wait(
+    discovery: Discovery, monkeypatch: pytest.MonkeyPatch, path: str, method: str, reads: bool
+) -> None:
     """Every other request goes to LiteLLM at once."""
     asked: list[int] = []
+    monkeypatch.setattr("litellm_compaction.proxy.litellm_inside.current_router", lambda: asked.append(1))
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": scope["path"].encode()})
 
-    transport = httpx.ASGITransport(watched(application, discovery.route(application, lambda: asked.append(1))))
+    transport = httpx.ASGITransport(watched(application, discovery.route))
     async with httpx.AsyncClient(transport=transport, base_url="http://proxy.test") as client:
         answer = await client.request(method, path)
     assert (len(asked), answer.text) == (int(reads), path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -81,7 +80,7 @@ async def test_a_request_that_litellm_forgets_gives_its_room_back() -> None:
 def test_an_answer_is_not_carried_by_hooks_that_did_not_see_its_deployment() -> None:
     """They failed open: nothing would be known to go on with, and the client gets the server's own answer."""
     call = exchange_of()
-    call.client = replace(call.client, is_chat=True)
+    call.is_chat = True
     call.room, call.prepared = cast("Any", _Room("room", [])), cast("Any", object())
     assert not call.is_hooked
     call.deployment = cast("Any", object())
@@ -176,4 +175,4 @@ async def test_what_tells_one_beside_has_bounds(tokens: int, chars: int, at: int
     for body, found in (({"messages": talk}, False), ({"messages": later, "max_tokens": tokens}, is_beside)):
         exchange = await exchanges.of(body, "served", Settings())
         assert exchange is not None
-        assert exchange.client.is_beside is exchange.client.is_client_summary is found
+        assert exchange.is_beside is exchange.is_client_summary is found

@@ -16,7 +16,8 @@ import pytest
 from starlette.requests import Request
 
 from litellm_compaction.errors import StoreError
-from litellm_compaction.proxy.litellm_inside import Seam, application
+from litellm_compaction.proxy import litellm_inside
+from litellm_compaction.proxy.litellm_inside import Seam
 
 
 async def test_proxies_of_the_environment_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +40,7 @@ async def test_proxies_of_the_environment_are_passed_by(monkeypatch: pytest.Monk
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, application.connect() as transport:
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, litellm_inside.connect() as transport:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         asked = (transport.handle_async_request(httpx.Request("GET", url)) for _ in range(2))
         for response in await asyncio.wait_for(asyncio.gather(*asked), 60):
@@ -74,7 +75,7 @@ async def test_litellms_switches_hold_for_guarded_servers(
         monkeypatch.setenv(name, value)
     for name, value in {"ssl_verify": True, "disable_aiohttp_transport": False, **own}.items():
         monkeypatch.setattr(litellm, name, value)
-    async with application.connect() as transport:
+    async with litellm_inside.connect() as transport:
         assert (trusts, isinstance(transport, httpx.AsyncHTTPTransport)) == ([verify], not is_pooled)
 
 
@@ -89,19 +90,25 @@ async def test_a_key_is_asked_about_without_what_came_with_it(monkeypatch: pytes
     headers = [(name.encode(), value.encode()) for name, value in told.items()]
     asked = Request({"type": "http", "method": "POST", "path": "/", "headers": headers, "state": {"body": 1}})
     kept = [("x-note", "content-free"), ("x-api-key", "cookie")]
-    assert await application.key_owner(asked, "/compaction/settings") == ("GET", "/compaction/settings", kept, {}, {})
+    assert await litellm_inside.key_owner(asked, "/compaction/settings") == (
+        "GET",
+        "/compaction/settings",
+        kept,
+        {},
+        {},
+    )
 
 
 def test_what_the_proxy_has_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its configuration, and its Redis, of which the operator is told what to set."""
     monkeypatch.setattr(Seam.CONFIG, "get", lambda: lambda: {"model_list": []})
     monkeypatch.setattr(Seam.REDIS, "get", lambda: SimpleNamespace(init_async_client=int))
-    assert (application.configuration(), application.proxy_redis()) == ({"model_list": []}, 0)
+    assert (litellm_inside.configuration(), litellm_inside.proxy_redis()) == ({"model_list": []}, 0)
     for seam in (Seam.CONFIG, Seam.REDIS):
         monkeypatch.setattr(seam, "get", lambda: None)
-    assert application.configuration() == {}
+    assert litellm_inside.configuration() == {}
     with pytest.raises(StoreError, match="coordination_redis"):
-        application.proxy_redis()
+        litellm_inside.proxy_redis()
 
 
 def _stands_for(monkeypatch: pytest.MonkeyPatch, module: str, **members: Any) -> Any:
@@ -128,7 +135,7 @@ def test_a_database_without_prompts_keeps_no_response(
     members = {} if keeper is None else {"should_store_prompts_and_responses_in_spend_logs": keeper}
     _stands_for(monkeypatch, "proxy_server", prisma_client=database)
     _stands_for(monkeypatch, "spend_tracking.spend_tracking_utils", **members)
-    assert application.keeps_responses() is keeps
+    assert litellm_inside.keeps_responses() is keeps
 
 
 # Garbage that sets a context variable when it is collected, while a context variable is being set.

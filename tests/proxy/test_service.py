@@ -5,20 +5,16 @@ That a real proxy then does not start: `tests/processes/test_config_start.py`.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import nullcontext
 from typing import Any
 
 import litellm
 import pytest
 
-from litellm_compaction.concurrency import ended
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.proxy import service
 from litellm_compaction.proxy.config_check import check_config
-from litellm_compaction.proxy.service import Service
-from tests.engine.bench import settled
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[str, Any] | None = None) -> Settings:
@@ -101,36 +97,3 @@ def test_settings_where_nobody_reads_them(
     monkeypatch.setattr(service, "configuration", lambda: config)
     with pytest.raises(ConfigError, match=r"compaction` \(top level\)") if stops else nullcontext():
         service.load_settings()
-
-
-async def test_models_that_are_loaded_meanwhile_are_prepared_too(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A list that comes while others are prepared is looked at once they are; what fails is told, and does not stay."""
-    gate, looks = asyncio.Event(), list[str]()
-
-    async def prepare(router: Any) -> None:
-        looks.append(router)
-        await gate.wait()
-        if len(looks) == 1:
-            raise RuntimeError("odd")
-
-    monkeypatch.setattr(service, "current_router", lambda: "router")
-    made = Service(Settings(store="memory://"))
-    monkeypatch.setattr(made, "_prepare", prepare)
-    windows = made.compactor.windows
-    work = asyncio.create_task(made._keep_prepared())
-    await settled()
-    for _ in range(3):
-        assert windows.on_loaded is not None
-        windows.on_loaded()
-        await settled()
-    gate.set()
-    await settled()
-    assert looks == ["router"] * 2
-    assert "failed_open" in caplog.text
-    windows.on_loaded()
-    await settled()
-    assert len(looks) == 3
-    await ended([work])
-    await made.compactor.aclose()

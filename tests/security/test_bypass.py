@@ -13,8 +13,7 @@ from litellm.proxy._types import UserAPIKeyAuth
 from litellm_compaction.config import Settings
 from litellm_compaction.proxy.exchange import pruning_models_of
 from litellm_compaction.proxy.internal import Caller
-from litellm_compaction.proxy.litellm_inside import Seam
-from litellm_compaction.proxy.litellm_inside.application import is_allowed
+from litellm_compaction.proxy.litellm_inside import Seam, is_allowed
 
 # LiteLLM's own, some of them while its proxy is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

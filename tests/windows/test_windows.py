@@ -30,20 +30,6 @@ async def test_models_and_copies_are_listed_with_what_is_loaded(
     assert await windows.listed(target("*")) == {}
 
 
-async def test_a_newly_loaded_model_is_told(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """Once for each listing that has a chat model which the one before had not; not for those that go."""
-    told: list[float] = []
-    windows.on_loaded = lambda: told.append(clock())
-    embedding = v1_model("text-embedding-x", _=2048) | {"type": "embedding"}
-    lists = [("a",), ("a",), ("a", "b"), ("b",), ("a", "b")]
-    for number, keys in enumerate(lists):
-        server.list_v1(*(v1_model(key, _=4096) for key in keys), v1_model("idle"), *([embedding] if number else []))
-        windows.invalidate(target("b"))
-        await windows.listed(target("*"))
-        clock.now_s += 1
-    assert [at - told[0] for at in told] == [0, 2, 4]
-
-
 async def test_a_listing_without_a_length_needs_the_operator(server: FakeLMStudio, windows: Windows) -> None:
     """v0 does not always name loaded_context_length; then only the operator's number counts."""
     server.list_v0(v0_model("qwen3-8b", tokens=None))

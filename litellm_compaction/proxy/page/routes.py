@@ -26,9 +26,8 @@ from litellm_compaction.errors import CompactionError, StoreError
 from litellm_compaction.events import Event, event_from_json, event_to_json
 from litellm_compaction.proxy.answer.sse import json_object
 from litellm_compaction.proxy.client import note_credential, tenant_of
-from litellm_compaction.proxy.litellm_inside import Seam, current_router
-from litellm_compaction.proxy.litellm_inside.application import is_allowed, key_owner
-from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
+from litellm_compaction.proxy.litellm_inside import Seam, current_router, is_allowed, key_owner
+from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.proxy.routing import reachable_entries, router_entries
@@ -224,39 +223,33 @@ class _Page:
 
     async def deployments(self, request: Request, visitor: Visitor) -> JsonObject:
         """The guarded deployments that a visitor may see."""
-        router, owner = current_router(), {"user_api_key_auth": visitor.auth}
-        entries = [
-            entry
-            for entry in router_entries(router)
-            if visitor.sees_all or await is_allowed(router, str(entry.get("model_name") or ""), owner)
-        ]
-        looks = await asyncio.gather(*(self._rows(router, entry, visitor) for entry in entries))
+        router = current_router()
+        looks = await asyncio.gather(*(self._rows(router, entry, visitor) for entry in router_entries(router)))
         return {"deployments": [row for rows in looks for row in rows]}
 
     async def _rows(self, router: Any, entry: Mapping[str, Any], visitor: Visitor) -> list[JsonObject]:
-        """One row, or one for each loaded model of a wildcard; none for a deployment that is not guarded."""
-        guards, live = self._service.guards, self._service.live
-        guard = await _soon(guards.guard(guards.deployment(entry)), None)
-        if guard is None:
+        """One row, or one for each loaded model of a wildcard; none for what is not guarded, or not to be seen."""
+        guards, owner = self._service.guards, {"user_api_key_auth": visitor.auth}
+        is_seen = visitor.sees_all or await is_allowed(router, str(entry.get("model_name") or ""), owner)
+        if not is_seen or (deployment := await _soon(guards.guard(guards.deployment(entry)), None)) is None:
             return []
-        own, name = guard.deployment.settings, guard.settings.pruning_model
+        own, settings, name = deployment.own, deployment.settings, deployment.settings.pruning_model
         # A path is not everybody's business.
         hidden = {"enabled"} if visitor.sees_all else {"enabled", "tokenizer"}
         notes = [f"{key}: {value}" for key, value in own.model_dump(exclude_unset=True, exclude=hidden).items()]
         if name != SAME_MODEL:
             why = await _soon(guards.why_unusable(router, name), "its server does not answer")
             notes += [f"pruning_model {name} is not used: {why}"] if why else []
-        _, conflict = for_deployment(live.in_force.settings, live.configured, own)
-        notes += [f"Changes made here do not reach it: {conflict}"] if conflict else []
-        silent = [DeploymentReport(guard.deployment.target, guard.carrier)]
-        reports = await _soon(self._service.reporter.reports(guard.deployment, guard.settings), silent)
+        notes += [f"Changes made here do not reach it: {deployment.conflict}"] if deployment.conflict else []
+        silent = [DeploymentReport(deployment.target, deployment.carrier)]
+        reports = await _soon(self._service.reporter.reports(deployment), silent)
         return [
             {
-                "model_name": guard.deployment.group,
+                "model_name": deployment.group,
                 "model": report.target.model,
                 "window_tokens": 0 if report.window is None else report.window.tokens,
-                "compact_ratio": guard.settings.pre_request_ratio,
-                "carry_ratio": guard.settings.streaming_ratio,
+                "compact_ratio": settings.pre_request_ratio,
+                "carry_ratio": settings.streaming_ratio,
                 "facts": report.facts(shows_places=visitor.sees_all),
                 "notes": [*notes, *report.warnings],
             }

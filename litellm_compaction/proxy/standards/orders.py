@@ -87,6 +87,9 @@ class Told(NamedTuple):
     is_alone: bool = False  # No model says anything.
 
 
+NOTHING = Told()
+
+
 class Items:
     """Portable compactions as text, encrypted with the proxy's master key; in clear where `secret` gives None.
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictStr, TypeAdapter, Valid
 
 from litellm_compaction.core.forms import ClearOrder
 from litellm_compaction.core.portable import Portable
-from litellm_compaction.errors import BadItem
+from litellm_compaction.errors import BadItem, NotServed
 from litellm_compaction.proxy.standards.orders import Orders, Told, record_of
 
 _Json: TypeAlias = dict[str, Any]
@@ -30,6 +30,11 @@ _Shape = TypeVar("_Shape")
 
 TRIGGER = {"type": "compaction_trigger"}
 _ITEMS = ("compaction", "compaction_summary")
+# By LiteLLM's names of calls: fields that it drops, which stand for messages.
+_DROPPED = {"anthropic_messages": ("compaction",), "aresponses": ("conversation", "previous_response_id")}
+_LOST = "is not served for this model: it would be left out in silence. Send the whole conversation."
+# LiteLLM makes a WebSocket's requests itself and shows them to no plug-in, and would leave the item out.
+_UNREAD = "is a compaction item, which is not followed over a WebSocket, nor by a model that is guarded only in part"
 _Positive = Annotated[int, Field(strict=True, ge=1)]
 
 
@@ -122,10 +127,22 @@ def _kind(item: object) -> object:
     return item.get("type", "message") if isinstance(item, Mapping) else None
 
 
-def field_of_item(items: object) -> str:
-    """Returns the place of the first compaction item or trigger of a request's `input`; "" if it has none."""
-    places = enumerate(items if isinstance(items, list) else ())
-    return next((f"input[{at}]" for at, item in places if _kind(item) in (TRIGGER["type"], *_ITEMS)), "")
+def not_served(body: Mapping[str, Any], kind: str, *, keeps: Callable[[], bool]) -> NotServed | None:
+    """The first that LiteLLM would drop of a call of a `kind` with its client's orders taken out, on its way to a chat.
+
+    Not the response before, if LiteLLM `keeps` responses.
+    """
+    dropped = [field for field in _DROPPED.get(kind, ()) if body.get(field) is not None]
+    for at, item in enumerate(items if isinstance(items := body.get("input"), list) else ()):
+        if _kind(item) in (TRIGGER["type"], *_ITEMS):
+            return BadItem(f"input[{at}]", _UNREAD)
+        # One that only names another, which OpenAI's server has stored; its type may be left out.
+        if isinstance(item, Mapping) and "id" in item and item.keys() <= {"type", "id"}:
+            dropped += [f"input[{at}]"] if item.get("type") in (None, "item_reference") else []
+    for field in dropped:
+        if field != "previous_response_id" or not keeps():
+            return NotServed(f"`{field}` {_LOST}", field)
+    return None
 
 
 def messages_of(given: object) -> list[Any]:

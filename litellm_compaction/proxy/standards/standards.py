@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from litellm_compaction.core.forms import cleared
 from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.proxy.answer.sse import json_object
-from litellm_compaction.proxy.client import metadata_of, tenant_of
+from litellm_compaction.proxy.client import Body, metadata_of, tenant_of
 from litellm_compaction.proxy.exchange import Exchange, note_of
 from litellm_compaction.proxy.presence import Application, Route
 from litellm_compaction.proxy.refusals import failing_open
@@ -64,39 +64,37 @@ class Standards:
 
     async def answers(self, exchange: Exchange, context: RequestContext) -> bool:
         """Follows a request's orders before a model is asked; returns True if no model has to be asked."""
-        orders, compactor = exchange.client.orders, self._compactor
-        if orders.clear is not None and not exchange.client.cleared.cleared_calls:
-            original = exchange.client.original
-            tokens = await compactor.count(original, context)
-            rest, calls = cleared(original.messages, orders.clear, tokens)
-            smaller = replace(original, messages=rest)
+        orders, request, compactor = exchange.orders, exchange.original, self._compactor
+        if orders.clear is not None and not exchange.told.cleared_calls:
+            tokens = await compactor.count(request, context)
+            rest, calls = cleared(request.messages, orders.clear, tokens)
+            smaller = replace(request, messages=rest)
             saved_tokens = tokens - await compactor.count(smaller, context) if calls else 0
             if calls and saved_tokens >= orders.clear.at_least_tokens:
-                told = Told(cleared_calls=calls, cleared_tokens=saved_tokens)
-                exchange.client = replace(exchange.client, original=smaller, cleared=told)
-        request = exchange.client.original
+                request = exchange.original = smaller
+                exchange.told = Told(cleared_calls=calls, cleared_tokens=saved_tokens)
         if orders.counts_only:
             tokens = await compactor.count(request, context)
-            exchange.alone = exchange.client.cleared._replace(read_tokens=tokens, is_alone=True)
+            exchange.told = exchange.told._replace(read_tokens=tokens, is_alone=True)
         elif orders.compacts_only or orders.pauses:
             prepared = await compactor.guard(request, context)
             if orders.returned(request, prepared) is not None:
                 exchange.sent(prepared)
-                alone = await self.told(exchange)
-                # Without one the client takes an answer.
-                exchange.alone = alone._replace(is_alone=True) if alone.text else None
-        return exchange.alone is not None
+                # Without an item the client takes an answer.
+                if (told := await self.told(exchange)).text:
+                    exchange.told = told._replace(is_alone=True)
+        return exchange.told.is_alone
 
     async def told(self, exchange: Exchange) -> Told:
         """Returns what the answer to a request that was sent says of its context."""
-        if exchange.alone is not None:
-            return exchange.alone
-        client, prepared, report = exchange.client, exchange.prepared, exchange.client.cleared
+        prepared, report = exchange.prepared, exchange.told
+        if report.is_alone:
+            return report
         # The answer is whole without (P8).
         with failing_open("item"):
-            portable = client.orders.returned(client.original, prepared)
+            portable = exchange.orders.returned(exchange.original, prepared)
             if portable is not None:
-                text = await asyncio.to_thread(self._items.sealed, client.tenant, portable)
+                text = await asyncio.to_thread(self._items.sealed, exchange.tenant, portable)
                 report = report._replace(text=text, record=record_of(portable))
             if prepared is not None and prepared.action == "compacted" and prepared.compaction is not None:
                 written = prepared.count_text(prepared.compaction.summary)
@@ -104,10 +102,10 @@ class Standards:
         return report
 
     async def showing(
-        self, stream: AsyncGenerator[Any, None], exchange: Exchange, *, is_messages: bool
+        self, stream: AsyncGenerator[Any, None], exchange: Exchange, body: Body
     ) -> AsyncGenerator[Any, None]:
         """A stream of LiteLLM's with a part of ours before what the model says, which waits for it, or in its place."""
-        form = Messages() if is_messages else Responses()
+        form = _form_of(body)
         waiting: list[_Json] = []
         told: Told | None = None
         async for frame in stream:
@@ -120,7 +118,7 @@ class Standards:
                     continue
                 waiting.append(event)
                 if told is None:
-                    is_settled = exchange.alone is not None or exchange.prepared is not None
+                    is_settled = exchange.told.is_alone or exchange.prepared is not None
                     if not (is_settled or event["type"] in form.at_end):
                         continue
                     told = await self.told(exchange)
@@ -134,15 +132,19 @@ class Standards:
                         yield form.frame({**each, **moved})
                 waiting.clear()
 
-    async def shown(self, answer: Any, exchange: Exchange, *, is_messages: bool) -> Any:
+    async def shown(self, answer: Any, exchange: Exchange, body: Body) -> Any:
         """The same for an answer that is not streamed; None to leave it as it is."""
-        return (Messages() if is_messages else Responses()).answered(answer, await self.told(exchange))
+        return _form_of(body).answered(answer, await self.told(exchange))
 
 
-def route_of(application: Application, is_guarded: Callable[[object], Awaitable[bool]]) -> Route:
-    """Returns the route by which these paths are served for guarded models, by LiteLLM's own `application`."""
+def _form_of(body: Body) -> Responses | Messages:
+    return Responses() if "input" in body else Messages()
 
-    async def serve(scope: Any, receive: Any, send: Any) -> None:
+
+def route_of(is_guarded: Callable[[object], Awaitable[bool]]) -> Route:
+    """Returns the route by which these paths are served for guarded models."""
+
+    async def serve(application: Application, scope: Any, receive: Any, send: Any) -> None:
         try:
             content = await Request(scope, receive).body()
         except ClientDisconnect:

@@ -12,7 +12,7 @@ from litellm_compaction.core.forms import ClearOrder
 from litellm_compaction.core.portable import Portable, portable
 from litellm_compaction.errors import BadItem
 from litellm_compaction.proxy.standards.orders import Items, Orders, Told
-from litellm_compaction.proxy.standards.protocols import Messages, Responses, field_of_item
+from litellm_compaction.proxy.standards.protocols import Messages, Responses, not_served
 from litellm_compaction.proxy.standards.standards import Standards
 from tests.builders import parsed
 from tests.core.test_portable import COMPACTION, RAW
@@ -135,7 +135,9 @@ async def test_what_cannot_be_followed_is_refused_by_its_place(body: dict[str, A
 @pytest.mark.parametrize("kind", ["compaction", "compaction_trigger", "compaction_summary"])
 def test_the_first_item_is_found_by_its_place(kind: str) -> None:
     """One that nobody has read is refused by it; otherwise what it stands for would be lost in silence."""
-    assert field_of_item([USER, {"type": kind}, TRIGGER]) == "input[1]"
+    refusal = not_served({"input": [USER, {"type": kind}, TRIGGER]}, "", keeps=bool)
+    assert refusal is not None
+    assert refusal.param == "input[1]"
 
 
 MADE = Told(text="text" * 20, record="The record.", cleared_calls=2, cleared_tokens=9, read_tokens=70)
@@ -162,9 +164,9 @@ async def told(alone: Told) -> list[dict[str, Any]]:
             yield each
 
     exchange = exchange_of(*RAW)
-    exchange.alone = alone
+    exchange.told = alone
     standards = Standards(cast(Any, None), Items(lambda: None))
-    raw = b"".join([each async for each in standards.showing(source(), exchange, is_messages=True)])
+    raw = b"".join([each async for each in standards.showing(source(), exchange, {})])
     return [json.loads(part.split(b"data: ", 1)[1]) for part in raw.split(b"\n\n") if b"data: " in part]
 
 

@@ -55,7 +55,7 @@ async def asked(application: Application, path: str, body: Any, *, root: str = "
 
     listed = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": root + path, "root_path": root, "headers": listed}
-    await route_of(application, is_guarded).serve(scope, receive, send)
+    await route_of(is_guarded).serve(application, scope, receive, send)
     content = b"".join(message.get("body", b"") for message in sent)
     assert int(dict(sent[0]["headers"])[b"content-length"]) in (1, len(content))
     return sent[0]["status"], json.loads(content)

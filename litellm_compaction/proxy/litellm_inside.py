@@ -9,11 +9,13 @@ as no fallback and no deployment. `look` reads all of it before a request is gua
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import logging
+import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from functools import lru_cache
 from importlib import import_module
 from operator import attrgetter
 from types import SimpleNamespace
@@ -21,7 +23,8 @@ from typing import Any
 
 import httpx
 
-from litellm_compaction.errors import LiteLLMChanged
+from litellm_compaction.errors import LiteLLMChanged, StoreError
+from litellm_compaction.proxy.client import mapping
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -30,7 +33,6 @@ logger = logging.getLogger("litellm_compaction")
 LACKS = ("proxy", "litellm_lacks")
 # No deployment has it, and nothing answers there (RFC 863): only a LiteLLM that passes no client on asks it.
 _NOBODY, _NOWHERE = "litellm-compaction", "http://127.0.0.1:9/v1"
-_LIMIT_S = 10.0
 _ANSWER = {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": "seen"}}]}
 _PROXY, _CORE = "proxy.proxy_server", "litellm_core_utils"
 _CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
@@ -39,6 +41,19 @@ _SPEND = "proxy.spend_tracking.spend_tracking_utils"
 # Settings of the router by which we decide; by the last one LiteLLM refuses requests by the windows in its lists.
 FALLBACKS = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")
 CHECKS = "enable_pre_call_checks"
+# Nothing else of a request's, such as a body that LiteLLM has read.
+_KEPT_IN_SCOPE = ("type", "app", "asgi", "client", "http_version", "scheme", "server")
+# The answers of LiteLLM's own checks for a call on a caller's behalf.
+_ALLOWS = ("allowed", True)
+_NO_REDIS = (
+    "store: the proxy has no Redis of its own: set general_settings.coordination_redis, or REDIS_HOST and REDIS_PORT; "
+    "or name one here: redis://host:6379/0"
+)
+# One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot. Idle
+# connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
+_IDLE_S = 2.0
+_POOL_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=_IDLE_S)
+_SWITCH = {"true": True, "1": True, "yes": True, "false": False}
 
 
 class Seam(Enum):
@@ -111,7 +126,7 @@ class Seam(Enum):
         raise LiteLLMChanged(str(self))
 
 
-@lru_cache
+@functools.lru_cache
 def _read(place: str) -> tuple[str, Callable[[Any], Any], bool]:
     """A place's module, what finds its piece there, and if that is called."""
     module, _, path = place.partition(":")
@@ -136,15 +151,19 @@ def current_router() -> Any:
     return Seam.ROUTER.needed()
 
 
-def deployment(router: Any, deployment_id: str) -> Any:
-    """The router's own object of a deployment; None if it has none of this id."""
+def deployment(router: Any, deployment_id: str) -> Mapping[str, Any]:
+    """The entry of a deployment; {} if the router has none of this id."""
+    return mapping(_own(router, deployment_id))
+
+
+def _own(router: Any, deployment_id: str) -> Any:
     return _asked(router, "registry", "deployment", "get_deployment", lambda member: member(deployment_id))
 
 
-def deployments(router: Any, name: str | None = None, team_id: str | None = None) -> Sequence[Any]:
+def deployments(router: Any, name: str | None = None, team_id: str | None = None) -> list[Mapping[str, Any]]:
     """The entries that serve a group, an alias or a name behind a wildcard; those of all groups without a name."""
     listed = _asked(router, "registry", "deployments", "get_model_list", lambda member: member(name, team_id=team_id))
-    return listed or ()
+    return [*map(mapping, listed or ())]
 
 
 def setting(router: Any, name: str) -> object:
@@ -179,18 +198,13 @@ def rewrite_info(router: Any, rewritten: Callable[[Mapping[str, Any]], Mapping[s
 
 def add(router: Any, like: str, deployment_id: str, name: str, model: str) -> None:
     """Adds a deployment of this `model_name` and model, else like that of the id `like`, if that is still there."""
-    wildcard = deployment(router, like)
-    if wildcard is not None and deployment(router, deployment_id) is None:
+    wildcard = _own(router, like)
+    if wildcard is not None and _own(router, deployment_id) is None:
         params = {**wildcard.litellm_params.model_dump(), "model": model}
         # A look at its health would make LM Studio load it.
         own = {"id": deployment_id, "disable_background_health_check": True}
         info = {**wildcard.model_info.model_dump(), **own}
         router.add_deployment(deployment=type(wildcard)(model_name=name, litellm_params=params, model_info=info))
-
-
-def remove(router: Any, deployment_id: str) -> None:
-    """Takes a deployment out of the router's list."""
-    router.delete_deployment(id=deployment_id)
 
 
 # ------------------------------------------------------------------ what stands before a request is guarded
@@ -215,14 +229,14 @@ async def look(place: tuple[Any, bool]) -> LiteLLMChanged | None:
         for name in (*FALLBACKS, CHECKS):
             setting(router, name)
         if is_carried:
-            await _look_at_client(_NOBODY)
+            await _look_at_client()
     except LiteLLMChanged as error:
         logger.error("%s", error)  # noqa: TRY400 - the message is the finding
         return error
     return None
 
 
-async def _look_at_client(model: str) -> None:
+async def _look_at_client() -> None:
     """Has LiteLLM make a call whose client answers by itself; no other callback is told of it.
 
     Raises LiteLLMChanged if it does not pass on the client, with which our transport carries answers.
@@ -232,22 +246,19 @@ async def _look_at_client(model: str) -> None:
 
     from litellm_compaction.proxy.internal import as_ours
 
-    calls: list[object] = []
+    calls: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         calls.append(request)
         return httpx.Response(200, json=_ANSWER)
 
-    async def create(**given: object) -> None:
-        calls.append(given)
-
     http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    place: dict[str, Any] = {"api_key": model, "base_url": _NOWHERE}
-    options: dict[str, Any] = {"timeout": _LIMIT_S, "max_retries": 0, "num_retries": 0, "no-log": True}
+    place: dict[str, Any] = {"api_key": _NOBODY, "base_url": _NOWHERE}
+    options: dict[str, Any] = {"timeout": 10.0, "max_retries": 0, "num_retries": 0, "no-log": True}
     async with AsyncOpenAI(**place, http_client=http) as client:
-        options |= {"messages": [{"role": "user", "content": "."}], "client": with_chats(client, create)}
+        options |= {"messages": [{"role": "user", "content": "."}], "client": client}
         with contextlib.suppress(Exception), as_ours():
-            await litellm.acompletion(f"lm_studio/{model}", **place, **options)
+            await litellm.acompletion(f"lm_studio/{_NOBODY}", **place, **options)
     if not calls:
         raise LiteLLMChanged("client=", "Or set `carrier: hooks`, which passes no client on.")
 
@@ -256,3 +267,128 @@ def with_chats(client: Any, create: Callable[..., Any]) -> Any:
     """OpenAI's client, of whose `create` LiteLLM up to 1.107 asks for a chat; a newer one posts it by the client."""
     client.chat.completions.with_raw_response = SimpleNamespace(create=create)
     return client
+
+
+# ------------------------------------------------------------------ the proxy
+
+
+def configuration() -> Mapping[str, Any]:
+    """The configuration that is being loaded; empty outside the proxy."""
+    read = Seam.CONFIG.get()
+    return mapping(read() if read is not None else None)
+
+
+def keeps_responses() -> bool:
+    """LiteLLM finds the messages before a `previous_response_id`: it keeps prompts in its database."""
+    keeps = Seam.KEPT_PROMPTS.get()
+    return Seam.DATABASE.get() is not None and (keeps is None or bool(keeps()))
+
+
+def proxy_secret() -> str | None:
+    """The proxy's master key; None before the configuration is loaded, and without one."""
+    key = Seam.MASTER_KEY.get()
+    return key if isinstance(key, str) and key else None
+
+
+def wrap_requests(make: Callable[[Any], Any]) -> None:
+    """Puts what is made of the proxy's ASGI application in its place, inside of all middleware."""
+    if (application := Seam.REQUESTS.get()) is not None:
+        # What was put there before goes.
+        inner = getattr(application, "__wrapped__", application)
+        Seam.PAGE.needed().router.middleware_stack = functools.update_wrapper(make(inner), inner)
+
+
+# ------------------------------------------------------------------ keys
+
+
+async def key_owner(request: Any, path: str) -> Any:
+    """Returns LiteLLM's record of the key that a request shows, as if it asked to GET `path`; else its error."""
+    user_api_key_auth = Seam.KEYS.needed()
+    # As a POST it could be refused for what its body does not have (`enforce_user_param`).
+    get = {"method": "GET", "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "state": {}}
+    scope = {name: request.scope[name] for name in _KEPT_IN_SCOPE if name in request.scope}
+    headers = [each for each in request.headers.raw if each[0] != b"cookie" and not each[0].startswith(b"content-")]
+
+    async def nothing() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    look = type(request)({**scope, **get, "headers": headers}, nothing)
+    # FastAPI calls it so: a parameter that is left out would be its marker in place of a header's value.
+    markers = {name: each.default for name, each in inspect.signature(user_api_key_auth).parameters.items()}
+    given = {name: await each.dependency(look) for name, each in markers.items() if hasattr(each, "dependency")}
+    return await user_api_key_auth(request=look, **given)
+
+
+async def is_allowed(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
+    """True if LiteLLM would let a key call a `model_name`: by all lists of models, and the budgets for that model."""
+    # A call through the router skips the proxy's own check.
+    if (auth := metadata.get("user_api_key_auth")) is None:
+        return True
+    access, budget = Seam.ACCESS.get(), Seam.BUDGET.get()
+    # Anything else than LiteLLM's own object is nobody's word.
+    if access is None and any(getattr(auth, name, True) for name in ("models", "team_models")):
+        return False
+    # By position: the first three mean the same in all versions.
+    checks = (access, (auth, model, router)), (budget, (auth, model))
+    try:
+        return all([check is None or await check(*given) in _ALLOWS for check, given in checks])
+    except Exception:  # noqa: BLE001 - fails closed, as LiteLLM's own checks do
+        return False
+
+
+def has_limits(metadata: Mapping[str, Any]) -> bool:
+    """True if any limit or budget is set for the caller, its metadata or its team's, whatever LiteLLM calls it."""
+    fields = dict(metadata.get("user_api_key_auth") or {})
+    holders = [fields, *(fields.get(name) or {} for name in ("metadata", "team_metadata"))]
+    limits = [holder[name] for holder in holders for name in holder if "limit" in name or "budget" in name]
+    # A limit of 0 is one.
+    return any(value is not None and value is not False and value not in ({}, []) for value in limits)
+
+
+# ------------------------------------------------------------------ connections
+
+
+def proxy_redis() -> Any:
+    """The client of the Redis by which LiteLLM's workers coordinate themselves, for the running event loop."""
+    connect = getattr(Seam.REDIS.get(), "init_async_client", None)
+    if connect is None:
+        raise StoreError(_NO_REDIS)
+    return connect()
+
+
+def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
+    """Returns a maker of clients, outside of the proxy, of the Redis that `coordination_redis` or variables name."""
+    block = mapping(mapping(config.get("general_settings")).get("coordination_redis"))
+
+    def make() -> Any:
+        try:
+            return Seam.REDIS_CLIENT.needed()(**{name: value for name, value in block.items() if value is not None})
+        except (LiteLLMChanged, TypeError, ValueError):
+            raise StoreError(_NO_REDIS) from None
+
+    return make
+
+
+def connect() -> httpx.AsyncBaseTransport:
+    """A transport with a connection pool, for the running loop; it goes past the proxies of the environment."""
+    import litellm
+
+    # LiteLLM's `litellm_settings.ssl_verify`: a switch, or a bundle of certificates.
+    verify = os.environ.get("SSL_VERIFY", getattr(litellm, "ssl_verify", True))
+    verify = _SWITCH.get(verify.strip().lower(), verify) if isinstance(verify, str) else verify is not False
+    context, inherited = httpx.create_ssl_context(verify=verify), Seam.POOL.get()
+    is_off = os.environ.get("DISABLE_AIOHTTP_TRANSPORT", "").strip().lower()
+    if inherited is None or _SWITCH.get(is_off, False) or getattr(litellm, "disable_aiohttp_transport", False):
+        return httpx.AsyncHTTPTransport(verify=context, limits=_POOL_LIMITS)
+    from aiohttp import ClientSession, DummyCookieJar, TCPConnector
+
+    class Transport(inherited):  # type: ignore[misc, valid-type] # LiteLLM is not typed strictly enough to check
+        async def _get_proxy_settings(self, request: httpx.Request) -> None:
+            return None
+
+    def session() -> ClientSession:
+        connector = TCPConnector(limit=0, keepalive_timeout=_IDLE_S, ssl=context)
+        return ClientSession(connector=connector, cookie_jar=DummyCookieJar())
+
+    transport: httpx.AsyncBaseTransport = Transport(client=session)
+    return transport
