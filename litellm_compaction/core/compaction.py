@@ -30,8 +30,6 @@ from litellm_compaction.core.view import View, shows_results
 
 State: TypeAlias = Literal["applied", "provisional", "ready", "read"]
 
-# Of the words that came with an image.
-_LABEL_CHARS = 80
 # Somebody who goes back further pays one summary.
 _NEWEST_RECORDS = 8
 
@@ -234,8 +232,7 @@ def _labelled(rest: Sequence[Message], compaction: Compaction) -> list[JsonValue
     parts: list[JsonValue] = []
     for at, index in places:
         call = calls.get(at) or (calls.get(at - 1) if shows_results(rest[at]) else None)
-        words = " ".join(rest[at].text[: 4 * _LABEL_CHARS].split())[:_LABEL_CHARS]
-        source = f"result of {called(call)}" if call else f"sent by the {rest[at].role}{words and ': '}{words}"
+        source = f"result of {called(call)}" if call else f"sent by the {rest[at].role}"
         parts.append({"type": "text", "text": defused(f"[An image from earlier in the conversation, {source}]")})
         parts += image_parts(rest[at])[index : index + 1]
     return parts

@@ -101,25 +101,23 @@ def _prompt(name: str) -> str:
     return resources.files(__package__).joinpath(f"instructions/{name}.md").read_text(encoding="utf-8").rstrip("\n")
 
 
-_HANDOFF = Strategy(
-    name="handoff",
-    prompt=_prompt("handoff"),
-    brief_prompt=_prompt("handoff.brief"),
-    keeps_recent=False,
-    lead_in="Last request from user was: ",
-)
 # All by their names; any other one can be added.
 STRATEGIES = {
     "summary": Strategy(name="summary", prompt=_prompt("summary"), brief_prompt=_prompt("summary.brief")),
     "prune": Strategy(name="prune", prompt=_prompt("prune"), writer="summary"),
-    "handoff": _HANDOFF,
+    "handoff": Strategy(
+        name="handoff",
+        prompt=_prompt("handoff"),
+        brief_prompt=_prompt("handoff.brief"),
+        keeps_recent=False,
+        lead_in="Last request from user was: ",
+    ),
 }
-_NO_STRATEGY = Strategy(name="", prompt="")
 
 
 def strategy(level: str) -> Strategy:
     """The strategy that made a compaction of a level; for any other level one without words."""
-    return STRATEGIES.get(level, _NO_STRATEGY)
+    return STRATEGIES.get(level, Strategy(name="", prompt=""))
 
 
 def without_lead_in(text: str) -> str:
