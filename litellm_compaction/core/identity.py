@@ -76,8 +76,8 @@ def prints(message: Message) -> tuple[Datum, ...]:
 
 def words_chain(rest: Sequence[Message]) -> tuple[str, ...]:
     """Returns the chain over roles, calls, the words of person and model, and if there is data beside those."""
-    pairs = ((each.received or each, *_divided(each)) for each in rest)
-    return chain([replace(each, text="\n".join((*words, "\0" * bool(data))), raw={}) for each, words, data in pairs])
+    pairs = ((replace(each.received or each, raw={}, is_renewed=each.is_renewed), *_divided(each)) for each in rest)
+    return chain([replace(each, text="\n".join((*words, "\0" * bool(data)))) for each, words, data in pairs])
 
 
 def chain_behind(rest: Sequence[Message], record: Sequence[Seen]) -> tuple[str, ...]:

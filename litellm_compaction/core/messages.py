@@ -282,7 +282,8 @@ def chain(messages: Sequence[Message], *, after: str = "") -> tuple[str, ...]:
     digest = bytes.fromhex(after) if after else hashlib.blake2b(b"litellm_compaction:2", digest_size=16).digest()
     entries = [digest.hex()]
     for message in messages[0 if after else system_prefix_length(messages) :]:
-        digest = hashlib.blake2b(_normal_form(message.received or message), key=digest, digest_size=16).digest()
+        own = _normal_form(message.received or message) + b"\n" * message.is_renewed
+        digest = hashlib.blake2b(own, key=digest, digest_size=16).digest()
         entries.append(digest.hex())
     return tuple(entries)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
+from itertools import groupby, takewhile
 from operator import eq
 from typing import NamedTuple
 
@@ -39,7 +39,8 @@ class Listed:
     @cached_property
     def marks(self) -> tuple[str, ...]:
         """What the words and calls of each message are, wherever it stands."""
-        return tuple(words_chain([_BEFORE, each])[-1] for each in self.rest)
+        now = (replace(each, received=None, is_renewed=False) if each.is_renewed else each for each in self.rest)
+        return tuple(words_chain([_BEFORE, each])[-1] for each in now)
 
     @cached_property
     def spoken(self) -> list[int]:
@@ -78,12 +79,14 @@ class Relisted(NamedTuple):
 
     listed: Listed
     cut: int | None = None  # So many of all but system messages stand before what was newly left out.
-    renewed: Mapping[int, frozenset[str]] = {}  # By their positions the versions of messages that are written anew.
+    renewed: Mapping[
+        int, Sequence[str]
+    ] = {}  # By their positions the first versions of messages that are written anew.
     notes: Collection[str] = ()  # What its client has left in the place of results so far.
 
     def is_as(self, before: Relisted) -> bool:
         """Returns True if it was changed as the other was, for a person may have done so once."""
-        return self.cut in (None, before.cut) and all(len(each) == _VERSIONS for each in self.renewed.values())
+        return self.cut in (None, before.cut) and all(len(each) >= _VERSIONS for each in self.renewed.values())
 
 
 def relisted(before: Relisted, now: Listed, end: int) -> Relisted | None:
@@ -98,7 +101,7 @@ def relisted(before: Relisted, now: Listed, end: int) -> Relisted | None:
     changed = [place for place, at in same.items() if old.rest[at].raw != now.rest[place].raw]
     edited = edits([now.rest[each] for each in changed], [prints(old.rest[same[each]]) for each in changed], notes)
     stays = _with_renewed(old, now, end, same)
-    renewed = {place: old.rest[stays[place]] for place in stays.keys() - same.keys()}
+    renewed = {each: old.rest[at] for each, at in stays.items() if each not in same or old.rest[at].is_renewed}
     gone = sorted({*old.spoken}.difference(stays.values()))
     news = [at for at in gone if at not in old.left_out]
     last = max([*(news or gone), *(stays[place] for place in renewed)], default=len(old.rest))
@@ -122,12 +125,11 @@ def relisted(before: Relisted, now: Listed, end: int) -> Relisted | None:
             first = renewed.get(place)
             rest.append(replace(message, received=first.received or first, is_renewed=True) if first else message)
     cut = sum(at < news[0] for at in stays.values()) if news else None
-    versions = {
-        at: frozenset(sorted({*before.renewed.get(at, ()), old.marks[at], now.marks[place]})[:_VERSIONS])
-        for place, at in stays.items()
-        if place in renewed
-    }
-    return Relisted(Listed(tuple(rest), frozenset(left_out)), cut, versions, notes)
+    marks = {stays[at]: (*before.renewed.get(stays[at], ()), old.marks[stays[at]], now.marks[at]) for at in renewed}
+    versions = {at: [each for each, _ in groupby(own)][: _VERSIONS + 1] for at, own in marks.items()}
+    # What comes again so soon is another person's.
+    is_anothers = any(len({*each}) < len(each) for each in versions.values())
+    return None if is_anothers else Relisted(Listed(tuple(rest), frozenset(left_out)), cut, versions, notes)
 
 
 def _same(old: Listed, now: Listed, end: int) -> dict[int, int] | None:

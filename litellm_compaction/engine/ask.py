@@ -214,7 +214,7 @@ class SummaryClient:
     async def summary(self, measured: MeasuredRequest, step: Step, effort: Effort) -> str:
         """Returns the first usable summary of the messages that `step` covers, or ""."""
         job = await off_loop(measured.conversation.rest, lambda: _job(measured, step))
-        if not (job.messages or job.earlier):
+        if not job.messages and measured.count_text(job.earlier) <= job.summary_tokens:
             effort.reason = "nothing_new"
             return ""
 
@@ -338,10 +338,11 @@ class SummaryClient:
     ) -> tuple[Request, Sequence[str], int] | None:
         """The conversation to send again in append mode, its texts, and the tokens that its summary replaces.
 
-        None if it does not fit, or shows not everything: lines in place of results, or a gap after its last summary.
+        None if it does not fit, or shows not everything (lines for results, a gap after its summary) or nothing new.
         """
         base, view, target = step.base, measured.conversation, measured.context.target
-        shows_all = base is None or (base.is_record and base.summarized_messages == base.covered_messages)
+        end = step.draft.covered_messages
+        shows_all = base is None or (base.is_record and base.summarized_messages == base.covered_messages < end)
         # A forced call would be all that comes back, and the older `functions`, without a `type`, cannot be sent here.
         has_tools_only = all(isinstance(tool, Mapping) and "type" in tool for tool in measured.request.tools)
         if not (shows_all and has_tools_only and measured.request.tool_choice in (None, "auto", "none")):

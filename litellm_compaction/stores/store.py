@@ -192,7 +192,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Envelope:
-    version: Literal[1]
+    version: Literal[2]  # The first one had a list of summaries, and is passed over.
     compaction: Compaction
 
 
@@ -212,7 +212,7 @@ def digest(compaction: Compaction) -> str:
 
 
 def _fields(compaction: Compaction, *, exclude_defaults: bool = False) -> Any:
-    envelope = _Envelope(version=1, compaction=compaction)
+    envelope = _Envelope(version=2, compaction=compaction)
     return _ADAPTER.dump_python(envelope, mode="json", exclude_defaults=exclude_defaults, warnings=False)
 
 

@@ -165,7 +165,10 @@ async def test_who_deletes_twice_at_one_place_is_told_of_neither() -> None:
 
 @pytest.mark.parametrize(
     ("names", "after"),
-    [("abcdefgh", range(8)), ("abaab", (-10, -2, -2, 0, 1)), ("cabcab", (-10, -2, -2, -8, -1, 0))],
+    [
+        *(("abcdefgh", range(8)), ("abaab", (-10, -2, -2, 0, 1)), ("cabcab", (-10, -2, -2, -8, -1, 0))),
+        *(("cbab", (-4, -3, -2, -1)), ("cbab", (-4, -3, -2, -2))),
+    ],
 )
 async def test_what_is_written_anew_in_each_request_stands_beside_its_record(names: str, after: Sequence[int]) -> None:
     """What was written once may be a person's edit, or another person's (P9)."""
@@ -181,6 +184,15 @@ async def test_what_is_written_anew_in_each_request_stands_beside_its_record(nam
         text = "".join(each.text for each in sent(shown, prepared))
         assert is_anew or found(text) == {name}
     assert not is_anew or (f"It is {name}." in text and len(bench.ask.prompts) == asked)
+
+
+async def test_a_record_of_which_nothing_new_is_known_is_not_written_anew() -> None:
+    """Its client's last messages change, so that no more is covered."""
+    bench = Bench()
+    for words, end in (("Go on.", 40), ("Go on.", 42), ("No.", 54), ("Go on.", 56)):
+        asked = len(bench.ask.prompts)
+        await bench.guard([user("Write."), *TALK[:22], user(words), *TALK[23:end]], 8192)
+    assert len(bench.ask.prompts) == asked
 
 
 @pytest.mark.parametrize("renewed", [3, 4])

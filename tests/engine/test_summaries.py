@@ -15,18 +15,7 @@ from litellm_compaction.core.prompts import appended
 from litellm_compaction.engine.ask import SummaryJob, summarize, within_s, written
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
-from tests.builders import (
-    JsonDict,
-    agent_run,
-    assistant,
-    broken_promises,
-    calls,
-    count,
-    parsed,
-    prose,
-    result,
-    user,
-)
+from tests.builders import JsonDict, agent_run, assistant, broken_promises, calls, count, parsed, prose, result, user
 from tests.engine.bench import FakeAsk
 from tests.virtual_time import in_virtual_time
 

@@ -56,20 +56,17 @@ def test_a_digest_is_of_the_contents() -> None:
     others = [compaction("g"), replace(known, ledger="- src/b.py"), replace(known, forms=(Form(1, "words"),))]
     assert len({digest(each) for each in (known, *others)}) == 4
     # As it was written down once: a receipt of then is checked with it.
-    assert digest(known) == "00d9ee979777a39a1592a24df938d8c7867459671da9a015b9d46eadf7c0d813"
+    assert digest(known) == "d0764e3ddd88d1fd2c95c75786772e2e436204c11317956b0414572f04fa09fb"
     known = compaction("h", text="Zażółć")
-    assert digest(known) == "1c20e961a732ef0504f26cb4c56bde3e0812c4acd93ee810ca19faeb0f851a86"
+    assert digest(known) == "72164228ee50ca9dd7026849988e86878851aac3ac039e118ebab51bac2eb344"
 
 
 MADE = json.loads(encode(compaction("h")))["compaction"]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"version": 2}, {"compaction": None}, {"compaction": {}}],
-)
+@pytest.mark.parametrize("change", [{"version": 1}, {"compaction": None}, {"compaction": {}}])
 def test_what_this_version_cannot_apply_is_none(change: dict[str, object]) -> None:
     """Another envelope, missing fields, an unknown level; bytes that nobody wrote."""
-    assert decode(json.dumps({"version": 1, "compaction": MADE}).encode()) == compaction("h")
-    assert decode(json.dumps({"version": 1, "compaction": MADE, **change}).encode()) is None
+    assert decode(json.dumps({"version": 2, "compaction": MADE}).encode()) == compaction("h")
+    assert decode(json.dumps({"version": 2, "compaction": MADE, **change}).encode()) is None
     assert all(decode(data) is None for data in (b"", b"\xff", b"{}", b"[" * 100_000, b"9" * 5000))
