@@ -79,9 +79,7 @@ class Relisted(NamedTuple):
 
     listed: Listed
     cut: int | None = None  # So many of all but system messages stand before what was newly left out.
-    renewed: Mapping[
-        int, Sequence[str]
-    ] = {}  # By their positions the first versions of messages that are written anew.
+    renewed: Mapping[int, Sequence[str]] = {}  # The first versions of what is written anew, by position.
     notes: Collection[str] = ()  # What its client has left in the place of results so far.
 
     def is_as(self, before: Relisted) -> bool:
