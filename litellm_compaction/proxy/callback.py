@@ -35,6 +35,7 @@ from litellm_compaction.proxy.litellm_inside import connect, current_router, kee
 from litellm_compaction.proxy.presence import BEAT, beats, while_here
 from litellm_compaction.proxy.routing import Deployment, id_of
 from litellm_compaction.proxy.service import Service, load_settings, provide_environment
+from litellm_compaction.proxy.standards.orders import NO_ORDERS
 from litellm_compaction.proxy.standards.protocols import not_served
 
 logger = logging.getLogger("litellm_compaction")
@@ -220,7 +221,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if not deployment.does_guard:
             await self._compactor.observe(exchange.original, context)
             return kwargs
-        if await self._standards.answers(exchange, context):
+        if exchange.orders is not NO_ORDERS and await self._standards.answers(exchange, context):
             # LiteLLM answers nothing then; it would make as many such answers as a client has asked for.
             return {**kwargs, "mock_response": " ", "n": None}
         # What was ordered to go has been taken out of it.

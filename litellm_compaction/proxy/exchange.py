@@ -220,8 +220,8 @@ class Exchanges:
     def _read(self, body: Body, group: str, settings: Settings, is_chat: bool) -> Exchange | None:
         if (received := wire.decode(body) or wire.decode_text(body)) is None:
             return None
-        metadata, orders = client.metadata_of(body), note_of(body).orders or NO_ORDERS
-        unfolded, bases = orders.unfolded(received.messages)
+        metadata, orders = client.metadata_of(body), note_of(body).orders
+        unfolded, bases = (received.messages, ()) if orders is None else orders.unfolded(received.messages)
         messages = tuple(map(cleaned, unfolded))
         wish, bad_wish = client.NONE, None
         try:
@@ -245,7 +245,7 @@ class Exchanges:
             bad_wish=bad_wish,
             is_client_summary=is_summary or is_beside,
             is_beside=is_beside,
-            orders=orders,
+            orders=orders or NO_ORDERS,
             bases=bases,
             attempts=engine.Attempts(summary_calls_left=settings.constants.max_summary_calls),
         )
