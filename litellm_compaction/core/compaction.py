@@ -106,12 +106,12 @@ class Compaction:
     @property
     def form_of(self) -> Mapping[int, How]:
         """The forms of covered messages by position; of a message that the record stands for `gone`."""
-        return {**dict.fromkeys(range(self.start), "gone"), **{at: how for at, how, _ in self.forms}}
+        return {**dict.fromkeys(range(self.start), "gone"), **dict(self.forms)}
 
     @property
     def pinned(self) -> tuple[int, ...]:
         """The positions of messages that stay verbatim."""
-        return tuple(at for at, how, _ in self.forms if how in ("whole", "words"))
+        return tuple(at for at, how in self.forms if how in ("whole", "words"))
 
     @property
     def gone(self) -> frozenset[int]:
@@ -147,7 +147,7 @@ def is_sound(compaction: Compaction) -> bool:
     return (
         min(numbers) >= 0
         and max(ends) <= covered
-        and all(start <= at or how in ("whole", "words") for at, how, _ in compaction.forms)
+        and all(start <= at or how in ("whole", "words") for at, how in compaction.forms)
         and len(compaction.seen) in (0, covered)
         and all(each.entry == compaction.covered_hash for each in compaction.seen[-1:])
     )
@@ -174,8 +174,7 @@ def as_sent(rest: Sequence[Message], compaction: Compaction) -> list[Message | N
     """The messages as they are sent, None for one that is not; one that does not change is the same object."""
     covered = compaction.covered_messages
     shown = shown_behind(rest, compaction.start, compaction.covered_part)
-    in_place = in_forms(shown[:covered], compaction.forms, start=compaction.start, images=compaction.images)
-    return [*in_place, *shown[covered:]]
+    return [*in_forms(shown[:covered], compaction.form_of, compaction.images), *shown[covered:]]
 
 
 def hidden_messages(rest: Sequence[Message], compaction: Compaction) -> dict[int, Message]:

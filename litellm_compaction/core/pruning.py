@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.cuts import common_level, ends
-from litellm_compaction.core.forms import Form, lines_for, size_of
+from litellm_compaction.core.forms import in_order, lines_for
 from litellm_compaction.core.messages import (
     JsonObject,
     JsonValue,
@@ -72,16 +72,16 @@ def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[
     wanted = {*compaction.gone.intersection(span), *wishes.dropped.intersection(choices)}
     dropped = {at for unit in _units(rest, span, wanted, compaction.gone) for at in unit}
     shrinking = {span.start + at for at in lines_for(rest[span.start : span.stop])}
-    forms = {each.position: each for each in compaction.forms}
-    lines = {at for at, each in forms.items() if each.how == "line"}
+    forms = dict(compaction.forms)
+    lines = {at for at, how in forms.items() if how == "line"}
     for at in wanted.intersection(choices) - dropped - lines:
         message = rest[at]
         if message.role == "tool":
-            forms.update({at: Form(at, "line", size_of(message))} if at in shrinking else {})
+            forms.update({at: "line"} if at in shrinking else {})
         elif not message.calls and len(normal_text(message)) >= _LEAST_SAVED_CHARS:
-            forms[at] = Form(at, "removed")
-    forms.update((at, Form(at, "gone")) for at in dropped)
-    return replace(compaction, forms=tuple(sorted(forms.values())))
+            forms[at] = "removed"
+    forms |= dict.fromkeys(dropped, "gone")
+    return replace(compaction, forms=in_order(forms))
 
 
 def _units(rest: Sequence[Message], span: range, wanted: Collection[int], gone: Collection[int]) -> Iterator[range]:

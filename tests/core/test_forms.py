@@ -31,7 +31,7 @@ from tests.builders import (
 
 
 def sent_in(messages: Sequence[Message], forms: Iterable[Form]) -> list[Message]:
-    return [each for each in in_forms(messages, forms) if each is not None]
+    return [each for each in in_forms(messages, dict(forms)) if each is not None]
 
 
 def test_reasoning_and_images_go() -> None:
@@ -50,7 +50,7 @@ def test_reasoning_and_images_go() -> None:
     assert (shown[1].reasoning, shown[1].text, shown[1].calls) == ("", "I call.", messages[1].calls)
     assert shown[2] is messages[2]
     assert shown[3].text == "[Old reasoning was removed.]"
-    assert in_forms(messages, [Form(0, "whole")])[0] is messages[0]
+    assert in_forms(messages, {0: "whole"})[0] is messages[0]
 
 
 @st.composite
