@@ -24,7 +24,6 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.core.rounds import calls_by_position, rounds
 from litellm_compaction.core.stretches import Stretch, parts_of, texts_of, with_texts
 
-REMOVED = "[An earlier message was removed.]"
 _REMOVED_DATA = "[About {tokens} tokens that were attached here were removed. Read it again if it is needed.]"
 _CLEARED = "[Old tool result content cleared]"
 # A result, or data, that is hardly longer than the line in its place stays.
@@ -34,7 +33,7 @@ _ARGUMENTS_CHARS = 120
 _IMAGE_KINDS = ("image_url", "input_image", "image")
 _REASONING_KEYS = frozenset({"reasoning_content", "reasoning", "thinking_blocks", "reasoning_details"})
 
-How: TypeAlias = Literal["whole", "words", "line", "removed", "gone"]
+How: TypeAlias = Literal["whole", "words", "line", "gone"]
 ImagePlace: TypeAlias = tuple[int, int]
 """Where an image stands: the position of its message, and which of that message's images it is, from 0."""
 
@@ -43,7 +42,7 @@ class Form(NamedTuple):
     """The form in which a message is sent; one without a form is sent without its reasoning and images."""
 
     position: int  # After the leading system messages.
-    # `words` is all but attached data; `line` one for a tool's result or for a message's data; `removed` one for text.
+    # `words` is all but attached data; `line` one for a tool's result or for a message's data.
     how: How
 
 
@@ -64,8 +63,6 @@ def in_forms(
         if how in ("whole", "words"):
             return message if how == "whole" else without_data(message)
         shown = _bare(without_data(message) if how == "line" else message, at, images)
-        if how == "removed":
-            return with_text(shown, REMOVED)
         is_result = how == "line" and message.role == "tool"
         return with_text(shown, line_for(calls.get(at))) if is_result else shown
 
