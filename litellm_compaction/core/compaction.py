@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from litellm_compaction.core.cuts import open_think
-from litellm_compaction.core.forms import Form, How, ImagePlace, called, data_of, image_parts, in_forms
+from litellm_compaction.core.forms import Form, How, ImagePlace, called, image_parts, in_forms
 from litellm_compaction.core.identity import Seen, chain_behind, edits, text_hash
 from litellm_compaction.core.messages import (
     JsonValue,
@@ -26,6 +26,7 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.core.prompts import defused, frame, strategy
 from litellm_compaction.core.rounds import calls_by_position
+from litellm_compaction.core.stretches import divided
 from litellm_compaction.core.view import View, shows_results
 
 State: TypeAlias = Literal["applied", "ready", "read"]
@@ -118,11 +119,6 @@ class Compaction:
         return frozenset(at for at, how in self.form_of.items() if how == "gone")
 
     @property
-    def hidden(self) -> frozenset[int]:
-        """The positions of covered messages that the model does not see as they were."""
-        return frozenset(at for at, how in self.form_of.items() if how != "whole")
-
-    @property
     def record(self) -> str:
         """The text that travels before the first kept words; "" where lines alone say everything."""
         if not (self.start or self.summary or self.ledger or self.gone):
@@ -177,9 +173,9 @@ def as_sent(rest: Sequence[Message], compaction: Compaction) -> list[Message | N
 
 
 def hidden_messages(rest: Sequence[Message], compaction: Compaction) -> dict[int, Message]:
-    """The text that the model sees no more, by position: messages that are gone, results and attached data."""
+    """The text that the model sees no more, by position: messages that are gone, results and what was attached."""
     shown = {
-        at: data_of(rest[at]) if how == "words" or (how == "line" and rest[at].role != "tool") else rest[at]
+        at: rest[at] if how == "gone" else next((each for each in divided(rest[at]) if each.role == "tool"), None)
         for at, how in sorted(compaction.form_of.items())
         if how != "whole"
     }

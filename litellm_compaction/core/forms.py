@@ -54,7 +54,7 @@ def in_order(forms: Mapping[int, How]) -> tuple[Form, ...]:
 def in_forms(
     messages: Sequence[Message], form_of: Mapping[int, How], images: Collection[ImagePlace] = ()
 ) -> list[Message | None]:
-    """The messages as they are sent, None for one that is gone; one that does not change is the same object."""
+    """The messages as they are sent, None for one that is gone, the same object if unchanged; `images` stay."""
     calls = calls_by_position(messages) if "line" in form_of.values() else {}
 
     def sent(at: int, message: Message) -> Message | None:
@@ -91,13 +91,6 @@ def lines_for(messages: Sequence[Message]) -> dict[int, str]:
         if message.role in ("tool", "user")
     }
     return {at: text for at, text in shorter.items() if len(messages[at].text) - len(text) >= _LEAST_SAVED_CHARS}
-
-
-def data_of(message: Message) -> Message | None:
-    """The data that `without_data` leaves out, as a result of a tool; None for none."""
-    data: list[str] = []
-    with_shorter_data(message, data.append)
-    return parse_message({"role": "tool", "content": "\n".join(data)}) if data else None
 
 
 def without_data(message: Message) -> Message:
