@@ -46,14 +46,9 @@ class Step:
     predicted_tokens: int  # The most that it leaves.
 
     @property
-    def is_record(self) -> bool:
-        """No other step leaves less."""
-        return self.draft.is_record
-
-    @property
     def is_edit(self) -> bool:
         """Old results become lines, without a model, and that alone reaches the target."""
-        return self.question == "none" and not self.is_record
+        return self.question == "none" and not self.draft.is_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -246,7 +246,7 @@ class Decider:
                 # Another request's may not be for this one, which goes on differently.
                 context.attempts.has_compacted = context.attempts.has_compacted or context.now
                 return await self.decide(measured, (made, *needed.stored))
-            if step.is_record:
+            if step.draft.is_record:
                 break
         does_fit = measured.budget.own.fits(measured.count.tokens)
         if (again := await self._recounted(measured, fits=does_fit)) is not None:
@@ -270,7 +270,7 @@ class Decider:
         prepared = await self._applied(measured, made, "compacted")
         if not is_enough(measured, step, made, prepared):
             return None
-        if not step.is_record:
+        if not step.draft.is_record:
             # A record is the last step: it is sent whatever the template says.
             sent, accepts = prepared.sent(measured.request), self._engine.windows.accepts
             if not await accepts(context.target, sent, measured.request):

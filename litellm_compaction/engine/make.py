@@ -93,7 +93,7 @@ class Maker:
         A record is stored at once, since its summary was paid for; what other steps make is stored once it does.
         """
         step = steps[0]
-        if step.is_record:
+        if step.draft.is_record:
             return await self._record(measured, steps, effort)
         draft = step.draft if step.is_edit else await self._summary_client.prune(measured, step, effort)
         made = await asyncio.to_thread(_copied, measured, draft, step.ledger_tokens) if draft is not None else None
