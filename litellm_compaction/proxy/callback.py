@@ -102,7 +102,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if call_type in _BRIDGED_CALLS:
             # LiteLLM, and deployments that are left alone, have their own way with it.
             if await self._guards.is_guarded(router, data):
-                await self._standards.read_orders(data, call_type)
+                await self._standards.read_orders(data)
             return
         deployments = await self._guards.reachable(router, data) if call_type in _GUARDED_CALLS else []
         if (first := next(filter(None, deployments), None)) is None:
