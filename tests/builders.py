@@ -104,7 +104,7 @@ def first_step(view: View, limits: Budget, depth: CompactionOptions, stored: Seq
 
 
 def is_record(decision: object) -> TypeGuard[Step]:
-    return isinstance(decision, Step) and decision.is_record
+    return isinstance(decision, Step) and decision.draft.is_record
 
 
 def is_edit(decision: object) -> TypeGuard[Step]:

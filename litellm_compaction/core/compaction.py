@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from litellm_compaction.core.cuts import open_think
-from litellm_compaction.core.forms import Form, How, ImagePlace, called, data_of, image_parts, in_forms
+from litellm_compaction.core.forms import Form, How, ImagePlace, called, image_parts, in_forms
 from litellm_compaction.core.identity import Seen, chain_behind, edits, text_hash
 from litellm_compaction.core.messages import (
     JsonValue,
@@ -26,9 +26,10 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.core.prompts import defused, frame, strategy
 from litellm_compaction.core.rounds import calls_by_position
+from litellm_compaction.core.stretches import divided
 from litellm_compaction.core.view import View, shows_results
 
-State: TypeAlias = Literal["applied", "provisional", "ready", "read"]
+State: TypeAlias = Literal["applied", "ready", "read"]
 
 # Somebody who goes back further pays one summary.
 _NEWEST_RECORDS = 8
@@ -82,8 +83,7 @@ class Compaction:
     ledger: str = ""  # Verbatim anchors of everything covered.
     level: str = "truncate"  # Of the newest part: a strategy's name, `edit`, `truncate` if no model's text was usable.
     window_tokens: int = 0
-    # `provisional` if it was made without room for a summary, so that the next one goes on from an earlier one. `ready`
-    # if it was written ahead, and waits. `read` if the server has read what it leaves: it takes effect at once.
+    # `ready` if it was written ahead, and waits; `read` if the server has read what it leaves: it takes effect at once.
     state: State = "applied"
     covered_part: PartialCoverage | None = None  # Of the message at `start`, if the record stands for that as well.
     images: tuple[ImagePlace, ...] = ()  # Of covered messages, not of ones that stay; in their place or beside it.
@@ -106,22 +106,17 @@ class Compaction:
     @property
     def form_of(self) -> Mapping[int, How]:
         """The forms of covered messages by position; of a message that the record stands for `gone`."""
-        return {**dict.fromkeys(range(self.start), "gone"), **{at: how for at, how, _ in self.forms}}
+        return {**dict.fromkeys(range(self.start), "gone"), **dict(self.forms)}
 
     @property
     def pinned(self) -> tuple[int, ...]:
         """The positions of messages that stay verbatim."""
-        return tuple(at for at, how, _ in self.forms if how in ("whole", "words"))
+        return tuple(at for at, how in self.forms if how in ("whole", "words"))
 
     @property
     def gone(self) -> frozenset[int]:
         """The positions of covered messages that are not sent."""
         return frozenset(at for at, how in self.form_of.items() if how == "gone")
-
-    @property
-    def hidden(self) -> frozenset[int]:
-        """The positions of covered messages that the model does not see as they were."""
-        return frozenset(at for at, how in self.form_of.items() if how != "whole")
 
     @property
     def record(self) -> str:
@@ -147,7 +142,7 @@ def is_sound(compaction: Compaction) -> bool:
     return (
         min(numbers) >= 0
         and max(ends) <= covered
-        and all(start <= at or how in ("whole", "words") for at, how, _ in compaction.forms)
+        and all(start <= at or how in ("whole", "words") for at, how in compaction.forms)
         and len(compaction.seen) in (0, covered)
         and all(each.entry == compaction.covered_hash for each in compaction.seen[-1:])
     )
@@ -174,14 +169,13 @@ def as_sent(rest: Sequence[Message], compaction: Compaction) -> list[Message | N
     """The messages as they are sent, None for one that is not; one that does not change is the same object."""
     covered = compaction.covered_messages
     shown = shown_behind(rest, compaction.start, compaction.covered_part)
-    in_place = in_forms(shown[:covered], compaction.forms, start=compaction.start, images=compaction.images)
-    return [*in_place, *shown[covered:]]
+    return [*in_forms(shown[:covered], compaction.form_of, compaction.images), *shown[covered:]]
 
 
 def hidden_messages(rest: Sequence[Message], compaction: Compaction) -> dict[int, Message]:
-    """The text that the model sees no more, by position: messages that are gone, results and attached data."""
+    """The text that the model sees no more, by position: messages that are gone, results and what was attached."""
     shown = {
-        at: data_of(rest[at]) if how == "words" or (how == "line" and rest[at].role != "tool") else rest[at]
+        at: rest[at] if how == "gone" else next((each for each in divided(rest[at]) if each.role == "tool"), None)
         for at, how in sorted(compaction.form_of.items())
         if how != "whole"
     }
@@ -245,7 +239,7 @@ def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
     """Returns the stored compactions that may stand in for the beginning of a conversation, the one to go by first.
 
     Their messages must be this conversation's first ones, the cut legal here too, and what is being worked on must stay
-    verbatim. A record that was made without room comes last; else the newest round counts.
+    verbatim. The newest round counts.
     """
 
     def holds(compaction: Compaction) -> bool:
@@ -255,7 +249,7 @@ def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
             return False
         return {*view.pinned(covered)}.issubset(compaction.pinned)
 
-    return sorted(filter(holds, stored), key=lambda each: (each.state == "provisional", -each.round))
+    return sorted(filter(holds, stored), key=lambda each: -each.round)
 
 
 def superseded(stored: Iterable[Compaction]) -> list[Compaction]:

@@ -6,8 +6,9 @@ made anew for every request of nothing but the message, so that a stored one can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.cuts import outside_thoughts
@@ -23,7 +24,6 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.core.rounds import calls_by_position, rounds
 from litellm_compaction.core.stretches import Stretch, parts_of, texts_of, with_texts
 
-REMOVED = "[An earlier message was removed.]"
 _REMOVED_DATA = "[About {tokens} tokens that were attached here were removed. Read it again if it is needed.]"
 _CLEARED = "[Old tool result content cleared]"
 # A result, or data, that is hardly longer than the line in its place stays.
@@ -33,7 +33,7 @@ _ARGUMENTS_CHARS = 120
 _IMAGE_KINDS = ("image_url", "input_image", "image")
 _REASONING_KEYS = frozenset({"reasoning_content", "reasoning", "thinking_blocks", "reasoning_details"})
 
-How: TypeAlias = Literal["whole", "words", "line", "removed", "gone"]
+How: TypeAlias = Literal["whole", "words", "line", "gone"]
 ImagePlace: TypeAlias = tuple[int, int]
 """Where an image stands: the position of its message, and which of that message's images it is, from 0."""
 
@@ -42,46 +42,36 @@ class Form(NamedTuple):
     """The form in which a message is sent; one without a form is sent without its reasoning and images."""
 
     position: int  # After the leading system messages.
-    # `words` is all but attached data; `line` one for a tool's result or for a message's data; `removed` one for text.
+    # `words` is all but attached data; `line` one for a tool's result or for a message's data.
     how: How
-    size: str = ""  # That a result had when it became a line, since a client may have cleared it later.
+
+
+def in_order(forms: Mapping[int, How]) -> tuple[Form, ...]:
+    """The forms of messages by their positions, ascending."""
+    return tuple(starmap(Form, sorted(forms.items())))
 
 
 def in_forms(
-    messages: Sequence[Message], forms: Iterable[Form], *, start: int = 0, images: Collection[ImagePlace] = ()
+    messages: Sequence[Message], form_of: Mapping[int, How], images: Collection[ImagePlace] = ()
 ) -> list[Message | None]:
-    """The messages as they are sent, None for one that is gone; one that does not change is the same object.
-
-    Those before `start` are gone unless they have a form, the last one for a position; `images` stay.
-    """
-    form_of = {each.position: each for each in forms}
-    calls = calls_by_position(messages) if any(each.how == "line" for each in form_of.values()) else {}
+    """The messages as they are sent, None for one that is gone, the same object if unchanged; `images` stay."""
+    calls = calls_by_position(messages) if "line" in form_of.values() else {}
 
     def sent(at: int, message: Message) -> Message | None:
-        _, how, size = form_of.get(at, (at, None, ""))
-        if how == "gone" or (how is None and at < start):
+        if (how := form_of.get(at)) == "gone":
             return None
         if how in ("whole", "words"):
             return message if how == "whole" else without_data(message)
         shown = _bare(without_data(message) if how == "line" else message, at, images)
-        if how == "removed":
-            return with_text(shown, REMOVED)
         is_result = how == "line" and message.role == "tool"
-        return with_text(shown, line_for(message, calls.get(at), size)) if is_result else shown
+        return with_text(shown, line_for(calls.get(at))) if is_result else shown
 
     return [sent(at, message) for at, message in enumerate(messages)]
 
 
-def line_for(result: Message, call: ToolCall | None, size: str = "") -> str:
-    """The text that stands for an old tool result: tool, short arguments, size ("" for today's), how to get it back."""
-    size = size or size_of(result)
-    return f"[Old result of {called(call)}, {size}, was removed. Call the tool again if it is needed.]"
-
-
-def size_of(result: Message) -> str:
-    """The size of a result as its line tells it."""
-    line_count = result.text.count("\n", 0, len(result.text) - 1) + 1
-    return f"{line_count} lines" if line_count > 1 else f"about {roughly_tokens(result.text)} tokens"
+def line_for(call: ToolCall | None) -> str:
+    """The text that stands for the old result of a call: tool, short arguments, how to get it back."""
+    return f"[Old result of {called(call)} was removed. Call the tool again if it is needed.]"
 
 
 def called(call: ToolCall | None) -> str:
@@ -96,18 +86,11 @@ def lines_for(messages: Sequence[Message]) -> dict[int, str]:
     """The shorter text for each result and each message with data that is worth it, the oldest first."""
     calls = calls_by_position(messages)
     shorter = {
-        at: line_for(message, calls.get(at)) if message.role == "tool" else without_data(message).text
+        at: line_for(calls.get(at)) if message.role == "tool" else without_data(message).text
         for at, message in enumerate(messages)
         if message.role in ("tool", "user")
     }
     return {at: text for at, text in shorter.items() if len(messages[at].text) - len(text) >= _LEAST_SAVED_CHARS}
-
-
-def data_of(message: Message) -> Message | None:
-    """The data that `without_data` leaves out, as a result of a tool; None for none."""
-    data: list[str] = []
-    with_shorter_data(message, data.append)
-    return parse_message({"role": "tool", "content": "\n".join(data)}) if data else None
 
 
 def without_data(message: Message) -> Message:

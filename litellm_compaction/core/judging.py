@@ -51,7 +51,6 @@ _BULLETS = "-*•> \t[]()0123456789."
 # 0.6 keeps fewer invented rules and loses as many more of the user's; a word in every sentence counts a little.
 _SUPPORT_RATIO, _LEAST_WEIGHT = 0.5, 0.1
 
-
 _WORDS = {
     key: "|".join(re.escape(word.replace("_", " ")) for word in words.split())
     for key, words in table("inventions").items()

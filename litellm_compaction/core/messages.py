@@ -50,17 +50,6 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
-    """The forms by which a conversation's client is known in it (`stretches.py`); texts are levelled."""
-
-    names: frozenset[str] = frozenset()  # Of elements.
-    lines: frozenset[str] = frozenset()  # Of the client's paragraphs.
-
-
-NO_MARKS = Marks()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One entry of a request's `messages`."""
 
@@ -73,7 +62,8 @@ class Message:
     # Ours, so that an answer goes on: a request to go on, or the end of the answer if the model itself goes on with it.
     is_synthetic: bool = False
     raw: JsonObject  # The client's, never changed in place.
-    marks: Marks = field(default=NO_MARKS, compare=False, repr=False)  # Of the conversation, for a user message.
+    # By which a user message's client is known (`stretches.py`): levelled lines, and elements by `<` and their name.
+    marks: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     received: Message | None = field(default=None, compare=False, repr=False)  # As it came, if some of it is cleared.
     is_renewed: bool = False  # Its client writes it anew in each request; `received` is what it was at first.
 

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from litellm_compaction.core.budget import Budget, CompactionOptions, gained_tokens
 from litellm_compaction.core.compaction import Compaction, applied_tokens, is_undone, usable
-from litellm_compaction.core.forms import Form, ImagePlace, lines_for, size_of
+from litellm_compaction.core.forms import ImagePlace, in_order, lines_for
 from litellm_compaction.core.messages import Message, parse_message, user_message
 from litellm_compaction.core.view import RECORD_TOKENS, View, answered_round
 
@@ -27,8 +27,6 @@ _WORDS_TARGET_RATIO, TASK_WINDOW_RATIO, _WORDS_HEAD_TOKENS = 0.25, 0.1, 12
 _DEEP_RATIO = 0.65
 # Of the trigger, up to which recent messages stay where a caller wants that.
 _STAYING_RATIO = 0.85
-# "Last request from user was: " in any vocabulary.
-_LEAD_IN_TOKENS = 12
 # What the next turn adds: the most of so many before it; a sentence or two if there were none yet.
 _LATEST_STEPS, _USUAL_GROWTH_RATIO = 3, 0.02
 _NONE_TOKENS = -1  # Of a candidate that never does.
@@ -48,14 +46,9 @@ class Step:
     predicted_tokens: int  # The most that it leaves.
 
     @property
-    def is_record(self) -> bool:
-        """No other step leaves less."""
-        return self.draft.is_record
-
-    @property
     def is_edit(self) -> bool:
         """Old results become lines, without a model, and that alone reaches the target."""
-        return self.question == "none" and not self.is_record
+        return self.question == "none" and not self.draft.is_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +111,7 @@ def _candidates(
     most_tokens = now_tokens - 1 if keeps_what_fits else gained_tokens(now_tokens)
     for each in (each for each in reusable if each.state == "ready"):
         yield Send(compaction=each), applied_tokens(view, each), min(most_tokens, trigger_tokens)
-    bases = (each for each in earlier if each.state != "provisional" and (each.summary or not keeps_what_fits))
+    bases = (each for each in earlier if each.summary or not keeps_what_fits)
     base, copied = next(bases, None), tuple[Step, ...]()
     # What was written ahead would never be used if the next request had other messages in its place.
     last_cuts = view.steady_cuts if options.covers_all else view.cuts
@@ -193,13 +186,12 @@ class _Planner:
             return None
         summary = summary if asks else int((1 - _LEDGER_SHARE) * text_room)
         ledger = words + int(_LEDGER_SHARE * max(text_room, 0))
-        text_tokens = RECORD_TOKENS + summary + ledger + (_LEAD_IN_TOKENS if strategy.lead_in else 0)
+        text_tokens = RECORD_TOKENS + summary + ledger
         cut, kept_tokens = self._cut(cuts, images, text_tokens)
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
         spare = max(target - kept_tokens - text_tokens, 0) if asks and not options.writes_whole_records else 0
-        draft = self._draft(cut, strategy.writer or strategy.name, images, start=cut)
         return Step(
-            draft=replace(draft, state="applied" if asks else "provisional"),
+            draft=self._draft(cut, strategy.writer or strategy.name, images, start=cut),
             question="summary" if asks else "none",
             base=base,
             summary_tokens=summary,
@@ -236,17 +228,16 @@ class _Planner:
         draft = self._draft(cut, "edit", self._images(cut)[:most_images], start=start)
         ledger_tokens = self._edit_ledger_tokens(start)
         tokens = applied_tokens(view, draft) + RECORD_TOKENS + ledger_tokens
-        covered, forms = view.rest[start:cut], {each.position: each for each in draft.forms}
+        covered, forms = view.rest[start:cut], dict(draft.forms)
         for at, line in lines_for(covered).items():
             if tokens <= target and not self._options.rereads:
                 break
             if start + at not in forms:
-                size = size_of(covered[at]) if covered[at].role == "tool" else ""
-                forms[start + at] = Form(start + at, "line", size)
+                forms[start + at] = "line"
                 tokens -= count(covered[at].text) - count(line)
         if tokens > target:
             return None
-        draft, ledger_tokens = replace(draft, forms=tuple(sorted(forms.values()))), ledger_tokens + target - tokens
+        draft, ledger_tokens = replace(draft, forms=in_order(forms)), ledger_tokens + target - tokens
         return Step(draft=draft, question="none", ledger_tokens=ledger_tokens, predicted_tokens=target)
 
     def choices(self, fresh: Step, now_tokens: int) -> tuple[Step, ...]:
@@ -270,27 +261,26 @@ class _Planner:
     def _draft(self, covered_messages: int, level: str, images: Sequence[ImagePlace], *, start: int) -> Compaction:
         """What so many messages become, before a model's words and a ledger; what is gone stays so, for the cache."""
         view, base = self._view, self._base
-        forms = {form.position: form for form in view.pinned_forms(covered_messages)}
+        forms = dict(view.pinned_forms(covered_messages))
         if level == "edit":
-            forms = {at: Form(at, "whole") for at in forms}
+            forms = dict.fromkeys(forms, "whole")
         before = base if start < covered_messages else None
-        for form in before.forms if before else ():
-            at, is_pinned = form.position, form.position in forms
-            if is_pinned and form.how == "words":
-                forms[at] = form
-            elif not is_pinned and at >= start and form.how != "whole":
+        for at, how in before.forms if before else ():
+            if at in forms:
+                forms[at] = "words" if how == "words" else forms[at]
+            elif at >= start and how != "whole":
                 # Words that are no request any more are old ones.
-                forms[at] = form._replace(how="line") if form.how == "words" else form
-            elif not is_pinned and at < start and view.rest[at].role != "user":
-                forms[at] = form
-        whole = {at for at, how, _ in forms.values() if how in ("whole", "words")}
+                forms[at] = "line" if how == "words" else how
+            elif at < start and view.rest[at].role != "user":
+                forms[at] = how
+        whole = {at for at, how in forms.items() if how in ("whole", "words")}
         if before:
             images = [place for place in images if place[0] >= before.covered_messages or place in before.images]
         return Compaction(
             covered_messages=covered_messages,
             covered_hash=view.hashes[covered_messages],
             start=start,
-            forms=tuple(sorted(forms.values())),
+            forms=in_order(forms),
             round=base.round + 1 if base else 1,
             summary=base.summary if base else "",
             summarized_messages=base.summarized_messages if base else 0,

@@ -1,7 +1,7 @@
 """Asks a pruning model which messages may go, and holds its answer against the conversation.
 
 An edit plan by message number is asked for; a conversation written anew is read, too. A message may be left out, or a
-line stands in its place: no wish can add a role, a call, an id or a word. Rounds stay whole, user and assistant
+line stands in a result's place: no wish can add a role, a call, an id or a word. Rounds stay whole, user and assistant
 alternate, and what is protected is never offered.
 """
 
@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.cuts import common_level, ends
-from litellm_compaction.core.forms import Form, lines_for, size_of
+from litellm_compaction.core.forms import in_order, lines_for
 from litellm_compaction.core.messages import (
     JsonObject,
     JsonValue,
@@ -32,8 +32,6 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.core.prompts import data_lines, defused, filled
 from litellm_compaction.core.rounds import rounds, within_rounds
 
-# Below this nothing is gained that is worth a marker.
-_LEAST_SAVED_CHARS = 80
 _KEYS = frozenset({"drop", "prunedConversation"})
 _RANGE = re.compile(r"\s*#?(\d{1,6})\s*(?:(?:-|–|to)\s*#?(\d{1,6}))?\s*")
 # Reasoning may hold drafts; more of them than this are noise.
@@ -66,22 +64,14 @@ def offered(rest: Sequence[Message], compaction: Compaction) -> list[int]:
 def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[int], wishes: Wishes) -> Compaction:
     """The compaction with as much of the wishes as leaves a valid conversation; what it leaves out already stays out.
 
-    A whole stretch goes (`_units`). Of anything smaller a result or a text becomes a line, and a call stays.
+    A whole stretch goes (`_units`). Of less than that a result or attached data becomes a line, and all else stays.
     """
     span = range(compaction.start, compaction.covered_messages)
     wanted = {*compaction.gone.intersection(span), *wishes.dropped.intersection(choices)}
     dropped = {at for unit in _units(rest, span, wanted, compaction.gone) for at in unit}
-    shrinking = {span.start + at for at in lines_for(rest[span.start : span.stop])}
-    forms = {each.position: each for each in compaction.forms}
-    lines = {at for at, each in forms.items() if each.how == "line"}
-    for at in wanted.intersection(choices) - dropped - lines:
-        message = rest[at]
-        if message.role == "tool":
-            forms.update({at: Form(at, "line", size_of(message))} if at in shrinking else {})
-        elif not message.calls and len(normal_text(message)) >= _LEAST_SAVED_CHARS:
-            forms[at] = Form(at, "removed")
-    forms.update((at, Form(at, "gone")) for at in dropped)
-    return replace(compaction, forms=tuple(sorted(forms.values())))
+    lines = wanted.intersection(choices, (span.start + at for at in lines_for(rest[span.start : span.stop]))) - dropped
+    forms = dict(compaction.forms) | dict.fromkeys(lines, "line") | dict.fromkeys(dropped, "gone")
+    return replace(compaction, forms=in_order(forms))
 
 
 def _units(rest: Sequence[Message], span: range, wanted: Collection[int], gone: Collection[int]) -> Iterator[range]:
@@ -154,7 +144,6 @@ def _begun(text: str) -> JsonObject:
 
 def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]) -> Wishes:
     """The messages that an edit plan names, by number, by range ("3-7"), or in an object with a number."""
-
     items = plan.get("drop") or []
     if not isinstance(items, list | dict):
         raise ValueError("`drop` is not a list")  # noqa: TRY004 - one error type for every bad shape

@@ -21,7 +21,6 @@ TOO_SLOW = "[left out: a pattern of `redact_patterns` takes too long here]"
 # `str` where nothing is to be redacted.
 Redact: TypeAlias = "Callable[[str], str]"
 
-
 _FORMS = table("secrets")
 
 

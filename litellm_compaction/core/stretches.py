@@ -15,7 +15,7 @@ from itertools import chain, groupby, islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core import table
-from litellm_compaction.core.messages import NO_MARKS, Marks, Message, parse_message, part_text, user_message
+from litellm_compaction.core.messages import Message, parse_message, part_text, user_message
 
 Kind: TypeAlias = Literal["words", "doubted", "note", "data", "recurring"]
 _Lines: TypeAlias = tuple[str, ...]
@@ -175,7 +175,7 @@ _RESULT = re.compile(
 _SIGN = re.compile(r"\S")
 
 
-def stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool = True) -> list[Stretch]:
+def stretches(text: str, marks: Collection[str] = (), *, is_alone: bool = True) -> list[Stretch]:
     """Divides a part of a user's message, in order, without what is blank.
 
     Beside other parts, not `is_alone`, a result as text reaches to the part's end.
@@ -185,7 +185,7 @@ def stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool = True) -> l
         return doubted
     pieces: list[Stretch] = []
     at = 0
-    for element in (*_elements(text, marks.names), Stretch("words", text, len(text), len(text))):
+    for element in (*_elements(text, marks), Stretch("words", text, len(text), len(text))):
         while (sign := _SIGN.search(text, at, element.start)) and len(pieces) <= _MAX_STRETCHES:
             pieces.append(_block(text, at, sign.start(), element.start, is_alone))
             at = pieces[-1].end
@@ -205,7 +205,7 @@ def stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool = True) -> l
     return pieces
 
 
-def _elements(text: str, names: Collection[str]) -> Iterator[Stretch]:
+def _elements(text: str, marks: Collection[str]) -> Iterator[Stretch]:
     """Elements that clients write, in order; a file may hold the very tag that ends it.
 
     So one reaches over all closing tags up to the next opening one of its name, and over opening ones before those.
@@ -221,7 +221,8 @@ def _elements(text: str, names: Collection[str]) -> Iterator[Stretch]:
     at = 0
     for opening, close in (span for span in spans if len(span) > 1):
         name, start, end = opening[2], opening.start(), close.end()
-        kind = _ELEMENTS.get(name) or ("recurring" if name in names else "data" if _SOURCE.search(opening[0]) else None)
+        by_source: Kind | None = "data" if _SOURCE.search(opening[0]) else None
+        kind = _ELEMENTS.get(name) or ("recurring" if f"<{name}" in marks else by_source)
         before = text[max(0, start - _LEAST_INLINE_CHARS) : start].rstrip(" \t")[-1:]
         stands_alone = before in ("", "\n", ">") or end - start > _LEAST_INLINE_CHARS or "\n" in text[start:end]
         if kind is not None and start >= at and stands_alone:
@@ -278,20 +279,20 @@ def marked(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """
     users = {at: texts_of(each) for at, each in enumerate(messages) if each.role == "user" and not each.is_synthetic}
     is_long = sum(len(text) for texts in users.values() for text in texts) > _MAX_COMPARED_CHARS
-    marks = NO_MARKS if is_long or len(users) < _LEAST_MESSAGES else _marks([*users.values()])
+    marks = frozenset[str]() if is_long or len(users) < _LEAST_MESSAGES else _marks([*users.values()])
     return tuple(replace(each, marks=marks) if at in users else each for at, each in enumerate(messages))
 
 
-def _marks(messages: Sequence[Sequence[str]]) -> Marks:
-    """The names and lines that recur in the texts of user messages, oldest first."""
+def _marks(messages: Sequence[Sequence[str]]) -> frozenset[str]:
+    """The elements and lines that recur in the texts of user messages, oldest first."""
     tags = Counter(tag for texts in messages for tag in {*_TAG.findall("\n".join(texts))} if not tag[0])
     often = (name for (_, name), count in tags.items() if count >= _LEAST_MESSAGES)
-    names = frozenset(name for name in often if not _OF_THE_PERSON.search(name))
+    elements = {f"<{name}" for name in often if not _OF_THE_PERSON.search(name)}
     said: list[list[_Lines]] = []
     plain: set[str] = set()
     whole: set[_Lines] = set()
     for texts in messages:
-        own = [each for text in texts for each in stretches(text, Marks(names=names))]
+        own = [each for text in texts for each in stretches(text, elements)]
         paragraphs = [_levelled(part[0]) for each in own if each.speaks for part in _parts(each)]
         is_whole = len(own) == len(paragraphs) == 1
         if paragraphs and not (is_whole and paragraphs[0] in whole):
@@ -303,28 +304,27 @@ def _marks(messages: Sequence[Sequence[str]]) -> Marks:
     times = Counter(line for paragraphs in said for line in {*chain.from_iterable(paragraphs)})
     since = {line: at for at, paragraphs in reversed([*enumerate(said)]) for lines in paragraphs for line in lines}
     since |= dict.fromkeys(plain, 0)
-    lines = frozenset(
+    return frozenset(elements).union(
         line
         for line, count in times.items()
         if count >= _LEAST_MESSAGES and (line,) not in whole and not line.startswith("<")
         if count >= len(said) - since[line] or not _SENTENCE.match(line)
     )
-    return Marks(names=names, lines=lines)
 
 
-def _without_recurring(words: Stretch, marks: Marks) -> Iterator[Stretch]:
+def _without_recurring(words: Stretch, marks: Collection[str]) -> Iterator[Stretch]:
     """Words without the client's paragraphs among them; any other stretch as it is.
 
     A client's begins as others do, half of its lines come again, and no other is a sentence.
     """
-    if words.kind != "words" or not marks.lines:
+    if words.kind != "words" or not marks:
         yield words
         return
     text, pieces, end = words.text, [], words.start
     for part in _parts(words):
         first, *others = _levelled(part[0])
-        new = [line for line in others if line not in marks.lines]
-        is_clients = first in marks.lines and 2 * len(new) <= len(others) and all(map(_ITEM.match, new))
+        new = [line for line in others if line not in marks]
+        is_clients = first in marks and 2 * len(new) <= len(others) and all(map(_ITEM.match, new))
         start, end = part.span()
         pieces.append(("recurring" if is_clients else "words", start, end))
     pieces.append(("words", end, words.end))

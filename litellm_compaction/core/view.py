@@ -18,7 +18,7 @@ from litellm_compaction.core.messages import Message, last_assistant_index, newe
 from litellm_compaction.core.rounds import open_round, open_round_start, within_rounds
 from litellm_compaction.core.stretches import has_words, own_words
 
-# A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
+# A record without summary and ledger: markers, note, lead-in and message overhead, measured with o200k, rounded up.
 RECORD_TOKENS = 145
 # The words before an image that travels with a record.
 _LABEL_TOKENS = 48

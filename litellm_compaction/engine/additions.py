@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from litellm_compaction.concurrency import Bounded
-from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.core.compaction import Compaction, hidden_messages
 from litellm_compaction.core.messages import (
     JsonObject,
     JsonValue,
@@ -160,7 +160,7 @@ class Recaller:
         room_tokens = prepared.budget.prompt_limit_tokens - prepared.count.tokens - count(said)
         room_tokens -= sum(count(query) + 2 * _MESSAGE_TOKENS for query in queries)
         limit_tokens = min(prepared.window.tokens // _ANSWER_SHARE, room_tokens // max(len(answered), 1))
-        within = {conversation.hashes[at + 1] for at in prepared.applied.hidden}
+        within = {conversation.hashes[at + 1] for at in hidden_messages(rest, prepared.applied)}
 
         def results() -> list[str]:
             index, defuse = _index(measured, len(rest)), measured.defuse
@@ -187,7 +187,7 @@ def _excerpts(measured: MeasuredRequest, compaction: Compaction, at: int, limit_
     view, end = measured.conversation, at - measured.conversation.prefix
     rest, entries = view.rest, view.hashes[1:]
     # A record quotes some messages in full.
-    gone = {at for at in compaction.hidden if visible_text(rest[at]).strip() not in compaction.record}
+    gone = {at for at in hidden_messages(rest, compaction) if visible_text(rest[at]).strip() not in compaction.record}
     sizes = list(zip(view.messages, view.sizes, strict=True))
     said_tokens, answer_tokens = (
         statistics.mean([size for message, size in sizes if message.role == role] or [0])

@@ -20,7 +20,7 @@ from litellm_compaction.concurrency import Bounded, Rests, off_loop
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply, as_sent, shown_behind
 from litellm_compaction.core.cuts import excerpt
-from litellm_compaction.core.forms import Form, in_forms
+from litellm_compaction.core.forms import in_forms
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import Message, Request, user_message, visible_text
 from litellm_compaction.core.plan import Step
@@ -378,7 +378,7 @@ def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
     start = base.summarized_messages if base else 0
     # A round that stayed with the record is in no summary yet.
     stayed = [at for at in (base.pinned if base else ()) if at < start and covered[at].role != "user"]
-    sent = [each for each in in_forms(covered, (Form(at, "whole") for at in draft.pinned)) if each is not None]
+    sent = [each for each in in_forms(covered, dict.fromkeys(draft.pinned, "whole")) if each is not None]
     shown = enumerate(shown_behind(sent, start, base.covered_part if base else None))
     fresh = [each for at, each in shown if (at >= start or at in stayed) and at not in draft.pinned]
     strategy = STRATEGIES[draft.level]

@@ -146,8 +146,8 @@ class Background:
         # After the instruction a server that rereads cannot go back to the conversation: it would read all of it anew.
         if not (measured.family.rereads and same) or measured.budget.own.triggers(measured.count.tokens):
             step = await off_loop_if(measured.is_long, partial(plan, stored, is_expected=False))
-            if isinstance(step, Step) and step.is_record and (written := await self._made(measured, step)) is not None:
-                stored = [written, *stored]
+            written = await self._made(measured, step) if isinstance(step, Step) and not step.is_edit else None
+            stored = [written, *stored] if written else stored
         if same is not None:
             step = await off_loop_if(measured.is_long, partial(plan, stored, is_expected=True))
             # A record was counted when it was begun, and is read once; an edit is made now.
@@ -163,7 +163,7 @@ class Background:
         except asyncio.CancelledError:
             tell(Decision("given_up", Effort(reason="arrived")), after=tokens)
             raise
-        if made is None or (step.is_record and not effort.calls):
+        if made is None or (step.draft.is_record and not effort.calls):
             # No model could be asked in a way that leaves the conversation in the cache.
             return None
         made = replace(made, state="ready")

@@ -162,7 +162,7 @@ class Decider:
     async def _reused(self, measured: MeasuredRequest, known: Sequence[Compaction]) -> PreparedRequest | None:
         """An earlier compaction that still does, counted as it is sent, which the planner can only estimate."""
         found = usable(measured.conversation, known)[:1]
-        if not found or found[0].state == "provisional" or measured.context.is_wanted:
+        if not found or measured.context.is_wanted:
             return None
         prepared = await self._applied(measured, found[0], "reused")
         does_last = not prepared.budget.triggers(prepared.count.tokens)
@@ -246,7 +246,7 @@ class Decider:
                 # Another request's may not be for this one, which goes on differently.
                 context.attempts.has_compacted = context.attempts.has_compacted or context.now
                 return await self.decide(measured, (made, *needed.stored))
-            if step.is_record:
+            if step.draft.is_record:
                 break
         does_fit = measured.budget.own.fits(measured.count.tokens)
         if (again := await self._recounted(measured, fits=does_fit)) is not None:
@@ -270,7 +270,7 @@ class Decider:
         prepared = await self._applied(measured, made, "compacted")
         if not is_enough(measured, step, made, prepared):
             return None
-        if not step.is_record:
+        if not step.draft.is_record:
             # A record is the last step: it is sent whatever the template says.
             sent, accepts = prepared.sent(measured.request), self._engine.windows.accepts
             if not await accepts(context.target, sent, measured.request):

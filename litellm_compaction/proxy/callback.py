@@ -35,7 +35,7 @@ from litellm_compaction.proxy.litellm_inside import connect, current_router, kee
 from litellm_compaction.proxy.presence import BEAT, beats, while_here
 from litellm_compaction.proxy.routing import Deployment, id_of
 from litellm_compaction.proxy.service import Service, load_settings, provide_environment
-from litellm_compaction.proxy.standards.orders import NO_ORDERS
+from litellm_compaction.proxy.standards.orders import Orders
 from litellm_compaction.proxy.standards.protocols import not_served
 
 logger = logging.getLogger("litellm_compaction")
@@ -103,7 +103,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if call_type in _BRIDGED_CALLS:
             # LiteLLM, and deployments that are left alone, have their own way with it.
             if await self._guards.is_guarded(router, data):
-                await self._standards.read_orders(data, call_type)
+                await self._standards.read_orders(data)
             return
         deployments = await self._guards.reachable(router, data) if call_type in _GUARDED_CALLS else []
         if (first := next(filter(None, deployments), None)) is None:
@@ -221,7 +221,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if not deployment.does_guard:
             await self._compactor.observe(exchange.original, context)
             return kwargs
-        if exchange.orders is not NO_ORDERS and await self._standards.answers(exchange, context):
+        if exchange.orders != Orders() and await self._standards.answers(exchange, context):
             # LiteLLM answers nothing then; it would make as many such answers as a client has asked for.
             return {**kwargs, "mock_response": " ", "n": None}
         # What was ordered to go has been taken out of it.

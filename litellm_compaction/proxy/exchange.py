@@ -10,7 +10,7 @@ import multiprocessing
 import weakref
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from litellm_compaction.proxy import client, litellm_inside, wire
 from litellm_compaction.proxy.client import Body
 from litellm_compaction.proxy.internal import Caller
 from litellm_compaction.proxy.routing import Deployment, DeploymentSelector, is_listed_here
-from litellm_compaction.proxy.standards.orders import NO_ORDERS, NOTHING, Orders, Told
+from litellm_compaction.proxy.standards.orders import Orders, Told
 
 _HEADER = "x-litellm-compaction"
 # Of an answer beside a conversation, and of the message that asks for it: no title, no list of suggestions is longer.
@@ -62,7 +62,7 @@ class Exchange:
     # Nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
     begins_silently: bool = False
     may_pause: bool = False  # Its answer nears the limit, so that a compaction may silence it for a while.
-    told: Told = NOTHING  # What its answer says of its context, and of what was cleared; `original` is without that.
+    told: Told = field(default_factory=Told)  # By its answer, of its context and what was cleared from `original`.
     refusal: CompactionError | None = None
     room: engine.Reservation | None = None  # Its hold on a shared context if the hooks carry it, until it ends.
 
@@ -245,7 +245,7 @@ class Exchanges:
             bad_wish=bad_wish,
             is_client_summary=is_summary or is_beside,
             is_beside=is_beside,
-            orders=orders or NO_ORDERS,
+            orders=orders or Orders(),
             bases=bases,
             attempts=engine.Attempts(summary_calls_left=settings.constants.max_summary_calls),
         )

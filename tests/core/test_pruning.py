@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, apply
-from litellm_compaction.core.forms import REMOVED, Form
+from litellm_compaction.core.forms import Form, in_order
 from litellm_compaction.core.messages import FRAME_END, Message, chain, system_prefix_length
 from litellm_compaction.core.pruning import Wishes, offered, pruned, pruning_prompt, read_answer
 from litellm_compaction.core.view import legal_cuts
@@ -68,12 +68,9 @@ def made(raw: Sequence[JsonDict], wishes: Wishes, *, covered: int = 7, before: C
     """The compaction that comes of wishes for the first `covered` messages."""
     messages = parsed(raw)
     prefix = system_prefix_length(messages)
-    staying = {at: Form(at, "whole") for at in conversation(messages).pinned(covered)}
-    old = before or covering(0)
-    forms = {**{each.position: each for each in old.forms if each.how != "whole"}, **staying}
-    base = replace(
-        old, covered_messages=covered, covered_hash=chain(messages)[covered], forms=tuple(sorted(forms.values()))
-    )
+    old, pinned = before or covering(0), conversation(messages).pinned(covered)
+    forms = {**dict(each for each in old.forms if each.how != "whole"), **dict.fromkeys(pinned, "whole")}
+    base = replace(old, covered_messages=covered, covered_hash=chain(messages)[covered], forms=in_order(forms))
     done = pruned(messages[prefix:], base, offered(messages[prefix:], base), wishes)
     return replace(done, round=base.round + 1, summary=wishes.summary)
 
@@ -274,7 +271,7 @@ def _is_from(message: Message, own: str, original: Message) -> bool:
     """Whether a sent message is the original, or a marked short form of it, with its role, calls and id."""
     if (message.role, message.calls, message.call_id) != (original.role, original.calls, original.call_id):
         return False
-    if own == REMOVED or own.startswith("[Old re") or own.endswith("[An image was here; it was removed.]"):
+    if own.startswith("[Old re") or own.endswith("[An image was here; it was removed.]"):
         return True
     # Thinking that stands in the text of an old answer is left out of it.
     texts = (original.text, re.sub(r"<think>.*?</think>", "", original.text, flags=re.DOTALL))

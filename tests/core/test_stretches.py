@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.forms import data_of, lines_for, without_data
+from litellm_compaction.core.forms import lines_for, without_data
 from litellm_compaction.core.ledger import WORDS_HEAD, ledger
 from litellm_compaction.core.messages import FRAME_END, parse_message
 from litellm_compaction.core.refusal import with_less_data
@@ -68,11 +68,9 @@ def test_data_gives_way_and_the_words_stay(data: str) -> None:
     assert len(shown.text) < len(original.text) / 2
     assert len(shown.raw["content"]) == 2  # type: ignore[arg-type]
     assert without_data(shown) is shown
-    assert [each.role for each in divided(original)] == ["tool", "user"]
-    gone = data_of(original)
-    assert gone is not None
-    assert gone.role == "tool"
-    assert "line 20 of the file" in gone.text
+    attached, words = divided(original)
+    assert (attached.role, words.role) == ("tool", "user")
+    assert "line 20 of the file" in attached.text
 
 
 def test_beside_the_element_with_the_persons_words_other_parts_are_the_clients() -> None:

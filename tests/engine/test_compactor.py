@@ -142,7 +142,7 @@ async def test_an_edit_takes_all_that_it_can_where_everything_is_read_again(mode
     bench, raw = Bench(), [system(), user("Find out why the build is slow.")]
     while not bench.store.kept:
         number = f"c{len(raw)}"
-        raw += [calls(number, content=prose(f"said {number}", 10)), result(number, prose(f"result {number}", 300))]
+        raw += [calls(number, content=prose(f"said {number}", 10)), result(number, prose(f"result {number}", 350))]
         models = [bench.pruning_model(bench.ask)]
         await bench.guard(raw, target=bench.target(8192, model=model), pruning_models=models)
     (_, edit), *_ = bench.store.kept

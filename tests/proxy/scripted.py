@@ -33,7 +33,7 @@ from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.sse import Batch, Chunk, Received, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.client import NONE
 from litellm_compaction.proxy.exchange import Exchange
-from litellm_compaction.proxy.standards.orders import NO_ORDERS
+from litellm_compaction.proxy.standards.orders import Orders
 from litellm_compaction.stores import open_store
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
@@ -405,7 +405,7 @@ def exchange_of(*messages: dict[str, Any], **known: Any) -> Exchange:
     """A client's request for which nothing has been done; `known` is said of it beside its messages."""
     request, no = Request(messages=tuple(map(parse_message, messages))), False
     fields = {"opted_out": no, "wish": NONE, "bad_wish": None, "is_client_summary": no, "is_beside": no, "bases": ()}
-    fields |= {"group": "served", "tenant": "", "is_chat": no, "orders": NO_ORDERS, **known}
+    fields |= {"group": "served", "tenant": "", "is_chat": no, "orders": Orders(), **known}
     return Exchange(received=request, original=request, attempts=Attempts(summary_calls_left=1), **fields)
 
 

@@ -95,7 +95,7 @@ def kept(role):
         [message(role, text)], budget_tokens=2_000, count=tokens)
 walks = {
     "summary": prompts.read_summary,
-    "edited": lambda text: forms.in_forms([message("assistant", text)], ()),
+    "edited": lambda text: forms.in_forms([message("assistant", text)], {}),
     "open_think": inside.open_think,
     "open_fence": inside.open_fence,
     "defused": prompts.defused,

@@ -36,7 +36,7 @@ def compactions(draw: st.DrawFn) -> Any:
     start = draw(st.just(covered) | st.integers(0, covered))
     staying = st.builds(Form, st.integers(0, covered - 1), st.sampled_from(["whole", "words"]))
     hows = st.sampled_from(get_args(How))
-    forms = st.builds(Form, st.integers(min(start, covered - 1), covered - 1), hows, texts)
+    forms = st.builds(Form, st.integers(min(start, covered - 1), covered - 1), hows)
     known = st.builds(
         Compaction,
         covered_messages=st.just(covered),

@@ -67,9 +67,6 @@ class Orders:
         return portable(request.messages, made, spares_requests=self.spares_requests) if is_news else None
 
 
-NO_ORDERS = Orders()
-
-
 def record_of(kept: Portable) -> str:
     """Returns what a person may read of a compaction, which is the message that stands in the conversation's place."""
     return kept.record or _WHOLE
@@ -85,9 +82,6 @@ class Told(NamedTuple):
     read_tokens: int = 0  # Of the compaction that was made for it; of a count the prompt's.
     written_tokens: int = 0
     is_alone: bool = False  # No model says anything.
-
-
-NOTHING = Told()
 
 
 class Items:

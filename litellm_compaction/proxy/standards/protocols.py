@@ -48,8 +48,7 @@ class Responses:
     def __init__(self) -> None:
         self._numbers = itertools.count()
 
-    @staticmethod
-    async def read_orders(body: Mapping[str, Any], opened: Opened) -> Read:
+    async def read_orders(self, body: Mapping[str, Any], opened: Opened) -> Read:
         """A BadItem says that an item or a field is not as the protocol has it."""
         changed: _Json = {key: None for key in ("context_management", "truncation") if body.get(key) is not None}
         thresholds = _checked(_THRESHOLDS, body.get("context_management") or [], "context_management", "[{}]")
@@ -196,8 +195,7 @@ class Messages:
     at_end = frozenset({"message_delta", "message_stop"})
     index = "index"
 
-    @staticmethod
-    async def read_orders(body: Mapping[str, Any], opened: Opened) -> Read:
+    async def read_orders(self, body: Mapping[str, Any], opened: Opened) -> Read:
         messages, config = body.get("messages"), body.get("compaction")
         changed: _Json = {key: None for key in ("context_management", "compaction") if body.get(key) is not None}
         management = _checked(_MANAGEMENT, body.get("context_management") or {}, "context_management", ".{}")

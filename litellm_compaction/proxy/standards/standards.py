@@ -23,7 +23,7 @@ from litellm_compaction.proxy.client import Body, metadata_of, tenant_of
 from litellm_compaction.proxy.exchange import Exchange, note_of
 from litellm_compaction.proxy.presence import Application, Route
 from litellm_compaction.proxy.refusals import failing_open
-from litellm_compaction.proxy.standards.orders import NO_ORDERS, Items, Told, record_of
+from litellm_compaction.proxy.standards.orders import Items, Orders, Told, record_of
 from litellm_compaction.proxy.standards.protocols import TRIGGER, Messages, Responses, compacted_response, messages_of
 
 _Json: TypeAlias = dict[str, Any]
@@ -47,14 +47,14 @@ class Standards:
         self._compactor = compactor
         self._items = items
 
-    async def read_orders(self, data: dict[str, Any], call_type: str) -> None:
+    async def read_orders(self, data: dict[str, Any]) -> None:
         """Takes what the client of a guarded model says of its context out of `data`; a BadItem cannot be followed."""
-        read = (Responses if call_type == "aresponses" else Messages).read_orders
         tenant = tenant_of(metadata_of(data))
+        read = _form_of(data).read_orders
         orders, changed = await read(data, lambda text, at: asyncio.to_thread(self._items.opened, tenant, text, at))
         if data.get(COUNTS):
             orders, changed[COUNTS] = replace(orders, counts_only=True), None
-        if changed or orders != NO_ORDERS:
+        if changed or orders != Orders():
             note_of(data).orders = orders
         # LiteLLM keeps what nothing could remind us of.
         if note_of(data).orders is orders:

@@ -51,7 +51,7 @@ def managed(*entries: dict[str, Any]) -> dict[str, Any]:
 
 async def test_a_block_of_a_failed_compaction_is_none() -> None:
     """As the protocol has it."""
-    orders, changed = await Messages.read_orders(sent({"type": "compaction", "content": None}), opened)
+    orders, changed = await Messages().read_orders(sent({"type": "compaction", "content": None}), opened)
     assert orders.portable is None
     assert changed["messages"] == [USER]
 
@@ -65,7 +65,7 @@ async def test_edits_become_orders() -> None:
         "trigger": None,
     }
     body = edits({"type": TOOLS, "keep": None}, {"type": THINKING, "keep": "all"}, compact)
-    orders, changed = await Messages.read_orders(body, opened)
+    orders, changed = await Messages().read_orders(body, opened)
     assert orders == Orders(
         wants_item=True,
         pauses=True,
@@ -83,7 +83,7 @@ async def test_edits_become_orders() -> None:
         "exclude_tools": ["memory"],
         "clear_tool_inputs": ["f"],
     }
-    orders, _ = await Messages.read_orders(edits(named), opened)
+    orders, _ = await Messages().read_orders(edits(named), opened)
     assert orders.clear == ClearOrder(
         above_calls=1, keep=0, at_least_tokens=50, excluded=frozenset({"memory"}), inputs=frozenset({"f"})
     )
@@ -125,7 +125,7 @@ async def test_edits_become_orders() -> None:
 async def test_what_cannot_be_followed_is_refused_by_its_place(body: dict[str, Any], field: str) -> None:
     """As the protocol writes it, without the client's own words, and without our names."""
     with pytest.raises(BadItem) as caught:
-        await (Responses if "input" in body else Messages).read_orders(body, opened)
+        await (Responses if "input" in body else Messages)().read_orders(body, opened)
     assert caught.value.param == field
     assert "other" not in str(caught.value)
     assert "instance of" not in str(caught.value)
