@@ -29,7 +29,7 @@ from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.stretches import divided
 from litellm_compaction.core.view import View, shows_results
 
-State: TypeAlias = Literal["applied", "ready", "read"]
+State: TypeAlias = Literal["applied", "provisional", "ready", "read"]
 
 # Somebody who goes back further pays one summary.
 _NEWEST_RECORDS = 8
@@ -83,7 +83,8 @@ class Compaction:
     ledger: str = ""  # Verbatim anchors of everything covered.
     level: str = "truncate"  # Of the newest part: a strategy's name, `edit`, `truncate` if no model's text was usable.
     window_tokens: int = 0
-    # `ready` if it was written ahead, and waits; `read` if the server has read what it leaves: it takes effect at once.
+    # `provisional` if it was made without room for a summary, so that the next one goes on from an earlier one. `ready`
+    # if it was written ahead, and waits. `read` if the server has read what it leaves: it takes effect at once.
     state: State = "applied"
     covered_part: PartialCoverage | None = None  # Of the message at `start`, if the record stands for that as well.
     images: tuple[ImagePlace, ...] = ()  # Of covered messages, not of ones that stay; in their place or beside it.
@@ -239,7 +240,7 @@ def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
     """Returns the stored compactions that may stand in for the beginning of a conversation, the one to go by first.
 
     Their messages must be this conversation's first ones, the cut legal here too, and what is being worked on must stay
-    verbatim. The newest round counts.
+    verbatim. A record that was made without room comes last; else the newest round counts.
     """
 
     def holds(compaction: Compaction) -> bool:
@@ -249,7 +250,7 @@ def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
             return False
         return {*view.pinned(covered)}.issubset(compaction.pinned)
 
-    return sorted(filter(holds, stored), key=lambda each: -each.round)
+    return sorted(filter(holds, stored), key=lambda each: (each.state == "provisional", -each.round))
 
 
 def superseded(stored: Iterable[Compaction]) -> list[Compaction]:

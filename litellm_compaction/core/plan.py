@@ -111,7 +111,7 @@ def _candidates(
     most_tokens = now_tokens - 1 if keeps_what_fits else gained_tokens(now_tokens)
     for each in (each for each in reusable if each.state == "ready"):
         yield Send(compaction=each), applied_tokens(view, each), min(most_tokens, trigger_tokens)
-    bases = (each for each in earlier if each.summary or not keeps_what_fits)
+    bases = (each for each in earlier if each.state != "provisional" and (each.summary or not keeps_what_fits))
     base, copied = next(bases, None), tuple[Step, ...]()
     # What was written ahead would never be used if the next request had other messages in its place.
     last_cuts = view.steady_cuts if options.covers_all else view.cuts
@@ -190,8 +190,9 @@ class _Planner:
         cut, kept_tokens = self._cut(cuts, images, text_tokens)
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
         spare = max(target - kept_tokens - text_tokens, 0) if asks and not options.writes_whole_records else 0
+        draft = self._draft(cut, strategy.writer or strategy.name, images, start=cut)
         return Step(
-            draft=self._draft(cut, strategy.writer or strategy.name, images, start=cut),
+            draft=replace(draft, state="applied" if asks else "provisional"),
             question="summary" if asks else "none",
             base=base,
             summary_tokens=summary,

@@ -162,7 +162,7 @@ class Decider:
     async def _reused(self, measured: MeasuredRequest, known: Sequence[Compaction]) -> PreparedRequest | None:
         """An earlier compaction that still does, counted as it is sent, which the planner can only estimate."""
         found = usable(measured.conversation, known)[:1]
-        if not found or measured.context.is_wanted:
+        if not found or found[0].state == "provisional" or measured.context.is_wanted:
             return None
         prepared = await self._applied(measured, found[0], "reused")
         does_last = not prepared.budget.triggers(prepared.count.tokens)

@@ -119,8 +119,11 @@ class Maker:
         # Without one nothing was handed over, so the recent messages stay.
         draft, ledger_tokens = _worded(step if summary else steps[-1], summary, measured.count_text)
         compaction = await asyncio.to_thread(_copied, measured, draft, ledger_tokens)
+        # Of the same messages the store keeps one record: the fuller one, for when there is room again.
+        is_of_the_same = step.base is not None and step.base.covered_hash == measured.keyed(compaction).covered_hash
+        is_poorer = compaction.state == "provisional" and is_of_the_same
         # An unneeded record without a summary is not kept; one that is not needed yet is kept by the caller.
-        if draft.state != "ready" and (summary or not measured.is_voluntary):
+        if not is_poorer and draft.state != "ready" and (summary or not measured.is_voluntary):
             await self.put(measured, compaction)
         return compaction
 

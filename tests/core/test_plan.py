@@ -100,7 +100,7 @@ def test_every_decision_can_be_sent_or_is_refused(raw: list[JsonDict], window: i
         assert decision.ledger_min_tokens <= decision.ledger_tokens
         gains = decision.predicted_tokens <= view.tokens * (1 - MIN_GAIN_RATIO)
         is_late = view.tokens > limits.latest_start_tokens >= decision.predicted_tokens
-        assert gains or not limits.fits(view.tokens) or (is_late and decision.question == "none")
+        assert gains or not limits.fits(view.tokens) or (is_late and decision.draft.state == "provisional")
     elif is_edit(decision):
         assert decision.predicted_tokens <= limits.target_tokens(view.tokens) < view.tokens
         full = replace(decision.draft, ledger="x" * 4 * decision.ledger_tokens)
