@@ -55,6 +55,7 @@ class Marks:
 
     names: frozenset[str] = frozenset()  # Of elements.
     lines: frozenset[str] = frozenset()  # Of the client's paragraphs.
+    is_beside: bool = False  # No answer separates a message from the one next to it.
 
 
 NO_MARKS = Marks()
