@@ -64,6 +64,7 @@ class Message:
     raw: JsonObject  # The client's, never changed in place.
     # By which a user message's client is known (`stretches.py`): levelled lines, and elements by `<` and their name.
     marks: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    is_beside: bool = field(default=False, compare=False, repr=False)  # No answer parts it from the one next to it.
     received: Message | None = field(default=None, compare=False, repr=False)  # As it came, if some of it is cleared.
     is_renewed: bool = False  # Its client writes it anew in each request; `received` is what it was at first.
 

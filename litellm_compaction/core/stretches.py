@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, groupby, islice
+from itertools import chain, groupby, islice, pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core import table
@@ -104,7 +104,7 @@ def parts_of(message: Message) -> list[list[Stretch]]:
     """The stretches of each text part of a message.
 
     Beside a part with an element for the person's words, behind a result as text, and in LiteLLM's form of a system
-    message all other words are the client's. What recurs is the person's if nobody says more.
+    message all other words are the client's. What recurs, or a program's element, is the person's if nobody says more.
     """
     texts = texts_of(message)
     parts = [stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
@@ -112,18 +112,19 @@ def parts_of(message: Message) -> list[list[Stretch]]:
     is_beside = bool(for_words) or any(map(_BEGINS_CLIENTS.match, texts[:-1]))
     # Of a listed opening all the rest that recurs is its client's as well.
     says_more = any(each.speaks or (each.kind == "note" and not each.words.startswith("<")) for each in every)
+    is_among = message.is_beside or not all(_is_programs(each.words) for each in every if each.speaks)
 
     def decided(stretch: Stretch) -> Stretch:
         if stretch.kind == "recurring":
             return stretch if says_more else stretch._replace(kind="words")
-        is_programs = stretch.kind == "words" and _is_programs(stretch.words)
+        is_programs = is_among and stretch.kind == "words" and _is_programs(stretch.words)
         is_clients = is_programs or (stretch.speaks and is_beside and stretch.text not in for_words)
         return stretch._replace(kind="note") if is_clients else stretch
 
     return [[decided(each) for each in own] for own in parts]
 
 
-# Alone in its part an element with a name of several words is a program's, unless it tells of the person's words.
+# Alone in its part such an element is a program's, beside other words, unless its name tells of the person's.
 _ALONE = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>.*</\1>", re.DOTALL)
 _SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 _LAST_CLOSED = re.compile(r"</([A-Za-z][\w.:-]{1,60})>\s*\Z")
@@ -280,7 +281,11 @@ def marked(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     users = {at: texts_of(each) for at, each in enumerate(messages) if each.role == "user" and not each.is_synthetic}
     is_long = sum(len(text) for texts in users.values() for text in texts) > _MAX_COMPARED_CHARS
     marks = frozenset[str]() if is_long or len(users) < _LEAST_MESSAGES else _marks([*users.values()])
-    return tuple(replace(each, marks=marks) if at in users else each for at, each in enumerate(messages))
+    spoken = pairwise(at for at, each in enumerate(messages) if not each.is_system)
+    # Another user's message, or a tool's result.
+    beside = {at for pair in spoken if pair[1] in users and messages[pair[0]].role in ("user", "tool") for at in pair}
+    told = {at: replace(messages[at], marks=marks, is_beside=at in beside) for at in users}
+    return tuple(told.get(at, each) for at, each in enumerate(messages))
 
 
 def _marks(messages: Sequence[Sequence[str]]) -> frozenset[str]:

@@ -48,6 +48,8 @@ REQUEST_TOKENS = 200
 # Words for a token bound: 0.6 words a token leaves room in every language we measured.
 _WORDS_PER_TOKEN, _LEAST_WORDS = 0.6, 40
 _MAX_PARTS, _OVERRUN_RATIO = 6, 1.25
+# Of the record so far: less says nothing of it.
+_LEAST_MERGED_RATIO = 0.15
 # Of an edit plan, which is ranges for the most part.
 _PLAN_TOKENS = 512
 # The heading of the record so far, rounded up; and the least room for what is to be summarized.
@@ -131,7 +133,8 @@ async def summarize(job: SummaryJob, ask: Ask, count: _Count) -> str:
         if count(job.prompt("", text)) + later_tokens > job.prompt_limit_tokens:
             # Its control tokens have been broken, which makes it longer.
             raise SummaryFailed("small_window", "the record so far leaves no room")
-        text = await written(job, ask, count, _asking(job.prompt(part, text)), job.source, count(part) + count(text))
+        own, most_tokens = replace(job, earlier=text), count(part) + count(text)
+        text = await written(own, ask, count, _asking(job.prompt(part, text)), job.source, most_tokens)
     return text
 
 
@@ -153,8 +156,10 @@ async def written(
         text = text[: cut if cut > 0 else len(text) * 9 // 10].rstrip()
     # Off the event loop: ten milliseconds for 50,000 characters of a source.
     text, fault = await asyncio.to_thread(judged, text, instruction=job.instruction, source=source)
-    if fault or count(text) >= most_tokens:
-        raise SummaryFailed(fault or "longer")
+    # A refusal, in whatever language, would take the place of all that the record so far says.
+    is_too_short = count(text) < _LEAST_MERGED_RATIO * min(count(job.earlier), job.summary_tokens)
+    if fault or is_too_short or count(text) >= most_tokens:
+        raise SummaryFailed(fault or ("empty" if is_too_short else "longer"))
     return text
 
 
@@ -438,7 +443,8 @@ def _chosen(measured: MeasuredRequest, step: Step, prompt: str, choices: list[in
     # Words of a model, as any other summary.
     texts = [each.text for each in rest]
     said = judged(wishes.summary, instruction=STRATEGIES[draft.level].prompt, source=texts).text
-    words = (draft.summary, excerpt(said, step.summary_tokens, measured.count_text))
-    if compaction == draft or (not any(words) and set(choices) <= compaction.gone):
+    words = "\n\n".join(filter(None, (draft.summary, said)))
+    if compaction == draft or (not words and set(choices) <= compaction.gone):
         raise SummaryFailed(_INVALID)
-    return replace(compaction, summary="\n\n".join(filter(None, words)))
+    # Notes are not merged: a summary, and as much of them.
+    return replace(compaction, summary=excerpt(words, 2 * step.summary_tokens, measured.count_text))

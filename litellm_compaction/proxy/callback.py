@@ -170,19 +170,20 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             extra |= wire.as_chat(kwargs)
         return {**kwargs, **extra} if extra else kwargs
 
-    async def _changed(self, router: Any, kwargs: Body, kind: str) -> Body:
+    async def _changed(self, router: Any, received: Body, kind: str) -> Body:
         """The arguments of a call of a client's; the same object if nothing changes."""
-        if kwargs.get("custom_llm_provider") or kwargs.get("extra_body"):
+        kwargs = received
+        if received.get("custom_llm_provider") or received.get("extra_body"):
             # The body may name another kind of server than the deployment's own entry.
-            own = self._guards.deployment(litellm_inside.deployment(router, id_of(kwargs)))
-            kwargs = kwargs if own.is_foreign else wire.without_overrides(kwargs, own.provider)
+            own = self._guards.deployment(litellm_inside.deployment(router, id_of(received)))
+            kwargs = received if own.is_foreign else wire.without_overrides(received, own.provider)
         called, exchange = self._guards.called(router, kwargs), note_of(kwargs).exchange
         deployment = await self._guards.guard(called)
         if deployment is None:
             if exchange is not None and kind in _GUARDED_CALLS:
                 exchange.begins_attempt(called)
                 exchange.attempts.too_long = exchange.decided = None
-            return kwargs
+            return received
         if deployment.does_guard:
             fault = await self._guards.faults.get((router, deployment.carrier == "transport"))
             if fault is not None:
@@ -191,10 +192,12 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             # LiteLLM itself makes it of a chat that has been prepared.
             before = exchange.deployment if exchange is not None and exchange.is_hooked else None
             is_prepared = before is not None and before.id == deployment.id
-            return self._bridged(deployment, kwargs, kind) if deployment.does_guard and not is_prepared else kwargs
+            call = self._bridged(deployment, kwargs, kind) if deployment.does_guard and not is_prepared else kwargs
+            return call if deployment.does_guard else received
         try:
             with while_here():
-                return await self._guarded(deployment, router, kwargs)
+                call = await self._guarded(deployment, router, kwargs)
+                return call if deployment.does_guard else received
         except RecursionError as error:
             if not deployment.does_guard:
                 raise

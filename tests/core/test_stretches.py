@@ -274,8 +274,9 @@ def test_a_message_with_words_is_never_empty(texts: list[str]) -> None:
     ],
 )
 def test_alone_in_its_part_an_element_with_a_name_of_several_words_is_a_programs(text: str, is_one: bool) -> None:
-    """Unless it tells of the person's words; what is written around one is the person's, with it."""
-    assert is_persons(parse_message(user(text))) is not is_one
+    """Beside other words, unless it tells of the person's; what is around it, or it if nobody says more, is theirs."""
+    beside, alone = (is_persons(marked(parsed([user(text), each]))[0]) for each in (user(ASKED), assistant("Yes.")))
+    assert (beside, alone) == (not is_one, True)
     for around in (f"{text}\n{ASKED}", f"Why is {text} there?"):
         assert own_words(parse_message(user(around))) == around
 

@@ -13,14 +13,13 @@ from hypothesis import given, settings
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
-from tests.builders import JsonDict, as_bytes, assistant, calls, result, system, user
+from tests.builders import JsonDict, as_bytes, assistant, calls, count, prose, result, system, user
 from tests.core.test_pruning import answers
 from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
 
 STRATEGIES = ["summary", "prune", "handoff"]
 KINDS = ["good", "fenced", "thinking", "invalid", "wrong types", "orphans", "echo", "empty", "slow", "500"]
 HANDOFF = "### 1. Primary goals and intent\nPort the parser.\n### 7. Immediate next step\nRun the tests."
-REFUSAL = "I'm sorry, but I can't help with that."
 EXPECTED: dict[tuple[str, str], tuple[str, str]] = {
     **{("prune", kind): ("summary", "invalid") for kind in ("invalid", "wrong types", "echo")},
     **{(strategy, "invalid"): ("truncate", "empty") for strategy in ("summary", "handoff")},
@@ -40,12 +39,12 @@ def numbers(prompt: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in prompt.splitlines() if line.startswith('{"n": ')]
 
 
-def plan_for(prompt: str, *, orphans: bool = False) -> str:
+def plan_for(prompt: str, *, orphans: bool = False, said: str = "src/parser.py:42 was fixed.") -> str:
     """Drops the older half; of calls without their results if told."""
     shown = numbers(prompt)
     older = shown[: len(shown) * 6 // 10]
     drop = [each["n"] for each in older if not (orphans and each["role"] == "tool")]
-    return json.dumps({"drop": drop, "summary": "The first steps are done; src/parser.py:42 was fixed."})
+    return json.dumps({"drop": drop, "summary": said})
 
 
 class Model(FakeAsk):
@@ -74,7 +73,7 @@ class Model(FakeAsk):
             "good": good,
             "fenced": f"```json\n{good}\n```",
             "thinking": f"<think>Perhaps {draft}?</think>\n{good}",
-            "invalid": "The older ones may go." if plan else REFUSAL,
+            "invalid": "The older ones may go." if plan else "I'm sorry, but I can't help with that.",
             "wrong types": '{"drop": {"all": true}, "shorten": 7, "summary": ["x"]}',
             "orphans": plan_for(prompt, orphans=True)
             if plan
@@ -141,6 +140,15 @@ def _looks_right(level: str, raw: Sequence[JsonDict], messages: Sequence[Message
         assert "src/parser.py:42 was fixed" in messages[1].text
     else:
         assert len(messages) > 3
+
+
+async def test_notes_about_what_goes_have_a_bound() -> None:
+    """However often a pruning model is asked: they are not merged."""
+    bench, raw = Bench(ask=FakeAsk(lambda prompt: plan_for(prompt, said=prose("note", 90)))), talk(4096)
+    for _ in range(8):
+        raw += talk(4096)[1:]
+        prepared = await bench.guard(raw, strategy="prune", clear_tool_results=False)
+    assert 400 < count(getattr(prepared.compaction, "summary", "")) < 900
 
 
 @settings(max_examples=settings().max_examples)

@@ -15,7 +15,7 @@ from litellm_compaction.core.prompts import appended
 from litellm_compaction.engine.ask import SummaryJob, summarize, within_s, written
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
-from tests.builders import JsonDict, agent_run, assistant, broken_promises, calls, count, parsed, prose, result, user
+from tests.builders import JsonDict, agent_run, assistant, count, parsed, prose, user
 from tests.engine.bench import FakeAsk
 from tests.virtual_time import in_virtual_time
 
@@ -78,21 +78,17 @@ async def test_wrapping_is_taken_off(wrapped: str) -> None:
     ("answers", "reason", "calls"),
     [
         ([""], "empty", 1),
-        (["  \n "], "reasoning_only", 2),
-        ([SummaryAnswer(text="", reasoning="let me think")], "reasoning_only", 2),
         (["<think>let me think"], "reasoning_only", 2),
+        (["Es tut mir leid, aber dabei kann ich nicht helfen."], "empty", 1),
         ([SummaryFailed("error", "503")], "error", 1),
-        ([lambda prompt: prompt], "echo", 1),
         ([prose("word", 400)], "longer", 1),
-        (["The king was wise. " * 20], "loop", 1),
-        (["### Pending\n- [ ]"], "empty", 1),
     ],
 )
 async def test_what_is_no_summary_fails_by_name(answers: list[Any], reason: str, calls: int) -> None:
-    """One word says why, and nothing is tried again but an answer that was thinking only."""
+    """One word says why, nothing is tried again but thinking only, and no refusal takes the place of a record."""
     short = [user("Port the parser. " * 10), assistant("I begin. " * 20)]
     ask = FakeAsk(*answers)
-    assert await failure(ask, job(short)) == reason
+    assert await failure(ask, job(short, earlier=prose("record", 80))) == reason
     assert len(ask.prompts) == calls
 
 
@@ -148,14 +144,6 @@ async def test_a_tool_call_is_discarded() -> None:
             await written(job(), ask, count, held(*CHAT), (), 1000)
         assert raised.value.reason == "tool_call"
         assert len(ask.prompts) == 1
-
-
-@pytest.mark.parametrize("raw", [CHAT[:1], [*CHAT, user("Go."), calls("1"), result("1", "ok")]])
-def test_an_assistant_speaks_before_the_instruction(raw: list[JsonDict]) -> None:
-    """Strict templates refuse `user` behind `tool` and behind `user`."""
-    roles = [message.role for message in held(*raw).messages]
-    assert roles[-2:] == ["assistant", "user"]
-    assert broken_promises(parsed(raw), held(*raw).messages[:-2]) in ([], ["null content"])
 
 
 async def test_thinking_alone_is_asked_again_with_room_for_both() -> None:

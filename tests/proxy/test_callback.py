@@ -87,11 +87,14 @@ async def test_a_deployment_is_guarded_where_all_others_are_off(monkeypatch: pyt
     params = {"model": "lm_studio/x", "api_base": "http://127.0.0.1:9/v1"}
     for mode in ("guard", "off"):
         entry = {"model_name": "x", "litellm_params": params, "model_info": {"compaction": {"mode": mode}}}
-        router = _Router(get_deployment=lambda _: None, get_model_list=lambda *_, entry=entry, **__: [entry])
+        find = {"get_deployment": lambda _, entry=entry: entry, "get_model_list": lambda *_, each=entry, **__: [each]}
+        router = _Router(**find)
         vars(router).update(dict.fromkeys((*litellm_inside.FALLBACKS, litellm_inside.CHECKS)))
         monkeypatch.setattr(callback, "current_router", lambda router=router: router)
         handler = callback.CompactionHandler(Settings(mode="off", page="off", store="memory://"))
         asked = {"model": "x", "messages": [{"role": "user", "content": "Hi."}]}
         with pytest.raises(refusals.Refusal) if mode == "guard" else nullcontext():
             await handler.async_pre_call_hook(None, None, asked, "acompletion")
+        if mode == "off":
+            assert await handler.async_pre_call_deployment_hook({**params, **entry, "extra_body": {"n": 2}}, "") is None
         await handler.service.compactor.aclose()
