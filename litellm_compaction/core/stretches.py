@@ -108,7 +108,9 @@ def parts_of(message: Message) -> list[list[Stretch]]:
     """
     texts = texts_of(message)
     parts = [stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
-    every, for_words = [*chain.from_iterable(parts)], {*filter(_is_for_words, texts)}
+    every = [*chain.from_iterable(parts)]
+    # A listed element is its client's, although its name may tell of a command or a task.
+    for_words = {*filter(_is_for_words, {each.text for each in every if each.speaks})}
     is_beside = bool(for_words) or any(map(_BEGINS_CLIENTS.match, texts[:-1]))
     # Of a listed opening all the rest that recurs is its client's as well.
     says_more = any(each.speaks or (each.kind == "note" and not each.words.startswith("<")) for each in every)

@@ -33,7 +33,7 @@ def message(*texts: str) -> Any:
 DATA = [
     READ,
     f'<file path="a.py">\n{BODY}\n</file>',
-    f'<attachment id="7">{BODY}</attachment>',
+    f"<bash-input>cat a.py</bash-input>\n<local-command-stdout>\n{BODY}\n</local-command-stdout>",
     f"<context>\n<file>\n{BODY}\n</file>\n</context>",
     f"<path>/a.py</path>\n<type>file</type>\n<content>\n{BODY}\n</content>",
     f"--- Content from referenced files ---\nContent from @a.py:\n{BODY}\n--- End of content ---",
