@@ -14,7 +14,6 @@ else:
 
 def table(name: str) -> dict[str, Any]:
     """The data of one of this package's TOML files."""
-    loaded: dict[str, Any] = tomllib.loads(
-        resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    )
+    text = resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = tomllib.loads(text)
     return loaded

@@ -80,11 +80,6 @@ def is_only_thoughts(text: str) -> bool:
     return not outside or _BLOCK_OPENS.match(outside) is not None
 
 
-def without_think_tags(text: str) -> str:
-    """`text` with its thoughts, and without the tags around them."""
-    return _BLOCK_ENDS.sub("", _BLOCK_OPENS.sub("", text)).strip()
-
-
 def settled_length(text: str) -> int:
     """The number of leading characters of `text` that may be sent: everything up to the start of its last word.
 

@@ -6,11 +6,12 @@ the server goes on with that message itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from litellm_compaction.core.cuts import is_only_thoughts, open_think, without_think_tags
+from litellm_compaction.core.cuts import is_only_thoughts, open_think
 from litellm_compaction.core.messages import NO_ANSWER, Message, parse_message, user_message
 
 # How a server is made to go on, best first: by a prompt that we have rendered up to the end of the answer (`raw`), by
@@ -26,6 +27,7 @@ _REQUEST_JSON = (
     f"{GO_ON_START} Output only the missing rest of the same JSON document, beginning with the next characters "
     "after the last ones above. Do not repeat anything, do not start over, no code fence."
 )
+_THINK_TAGS = re.compile(r"(?i)</?think(?:ing)?>")
 _WHILE_THINKING = "You were interrupted by the length limit while you were thinking."
 _THINK_ON = (
     f"{_WHILE_THINKING} Your last thoughts are quoted below; do not start over. "
@@ -60,7 +62,7 @@ class Partial:
     @property
     def thoughts(self) -> str:
         """Of an answer that is nothing else."""
-        return self.reasoning or without_think_tags(self.text)
+        return self.reasoning or _THINK_TAGS.sub("", self.text).strip()
 
 
 def can_end_in_answer(messages: Sequence[Message], partial: Partial) -> bool:

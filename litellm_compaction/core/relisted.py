@@ -1,9 +1,9 @@
 """Recognizes a conversation of which its client sends fewer messages, or shorter ones, than in an earlier request.
 
-Some clear old tool results, some send only their last messages, with or without the first ones, some write one anew in
-each request. What a client changes behind a record its server reads again from there on, and of a list that begins
-otherwise no record is found. So all is put back where it was, and what is written anew stays, beside any record, in the
-place of what was there at first. Of two lists with equal words and different data either may be another person's (P9).
+Some clear old tool results, some send only their last messages, some write one anew in each request. What a client
+changes behind a record its server reads again from there on, and of a list that begins otherwise no record is found. So
+all is put back where it was, and what is written anew counts as its first version. Of two lists with equal words and
+different data either may be another person's (P9).
 """
 
 from __future__ import annotations
@@ -94,8 +94,6 @@ def relisted(before: Relisted, now: Listed, end: int) -> Relisted | None:
     """
     old, notes = before.listed, before.notes
     same = _same(old, now, end)
-    if same is None:
-        return None
     changed = [place for place, at in same.items() if old.rest[at].raw != now.rest[place].raw]
     edited = edits([now.rest[each] for each in changed], [prints(old.rest[same[each]]) for each in changed], notes)
     stays = _with_renewed(old, now, end, same)
@@ -130,14 +128,14 @@ def relisted(before: Relisted, now: Listed, end: int) -> Relisted | None:
     return None if is_anothers else Relisted(Listed(tuple(rest), frozenset(left_out)), cut, versions, notes)
 
 
-def _same(old: Listed, now: Listed, end: int) -> dict[int, int] | None:
-    """Returns where messages of equal words stand in both lists; None if those are not in one order."""
+def _same(old: Listed, now: Listed, end: int) -> dict[int, int]:
+    """Returns where messages of equal words stand in both lists; of those that are not in one order none."""
     same, left, marks = dict[int, int](), iter(reversed(old.spoken)), {*old.marks}
     for place in reversed(now.spoken[:end]):
         if now.marks[place] in marks:
             at = next((at for at in left if old.marks[at] == now.marks[place]), None)
             if at is None:
-                return None
+                return {}
             same[place] = at
     return same
 

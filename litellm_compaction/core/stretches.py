@@ -120,7 +120,8 @@ def parts_of(message: Message) -> list[list[Stretch]]:
         if stretch.kind == "recurring":
             return stretch if says_more else stretch._replace(kind="words")
         is_programs = is_among and stretch.kind == "words" and _is_programs(stretch.words)
-        is_clients = is_programs or (stretch.speaks and is_beside and stretch.text not in for_words)
+        is_asked = stretch.text in for_words or stretch.text.rstrip().endswith(("?", "？"))
+        is_clients = is_programs or (stretch.speaks and is_beside and not is_asked)
         return stretch._replace(kind="note") if is_clients else stretch
 
     return [[decided(each) for each in own] for own in parts]
@@ -286,8 +287,8 @@ def marked(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     spoken = pairwise(at for at, each in enumerate(messages) if not each.is_system)
     # Another user's message, or a tool's result.
     beside = {at for pair in spoken if pair[1] in users and messages[pair[0]].role in ("user", "tool") for at in pair}
-    told = {at: replace(messages[at], marks=marks, is_beside=at in beside) for at in users}
-    return tuple(told.get(at, each) for at, each in enumerate(messages))
+    marked_users = {at: replace(messages[at], marks=marks, is_beside=at in beside) for at in users}
+    return tuple(marked_users.get(at, each) for at, each in enumerate(messages))
 
 
 def _marks(messages: Sequence[Sequence[str]]) -> frozenset[str]:

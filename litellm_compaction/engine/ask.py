@@ -48,7 +48,6 @@ REQUEST_TOKENS = 200
 # Words for a token bound: 0.6 words a token leaves room in every language we measured.
 _WORDS_PER_TOKEN, _LEAST_WORDS = 0.6, 40
 _MAX_PARTS, _OVERRUN_RATIO = 6, 1.25
-# Of the record so far: less says nothing of it.
 _LEAST_MERGED_RATIO = 0.15
 # Of an edit plan, which is ranges for the most part.
 _PLAN_TOKENS = 512
@@ -384,7 +383,7 @@ def _job(measured: MeasuredRequest, step: Step) -> SummaryJob:
     # A round that stayed with the record is in no summary yet.
     stayed = [at for at in (base.pinned if base else ()) if at < start and covered[at].role != "user"]
     sent = [each for each in in_forms(covered, dict.fromkeys(draft.pinned, "whole")) if each is not None]
-    shown = enumerate(shown_behind(sent, start, base.covered_part if base else None))
+    shown = enumerate(shown_behind(sent, start, base.covered_part if base and base.start == start else None))
     fresh = [each for at, each in shown if (at >= start or at in stayed) and at not in draft.pinned]
     strategy = STRATEGIES[draft.level]
     return SummaryJob(
