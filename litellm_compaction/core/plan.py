@@ -25,8 +25,7 @@ _LEDGER_SHARE, _EDIT_LEDGER_SHARE, _IMAGES_SHARE = 0.55, 0.15, 0.50
 _WORDS_TARGET_RATIO, TASK_WINDOW_RATIO, _WORDS_HEAD_TOKENS = 0.25, 0.1, 12
 # Of the target, if all that stays is read again and every change costs that.
 _DEEP_RATIO = 0.65
-# Of the trigger, up to which recent messages stay where a caller wants that.
-_STAYING_RATIO = 0.85
+_STAYING_RATIO = 0.85  # Of the trigger, up to which recent messages stay where a caller wants that.
 # What the next turn adds: the most of so many before it; a sentence or two if there were none yet.
 _LATEST_STEPS, _USUAL_GROWTH_RATIO = 3, 0.02
 _NONE_TOKENS = -1  # Of a candidate that never does.
