@@ -1,4 +1,4 @@
-"""Recognizes a conversation of which its client sends fewer messages, or shorter ones, than in an earlier request.
+"""Recognizes a conversation of which its client sends fewer messages, shorter or rewritten ones, than before.
 
 Some clear old tool results, some send only their last messages, some write one anew in each request. What a client
 changes behind a record its server reads again from there on, and of a list that begins otherwise no record is found. So
@@ -23,7 +23,7 @@ from litellm_compaction.core.stretches import is_text_result
 _MOST_CHANGES = 8
 # So many different messages are equal behind what is put back: many conversations begin alike, and end in "go on".
 _LEAST_EQUAL = 4
-# Of few messages each version is another one; of two persons' lists there would be two.
+# A message that is written anew has another version each time; the lists of two persons have two.
 _MOST_RENEWED, _VERSIONS = 3, 3
 # Behind it a system message is none of the leading ones, which no chain holds.
 _BEFORE = user_message("")

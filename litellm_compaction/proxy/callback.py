@@ -28,7 +28,16 @@ from litellm_compaction.proxy.answer.hooks import HookedUpstream
 from litellm_compaction.proxy.answer.legs import UNNAMED, Leg, judged
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.transport import GuardedTransport, client_over
-from litellm_compaction.proxy.client import Body, mapping, note_credential, raw_headers, sent_body
+from litellm_compaction.proxy.client import (
+    Body,
+    mapping,
+    metadata_of,
+    note_credential,
+    opts_out,
+    raw_headers,
+    sent_body,
+    wish_of,
+)
 from litellm_compaction.proxy.exchange import Exchange, Exchanges, context_of, note_of, pin_of, serve
 from litellm_compaction.proxy.internal import OWN_TAG, is_internal_call
 from litellm_compaction.proxy.litellm_inside import connect, current_router, keeps_responses
@@ -209,7 +218,9 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if kind not in _BECOME_CHATS:
             raise NotServed(NO_CHAT)
         if (refusal := not_served(kwargs, kind, keeps=keeps_responses)) is not None:
-            raise refusal
+            metadata, is_allowed = metadata_of(kwargs), deployment.settings.allow_opt_out
+            if not opts_out(wish_of(kwargs, metadata), metadata, is_allowed=is_allowed):
+                raise refusal
         return wire.to_chats_alone(kwargs, deployment.provider)
 
     async def _guarded(self, deployment: Deployment, router: Any, kwargs: Body) -> Body:

@@ -59,6 +59,11 @@ def is_off_for_owner(metadata: Mapping[str, Any]) -> bool:
     return next((mode in ("off", False) for mode in modes if mode is not None), False)
 
 
+def opts_out(wish: Wish, metadata: Mapping[str, Any], *, is_allowed: bool) -> bool:
+    """Returns True for a request that its client, if that `is_allowed`, or the owner of its key wants left alone."""
+    return (is_allowed and wish.off) or is_off_for_owner(metadata)
+
+
 def tenant_of(metadata: Mapping[str, Any]) -> str:
     """A fingerprint of the team, or else the user, the key, or the value that the client has shown as one."""
     owners = ((name, metadata.get(f"user_api_key_{name}")) for name in ("team_id", "user_id", "hash"))

@@ -240,7 +240,7 @@ class Exchanges:
             group=group,
             tenant=tenant,
             is_chat=is_chat,
-            opted_out=(settings.allow_opt_out and wish.off) or client.is_off_for_owner(metadata),
+            opted_out=client.opts_out(wish, metadata, is_allowed=settings.allow_opt_out),
             wish=wish,
             bad_wish=bad_wish,
             is_client_summary=is_summary or is_beside,

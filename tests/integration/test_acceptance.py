@@ -445,4 +445,8 @@ def test_20_observe_off_and_opting_out(bench: Bench, later: Bench) -> None:
         assert watch.sent() == messages
         assert "max_tokens" not in watch.bodies[0]
         assert watch.summaries == []
+    # What LiteLLM makes a chat of as well, although it leaves the conversation before it out.
+    asked = {"model": "opted out", "input": "Go on.", "conversation": {"id": "conv_abc"}}
+    for more, status in (({}, 400), ({"metadata": {"compaction": "off"}}, 200)):
+        assert later.proxy.stream_body({**asked, **more, "stream": False}, "/v1/responses").status == status
     assert later.proxy.expect_logged(r"observed model=observed .*reason=summary")
