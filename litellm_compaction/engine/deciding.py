@@ -422,8 +422,6 @@ class SentBefore:
             if (old := self._lists.get((scope, own.marks[own.spoken[end - 1]]))) is not None
         )
         for end, old in islice(ends, _MOST_TRIES):
-            now = relisted(old, own, end)
-            # With the same last words it may be another person's.
-            if now is not None and (end < len(own.spoken) or not now.renewed):
+            if (now := relisted(old, own, end)) is not None:
                 return now, old
         return None, Relisted(own)
