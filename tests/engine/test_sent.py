@@ -167,7 +167,7 @@ async def test_who_deletes_twice_at_one_place_is_told_of_neither() -> None:
     ("names", "after"),
     [
         *(("abcdefgh", range(8)), ("abaab", (-10, -2, -2, 0, 1)), ("cabcab", (-10, -2, -2, -8, -1, 0))),
-        *(("cbab", (-4, -3, -2, -1)), ("cbab", (-4, -3, -2, -2))),
+        *(("cbab", (-4, -3, -2, -1)), ("cbab", (-4, -3, -2, -2)), ("eabcae", (-10, -10, -10, -10, -6, -1))),
     ],
 )
 async def test_what_is_written_anew_in_each_request_stands_beside_its_record(names: str, after: Sequence[int]) -> None:
