@@ -81,9 +81,6 @@ class Box:
         return hashlib.blake2b(self._purpose, key=stretched(secret), digest_size=32).digest()
 
 
-NO_BOX = Box(lambda: None, b"")
-
-
 def is_locked(body: bytes) -> bool:
     return body.startswith(_LOCKED)
 

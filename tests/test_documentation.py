@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from litellm_compaction.cli.app import program
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.config import DeploymentSettings, Settings
-from litellm_compaction.proxy.metrics import _METRICS
+from litellm_compaction.proxy.observers import _METRICS
 from tests import clients_table
 from tests.settings_table import table
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from litellm_compaction.events import event_from_json
-from litellm_compaction.proxy.service import History
+from litellm_compaction.proxy.observers import History
 from litellm_compaction.stores import Store
 from litellm_compaction.stores.sqlite import MemoryRows
 from tests.stores.made import FailingRows, MemoryStore

@@ -18,6 +18,7 @@ from litellm_compaction.core.identity import Seen, chain_behind, edits, text_has
 from litellm_compaction.core.messages import (
     JsonValue,
     Message,
+    calls_by_position,
     merged,
     normal_text,
     parse_message,
@@ -25,7 +26,6 @@ from litellm_compaction.core.messages import (
     with_text,
 )
 from litellm_compaction.core.prompts import defused, frame, strategy
-from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.stretches import divided
 from litellm_compaction.core.view import View, shows_results
 

@@ -1,4 +1,4 @@
-"""The forms in which old messages are sent: whole, without attached data, as a line, or bare.
+"""The forms in which old messages are sent: whole, without attached data, as a line, bare, or the part that fits.
 
 Masking old results is as good as summarising on SWE-bench at half the cost (JetBrains, arXiv 2508.21433). A form is
 made anew for every request of nothing but the message, so that a stored one can put no words into its place.
@@ -6,22 +6,25 @@ made anew for every request of nothing but the message, so that a stored one can
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.cuts import outside_thoughts
 from litellm_compaction.core.messages import (
     JsonValue,
     Message,
     ToolCall,
+    calls_by_position,
+    outside_thoughts,
     parse_message,
     render_arguments,
     roughly_tokens,
+    rounds,
     with_text,
 )
-from litellm_compaction.core.rounds import calls_by_position, rounds
 from litellm_compaction.core.stretches import Stretch, parts_of, texts_of, with_texts
 
 _REMOVED_DATA = "[About {tokens} tokens that were attached here were removed. Read it again if it is needed.]"
@@ -184,3 +187,70 @@ def _without_input(message: Message, place: int) -> Message:
     if isinstance(call := shown[place], dict) and isinstance(function := call.get("function"), dict):
         shown[place] = {**call, "function": {**function, "arguments": "{}"}}
     return parse_message({**message.raw, "tool_calls": shown})
+
+
+# ------------------------------------------------------------------ the part that fits
+
+
+def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
+    """`text` if it has at most `limit_tokens`, else its head (60 %) and tail with a marker between them.
+
+    Below the marker's own size, 16 tokens, only the marker is left.
+    """
+    total = count(text) if len(text) > limit_tokens // 4 else 0
+    if total <= limit_tokens:
+        return text
+    keep_tokens = max(limit_tokens - 16, 0)
+    keep_chars = len(text) * keep_tokens // total
+    # The ends may be denser than the average text.
+    while (kept := sum(map(count, halves := _ends(text, keep_chars)))) > keep_tokens and keep_chars:
+        keep_chars = min(keep_chars * keep_tokens // kept, keep_chars * 19 // 20)
+    return f"\n[… {max(total - kept, 1)} tokens left out …]\n".join(halves)
+
+
+def about(text: str, words: Sequence[str], limit_tokens: int, count: Callable[[str], int]) -> str:
+    """`text` if it has at most `limit_tokens`, else its part around the rarest of some words, beside the most others.
+
+    A word counts by its beginning, whatever its ending is. Without any of them the head and tail are left.
+    """
+    if count(text) <= limit_tokens:
+        return text
+    beginnings = dict.fromkeys(word[:5].casefold() for word in words if len(word) > 2)
+    found = ([each.start() for each in re.finditer(re.escape(word), text, re.IGNORECASE)] for word in beginnings)
+    places = sorted(filter(None, found), key=len)
+    if not places:
+        return excerpt(text, limit_tokens, count)
+    # Words that stand so near to each other are of one statement.
+    middle = max(places[0], key=lambda at: (sum(any(abs(place - at) < 150 for place in each) for each in places), at))
+    chars = len(text)
+    while True:
+        start, end = max(middle - chars, 0), middle + chars
+        part = ("…" if start else "") + text[start:end].strip() + ("…" if end < len(text) else "")
+        if not chars or count(part) <= limit_tokens:
+            return part
+        chars = chars * 9 // 10
+
+
+def ends(text: str, keep_chars: int) -> str:
+    """The head (60 %) and tail of `text`, of at most so many characters, with a marker between them."""
+    return "\n[…]\n".join(_ends(text, keep_chars)) if keep_chars < len(text) else text
+
+
+def common_level(sizes: Sequence[int], weights: Sequence[int], room_tokens: int) -> int:
+    """The largest L with sum(min(size, L * weight)) ≤ room, by bisection; the largest size if all fit."""
+
+    def taken(level: int) -> int:
+        return sum(min(size, level * weight) for size, weight in zip(sizes, weights, strict=True))
+
+    return max(bisect_right(range(max(sizes, default=0) + 1), room_tokens, key=taken) - 1, 0)
+
+
+def _ends(text: str, keep_chars: int) -> tuple[str, str]:
+    head_chars = int(keep_chars * 0.6)
+    head, tail = text[:head_chars], text[len(text) - keep_chars + head_chars :]
+    # To the end of a line and from the start of one, if that costs at most a fifth.
+    end, start = head.rfind("\n"), tail.find("\n")
+    return (
+        head[:end] if end >= len(head) * 4 // 5 else head,
+        tail[start + 1 :] if 0 <= start <= len(tail) // 5 else tail,
+    )

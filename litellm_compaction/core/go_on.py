@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from litellm_compaction.core.cuts import is_only_thoughts, open_think
-from litellm_compaction.core.messages import NO_ANSWER, Message, parse_message, user_message
+from litellm_compaction.core.cuts import open_think
+from litellm_compaction.core.messages import NO_ANSWER, Message, is_only_thoughts, parse_message, user_message
 
 # How a server is made to go on, best first: by a prompt that we have rendered up to the end of the answer (`raw`), by
 # the answer's end as the last message (`prefill`), by a request of ours in the user's place (`turn`).

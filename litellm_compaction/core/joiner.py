@@ -12,15 +12,8 @@ import re
 from itertools import islice, pairwise
 from typing import Literal
 
-from litellm_compaction.core.cuts import (
-    FENCE,
-    THINK_END,
-    THINK_START,
-    fence_language,
-    is_no_space,
-    open_fence,
-    open_think,
-)
+from litellm_compaction.core.cuts import FENCE, fence_language, is_no_space, open_fence, open_think
+from litellm_compaction.core.messages import THINK_END, THINK_START
 
 # Shorter ones could be the answer's own words.
 _LEAST_ECHO_CHARS, _LEAST_START_CHARS = 12, 24

@@ -18,8 +18,8 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from litellm_compaction.core.cuts import ends
 from litellm_compaction.core.directives import RULE_WORTH, RULES, Sentence, news, sentences, worth
+from litellm_compaction.core.forms import ends
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
 from litellm_compaction.core.secrets import Redact, redacted
 from litellm_compaction.core.stretches import divided

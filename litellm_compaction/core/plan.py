@@ -1,21 +1,24 @@
 """Decides about a request: send it, perhaps with an earlier compaction, make a new one by steps, or refuse it.
 
-And what to have ready for the next turn while no client waits: a record, and the server's cache.
+And what may be shorter of what no compaction covers, and what to have ready for the next turn while no client waits: a
+record, and the server's cache.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Literal, TypeAlias
 
-from litellm_compaction.core.budget import Budget, CompactionOptions, gained_tokens
+from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, CompactionOptions, gained_tokens
 from litellm_compaction.core.compaction import Compaction, applied_tokens, is_undone, usable
-from litellm_compaction.core.forms import ImagePlace, in_order, lines_for
-from litellm_compaction.core.messages import Message, parse_message, user_message
+from litellm_compaction.core.forms import ImagePlace, common_level, excerpt, in_order, lines_for, with_shorter_data
+from litellm_compaction.core.messages import Message, parse_message, user_message, with_text
+from litellm_compaction.core.transcripts import rendered_in
 from litellm_compaction.core.view import RECORD_TOKENS, View, answered_round
 
 # A summary may have the second share if the first is too small for a good one; below the least it says too little.
@@ -28,6 +31,7 @@ _DEEP_RATIO = 0.65
 _STAYING_RATIO = 0.85  # Of the trigger, up to which recent messages stay where a caller wants that.
 # What the next turn adds: the most of so many before it; a sentence or two if there were none yet.
 _LATEST_STEPS, _USUAL_GROWTH_RATIO = 3, 0.02
+_LEAST_EXCERPT_TOKENS = 64
 _NONE_TOKENS = -1  # Of a candidate that never does.
 
 
@@ -354,3 +358,57 @@ def expected_growth_tokens(view: View, window_tokens: int) -> int:
     # A call counts with its results.
     steps = [sum(view.sizes[at + (not view.messages[at].calls) : end]) for at, end in pairwise(answers)]
     return max(steps[-_LATEST_STEPS:], default=math.ceil(_USUAL_GROWTH_RATIO * window_tokens))
+
+
+def shortened(view: View, budget: Budget, *, tool_results: bool, user_message: bool) -> tuple[Message, ...] | None:
+    """The messages with all protected texts above one common level cut to head and tail; None if even that is too much.
+
+    Results in the open tool round may be cut, or unanswered user messages and the requests, or both.
+    """
+    changed, sizes, count = list(view.messages), view.sizes, view.count_text
+    may_change = {"tool": tool_results, "user": user_message}
+    open_ones = sorted({*view.requests, *view.tail})
+    candidates = [at for at in open_ones if may_change.get(changed[at].role) and not changed[at].is_synthetic]
+    room = budget.prompt_limit_tokens - budget.floor_tokens + sum(sizes[index] for index in candidates)
+    # If there is history to record, a summary and a ledger need room besides the excerpts.
+    room -= min(room // 2, int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens)) if view.cuts else 0
+    level = common_level([sizes[index] for index in candidates], [1] * len(candidates), room)
+    if level < _LEAST_EXCERPT_TOKENS:
+        return None
+    for index in (index for index in candidates if sizes[index] > level):
+        text = changed[index].text
+        changed[index] = with_text(changed[index], excerpt(text, level - max(sizes[index] - count(text), 0), count))
+    return tuple(changed)
+
+
+def with_less_data(view: View, budget: Budget, limit_tokens: int) -> tuple[Message, ...] | None:
+    """The messages with less of the data that is attached to unanswered ones; None if all may stay.
+
+    One into which a conversation is rendered is cut to its head and tail, where its instruction stands; else, if the
+    protected messages take more than `limit_tokens`, data goes, the oldest first, the last of it to its head and tail.
+    """
+    changed, count = list(view.messages), view.count_text
+    # Below the trigger, and with room for a record of the history.
+    record_tokens = int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens) if view.cuts else 0
+    excess_tokens = budget.floor_tokens - min(limit_tokens, budget.trigger_tokens - record_tokens)
+
+    def shorten(data: str) -> str | None:
+        nonlocal excess_tokens
+        if excess_tokens <= 0:
+            return None
+        size = count(data)
+        keep_tokens = size - excess_tokens
+        shown = excerpt(data, keep_tokens, count) if keep_tokens >= _LEAST_EXCERPT_TOKENS else ""
+        # The line in place of data has fewer than the least excerpt.
+        excess_tokens -= size - max(count(shown), _LEAST_EXCERPT_TOKENS)
+        return shown
+
+    if budget.rules.keeps_what_fits and (at := rendered_in(view.messages)) is not None:
+        if budget.own.triggers(view.tokens):
+            text, over_tokens = changed[at].text, view.tokens - budget.trigger_tokens
+            shown = excerpt(text, max(count(text) - over_tokens, _LEAST_EXCERPT_TOKENS), count)
+            changed[at] = with_text(changed[at], shown)
+    elif budget.floor_tokens > limit_tokens:
+        for index in view.tail:
+            changed[index] = with_shorter_data(changed[index], shorten)
+    return None if all(map(operator.is_, changed, view.messages)) else tuple(changed)

@@ -13,17 +13,18 @@ from importlib import resources
 
 import regex
 
-from litellm_compaction.core.cuts import common_level, excerpt, outside_thoughts
+from litellm_compaction.core.forms import common_level, excerpt
 from litellm_compaction.core.messages import (
     FRAME_BEGIN,
     FRAME_END,
     Message,
+    outside_thoughts,
     parse_message,
     render_arguments,
     user_message,
+    with_every_result,
     without_notices,
 )
-from litellm_compaction.core.rounds import with_every_result
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 FRAME_NOTE = (

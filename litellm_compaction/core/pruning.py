@@ -17,8 +17,7 @@ from typing import NamedTuple
 from pydantic_core import from_json
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.cuts import common_level, ends
-from litellm_compaction.core.forms import in_order, lines_for
+from litellm_compaction.core.forms import common_level, ends, in_order, lines_for
 from litellm_compaction.core.messages import (
     JsonObject,
     JsonValue,
@@ -27,10 +26,11 @@ from litellm_compaction.core.messages import (
     normal_text,
     parse_message,
     render_arguments,
+    rounds,
+    within_rounds,
     without_notices,
 )
 from litellm_compaction.core.prompts import data_lines, defused, filled
-from litellm_compaction.core.rounds import rounds, within_rounds
 
 _KEYS = frozenset({"drop", "prunedConversation"})
 _RANGE = re.compile(r"\s*#?(\d{1,6})\s*(?:(?:-|–|to)\s*#?(\d{1,6}))?\s*")

@@ -1,25 +1,19 @@
-"""Names the parts that are too large to fit, by tokens, or shortens them if the operator allows that."""
+"""Names the parts that are too large to fit, by tokens, and says what to change."""
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from dataclasses import replace
 
-from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, margin_tokens
-from litellm_compaction.core.cuts import common_level, excerpt
-from litellm_compaction.core.forms import with_shorter_data
-from litellm_compaction.core.messages import Message, with_text
-from litellm_compaction.core.rounds import calls_by_position
+from litellm_compaction.core.budget import Budget, margin_tokens
+from litellm_compaction.core.messages import calls_by_position
 from litellm_compaction.core.stretches import stretches_of
-from litellm_compaction.core.transcripts import rendered_in
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit, Share
 
 # Its client wants it sent as it is or not at all; or making it shorter failed by a fault of ours.
 UNCHANGEABLE = "nothing is compacted: `truncation` is `disabled`, or it is a text completion. Send less"
 UNPREPARED = "compacting them failed: the proxy's log has the error. Send the request again, send fewer messages"
-_LEAST_EXCERPT_TOKENS = 64
 _ADDED = "the client's own notes in the "
 _LESS = ", shorten the message, or set `oversized_user_message: excerpt`"
 # What to change, by the beginning of the share's name; any other is a template's.
@@ -80,57 +74,3 @@ def _does_not_fit(budget: Budget, tokens: int, said: str, needed: int, shares: t
     limit = f"This model's maximum context length is {budget.window_tokens} tokens. "
     said = f"{limit}However, your messages resulted in {tokens} tokens{said}"
     return DoesNotFit(said, shares=shares, window_tokens=budget.window_tokens, needed_tokens=needed)
-
-
-def shortened(view: View, budget: Budget, *, tool_results: bool, user_message: bool) -> tuple[Message, ...] | None:
-    """The messages with all protected texts above one common level cut to head and tail; None if even that is too much.
-
-    Results in the open tool round may be cut, or unanswered user messages and the requests, or both.
-    """
-    changed, sizes, count = list(view.messages), view.sizes, view.count_text
-    may_change = {"tool": tool_results, "user": user_message}
-    open_ones = sorted({*view.requests, *view.tail})
-    candidates = [at for at in open_ones if may_change.get(changed[at].role) and not changed[at].is_synthetic]
-    room = budget.prompt_limit_tokens - budget.floor_tokens + sum(sizes[index] for index in candidates)
-    # If there is history to record, a summary and a ledger need room besides the excerpts.
-    room -= min(room // 2, int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens)) if view.cuts else 0
-    level = common_level([sizes[index] for index in candidates], [1] * len(candidates), room)
-    if level < _LEAST_EXCERPT_TOKENS:
-        return None
-    for index in (index for index in candidates if sizes[index] > level):
-        text = changed[index].text
-        changed[index] = with_text(changed[index], excerpt(text, level - max(sizes[index] - count(text), 0), count))
-    return tuple(changed)
-
-
-def with_less_data(view: View, budget: Budget, limit_tokens: int) -> tuple[Message, ...] | None:
-    """The messages with less of the data that is attached to unanswered ones; None if all may stay.
-
-    One into which a conversation is rendered is cut to its head and tail, where its instruction stands; else, if the
-    protected messages take more than `limit_tokens`, data goes, the oldest first, the last of it to its head and tail.
-    """
-    changed, count = list(view.messages), view.count_text
-    # Below the trigger, and with room for a record of the history.
-    record_tokens = int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens) if view.cuts else 0
-    excess_tokens = budget.floor_tokens - min(limit_tokens, budget.trigger_tokens - record_tokens)
-
-    def shorten(data: str) -> str | None:
-        nonlocal excess_tokens
-        if excess_tokens <= 0:
-            return None
-        size = count(data)
-        keep_tokens = size - excess_tokens
-        shown = excerpt(data, keep_tokens, count) if keep_tokens >= _LEAST_EXCERPT_TOKENS else ""
-        # The line in place of data has fewer than the least excerpt.
-        excess_tokens -= size - max(count(shown), _LEAST_EXCERPT_TOKENS)
-        return shown
-
-    if budget.rules.keeps_what_fits and (at := rendered_in(view.messages)) is not None:
-        if budget.own.triggers(view.tokens):
-            text, over_tokens = changed[at].text, view.tokens - budget.trigger_tokens
-            shown = excerpt(text, max(count(text) - over_tokens, _LEAST_EXCERPT_TOKENS), count)
-            changed[at] = with_text(changed[at], shown)
-    elif budget.floor_tokens > limit_tokens:
-        for index in view.tail:
-            changed[index] = with_shorter_data(changed[index], shorten)
-    return None if all(map(operator.is_, changed, view.messages)) else tuple(changed)

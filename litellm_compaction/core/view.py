@@ -14,8 +14,15 @@ from functools import cached_property
 
 from litellm_compaction.core.forms import Form, ImagePlace, image_parts, without_data
 from litellm_compaction.core.identity import Seen
-from litellm_compaction.core.messages import Message, last_assistant_index, newest_user_index, system_prefix_length
-from litellm_compaction.core.rounds import open_round, open_round_start, within_rounds
+from litellm_compaction.core.messages import (
+    Message,
+    last_assistant_index,
+    newest_user_index,
+    open_round,
+    open_round_start,
+    system_prefix_length,
+    within_rounds,
+)
 from litellm_compaction.core.stretches import has_words, own_words
 
 # A record without summary and ledger: markers, note, lead-in and message overhead, measured with o200k, rounded up.

@@ -19,10 +19,9 @@ import anyio
 from litellm_compaction.concurrency import Bounded, Rests, off_loop
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply, as_sent, shown_behind
-from litellm_compaction.core.cuts import excerpt
-from litellm_compaction.core.forms import in_forms
+from litellm_compaction.core.forms import excerpt, in_forms
 from litellm_compaction.core.judging import judged
-from litellm_compaction.core.messages import Message, Request, user_message, visible_text
+from litellm_compaction.core.messages import Message, Request, user_message, visible_text, with_every_result
 from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import (
     STRATEGIES,
@@ -33,7 +32,6 @@ from litellm_compaction.core.prompts import (
     transcript_parts,
 )
 from litellm_compaction.core.pruning import offered, pruned, pruning_prompt, read_answer
-from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.view import request_text
 from litellm_compaction.engine.additions import Recaller
 from litellm_compaction.engine.context import Ask, Effort, MeasuredRequest, PruningModel, SummaryAnswer

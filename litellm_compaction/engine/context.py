@@ -10,10 +10,9 @@ from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, CompactionOptions, Rules
 from litellm_compaction.core.compaction import Compaction, keyed
 from litellm_compaction.core.go_on import Partial, Way
-from litellm_compaction.core.messages import JsonValue, Message, Request, with_text
+from litellm_compaction.core.messages import JsonValue, Message, Request, open_round_start, with_text
 from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import STRATEGIES
-from litellm_compaction.core.rounds import open_round_start
 from litellm_compaction.core.secrets import Redact, redactor
 from litellm_compaction.core.view import View
 from litellm_compaction.errors import DoesNotFit

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from litellm_compaction.concurrency import Bounded, Flights, off_loop, off_loop_if
 from litellm_compaction.core.compaction import Compaction, superseded, usable
 from litellm_compaction.core.messages import Message
-from litellm_compaction.core.plan import Make, Plan, Send, Step, plan
+from litellm_compaction.core.plan import Make, Plan, Send, Step, plan, shortened, with_less_data
 from litellm_compaction.core.prompts import strategy
-from litellm_compaction.core.refusal import UNCHANGEABLE, refusal, shortened, too_long, with_less_data
+from litellm_compaction.core.refusal import UNCHANGEABLE, refusal, too_long
 from litellm_compaction.core.relisted import Course, Listed, Relisted, relisted
 from litellm_compaction.engine.context import (
     Action,
@@ -204,7 +204,7 @@ class Decider:
     async def _shorter(
         self, measured: MeasuredRequest, shorten: Callable[..., tuple[Message, ...] | None], *given: Any, **changes: Any
     ) -> MeasuredRequest | None:
-        """The request with the messages that a function of `core/refusal.py` leaves of it; None if all may stay."""
+        """The request with the messages that a function of `core/plan.py` leaves of it; None if all may stay."""
         make = partial(shorten, measured.conversation, measured.budget, *given, **changes)
         messages = await off_loop_if(measured.is_long, make)
         return await self._measurer.shortened(measured, messages) if messages else None

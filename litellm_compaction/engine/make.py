@@ -16,7 +16,7 @@ from typing import TypeVar
 from litellm_compaction.concurrency import off_loop
 from litellm_compaction.core.budget import gained_tokens
 from litellm_compaction.core.compaction import Compaction, applied_tokens, apply, as_it_was, bare, hidden_messages
-from litellm_compaction.core.cuts import excerpt
+from litellm_compaction.core.forms import excerpt
 from litellm_compaction.core.identity import seen
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import visible_text

@@ -13,8 +13,7 @@ from litellm_compaction.concurrency import Flights, is_long, off_loop, off_loop_
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.identity import words_chain
-from litellm_compaction.core.messages import Message, Request, chain, system_prefix_length
-from litellm_compaction.core.rounds import with_every_result
+from litellm_compaction.core.messages import Message, Request, chain, system_prefix_length, with_every_result
 from litellm_compaction.core.stretches import marked
 from litellm_compaction.core.view import RECORD_TOKENS, View
 from litellm_compaction.engine.additions import Recaller

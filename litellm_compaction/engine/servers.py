@@ -20,8 +20,7 @@ import anyio
 
 from litellm_compaction.concurrency import Bounded, Flights, Rests, Tasks, ended, off_loop
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS
-from litellm_compaction.core.cuts import common_level
-from litellm_compaction.core.forms import without_data
+from litellm_compaction.core.forms import common_level, without_data
 from litellm_compaction.core.go_on import Way
 from litellm_compaction.core.messages import Request, system_prefix_length, user_message, with_only_text
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext

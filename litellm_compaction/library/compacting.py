@@ -16,7 +16,7 @@ from litellm_compaction import engine
 from litellm_compaction.config import Settings, StrategyName, settings_from
 from litellm_compaction.core.budget import RESERVE_MAX_RATIO
 from litellm_compaction.core.compaction import apply
-from litellm_compaction.core.cuts import excerpt
+from litellm_compaction.core.forms import excerpt
 from litellm_compaction.core.messages import JsonObject, Message, Request, parse_message, system_prefix_length
 from litellm_compaction.core.portable import headed, read_record
 from litellm_compaction.core.prompts import STRATEGIES

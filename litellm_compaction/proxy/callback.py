@@ -38,13 +38,12 @@ from litellm_compaction.proxy.client import (
     sent_body,
     wish_of,
 )
-from litellm_compaction.proxy.exchange import Exchange, Exchanges, context_of, note_of, pin_of, serve
+from litellm_compaction.proxy.exchange import NO_ORDERS, Exchange, Exchanges, context_of, note_of, pin_of, serve
 from litellm_compaction.proxy.internal import OWN_TAG, is_internal_call
 from litellm_compaction.proxy.litellm_inside import connect, current_router, keeps_responses
 from litellm_compaction.proxy.presence import BEAT, beats, while_here
 from litellm_compaction.proxy.routing import Deployment, id_of
 from litellm_compaction.proxy.service import Service, load_settings, provide_environment
-from litellm_compaction.proxy.standards.orders import Orders
 from litellm_compaction.proxy.standards.protocols import not_served
 
 logger = logging.getLogger("litellm_compaction")
@@ -235,7 +234,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if not deployment.does_guard:
             await self._compactor.observe(exchange.original, context)
             return kwargs
-        if exchange.orders != Orders() and await self._standards.answers(exchange, context):
+        if exchange.orders is not NO_ORDERS and await self._standards.answers(exchange, context):
             # LiteLLM answers nothing then; it would make as many such answers as a client has asked for.
             return {**kwargs, "mock_response": " ", "n": None}
         # What was ordered to go has been taken out of it.

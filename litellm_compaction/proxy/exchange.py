@@ -33,6 +33,7 @@ _HEADER = "x-litellm-compaction"
 _MOST_ANSWER_TOKENS, _MOST_CHARS = 512, 4000
 # Of a conversation's end, by which a copy of it is known; a copy of one message may be anybody's.
 _END, _LEAST_COPIED, _MOST_REMEMBERED = 32, 2, 16_384
+NO_ORDERS = Orders()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -245,7 +246,7 @@ class Exchanges:
             bad_wish=bad_wish,
             is_client_summary=is_summary or is_beside,
             is_beside=is_beside,
-            orders=orders or Orders(),
+            orders=orders or NO_ORDERS,
             bases=bases,
             attempts=engine.Attempts(summary_calls_left=settings.constants.max_summary_calls),
         )

@@ -1,8 +1,7 @@
 """The running plug-in: its parts, made once from the settings, and begun with the proxy.
 
-It keeps events in the store, for `litellm-compaction events` and the page, and holds up no request for that. An error
-in the settings stops the proxy's start. What can wait is done in the background once LiteLLM's router is there, such as
-loading a vocabulary, which holds the interpreter lock for 50 to 500 ms: the first request would wait for it.
+An error in the settings stops the proxy's start. What can wait is done in the background once LiteLLM's router is
+there, such as loading a vocabulary, which holds the interpreter lock for 50 to 500 ms: the first request would wait.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import contextlib
 import gc
 import logging
 import os
-from collections import deque
-from functools import lru_cache
 from typing import Any
 
 import anyio
@@ -21,8 +18,8 @@ import anyio
 from litellm_compaction.concurrency import Tasks
 from litellm_compaction.config import SAME_MODEL, Settings, settings_from
 from litellm_compaction.engine import Compactor
-from litellm_compaction.errors import CompactionError, ModelNotLoaded
-from litellm_compaction.events import ContinuationEvent, Event, event_to_json, log_observer
+from litellm_compaction.errors import ModelNotLoaded
+from litellm_compaction.events import log_observer
 from litellm_compaction.master_key import ensure_master_key, stretched
 from litellm_compaction.proxy import litellm_inside
 from litellm_compaction.proxy.client import mapping
@@ -30,22 +27,20 @@ from litellm_compaction.proxy.config_check import SECTION, check_config
 from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.litellm_inside import Seam, configuration, current_router, proxy_redis, proxy_secret
 from litellm_compaction.proxy.live_settings import LiveSettings
-from litellm_compaction.proxy.metrics import Metrics
+from litellm_compaction.proxy.observers import History, Metrics
 from litellm_compaction.proxy.presence import watched
 from litellm_compaction.proxy.refusals import failing_open
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import DeploymentSelector
 from litellm_compaction.proxy.standards.orders import Items
 from litellm_compaction.proxy.standards.standards import Standards, route_of
-from litellm_compaction.stores import Store, board_of, open_store, originals_of
+from litellm_compaction.stores import board_of, open_store, originals_of
 from litellm_compaction.tokenizers.registry import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.windows import Windows
 
-# Lines that may wait for a slow disk; beyond that the oldest are not kept.
-_MAX_WAITING = 1000
 _STORE_LIMIT_S = 2.0
 logger = logging.getLogger("litellm_compaction")
 _ROUTER_WAIT_S = 0.2
@@ -169,29 +164,3 @@ def _named(group: str, report: DeploymentReport) -> str:
         return f"{name} (not loaded yet)"
     logger.error("%s `litellm-compaction doctor` says what to change.", report.absence)
     return f"{name} (window unknown)"
-
-
-class History:
-    """Writes lines to `store` in the background, in its event loop; a failure is logged once and ignored."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._waiting: deque[Event] = deque(maxlen=_MAX_WAITING)
-        self.writing = Tasks()
-        self._warn_once = lru_cache(logger.warning)
-
-    def __call__(self, event: Event) -> None:
-        # The compaction of a restart is an event of its own.
-        if not (isinstance(event, ContinuationEvent) and event.outcome == "restarted"):
-            self._waiting.append(event)
-            if not self.writing:
-                self.writing.begin(self._write())
-
-    async def _write(self) -> None:
-        while self._waiting:
-            event = self._waiting.popleft()
-            try:
-                await self._store.add_event(event.when_s, event_to_json(event))
-            except Exception as error:  # noqa: BLE001 - nothing that is only told may harm a request
-                said = str(error) if isinstance(error, CompactionError) else type(error).__name__
-                self._warn_once("history_failed %s; this is said once", said)

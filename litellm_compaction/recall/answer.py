@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from litellm_compaction.core.cuts import about
+from litellm_compaction.core.forms import about
 from litellm_compaction.core.messages import JsonObject, JsonValue
 from litellm_compaction.core.secrets import Redact
 from litellm_compaction.recall.hits import QUESTION_MARKS, Found, Hit, search

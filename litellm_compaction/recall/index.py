@@ -23,8 +23,7 @@ from typing import NamedTuple
 import regex
 
 from litellm_compaction.core.forms import called
-from litellm_compaction.core.messages import Message, visible_text
-from litellm_compaction.core.rounds import calls_by_position
+from litellm_compaction.core.messages import Message, calls_by_position, visible_text
 from litellm_compaction.core.secrets import Redact, redactor
 from litellm_compaction.core.stretches import divided, has_words
 

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from litellm_compaction.core.compaction import Compaction, State, compaction_id, is_sound
 from litellm_compaction.errors import StoreError
-from litellm_compaction.master_key import NO_BOX, Box, is_locked
+from litellm_compaction.master_key import Box, is_locked
 from litellm_compaction.stores.rows import SETTINGS, Line, Row, Rows
 
 logger = logging.getLogger("litellm_compaction")
@@ -54,7 +54,7 @@ class Store:
     key `box` encrypts compactions, their names and settings, and what is not from it counts as not there.
     """
 
-    def __init__(self, rows: Rows, box: Box = NO_BOX) -> None:
+    def __init__(self, rows: Rows, box: Box | None = None) -> None:
         self.rows, self._box = rows, box
         self._has_warned = False
 
@@ -163,7 +163,8 @@ class Store:
         await self.rows.aclose()
 
     async def _put(self, scope: str, key: str, body: bytes) -> None:
-        await self.rows.put(scope, key, self._box.locked(body, scope, key) if self._box.has_key else body)
+        box = self._box
+        await self.rows.put(scope, key, box.locked(body, scope, key) if box and box.has_key else body)
 
     async def _text(self, scope: str, key: str) -> str | None:
         rows = await self.rows.find(scope, [key])
@@ -172,7 +173,7 @@ class Store:
     def _body(self, row: Row, *, warns: bool = False) -> bytes:
         """Opens what was put; b"" if it is not from this box, of which one is warned once."""
         body: bytes | None = b"" if is_locked(row.body) else row.body
-        if self._box.has_key:
+        if self._box and self._box.has_key:
             body = self._box.opened(row.body, row.scope, row.key)
         if warns and not body and not self._has_warned:
             self._has_warned = True

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.cuts import about, excerpt
+from litellm_compaction.core.forms import about, excerpt
 from litellm_compaction.core.messages import FRAME_BEGIN, FRAME_END
 from litellm_compaction.core.prompts import appended, defused, frame, read_summary, transcript_parts
 from tests.builders import JsonDict, calls, count, o200k, parsed, raw_conversations, result, texts, user

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import Message
-from litellm_compaction.core.refusal import protected_shares, refusal, shortened
+from litellm_compaction.core.plan import shortened
+from litellm_compaction.core.refusal import protected_shares, refusal
 from litellm_compaction.core.view import RECORD_TOKENS
 from tests.builders import (
     JsonDict,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from litellm_compaction.core.rounds import NO_RESPONSE, rounds, with_every_result
+from litellm_compaction.core.messages import NO_RESPONSE, rounds, with_every_result
 from tests.builders import (
     JsonDict,
     agent_conversations,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.forms import lines_for, without_data
 from litellm_compaction.core.ledger import WORDS_HEAD, ledger
 from litellm_compaction.core.messages import FRAME_END, parse_message
-from litellm_compaction.core.refusal import with_less_data
+from litellm_compaction.core.plan import with_less_data
 from litellm_compaction.core.stretches import divided, marked, own_words, stretches
 from litellm_compaction.core.transcripts import is_client_summary
 from litellm_compaction.core.view import is_persons, request_indices, request_text

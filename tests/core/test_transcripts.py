@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from litellm_compaction.core.refusal import with_less_data
+from litellm_compaction.core.plan import with_less_data
 from litellm_compaction.core.transcripts import is_client_summary, rendered_in
 from tests.builders import JsonDict, assistant, budget, conversation, parsed, system, user
 

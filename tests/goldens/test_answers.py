@@ -29,13 +29,13 @@ from litellm_compaction.proxy.answer.client import SILENT, Asked, OneAnswer
 from litellm_compaction.proxy.answer.legs import Leg
 from litellm_compaction.proxy.answer.relay import Relay
 from litellm_compaction.proxy.answer.sse import UpstreamError
-from litellm_compaction.proxy.metrics import Metrics
+from litellm_compaction.proxy.observers import Metrics
 from tests.builders import prose
 from tests.goldens.tellers import recorded
 from tests.lmstudio_double import Reply, numbered_words
 from tests.proxy.answer.test_loop import _sharing as sharing
 from tests.proxy.scripted import Context, Read, Scene, Turn, goes_on
-from tests.proxy.test_metrics import ALARM, Library
+from tests.proxy.test_observers import ALARM, Library
 from tests.proxy.test_presence import heard
 from tests.test_events import CUT, event
 from tests.virtual_time import run

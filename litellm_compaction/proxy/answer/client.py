@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from litellm_compaction.core.cuts import THINK_END, open_think
-from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Request
+from litellm_compaction.core.cuts import open_think
+from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, THINK_END, Request
 from litellm_compaction.events import AnswerOutcome
 from litellm_compaction.proxy.answer.sse import Chunk, Received
 from litellm_compaction.proxy.client import headers_of, metadata_of, sections_of_owners

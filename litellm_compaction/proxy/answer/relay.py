@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from litellm_compaction.core.cuts import is_only_thoughts, settled_length, unstopped_length
+from litellm_compaction.core.cuts import settled_length, unstopped_length
 from litellm_compaction.core.joiner import Joiner
-from litellm_compaction.core.messages import ToolCall
+from litellm_compaction.core.messages import ToolCall, is_only_thoughts
 from litellm_compaction.engine import RECALL, Outcome
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer import sse

@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from litellm_compaction.core.forms import ClearOrder
@@ -27,7 +28,7 @@ _MARK = "lmc1."
 _MOST_CHARS, _MOST_BYTES = 64_000_000, 256_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Orders:
     """A client's orders; as many fields as the two protocols have words."""
 
@@ -43,7 +44,7 @@ class Orders:
     may_change: bool = True  # False to be refused rather than compacted.
     focus: str = ""  # The topic that a summary is to keep in detail. Untrusted data.
 
-    @property
+    @cached_property
     def shows(self) -> bool:
         """The answer says something of the context."""
         return self.wants_item or self.compacts_only or self.counts_only or self.tells_edits

@@ -10,7 +10,7 @@ import prometheus_client
 import pytest
 
 from litellm_compaction.events import TruncationAlarm
-from litellm_compaction.proxy.metrics import Metrics
+from litellm_compaction.proxy.observers import Metrics
 from tests.test_events import CUT, event
 
 ALARM = TruncationAlarm(

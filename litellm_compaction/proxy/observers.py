@@ -1,20 +1,34 @@
-"""Counts the engine's events for Prometheus; numbers and names only.
+"""Counts the engine's events for Prometheus, numbers and names only, and keeps them in the store.
 
-LiteLLM serves the library's default registry at `/metrics` when its `prometheus` callback is on. A missing library, or
-a name that is taken, is never an error.
+No request is held up for either. LiteLLM serves the library's default registry at `/metrics` when its `prometheus`
+callback is on. A missing library, or a name that is taken, is never an error.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
 
-from litellm_compaction.events import AHEAD, USED_AHEAD, USED_EARLY, ContinuationEvent, Event, TruncationAlarm
+from litellm_compaction.concurrency import Tasks
+from litellm_compaction.errors import CompactionError
+from litellm_compaction.events import (
+    AHEAD,
+    USED_AHEAD,
+    USED_EARLY,
+    ContinuationEvent,
+    Event,
+    TruncationAlarm,
+    event_to_json,
+)
+from litellm_compaction.stores import Store
 
 logger = logging.getLogger("litellm_compaction")
+# Lines that may wait for a slow disk; beyond that the oldest are not kept.
+_MAX_WAITING = 1000
 # Of further models' names.
 MAX_MODELS, OTHER = 200, "other"
 _TOKENS = tuple(float(1024 * 2**power) for power in range(11))
@@ -93,3 +107,29 @@ def _instruments(library: Any) -> dict[str, Any]:
         make = partial(library.Histogram, buckets=buckets) if buckets else library.Counter
         made[name] = make(f"litellm_compaction_{name}", text, ("model", *labels))
     return made
+
+
+class History:
+    """Writes events to `store` in the background, for `litellm-compaction events` and the page; says a failure once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: deque[Event] = deque(maxlen=_MAX_WAITING)
+        self.writing = Tasks()
+        self._warn_once = lru_cache(logger.warning)
+
+    def __call__(self, event: Event) -> None:
+        # The compaction of a restart is an event of its own.
+        if not (isinstance(event, ContinuationEvent) and event.outcome == "restarted"):
+            self._waiting.append(event)
+            if not self.writing:
+                self.writing.begin(self._write())
+
+    async def _write(self) -> None:
+        while self._waiting:
+            event = self._waiting.popleft()
+            try:
+                await self._store.add_event(event.when_s, event_to_json(event))
+            except Exception as error:  # noqa: BLE001 - nothing that is only told may harm a request
+                said = str(error) if isinstance(error, CompactionError) else type(error).__name__
+                self._warn_once("history_failed %s; this is said once", said)
