@@ -372,22 +372,24 @@ def roughly_tokens(text: str) -> int:
 def chain(messages: Sequence[Message], *, after: str = "") -> tuple[str, ...]:
     """The hash chain of a conversation: entry i stands for exactly the first i messages after the leading system ones.
 
-    Equal entries mean equal normal forms: notices, reasoning and cache markers do not count, null equals "", text is
-    trimmed, tool arguments are compared as parsed JSON. `after` is the entry that stands for all before the first one.
+    Equal entries mean equal normal forms: notices, reasoning, cache markers and ids do not count, null equals "", text
+    is trimmed, tool arguments are compared as parsed JSON. `after` is the entry for all before the first message.
     """
     digest = bytes.fromhex(after) if after else hashlib.blake2b(b"litellm_compaction:2", digest_size=16).digest()
-    entries = [digest.hex()]
+    entries, places = [digest.hex()], dict[str, int]()
     for message in messages[0 if after else system_prefix_length(messages) :]:
-        own = _normal_form(message.received or message) + b"\n" * message.is_renewed
+        own = _normal_form(message.received or message, places) + b"\n" * message.is_renewed
         digest = hashlib.blake2b(own, key=digest, digest_size=16).digest()
         entries.append(digest.hex())
     return tuple(entries)
 
 
-def _normal_form(message: Message) -> bytes:
+def _normal_form(message: Message, places: dict[str, int]) -> bytes:
+    """Takes note of the `places` of calls by their ids, which some clients make anew; a result is its call's."""
     text, others = normal_text(message), [normal_part(part) for part in _parts(message) if part_text(part) is None]
-    calls = [[call.id, call.name, canonical_arguments(call.arguments)] for call in message.calls]
-    beside = json.dumps([message.role, calls, message.call_id, others], sort_keys=True, default=str)
+    calls = [[call.name, canonical_arguments(call.arguments)] for call in message.calls]
+    places.update((call.id, place) for place, call in enumerate(message.calls))
+    beside = json.dumps([message.role, calls, places.get(message.call_id), others], sort_keys=True, default=str)
     return f"{beside}\n{text}".encode("utf-8", "surrogatepass")
 
 

@@ -40,7 +40,7 @@ class Listed:
     def marks(self) -> tuple[str, ...]:
         """What the words and calls of each message are, wherever it stands."""
         now = (replace(each, received=None, is_renewed=False) if each.is_renewed else each for each in self.rest)
-        return tuple(words_chain([_BEFORE, each])[-1] for each in now)
+        return tuple(words_chain([_BEFORE, each])[-1] + each.call_id for each in now)
 
     @cached_property
     def spoken(self) -> list[int]:

@@ -18,10 +18,8 @@ CLINES = (
 )
 
 
-def _talk(
-    output: object = OUTPUT, *, said: str = "Read it.", call_id: str = "call_1", answer: str = "Done."
-) -> list[JsonDict]:
-    return [user(said), calls(call_id), {**result(call_id, ""), "content": output}, assistant(answer), user("And now?")]
+def _talk(output: object = OUTPUT, *, said: str = "Read it.", answer: str = "Done.") -> list[JsonDict]:
+    return [user(said), calls("1"), {**result("1", ""), "content": output}, assistant(answer), user("And now?")]
 
 
 def _entry(was: list[JsonDict], now: list[JsonDict]) -> str | None:
@@ -72,9 +70,8 @@ def test_a_cut_result_may_end_with_a_line_in_brackets_of_its_own() -> None:
         *map(_talk, (f"{OUTPUT}\n[more]", f"[{'a long note ' * 60}]")),
         _talk(NOTE, said="Read all."),
         _talk(NOTE, answer="Nothing."),
-        _talk(NOTE, call_id="call_2"),
     ],
-    ids=range(21),
+    ids=range(20),
 )
 def test_other_data_words_or_calls_are_another_conversation(now: list[JsonDict]) -> None:
     """Also if two people have one key: a record tells what the result said."""

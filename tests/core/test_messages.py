@@ -121,11 +121,10 @@ def test_cleaning_reaches_every_place_of_an_answer(fields: JsonDict, left: JsonD
         ([user("<think>hm</think>a")], [user("a")]),
         ([user(f"{START_NOTICE}\na")], [user("a")]),
         ([assistant("a <think>hm</think>")], [assistant("a")]),
-        ([calls("1")], [calls("2")]),
         ([calls("1")], [calls("1", name="walk")]),
         ([calls("1", arguments='{"a": 1}')], [calls("1", arguments='{"a": "1"}')]),
         ([calls("1", arguments='{"a": [1, 2]}')], [calls("1", arguments='{"a": [2, 1]}')]),
-        ([result("1", "x")], [result("2", "x")]),
+        ([calls("1", "2"), result("1", "x")], [calls("1", "2"), result("2", "x")]),
         ([user("a")], [{"role": "user", "content": [_text_part("a"), image()]}]),
         (
             [{"role": "user", "content": [image()]}],
@@ -164,6 +163,9 @@ _ROLES = ("user", "assistant", "tool")
 
 def _as_a_client_returns_it(raw: JsonDict) -> JsonDict:
     again: JsonDict = json.loads(json.dumps(raw))
+    for named in (*again.get("tool_calls", ()), *([again] if again["role"] == "tool" else [])):
+        key = "id" if "id" in named else "tool_call_id"
+        named[key] = f"new {named[key]}"
     if again["role"] == "assistant":
         again["reasoning_content"] = "I thought about it."
         again["content"] = again["content"] or None
