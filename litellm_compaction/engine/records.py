@@ -123,13 +123,14 @@ class Receipt(NamedTuple):
     """The name of a record, as in events, which opens nothing without its owner's key; and proof of its contents."""
 
     record: str
-    covered: str  # The first and the last message of the client's list that it stands for, from 1: `2-31`.
+    covered: str  # The first and last message of the client's list that it stands for, from 1: `2-31`; `0` for none.
     digest: str  # SHA-256, as the store makes it.
 
 
 def receipt_of(scope: str, compaction: Compaction, prefix: int, left_out: int = 0) -> Receipt:
     """Returns the receipt of a record, for a client with `prefix` system messages that leaves out `left_out` others."""
-    covered = f"{prefix + 1}-{prefix + compaction.covered_messages - left_out}"
+    own = compaction.covered_messages - left_out
+    covered = f"{prefix + 1}-{prefix + own}" if own else "0"
     return Receipt(compaction_id(scope, compaction.covered_hash), covered, digest(compaction))
 
 

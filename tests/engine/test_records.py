@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.messages import visible_text
-from litellm_compaction.engine.records import events_of, pairs_of, undo
+from litellm_compaction.engine.records import events_of, pairs_of, receipt_of, undo
 from litellm_compaction.events import CompactionEvent, event_to_json
 from litellm_compaction.stores import StoredCompaction
 from tests.builders import JsonDict, assistant, parsed, size, system, user
@@ -110,3 +110,8 @@ async def test_those_that_go_on_from_it_go_with_it(undone: int, forgotten: int) 
     await owned.bench.store.delete(scope=between.scope, covered_hash=between.compaction.covered_hash)
     assert await owned.undo([first, between, last][undone]) == forgotten
     assert await owned.records() == [first, last][: 2 - forgotten]
+
+
+def test_a_client_that_sends_no_covered_message_any_more_reads_that() -> None:
+    made = Compaction(covered_messages=4, covered_hash="0" * 32, start=4, level="summary")
+    assert [receipt_of("", made, 1, left_out).covered for left_out in (0, 3, 4)] == ["2-5", "2-2", "0"]
