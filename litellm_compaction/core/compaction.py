@@ -23,6 +23,7 @@ from litellm_compaction.core.messages import (
     normal_text,
     parse_message,
     system_prefix_length,
+    user_message,
     with_text,
 )
 from litellm_compaction.core.prompts import defused, frame, strategy
@@ -215,8 +216,9 @@ def _beside_record(rest: Sequence[Message], compaction: Compaction) -> tuple[lis
     for at, message in enumerate(as_sent(rest, compaction)):
         if message is not None:
             is_null = message.role == "assistant" and message.raw.get("content") is None
-            place = beside if at < compaction.start and message.role == "user" else tail
-            place.append(with_text(message, "") if is_null else message)
+            is_beside = at < compaction.start and (message.role == "user" or message.is_renewed)
+            shown = user_message(message.text) if is_beside and message.is_system else message
+            (beside if is_beside else tail).append(with_text(shown, "") if is_null else shown)
     return beside, tail
 
 

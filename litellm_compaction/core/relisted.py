@@ -84,7 +84,8 @@ class Relisted(NamedTuple):
 
     def is_as(self, before: Relisted) -> bool:
         """Returns True if it was changed as the other was, for a person may have done so once."""
-        return self.cut in (None, before.cut) and all(len(each) >= _VERSIONS for each in self.renewed.values())
+        renewed = [each for at, each in self.renewed.items() if not self.listed.rest[at].is_system]
+        return self.cut in (None, before.cut) and all(len(each) >= _VERSIONS for each in renewed)
 
 
 def relisted(before: Relisted, now: Listed, end: int) -> Relisted | None:
@@ -96,18 +97,25 @@ def relisted(before: Relisted, now: Listed, end: int) -> Relisted | None:
     same = _same(old, now, end)
     changed = [place for place, at in same.items() if old.rest[at].raw != now.rest[place].raw]
     edited = edits([now.rest[each] for each in changed], [prints(old.rest[same[each]]) for each in changed], notes)
-    stays = _with_renewed(old, now, end, same)
-    renewed = {each: old.rest[at] for each, at in stays.items() if each not in same or old.rest[at].is_renewed}
-    gone = sorted({*old.spoken}.difference(stays.values()))
+    spoken = _with_renewed(old, now, end, same)
+    stays = {**spoken, **_systems(old, now, spoken)}
+    was_anew = {place for place, at in stays.items() if old.rest[at].is_renewed}
+    versions = _versions(before, now, {each: stays[each] for each in was_anew.union(stays.keys() - same.keys())})
+    # What comes again so soon is another person's; a system message may have come to stand where another one stood.
+    again = {place for place, each in versions.items() if len({*each}) < len(each)}
+    anew = {at for at, each in versions.items() if at in now.spoken or (len(each) >= _VERSIONS and at not in again)}
+    gone = sorted({*old.spoken}.difference(spoken.values()))
     news = [at for at in gone if at not in old.left_out]
-    last = max([*(news or gone), *(stays[place] for place in renewed)], default=len(old.rest))
-    equal = {now.marks[place] for place, at in stays.items() if at > last}
+    last = max([*(news or gone), *(stays[place] for place in anew)], default=len(old.rest))
+    equal = {now.marks[place] for place, at in same.items() if at > last}
     # Whoever deletes something while the list slides on leaves out at two places.
-    is_apart = any(news[0] < at < news[-1] for at in stays.values() if news)
+    is_apart = any(news[0] < at < news[-1] for at in spoken.values() if news)
     is_short = last < len(old.rest) and len(equal) < _LEAST_EQUAL
-    if None in edited or is_apart or is_short or len(stays) < end or len(renewed) > _MOST_RENEWED:
+    is_another = len(spoken) < end or len(anew) > _MOST_RENEWED or not again.isdisjoint(now.spoken)
+    if None in edited or is_apart or is_short or is_another:
         return None
     rest, left_out, waiting = list[Message](), set[int](), iter((*gone, len(old.rest)))
+    renewed = dict[int, Sequence[str]]()
     cleared, following = {place for place, is_edited in zip(changed, edited, strict=True) if is_edited}, next(waiting)
     for place, message in enumerate(now.rest):
         while following < stays.get(place, 0):
@@ -118,14 +126,11 @@ def relisted(before: Relisted, now: Listed, end: int) -> Relisted | None:
             notes = {*notes, message.text.strip()}
             rest.append(old.rest[stays[place]])
         else:
-            first = renewed.get(place)
+            first = old.rest[stays[place]] if place in anew else None
             rest.append(replace(message, received=first.received or first, is_renewed=True) if first else message)
-    cut = sum(at < news[0] for at in stays.values()) if news else None
-    marks = {stays[at]: (*before.renewed.get(stays[at], ()), old.marks[stays[at]], now.marks[at]) for at in renewed}
-    versions = {at: [each for each, _ in groupby(own)][: _VERSIONS + 1] for at, own in marks.items()}
-    # What comes again so soon is another person's.
-    is_anothers = any(len({*each}) < len(each) for each in versions.values())
-    return None if is_anothers else Relisted(Listed(tuple(rest), frozenset(left_out)), cut, versions, notes)
+        renewed |= {len(rest) - 1: versions[place]} if place in versions else {}
+    cut = sum(at < news[0] for at in spoken.values()) if news else None
+    return Relisted(Listed(tuple(rest), frozenset(left_out)), cut, renewed, notes)
 
 
 def _same(old: Listed, now: Listed, end: int) -> dict[int, int]:
@@ -149,3 +154,17 @@ def _with_renewed(old: Listed, now: Listed, end: int, same: Mapping[int, int]) -
         if before in left and now.rest[place].role == "user":
             stays[place] = before
     return stays
+
+
+def _systems(old: Listed, now: Listed, spoken: Mapping[int, int]) -> Mapping[int, int]:
+    """Returns where system messages of other words stand behind the same message in both lists."""
+    behind = {place + 1: at + 1 for place, at in spoken.items() if place + 1 < len(now.rest) and at + 1 < len(old.rest)}
+    both = {place: at for place, at in behind.items() if now.rest[place].is_system and old.rest[at].is_system}
+    return {place: at for place, at in both.items() if old.rest[at].is_renewed or old.marks[at] != now.marks[place]}
+
+
+def _versions(before: Relisted, now: Listed, anew: Mapping[int, int]) -> Mapping[int, Sequence[str]]:
+    """Returns the first versions of what is written anew, or was before, by the place in the new list."""
+    old = before.listed
+    marks = {place: (*before.renewed.get(at, ()), old.marks[at], now.marks[place]) for place, at in anew.items()}
+    return {place: [mark for mark, _ in groupby(each)][: _VERSIONS + 1] for place, each in marks.items()}

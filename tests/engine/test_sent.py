@@ -170,7 +170,10 @@ async def test_who_deletes_twice_at_one_place_is_told_of_neither() -> None:
         *(("cbab", (-4, -3, -2, -1)), ("cbab", (-4, -3, -2, -2)), ("eabcae", (-10, -10, -10, -10, -6, -1))),
     ],
 )
-async def test_what_is_written_anew_in_each_request_stands_beside_its_record(names: str, after: Sequence[int]) -> None:
+@pytest.mark.parametrize("at", [0, 6])
+async def test_what_is_written_anew_in_each_request_stands_beside_its_record(
+    names: str, after: Sequence[int], at: int
+) -> None:
     """What was written once may be a person's edit, or another person's (P9)."""
     bench, is_anew = Bench(ask=FakeAsk(lambda prompt: f"{SUMMARY}\n- I am {', '.join(found(prompt))}.")), "d" in names
 
@@ -179,7 +182,8 @@ async def test_what_is_written_anew_in_each_request_stands_beside_its_record(nam
 
     for name, turns in zip(names, after, strict=True):
         data = f"\n\n<context>\n{_body(3)}\nIt is {name}.\n</context>" * is_anew
-        shown = [user(f"I am {name}.{data}"), *TALK[: 45 + 2 * turns]]
+        shown = TALK[: 45 + 2 * turns]
+        shown.insert(at, {"role": "system" if at else "user", "content": f"I am {name}.{data}"})
         asked, prepared = len(bench.ask.prompts), await bench.guard(shown, 8192)
         text = "".join(each.text for each in sent(shown, prepared))
         assert is_anew or found(text) == {name}
