@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from litellm_compaction.concurrency import Bounded, Flights, off_loop, off_loop_if
 from litellm_compaction.core.compaction import Compaction, superseded, usable
+from litellm_compaction.core.identity import Course, Listed, Relisted, relisted
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.plan import Make, Plan, Send, Step, plan, shortened, with_less_data
 from litellm_compaction.core.prompts import strategy
 from litellm_compaction.core.refusal import UNCHANGEABLE, refusal, too_long
-from litellm_compaction.core.relisted import Course, Listed, Relisted, relisted
 from litellm_compaction.engine.context import (
     Action,
     CompactionNeeded,

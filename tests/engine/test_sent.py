@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
+from litellm_compaction.core.identity import Listed, Relisted, relisted
 from litellm_compaction.core.messages import Request
-from litellm_compaction.core.relisted import Listed, Relisted, relisted
 from tests.builders import JsonDict, as_bytes, assistant, calls, parsed, result, size, system, user
 from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
 
