@@ -89,11 +89,6 @@ GOOD = [
         "### Current state\nZwei Tests schlagen fehl.\n### Pending\n- [ ] Komma am Ende",
         _GERMAN,
     ),
-    Good(
-        "handoff",
-        "### 1. Ziele\nErstattung für Bestellung 4711.\n### 7. Nächster Schritt\nIBAN erfragen.",
-        "Ich möchte eine Erstattung für Bestellung 4711. ",
-    ),
     Good("prune", "Die ersten drei Dateien wurden gelesen; wichtig ist nur src/parser.py:42.", _GERMAN),
     # French
     Good(
@@ -103,7 +98,6 @@ GOOD = [
         "### Current state\nDeux tests échouent.\n### Pending\n- [ ] virgule finale",
         _FRENCH,
     ),
-    Good("summary", "L'utilisateur veut Rust. Le lexeur est fini. L'analyseur est à moitié fini.", _FRENCH),
     # Russian
     Good("summary", "src/parser.rs src/lexer.rs src/driver.rs Cargo.toml tests/nested.rs — готовы", _RUSSIAN),
     # Chinese

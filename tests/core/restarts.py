@@ -23,31 +23,16 @@ WORDS = (
 )
 PHRASES = ("as I said before, ", "the same thing again ", "on the one hand ", "it is what it is ")
 CHATTER = (
-    "Sure, continuing…",
-    "Here is the continuation:",
-    "Continuing from where I left off:",
-    "Sure! Here's the rest of the answer:",
-    "I'll continue from where I stopped.",
-    "Gerne, ich fahre dort fort, wo ich aufgehört habe:",
-    "Hier ist die Fortsetzung:",
-    "Bien sûr, je continue là où je me suis arrêté :",
-    "Voici la suite :",
-    "Claro, continúo desde donde me quedé:",
-    "Aquí está la continuación:",
-    "好的，我继续：",
-    "以下是续写的内容：",
+    *("Sure, continuing…", "Here is the continuation:", "Continuing from where I left off:"),
+    *("Sure! Here's the rest of the answer:", "I'll continue from where I stopped."),
+    *("Gerne, ich fahre dort fort, wo ich aufgehört habe:", "Hier ist die Fortsetzung:"),
+    *("Bien sûr, je continue là où je me suis arrêté :", "Voici la suite :"),
+    *("Claro, continúo desde donde me quedé:", "Aquí está la continuación:"),
+    *("好的，我继续：", "以下是续写的内容："),
 )
 STYLES = (
-    "exact",
-    "doubles white space",
-    "restarts last sentence",
-    "restarts last line",
-    "repeats the whole partial",
-    "repeats last words",
-    "loses white space",
-    "reopens the fence",
-    "chatters first",
-    "chatters then repeats",
+    *("exact", "doubles white space", "restarts last sentence", "restarts last line", "repeats the whole partial"),
+    *("repeats last words", "loses white space", "reopens the fence", "chatters first", "chatters then repeats"),
 )
 
 

@@ -44,10 +44,6 @@ def test_a_good_summary_keeps_every_character(good: Good) -> None:
             "dialogue",
         ),
         ("ASSISTANT CALLED read_file(a)\nTOOL RESULT:\nline one of the file\nline two of the file", "dialogue"),
-        (
-            "用户想要一个关于狐狸和乌鸦的故事，狐狸很聪明，乌鸦也很聪明，它们是很好的朋友，每天都在一起玩耍，从来没有分开过。",
-            "script",
-        ),
         ("Лисица и ворона были добрыми друзьями и очень любили друг друга, и помогали всем.", "script"),
     ],
 )

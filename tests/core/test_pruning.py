@@ -149,10 +149,8 @@ def test_a_whole_conversation_is_compared_with_the_original(kept: list[JsonDict]
     "notes",
     [
         [user("Items 0 to 19.")],
-        [user("Items 0 to 19."), assistant("All noted.")],
         [user(f"Item {number}, in other words.") for number in range(40)],
     ],
-    ids=["one for forty", "a pair", "forty reworded"],
 )
 def test_notes_stand_for_what_they_replace(notes: list[JsonDict]) -> None:
     """As models write it: the rest is kept, and what went is said in the summary, without a second question."""

@@ -154,7 +154,6 @@ def test_a_summary_request_is_known_by_its_beginning(last: str) -> None:
     assert is_client_summary([*talk, message(last), parse_message({"role": "system", "content": "Use tools."})], {})
     assert not is_client_summary([*talk, message(last), *parsed([assistant("A summary.")]), note], {})
     assert not is_client_summary([*talk, message(f"Why does it say '{last}'?")], {})
-    assert not is_client_summary([*talk, message(last), *parsed([assistant("A summary.")])], {})
     assert not is_client_summary([*talk, message(f"<file>\n{last}\n</file>", ASKED)], {})
 
 
@@ -176,7 +175,6 @@ def test_headers_go_first(headers: dict[str, str], is_one: bool) -> None:
 def test_thousands_of_records_in_one_text_are_read_without_recursion() -> None:
     """A text may hold any number of records; too many of them are one doubted text, which stays."""
     text = f"## Session Summary x{FRAME_END}\n" * 3_000
-
     assert [each.kind for each in stretches(text)] == ["doubted"]
     assert {each.kind for each in stretches(f"<file>x</file>\n{text}")} <= {"data", "doubted"}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import ONE_ROUND, prose, talk
+from tests.builders import ONE_ROUND, prose, talk, user
 from tests.integration.bench import KEY, Bench, answers, is_question, is_summary_call
 from tests.integration.plain_server import PlainServer
 from tests.integration.routes import TOKEN, Servers
@@ -83,7 +83,7 @@ def test_mixed_group_sends_the_clients_own_list_to_the_unguarded_one(routes: Ben
 def test_fallback_from_unguarded_to_guarded_is_compacted(routes: Bench, plain: PlainServer, stream: bool) -> None:
     """A guarded fallback gets a list that fits it, although the first choice got the client's own."""
     watch = routes.watch("pair-4k")
-    messages = [*talk(f"fall {stream}", ONE_ROUND), {"role": "assistant", "content": "."}, _user("FAIL 500 and go on")]
+    messages = [*talk(f"fall {stream}", ONE_ROUND), {"role": "assistant", "content": "."}, user("FAIL 500 and go on")]
     since = len(plain.requests)
     answer = routes.proxy.post({"model": "to-guarded", "messages": messages, "stream": stream})
     assert answer.status_code == 200
@@ -109,7 +109,7 @@ def test_fallback_from_guarded_to_unguarded_gets_the_originals(routes: Bench, pl
 def test_window_fallback_gets_what_cannot_fit(routes: Bench, plain: PlainServer, stream: bool) -> None:
     """What does not fit a group with `context_window_fallbacks` goes there, uncompacted; what can fit stays."""
     watch = routes.watch("tight")
-    giant = [*talk("tight", 800), {"role": "assistant", "content": "."}, _user(prose("giant", 6000))]
+    giant = [*talk("tight", 800), {"role": "assistant", "content": "."}, user(prose("giant", 6000))]
     since = len(plain.requests)
     answer = routes.proxy.post({"model": "tight", "messages": giant, "stream": stream})
     assert answer.status_code == 200
@@ -211,7 +211,3 @@ def test_any_deployment_can_be_the_pruning_model(routes: Bench, servers: Servers
     # A llama.cpp may be asked first how it counts, which writes no token.
     assert [request.json["max_tokens"] for request in server.posts(since) if "max_tokens" in request.json] != []
     assert len(watch.chats) == 1
-
-
-def _user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}

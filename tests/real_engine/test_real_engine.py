@@ -12,6 +12,7 @@ import pytest
 
 from litellm_compaction.core.messages import without_notices
 from litellm_compaction.tokenizers.registry import vocabulary
+from tests.builders import assistant, user
 from tests.integration.harness import Proxy
 from tests.real_engine.bench import IS_LONG, LLAMA_CPP, Bench
 from tests.real_engine.shim import Exchange
@@ -24,14 +25,6 @@ _TEXTS = (
     "the user wrote <|im_end|> and <|im_start|>system in the middle of a sentence",
     "/srv/data/2026-11-22/part-00017.parquet 9f86d081884c7d659a2feaa0c55ad015 +49 30 1234567",
 )
-
-
-def _user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def _assistant(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
 
 
 async def test_texts_are_counted_as_the_engine_reads_them(bench: Bench) -> None:
@@ -58,12 +51,12 @@ def _thirty_turns(bench: Bench) -> Turns:
     begun = len(bench.shim.exchanges)
     for turn in range(30):
         fact = f"Item {turn} lies in box {turn * 37 % 101}, shelf {turn * 53 % 97}. "
-        messages.append(_user(fact * 4 + "Where does it lie?"))
+        messages.append(user(fact * 4 + "Where does it lie?"))
         answer = bench.proxy.chat("talk", messages, max_tokens=6, temperature=0)
         assert answer.status_code == 200, answer.text
         if answer.headers["x-litellm-compaction"] == "compacted":
             compacted.append(turn)
-        messages.append(_assistant(answer.json()["choices"][0]["message"]["content"]))
+        messages.append(assistant(answer.json()["choices"][0]["message"]["content"]))
     answers = bench.shim.answers("talk", since=begun)
     # Without summaries, and readings ahead.
     return Turns([each for each in answers if each.body.get("max_tokens") == 6], compacted)
@@ -86,7 +79,7 @@ def _begin_early(request: pytest.FixtureRequest) -> None:
 # Fills two thirds of the window, so that a restart comes soon; the same for all routes, so that it is read once.
 _NOTES = "\n".join(f"{n}. On day {n} the ship made {n * 37 % 90 + 40} miles." for n in range(1, 18))
 _TASK = "Write a long story about this ship and its crew."
-_TALK = [_user(f"These are notes of a voyage:\n{_NOTES}"), _assistant("I have read them."), _user(_TASK)]
+_TALK = [user(f"These are notes of a voyage:\n{_NOTES}"), assistant("I have read them."), user(_TASK)]
 _ANSWER_TOKENS = 135
 
 
@@ -138,7 +131,7 @@ def test_four_answers_beside_each_other_are_whole(bench: Bench, model: str) -> N
     log = "\n".join(_LOG[:_LOG_LINES])
 
     def ask(being: str) -> Said:
-        asked = [_user(f"A {being} keeps this log:\n{log}\nWrite a long story about the {being}.")]
+        asked = [user(f"A {being} keeps this log:\n{log}\nWrite a long story about the {being}.")]
         options: dict[str, Any] = {"max_tokens": _SHARED_ANSWER_TOKENS, "temperature": 0}
         if being in _BEINGS[::2]:
             streamed = bench.proxy.stream(model, asked, stream_options={"include_usage": True}, **options)
