@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.concurrency import Bounded, Flights, Kept, Rests, Tasks, ended, is_long, off_loop
 from tests.builders import parsed, user
-from tests.virtual_time import Clock, Complaints
+from tests.virtual_time import Clock, Complaints, settled
 
 
 class Work:
@@ -37,16 +37,10 @@ class Work:
         return self.started
 
 
-async def _turns(count: int = 5) -> None:
-    """Lets tasks that are ready run."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 async def _waiting(flights: Flights[int], work: Work, count: int) -> list[asyncio.Task[int]]:
     tasks = [asyncio.create_task(flights.join("key", work.run)) for _ in range(count)]
     await work.running.wait()
-    await _turns()
+    await settled()
     return tasks
 
 
@@ -59,7 +53,7 @@ async def test_a_run_ends_with_its_last_waiter(leaving: list[int], ends: bool) -
         tasks[at].cancel()
     await asyncio.sleep(0)
     assert flights.is_under_way("key") is not ends, "nobody joins one that is being ended"
-    await _turns()
+    await settled()
     assert work.cancelled == ends
     work.gate.set()
     found = await asyncio.gather(*tasks, return_exceptions=True)
@@ -84,9 +78,9 @@ async def test_an_error_reaches_every_waiter() -> None:
             raise RuntimeError("while cleaning up")
 
     left = asyncio.create_task(flights.join("key", fails_at_its_end))
-    await _turns()
+    await settled()
     left.cancel()
-    await _turns()
+    await settled()
     del left
     assert complaints.heard() == []
     work.error = None
@@ -192,10 +186,10 @@ async def test_a_fresh_value_is_one_whose_obtaining_begins_later() -> None:
     held = source.gate
     held.clear()
     early = asyncio.create_task(source.kept.get("a"))
-    await _turns()
+    await settled()
     source.gate = asyncio.Event()
     late = [asyncio.create_task(source.kept.get("a", fresh=True)) for _ in range(5)]
-    await _turns()
+    await settled()
     source.gate.set()
     assert [await task for task in late] == [2] * 5
     held.set()
@@ -232,7 +226,7 @@ async def test_an_error_reaches_those_who_wait_and_is_not_kept() -> None:
     source.gate.clear()
     assert await source.kept.soon("a", wait_s=0.0) is None
     source.gate.set()
-    await _turns()
+    await settled()
     source.error = None
     assert await source.kept.soon("a", wait_s=60.0) == 4
     assert complaints.heard() == []
@@ -244,14 +238,14 @@ async def test_one_cancelled_waiter_takes_nothing_away_and_closing_takes_all() -
     source.gate.clear()
     first, second = (asyncio.create_task(source.kept.get("a")) for _ in range(2))
     third = asyncio.create_task(source.kept.soon("a", wait_s=60.0))
-    await _turns()
+    await settled()
     first.cancel()
-    await _turns()
+    await settled()
     source.gate.set()
     assert (await second, await third) == (1, 1)
     source.gate.clear()
     waiting = asyncio.create_task(source.kept.get("b"))
-    await _turns()
+    await settled()
     await source.kept.aclose()
     with pytest.raises(asyncio.CancelledError):
         await waiting

@@ -78,6 +78,12 @@ def in_virtual_time(test: Callable[..., Any]) -> Callable[..., None]:
     return timed
 
 
+async def settled(count: int = 20) -> None:
+    """Lets every task run that can: a woken task that wakes another needs one turn of the loop for each."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 class Complaints:
     """The errors of which the running event loop finds that nobody has waited for them."""
 

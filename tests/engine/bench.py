@@ -31,12 +31,6 @@ OVERHEAD_TOKENS = 20
 NOW_S = 1_700_000_000.0
 
 
-async def settled(count: int = 20) -> None:
-    """Lets every task run that can: a woken task that wakes another needs one turn of the loop for each."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 class FakeCounter(TokenCounter):
     """Four characters are a token, in every family; nothing is learned."""
 

@@ -13,8 +13,8 @@ from litellm_compaction.engine import PreparedRequest, RequestContext
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.events import CompactionEvent
 from tests.builders import JsonDict, assistant, chat, count, image, parsed, user
-from tests.engine.bench import Bench, FakeAsk, settled
-from tests.virtual_time import in_virtual_time
+from tests.engine.bench import Bench, FakeAsk
+from tests.virtual_time import in_virtual_time, settled
 
 WINDOW = 8192
 # Over 60 % of the window, under the trigger; LATER is over it.

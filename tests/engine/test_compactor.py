@@ -30,7 +30,8 @@ from tests.builders import (
     system,
     user,
 )
-from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent, settled
+from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
+from tests.virtual_time import settled
 
 LONG = chat(16, words=300)
 BIG = "word " * 20_000

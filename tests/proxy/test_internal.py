@@ -14,7 +14,7 @@ from litellm_compaction.core.messages import Request, user_message
 from litellm_compaction.engine.context import SummaryAnswer
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy.internal import Caller
-from tests.engine.bench import settled
+from tests.virtual_time import settled
 
 
 class ScriptedRouter:

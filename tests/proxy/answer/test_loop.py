@@ -28,11 +28,10 @@ from litellm_compaction.proxy.answer.client import Notices
 from litellm_compaction.proxy.answer.sse import Received, UpstreamError
 from litellm_compaction.windows.windows import Target, Window
 from tests.builders import prose, talk, tools
-from tests.engine.bench import settled
 from tests.lmstudio_double import Reply, numbered_words
 from tests.lmstudio_double.rendering import count, decode, encode
 from tests.proxy.scripted import Context, Read, Scene, Turn, chunks_of, goes_on, summarized
-from tests.virtual_time import run
+from tests.virtual_time import run, settled
 
 SHORT = [{"role": "user", "content": "Count."}]
 WORDS = numbered_words(1240)  # 2,600 tokens: two streams' worth in a window of 2,048
