@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from math import ceil
 
-from litellm_compaction.concurrency import Bounded
+from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.core.messages import Request
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import usable, usable_soon
@@ -51,8 +50,8 @@ class TokenCounter:
         chars = _chars(request)
         reach_chars = max(_MOST_CHARS_PER_TOKEN * window_tokens, _ALWAYS_COUNTED_CHARS) if window_tokens else chars
         counted = partial(self._own, family, request, asker, min(1.0, reach_chars / max(1, chars)))
-        is_long = chars > _THREAD_CHARS or len(request.messages) > _THREAD_MESSAGES
-        own, prints = await asyncio.to_thread(counted) if is_long else counted()
+        takes_long = chars > _THREAD_CHARS or len(request.messages) > _THREAD_MESSAGES or is_long(request.messages)
+        own, prints = await off_loop_if(takes_long, counted)
         method = _method(family, rendered=own.rendered)
         told = self.known.prompt(target_key, method, prints, asks=own.asks)
         text = self._text(target_key, family, rendered=own.rendered)

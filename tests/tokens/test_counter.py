@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,20 +22,11 @@ from tests.builders import JsonDict, prose, request_of, user
 STAND_IN = replace(family_of("glm4", "glm-4"), single_digits=True)
 GPT_OSS = family_of("gpt-oss", "gpt-oss-20b")
 UNKNOWN = family_of("", "nobody-knows")
-FAMILIES = (
-    STAND_IN,
-    GPT_OSS,
-    UNKNOWN,
-    family_of("", "llama-3.1-8b"),
-    family_of("", "llama-2-7b"),
-    family_of("", "mistral-7b-v0.3"),
-    family_of("", "mistral-small-3.2"),
-    family_of("", "devstral-small-2507"),
-    family_of("", "qwen3-8b"),
-    family_of("", "deepseek-v3.1"),
-    family_of("", "phi-3.5"),
-    family_of("", "gpt-4o"),
+MODELS = (
+    *("llama-3.1-8b", "llama-2-7b", "mistral-7b-v0.3", "mistral-small-3.2", "devstral-small-2507"),
+    *("qwen3-8b", "deepseek-v3.1", "phi-3.5", "gpt-4o"),
 )
+FAMILIES = (STAND_IN, GPT_OSS, UNKNOWN, *(family_of("", model) for model in MODELS))
 PROSE = "The quick brown fox jumps over the lazy dog while the others are watching from the hill. "
 
 
@@ -132,6 +124,15 @@ async def test_a_server_that_leaves_out_what_it_has_cached_teaches_nothing(
         counter.learn("t", count, said(fresh.tokens - before) if turn else fresh.tokens, is_asked=turn > 0)
         before = fresh.tokens
         messages += [{"role": "assistant", "content": PROSE * 3}, user(f"{turn} {PROSE * (paste if turn == 7 else 9)}")]
+
+
+async def test_pictures_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six photos held it up for most of a second."""
+    read_in: list[object] = []
+    name, ident = "litellm_compaction.tokens.counter.fingerprints", threading.get_ident
+    monkeypatch.setattr(name, lambda *_: read_in.append(ident()) or ())
+    await count(UNKNOWN, user([{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * 200_000}"}}]))
+    assert read_in != [ident()]
 
 
 async def test_one_number_far_too_high_is_forgotten_with_the_next() -> None:
