@@ -133,9 +133,7 @@ class Background:
         room = engine.room(context)
         try:
             async with room.for_summary(measured.window, measured.count.tokens):
-                room.started()
                 await self._prepare(measured, stored)
-                room.ended()
         finally:
             room.release()
 

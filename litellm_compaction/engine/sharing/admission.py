@@ -337,8 +337,8 @@ class Admission:
 
     async def after_those_present(self, pool: str, timeout_s: float) -> None:
         """Waits until all answers have left that are there now: a server of one slot takes them in turn."""
-        if pool in self.pools:
-            await asyncio.wait({seat.left for seat in self.pools[pool].seats}, timeout=timeout_s)
+        if pool in self.pools and (seats := self.pools[pool].seats):
+            await asyncio.wait({seat.left for seat in seats}, timeout=timeout_s)
 
     def release_later(self, seat: Seat, *, after_s: float | None = None) -> None:
         """Has a seat left when the server has stopped: after so long, or as soon as it notices a closed stream."""

@@ -93,7 +93,8 @@ class Reservation:
                 raise _too_many(prompt_tokens, written, shortest_tokens, window.tokens)
             least_tokens = min(least_tokens, (window.tokens - prompt_tokens) // written)
             most_tokens = min(most_tokens, window.tokens)
-        seat = await self._hold(window, prompt_tokens + written * min(limit_tokens, least_tokens), most_tokens)
+        seat = self._be_present(window)
+        await self._take(seat, window, prompt_tokens + written * min(limit_tokens, least_tokens), most_tokens)
         limit_tokens = max(min(limit_tokens, (seat.tokens - prompt_tokens) // written), 1)
         self._taken_for, self._limit_tokens = prepared.count, limit_tokens
         return limit_tokens
@@ -106,20 +107,25 @@ class Reservation:
 
         It is held until the summary is made, which may have other readers than the client that leaves meanwhile.
         """
+        seat = self._be_present(window)
         if not self.is_shared(window):
-            self._be_present(window)
             yield
             return
-        seat = await self._hold(window, min(history_tokens + extra_tokens, window.tokens))
         # It is lent: nobody gives it back meanwhile.
+        self._keep()
         self._seat = None
         try:
+            await self._take(seat, window, min(history_tokens + extra_tokens, window.tokens))
             yield
+        except (asyncio.CancelledError, TimeoutError):
+            # Its server writes on until it has noticed.
+            self._is_running = True
+            raise
         finally:
             self._seat = seat
             if self._has_left:
                 self.release()
-            else:
+            elif not self._is_running:
                 self.ended()
 
     def pause(self) -> None:
@@ -220,13 +226,10 @@ class Reservation:
         reserve = max(budget.output_buffer_tokens(prepared.count.tokens), budget.rules.answer_min_tokens)
         return min(reserve << self._cuts, prepared.window.tokens)
 
-    async def _hold(self, window: Window, tokens: int, most_tokens: int = 0) -> Seat:
-        self._keep()
-        seat, tokens = self._be_present(window), min(tokens, window.tokens)
+    async def _take(self, seat: Seat, window: Window, tokens: int, most_tokens: int = 0) -> None:
         limits = {"window_tokens": window.tokens, "most_tokens": most_tokens}
-        await seat.take(tokens, **limits, timeout_s=self._timeout_s, is_restart=self._has_begun)
+        await seat.take(min(tokens, window.tokens), **limits, timeout_s=self._timeout_s, is_restart=self._has_begun)
         self._has_begun = True
-        return seat
 
 
 def _prompt_tokens(prepared: PreparedRequest) -> int:

@@ -12,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.concurrency import ended
+from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.engine.sharing.admission import Admission
 from litellm_compaction.engine.sharing.leases import Leases, shared_name
 from litellm_compaction.errors import Overloaded
+from tests.builders import chat, request_of
+from tests.engine.bench import Bench, FakeAsk
 from tests.stores.made import MemoryBoard
-from tests.virtual_time import in_virtual_time, run
+from tests.virtual_time import in_virtual_time, run, settled
 
 POOL = "http://127.0.0.1:1234 qwen3-8b"
 WINDOW_TOKENS = 100
@@ -52,6 +55,28 @@ async def test_one_that_hangs_up_as_it_is_let_in_holds_nothing(order: str) -> No
     await later.take(100 if running.left.done() else 40, **limits, timeout_s=1)
 
 
+async def test_a_summary_has_its_room_although_its_first_client_leaves() -> None:
+    """It waits in the name of the next one, and has it until the server can have noticed that nobody is left."""
+    bench, clients = Bench(ask=FakeAsk(gate=asyncio.Event())), list[asyncio.Task[PreparedRequest]]()
+    running = bench.compactor.admission.seat("None test-model")
+    await running.take(2000, window_tokens=2048, timeout_s=1, most_tokens=0, is_restart=False)
+    for _ in range(2):
+        context = bench.context(2048, admission="pool")
+        room = bench.compactor.room(context)
+        clients.append(asyncio.ensure_future(bench.compactor.guard(request_of(*chat(20)), context, room)))
+        clients[-1].add_done_callback(lambda _, room=room: room.release())
+        await settled()
+    [pool] = bench.compactor.admission.pools.values()
+    clients[0].cancel()
+    await settled()
+    assert [seat.waits for seat in pool.seats] == [False, True]
+    running.release()
+    await bench.ask.asked.wait()
+    clients[1].cancel()
+    await settled()
+    assert (bench.ask.cancelled, pool.used_tokens) == (1, 2048)
+
+
 def test_each_machine_has_its_own_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes on several machines may share a store, and no server that they name so."""
     names: list[set[str]] = [set(), set()]
@@ -83,6 +108,7 @@ def test_everybody_is_served_and_never_over_the_window(seed: int, processes: int
             return
         finally:
             seat.release()
+        await admission.after_those_present(POOL, 0.0)
 
     async def watched() -> None:
         chance, clock = random.Random(seed), asyncio.get_running_loop().time
