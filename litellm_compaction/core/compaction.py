@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 
 from litellm_compaction.core.cuts import open_think
 from litellm_compaction.core.forms import Form, How, ImagePlace, called, image_parts, in_forms
+from litellm_compaction.core.go_on import clients_length
 from litellm_compaction.core.identity import Seen, chain_behind, edits, text_hash
 from litellm_compaction.core.messages import (
     JsonValue,
@@ -248,9 +249,8 @@ def usable(view: View, stored: Iterable[Compaction]) -> list[Compaction]:
     def holds(compaction: Compaction) -> bool:
         covered, part = compaction.covered_messages, compaction.covered_part
         is_legal = not compaction.undone_messages and _is_of(view, compaction) and covered in view.cuts
-        if not is_legal or (part is not None and not begins(view.rest[compaction.start], part)):
-            return False
-        return {*view.pinned(covered)}.issubset(compaction.pinned)
+        does_begin = is_legal and (part is None or begins(view.rest[compaction.start], part))
+        return does_begin and {*view.pinned(covered)}.issubset(compaction.pinned)
 
     return sorted(filter(holds, stored), key=lambda each: (each.state == "provisional", -each.round))
 
@@ -296,9 +296,7 @@ def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compac
     That has the whole answer in one message, so the record says how much of it, after the client's own, it stands for.
     """
     prefix = system_prefix_length(messages)
-    # The answer's first part stands before our first request to go on.
-    ours = next((index for index, message in enumerate(messages) if message.asks_to_go_on), len(messages) + 1)
-    covered, own = compaction.covered_messages, ours - 1 - prefix
+    covered, own = compaction.covered_messages, clients_length(messages) - prefix
     if covered <= own:
         return compaction
     said = "".join(each.text for each in messages[prefix + own : prefix + covered] if not each.is_synthetic)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from litellm_compaction.core.forms import Form, ImagePlace, image_parts, without_data
+from litellm_compaction.core.go_on import clients_length
 from litellm_compaction.core.identity import Seen
 from litellm_compaction.core.messages import (
     Message,
@@ -93,11 +94,7 @@ def request_text(messages: Sequence[Message]) -> str:
 
 def answered_round(messages: Sequence[Message]) -> tuple[int, ...]:
     """The indices of the calls and results of which an answer speaks that we carry over the limit; else empty."""
-    if not messages or not messages[-1].is_synthetic:
-        return ()
-    ours = next(index for index, message in enumerate(messages) if message.is_synthetic)
-    # The answer's first part stands before our first request to go on.
-    last = open_round(messages[: max(ours - messages[ours].asks_to_go_on, 0)])
+    last = open_round(messages[: clients_length(messages)]) if messages and messages[-1].is_synthetic else None
     return tuple(sorted({*(each.at for each in last.made), *last.results})) if last else ()
 
 
@@ -229,13 +226,11 @@ class View:
 
     def own_words_tokens(self, positions: Iterable[int]) -> int:
         """Returns the tokens of the person's own words in messages, without the requests."""
-        tokens = 0
-        for at in positions:
-            message = self.rest[at]
-            if message.role == "user" and not message.is_synthetic and self.prefix + at not in self.requests:
-                words = own_words(message)
-                tokens += self.sizes[self.prefix + at] * len(words) // max(len(message.text), 1) + 2 if words else 0
-        return tokens
+        users = (at for at in positions if self.rest[at].role == "user" and self.prefix + at not in self.requests)
+        said = ((at, own_words(self.rest[at])) for at in users if not self.rest[at].is_synthetic)
+        return sum(
+            self.sizes[self.prefix + at] * len(words) // len(self.rest[at].text) + 2 for at, words in said if words
+        )
 
     def pinned(self, covered_messages: int) -> tuple[int, ...]:
         """Returns the positions of covered messages that stay verbatim, the requests."""

@@ -24,6 +24,7 @@ import anyio
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction, hidden_messages
+from litellm_compaction.core.go_on import clients_length
 from litellm_compaction.core.messages import (
     JsonObject,
     JsonValue,
@@ -175,7 +176,7 @@ class Recaller:
             texts = [_FAILED] * len(answered)
         texts += [_NO_MORE] * (len(calls) - len(texts))
         # Behind the newest message that is the client's.
-        at = next((at for at in range(len(rest), 0, -1) if not rest[at - 1].is_synthetic), 0)
+        at = clients_length(rest)
         key, exchange = (measured.context.scope, conversation.hashes[at]), _exchange(said, queries, texts)
         self._found[key] = (*self._found.get(key, ()), exchange)[-_MOST_AT_ONE_PLACE:]
         numbers = len(answered), sum(map(count, texts)), prepared.window.tokens

@@ -261,7 +261,7 @@ class Compactor:
             how = Continuation(plan, "prefill")
         else:
             sent, how = asked_to_go_on(sent, partial), Continuation(plan, "turn")
-            measured = await self.measurer.measure(replace(request, messages=sent), context)
+            measured = await self.measurer.measure(replace(prepared.sent(request), messages=sent), context)
             if partial.closes or not measured.budget.own.fits(measured.count.tokens):
                 # Our request is too much for it, or quotes less of the thoughts than the server has in its cache.
                 again = await self.go_on(request, partial, replace(context, trigger_ratio=None))

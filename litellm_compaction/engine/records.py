@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.compaction import Compaction, as_sent, compaction_id, mark_of
+from litellm_compaction.core.go_on import clients_length
 from litellm_compaction.core.messages import Message, user_message, visible_text
 from litellm_compaction.engine.context import Decision, Effort, MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.events import (
@@ -70,7 +71,7 @@ class Reporter:
             continues_id=compaction_id(context.scope, base.covered_hash) if base else "",
             tenant=context.tenant,
             refusal=context.refusal,
-            messages=_clients_messages(measured),
+            messages=clients_length(measured.conversation.rest),
             excerpts=prepared.excerpts if prepared else 0,
             excerpt_tokens=prepared.excerpt_tokens if prepared else 0,
         )
@@ -97,16 +98,6 @@ class Reporter:
         event = replace(event, when_s=self._wall_clock())
         for observer in self._observers:
             observer(event)
-
-
-def _clients_messages(measured: MeasuredRequest) -> int:
-    """The number of messages after the leading system ones, without an answer that goes on."""
-    rest = measured.conversation.rest
-    if not measured.context.goes_on:
-        return len(rest)
-    ours = next((at for at, message in enumerate(rest) if message.is_synthetic), len(rest))
-    # The answer's first part stands before our first request to go on.
-    return ours - 1 if ours < len(rest) and rest[ours].asks_to_go_on else ours
 
 
 # ------------------------------------------------------------------ receipts and views

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from litellm_compaction.core.go_on import Partial
 from litellm_compaction.core.messages import Message, ToolCall
-from litellm_compaction.engine import MOST_LOOKUPS, RECALL, PreparedRequest, additions
+from litellm_compaction.engine import ALL_WAYS, MOST_LOOKUPS, RECALL, PreparedRequest, additions
 from litellm_compaction.errors import BadWish, SummaryFailed
 from litellm_compaction.recall import BEGIN
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.sqlite import MemoryRows
-from tests.builders import JsonDict, assistant, chat, user
+from tests.builders import JsonDict, assistant, chat, request_of, user
 from tests.engine.bench import Bench, FakeAsk, sent
 from tests.engine.test_records import said
 
@@ -131,6 +132,20 @@ async def test_the_request_itself_is_searched(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(additions, "search", None)
     await scene.look_up(prepared, '{"query": "bird"}')
     assert "cannot be searched" in shown(await scene.sent(LONG))[-1]
+
+
+async def test_an_answer_that_goes_on_looks_up_as_well() -> None:
+    """Behind the client's last message, where the answer so far is shown again; our tool counts in whichever way."""
+    scene, request = Scene(), request_of(*LONG, tools=[TOOL])
+    engine, target = scene.bench.compactor, scene.bench.target(8192, is_lmstudio=True)
+    context = scene.bench.context(target=target, keep_originals="compacted", carries_calls=True)
+    plan = await engine.go_on(request, Partial(text="It is " * 2000), context, ways=ALL_WAYS)
+    plan = (await engine.continued(plan)).continuation.plan or plan
+    prepared = await engine.continued(plan, ways={"turn"})
+    counted = await engine.measurer.count_request(prepared.measured, prepared.sent(request))
+    assert prepared.count.tokens == counted.tokens
+    await scene.look_up(prepared, '{"query": "bird"}')
+    assert FACT in shown(await scene.sent(LONG))[-1]
 
 
 # ------------------------------------------------------------------ excerpts
