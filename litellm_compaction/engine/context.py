@@ -141,7 +141,7 @@ class RequestContext:
 
     def relaxed(self) -> RequestContext:
         """The same with a compaction only if there is no other way: an answer was stopped, but not for room."""
-        return replace(self, trigger_ratio=_RELAXED_RATIO)
+        return replace(self, trigger_ratio=_RELAXED_RATIO, threshold_tokens=0)
 
     def rules(self, *, reasons: bool) -> Rules:
         """The budget's rules; a model that `reasons` before it answers needs more room."""

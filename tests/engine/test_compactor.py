@@ -127,12 +127,14 @@ async def test_a_second_wish_covers_what_came_since() -> None:
 
 
 async def test_a_conversation_that_may_not_change_is_refused_or_sent_as_it_is() -> None:
-    """Above the trigger, too, as long as it fits; a client's own summary even of what its server has refused."""
+    """Above the trigger, or its own, as long as it fits; a client's summary even of what its server has refused."""
     raw = chat(27, words=100)
     assert (await Bench().guard(raw)).action == "compacted"
     assert (await Bench().guard(raw, may_change=False)).messages is None
     refused = Bench().context(is_client_summary=True, threshold_tokens=500).pressed("too long")
     assert (await Bench().compactor.guard(Bench.request(raw), refused)).messages is None
+    relaxed = Bench().context(threshold_tokens=500).relaxed()
+    assert (await Bench().compactor.guard(Bench.request(raw), relaxed)).messages is None
     with pytest.raises(DoesNotFit):
         await Bench().guard(chat(60, words=60), may_change=False)
 
