@@ -381,7 +381,7 @@ class SentBefore:
         course = self._courses.get(key, Course()).then(entries)
         # A tenant's client does so in its next conversation, too.
         newest = course if course.changed else self._courses.get((scope, 0), course)
-        if not measured.context.goes_on:
+        if not (measured.context.goes_on or measured.context.is_beside):
             self._courses[key], self._courses[scope, 0] = course, newest
         changed = max(newest.changed, default=0)
         unsteady = None if is_answered and len(course.changed) < 2 else changed and changed + 2 * is_answered

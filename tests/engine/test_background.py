@@ -129,19 +129,21 @@ async def test_a_server_that_has_been_quiet_is_asked_and_left_at_once() -> None:
 
 async def test_a_request_beside_the_conversation_only_delays_it() -> None:
     """A title that is asked for meanwhile ends the wait or the call, and its own end begins the wait anew."""
-    scene = Scene(FakeAsk(gate=asyncio.Event()))
+    scene, title = Scene(FakeAsk(gate=asyncio.Event())), user("Title?")
+    await scene.turn([*FILLED[:-2], assistant(ANSWER), title], is_client_summary=True, is_beside=True)
     await scene.turn()
-    await scene.turn([user("Title?")], is_client_summary=True, is_beside=True)
+    await scene.turn([title], is_client_summary=True, is_beside=True)
     await scene.bench.ask.asked.wait()
     scene.bench.ask.asked.clear()
-    await scene.turn([user("Title?")], is_client_summary=True, is_beside=True)
+    await scene.turn([title], is_client_summary=True, is_beside=True)
     await scene.bench.ask.asked.wait()
     assert scene.bench.ask.gate is not None
     scene.bench.ask.gate.set()
     await scene.rested()
     assert scene.told == [("given_up", "arrived"), ("prepared", "")]
+    assert scene.bench.store.kept[0][1].covered_messages == len(FILLED)
     assert (await scene.turn(LATER)).action == "reused"
-    await scene.turn([user("Title?")], is_client_summary=True, is_beside=True)
+    await scene.turn([title], is_client_summary=True, is_beside=True)
     await scene.rested()
     assert len(scene.bench.ask.prompts) == 2
 
